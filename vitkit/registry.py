@@ -206,11 +206,11 @@ MATCHERS = Registry("matcher", "vitkit.matchers")
 CRITERIA = Registry("criterion", "vitkit.losses")
 DATASETS = Registry("dataset", "vitkit.data")
 TRANSFORMS = Registry("transforms", "vitkit.data")
-OPTIMIZERS = Registry("optimizer", "vitkit.engine")
-SCHEDULES = Registry("schedule", "vitkit.engine")
+OPTIMIZERS = Registry("optimizer", "vitkit.engine.optimizers")
+SCHEDULES = Registry("schedule", "vitkit.engine.schedules")
 EVALUATORS = Registry("evaluator", "vitkit.evaluation")
 HOOKS = Registry("hook", "vitkit.engine.hooks")
-SECTIONS = Registry("section", "vitkit.data", "vitkit.engine")
+SECTIONS = Registry("section", "vitkit.data", "vitkit.engine.settings")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""
 
 REGISTRIES = {

@@ -29,5 +29,5 @@ def test_warm_up_is_required_and_may_be_given_in_epochs():
 
 def test_optimizer_accepts_the_settings_of_the_paper():
     spec = dict(type="AdamW", lr=7e-4, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
-    (group,) = OPTIMIZERS.build(spec).build(nn.Linear(2, 2)).param_groups
+    (group,) = OPTIMIZERS.build(spec, model=nn.Linear(2, 2)).param_groups
     assert group["betas"] == (0.9, 0.98) and group["eps"] == 1e-9

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.engine.optim import SGD
+from vitkit.engine.optimizers import parameter_groups, sgd
 from vitkit.errors import ConfigError
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 
@@ -18,13 +18,13 @@ class Model(nn.Module):
 def rates(model: nn.Module, **settings) -> dict[str, tuple[float, float]]:
     """Return the learning rate and the weight decay of each parameter."""
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = SGD(**{"lr": 1.0, "weight_decay": 0.1, **settings}).parameter_groups(model)
+    groups = parameter_groups(model, **{"lr": 1.0, "weight_decay": 0.1, **settings})
     return {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
 
 
 def test_every_trainable_parameter_is_in_one_group():
     model = Model()
-    groups = SGD(lr=1.0, weight_decay=0.1).parameter_groups(model)
+    groups = parameter_groups(model, lr=1.0, weight_decay=0.1)
     assert sorted(rates(model)) == sorted(n for n, p in model.named_parameters() if p.requires_grad)
     assert sum(len(g["params"]) for g in groups) == 5
 
@@ -51,7 +51,7 @@ def test_error_for_a_multiplier_without_a_match_names_the_nearest():
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_optimizers_are_built_by_name(name):
-    optimizer = OPTIMIZERS.build({"type": name, "lr": 0.5}).build(Model())
+    optimizer = OPTIMIZERS.build({"type": name, "lr": 0.5}, model=Model())
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
@@ -146,7 +146,7 @@ def test_layer_decay_by_eomts_rule_keeps_the_last_block_and_joins_the_stem_to_th
 
 def test_two_warm_ups_freeze_the_backbone_and_then_raise_its_learning_rate():
     model = Blocks()
-    optimizer = SGD(lr=1.0, layer_decay=1.0).build(model)
+    optimizer = sgd(model, lr=1.0, layer_decay=1.0)
     schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0](
         optimizer, 5, epochs=2, warmup_steps=2, backbone_warmup_steps=4, power=1.0
     )
@@ -162,7 +162,7 @@ def test_two_warm_ups_freeze_the_backbone_and_then_raise_its_learning_rate():
 
 @pytest.mark.parametrize("warmups", [(2, 0), (0, 2), (0, 0)])
 def test_each_of_two_warm_ups_may_be_left_out(warmups):
-    optimizer = SGD(lr=1.0, layer_decay=1.0).build(Blocks())
+    optimizer = sgd(Blocks(), lr=1.0, layer_decay=1.0)
     schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0](
         optimizer, 4, epochs=1, warmup_steps=warmups[0], backbone_warmup_steps=warmups[1], power=1.0
     )
@@ -179,8 +179,8 @@ def test_each_of_two_warm_ups_may_be_left_out(warmups):
 def test_two_warm_ups_need_backbone_groups_and_steps():
     schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0]
     with pytest.raises(ConfigError, match="TwoStageWarmupPolyLR: the optimizer has no groups of the backbone's"):
-        schedule(SGD(lr=1.0).build(Blocks()), 100, epochs=1)
-    optimizer = SGD(lr=1.0, layer_decay=1.0).build(Blocks())
+        schedule(sgd(Blocks(), lr=1.0), 100, epochs=1)
+    optimizer = sgd(Blocks(), lr=1.0, layer_decay=1.0)
     with pytest.raises(ConfigError, match="warmup_steps=500 and backbone_warmup_steps=1000: .* the run's 100 steps"):
         schedule(optimizer, 100, epochs=1)
 
@@ -268,7 +268,7 @@ def test_nesterov_momentum_takes_a_look_ahead_step():
         weight = nn.Parameter(torch.tensor([1.0]))
         model = nn.Module()
         model.weight = weight
-        optimizer = SGD(lr=0.1, weight_decay=0.0, nesterov=nesterov).build(model)
+        optimizer = sgd(model, lr=0.1, weight_decay=0.0, nesterov=nesterov)
         for _ in range(2):
             optimizer.zero_grad()
             (2 * weight).sum().backward()
@@ -279,4 +279,4 @@ def test_nesterov_momentum_takes_a_look_ahead_step():
     assert step(False) == pytest.approx(1 - 0.1 * (2 + 3.8))
     assert step(True) == pytest.approx(1 - 0.1 * (3.8 + 5.42))
     with pytest.raises(ConfigError, match=r"optimizer\.nesterov: needs momentum"):
-        SGD(lr=0.1, momentum=0.0, nesterov=True).build(nn.Linear(1, 1))
+        sgd(nn.Linear(1, 1), lr=0.1, momentum=0.0, nesterov=True)

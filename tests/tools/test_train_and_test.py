@@ -375,7 +375,7 @@ def test_validation_that_cannot_work_is_an_error_before_training(tiny, tmp_path,
 
 def test_checking_the_validation_does_not_change_the_run(tiny, monkeypatch):
     train(tiny, "model.head.dropout=0.1", "--run-dir", "checked")
-    monkeypatch.setattr("vitkit.runs.training.check_validation", lambda *args: None)
+    monkeypatch.setattr("vitkit.engine.validation.check_validation", lambda *args: None)
     train(tiny, "model.head.dropout=0.1", "--run-dir", "unchecked")
     checked, unchecked = (read_log(Path(name) / "log.jsonl")[0] for name in ("checked", "unchecked"))
     assert [record["losses"] for record in checked] == [record["losses"] for record in unchecked]
@@ -440,7 +440,10 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
     ("arguments", "message"),
     [
         (["--thresholds", "2"], "--thresholds, --confusion and --iou are 0 to 1"),
-        (["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"], "reads no results"),
+        (
+            ["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"],
+            "cannot score saved results",
+        ),
         (["--eval-only", "none.json", "--confusion"], "no file 'none.json'"),
     ],
 )

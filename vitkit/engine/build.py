@@ -1,17 +1,94 @@
-"""Builds the model that a config names, for the data that it runs on."""
+"""Builds what a config names, through the registries: data, model, criterion, optimiser and schedule."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
-from vitkit.errors import ConfigError
+from vitkit.data.loading.loader import DataSettings, check_same_classes
+from vitkit.data.loading.transformed import TransformedLoader
+from vitkit.distributed import broadcast_object, first_rank_first, is_main
+from vitkit.engine.parallel import shard
+from vitkit.engine.settings import TrainSettings
+from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.inference.exported import checkpoint_of, is_exported
 from vitkit.models import build_model
-from vitkit.protocols import HasClassActivation, HasClasses, HasThings
+from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.protocols import HasCategoryIds, HasClassActivation, HasClasses, HasPretrained, HasThings, HasVocabularies
 from vitkit.registry import CRITERIA
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
+
+logger = logging.getLogger("vitkit")
+
+
+def build_datasets(data: DataSettings) -> tuple[Any, Any]:
+    """Build the training and the validation dataset, which must have the same classes."""
+    train_set = data.dataset("train")
+    val_set = data.dataset("val")
+    if isinstance(train_set, HasClasses) and isinstance(val_set, HasClasses):
+        check_same_classes(train_set, val_set)
+    if getattr(train_set, "num_objects", None) == 0:
+        raise DataError("data.train: none of its images has a usable object, so there is nothing to learn.")
+    return train_set, val_set
+
+
+def build_train_loader(data: DataSettings, train_set: Any, seed: int, device: torch.device) -> Any:
+    """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
+    loader = data.train_loader(train_set, seed)
+    batch_transforms = getattr(train_set, "batch_transforms", None)
+    return TransformedLoader(loader, batch_transforms, device) if batch_transforms else loader
+
+
+def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
+    """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
+
+    They come from the checkpoint that provides the weights, or else are built from the training text by the first rank.
+    """
+    if not isinstance(train_set, HasVocabularies):
+        return {}
+    saved = None
+    if is_main():
+        if checkpoint and Path(checkpoint).is_file():
+            saved = read_checkpoint(checkpoint).get("vocabularies")
+        saved = saved or {side: vocabulary.to_json() for side, vocabulary in vocabularies_of(train_set).items()}
+    vocabularies = vocabularies_from_json(broadcast_object(saved))
+    for dataset in (train_set, val_set):
+        set_vocabularies(dataset, vocabularies)
+    return vocabularies
+
+
+def use_saved_vocabularies(dataset: Any, checkpoint: str | Path) -> dict[str, Vocabulary]:
+    """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
+
+    Raises:
+        CheckpointError: the checkpoint contains no vocabularies.
+    """
+    if not isinstance(dataset, HasVocabularies):
+        return {}
+    saved = checkpoint_of(checkpoint) if is_exported(checkpoint) else read_checkpoint(checkpoint)
+    vocabularies = vocabularies_from_json(saved.get("vocabularies"))
+    if not vocabularies:
+        raise CheckpointError(f"{checkpoint}: contains no vocabularies; expected a checkpoint of a model of text.")
+    set_vocabularies(dataset, vocabularies)
+    return vocabularies
+
+
+def dataset_metadata(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
+    """Return the classes and vocabularies that a checkpoint needs for the model to be used without the dataset."""
+    metadata = {"classes": dataset.classes} if isinstance(dataset, HasClasses) else {}
+    if isinstance(dataset, HasCategoryIds):
+        metadata["category_ids"] = dataset.category_ids
+    if isinstance(dataset, HasThings):
+        metadata["things"] = dataset.things
+    if vocabularies:
+        metadata["vocabularies"] = {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()}
+    return metadata
 
 
 def build_model_for(config: Mapping[str, Any], dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> nn.Module:
@@ -53,3 +130,23 @@ def build_criterion_for(config: Mapping[str, Any], model: nn.Module) -> nn.Modul
             f"Expected {losses}, or another model.type."
         )
     return criterion
+
+
+def load_initial_weights(model: nn.Module, init: str | Path | None, classes: Sequence[str] | None) -> None:
+    """Load the initial weights of a new run: those of `--init`, or of a pretrained backbone."""
+    with first_rank_first():
+        if init:
+            logger.info(load_weights(model, init, classes=classes, new_class_head=True))
+        elif isinstance(model, HasPretrained):
+            source = model.load_pretrained()
+            logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")
+
+
+def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
+    """Move the model to the device, with the memory format and sharding that the settings specify."""
+    if settings.activation_checkpointing:
+        enable_activation_checkpointing(model)
+    if settings.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    model = model.to(device)
+    return shard(model, device) if settings.strategy == "fsdp" else model

@@ -1,138 +1,159 @@
-"""Optimisers with parameter groups, and learning-rate schedules with warm-up, built on torch's own."""
+"""Optimisers: the trainable parameters in groups of equal learning rate and weight decay, given to torch's own."""
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, MultiStepLR, PolynomialLR, SequentialLR
 
 from vitkit.errors import ConfigError
 from vitkit.protocols import HasBlocks, SupportsActivationCheckpointing, child
-from vitkit.registry import OPTIMIZERS, SCHEDULES, nearest
+from vitkit.registry import OPTIMIZERS, nearest
 
+LayerDecayRule = Literal["beit", "eomt"]
+BACKBONE = "backbone"
+"""The value of "part" in the groups of the backbone's parameters, if `layer_decay` is set."""
 _LAYER_KINDS = {"norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "embeddings": (nn.Embedding,)}
 _VECTORS = "vectors"
-_BACKBONE = "backbone"
-"""The key that marks groups of the backbone's parameters."""
 
 
-@dataclass(kw_only=True)
-class OptimizerSettings(ABC):
-    """The settings common to all optimisers, which sort the trainable parameters into groups of equal rate and weight
-    decay.
-
-    An optimiser adds its own, and registers in OPTIMIZERS: `OPTIMIZERS.build(config["optimizer"]).build(model)`.
-    """
-
-    lr: float
-    """The base learning rate, for parameters without a rate or factor below."""
-    backbone_lr: float | None = None
-    """Learning rate of the parameters below `backbone`; 0 freezes them."""
-    lr_multipliers: Mapping[str, float] | None = None
-    """Part of a parameter's dotted name -> factor on `lr`; the first match applies."""
-    layer_decay: float | None = None
-    """Factor on the learning rate from each block of the backbone to the one below it, from the last block down to the
-    stem; see `layer_factors`. It multiplies the other factors, and puts the backbone's parameters in groups of their
-    own."""
-    layer_decay_rule: Literal["beit", "eomt"] = "beit"
-    """"beit": the last block is one step below the rest of the model, and the stem one step below the first block;
-    "eomt": the last block has the full rate, and the stem that of the first block."""
-    full_rate_blocks: int = 0
-    """Number of the backbone's last blocks that `layer_decay` does not apply to."""
-    weight_decay: float = 1e-4
-    no_weight_decay: Sequence[str] = ()
-    """Parameters without weight decay: parts of their names, such as "pos_embed", or kinds of parameters: "vectors"
-    (all with at most one dimension: biases, scales of norms), "norms" (all of normalisation layers), "embeddings"."""
-
-    @abstractmethod
-    def build(self, model: nn.Module) -> Optimizer:
-        """Return the optimiser of a model's trainable parameters."""
-
-    def parameter_groups(self, model: nn.Module) -> list[dict]:
-        """Return the parameter groups, in the form that torch's optimisers expect.
-
-        Raises:
-            ConfigError: `backbone_lr` is combined with an `lr` of 0, a name in `lr_multipliers` or `no_weight_decay`
-                matches no parameter, or the backbone has no blocks for `layer_decay`.
-        """
-        multipliers = dict(self.lr_multipliers or {})
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        _check_parts("lr_multipliers", multipliers, parameters)
-        if self.backbone_lr is not None:
-            if self.lr == 0:
-                raise ConfigError(
-                    "optimizer.lr=0: expected above 0 beside a backbone_lr, which is kept as a multiple of it."
-                )
-            multipliers.setdefault("backbone.", self.backbone_lr / self.lr)
-        by_layer = {}
-        if self.layer_decay is not None:
-            by_layer = layer_factors(model, self.layer_decay, self.layer_decay_rule, self.full_rate_blocks)
-        undecayed = self._undecayed(model, parameters)
-        groups: dict[tuple[float, float, bool], dict] = {}
-        for name, parameter in parameters.items():
-            factor = next((f for part, f in multipliers.items() if part in name), 1.0) * by_layer.get(name, 1.0)
-            decay = 0.0 if name in undecayed else self.weight_decay
-            group = {"params": [], "lr": self.lr * factor, "weight_decay": decay}
-            in_backbone = bool(by_layer) and name.startswith("backbone.")
-            if in_backbone:
-                group["part"] = _BACKBONE
-            groups.setdefault((factor, decay, in_backbone), group)["params"].append(parameter)
-        return list(groups.values())
-
-    def _undecayed(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> set[str]:
-        """Return the names of the parameters without weight decay."""
-        kinds = {_VECTORS, *_LAYER_KINDS}
-        parts = [part for part in self.no_weight_decay if part not in kinds]
-        _check_parts("no_weight_decay", parts, parameters, kinds)
-        names = {name for name in parameters if any(part in name for part in parts)}
-        if _VECTORS in self.no_weight_decay:
-            names |= {name for name, parameter in parameters.items() if parameter.ndim <= 1}
-        layer_types = tuple(t for kind in self.no_weight_decay for t in _LAYER_KINDS.get(kind, ()))
-        layers = [module for module in model.modules() if isinstance(module, layer_types)]
-        ids = {id(parameter) for layer in layers for parameter in layer.parameters(recurse=False)}
-        return names | {name for name, parameter in parameters.items() if id(parameter) in ids}
-
-
-@OPTIMIZERS.register
-@dataclass(kw_only=True)
-class AdamW(OptimizerSettings):
-    """AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101).
+@OPTIMIZERS.register(name="AdamW")
+def adamw(
+    model: nn.Module,
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-4,
+    no_weight_decay: Sequence[str] = (),
+    backbone_lr: float | None = None,
+    lr_multipliers: Mapping[str, float] | None = None,
+    layer_decay: float | None = None,
+    layer_decay_rule: LayerDecayRule = "beit",
+    full_rate_blocks: int = 0,
+) -> Optimizer:
+    """Build AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101), fused; see `parameter_groups`.
 
     With a weight decay of 0 this is Adam; the Transformer's has betas (0.9, 0.98) and eps 1e-9.
     """
+    groups = parameter_groups(
+        model,
+        lr=lr,
+        weight_decay=weight_decay,
+        no_weight_decay=no_weight_decay,
+        backbone_lr=backbone_lr,
+        lr_multipliers=lr_multipliers,
+        layer_decay=layer_decay,
+        layer_decay_rule=layer_decay_rule,
+        full_rate_blocks=full_rate_blocks,
+    )
+    return torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), eps=eps, fused=True)
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
 
-    def build(self, model: nn.Module) -> Optimizer:
-        """Return torch's AdamW, fused."""
-        groups = self.parameter_groups(model)
-        return torch.optim.AdamW(groups, lr=self.lr, betas=tuple(self.betas), eps=self.eps, fused=True)
+@OPTIMIZERS.register(name="SGD")
+def sgd(
+    model: nn.Module,
+    *,
+    lr: float,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    weight_decay: float = 1e-4,
+    no_weight_decay: Sequence[str] = (),
+    backbone_lr: float | None = None,
+    lr_multipliers: Mapping[str, float] | None = None,
+    layer_decay: float | None = None,
+    layer_decay_rule: LayerDecayRule = "beit",
+    full_rate_blocks: int = 0,
+) -> Optimizer:
+    """Build stochastic gradient descent with momentum, optionally Nesterov's; see `parameter_groups`.
+
+    Raises:
+        ConfigError: `nesterov` is set without momentum.
+    """
+    if nesterov and momentum <= 0:
+        raise ConfigError(f"optimizer.nesterov: needs momentum; got optimizer.momentum={momentum}.")
+    groups = parameter_groups(
+        model,
+        lr=lr,
+        weight_decay=weight_decay,
+        no_weight_decay=no_weight_decay,
+        backbone_lr=backbone_lr,
+        lr_multipliers=lr_multipliers,
+        layer_decay=layer_decay,
+        layer_decay_rule=layer_decay_rule,
+        full_rate_blocks=full_rate_blocks,
+    )
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
-@OPTIMIZERS.register
-@dataclass(kw_only=True)
-class SGD(OptimizerSettings):
-    """Stochastic gradient descent with momentum, optionally Nesterov's."""
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float = 1e-4,
+    no_weight_decay: Sequence[str] = (),
+    backbone_lr: float | None = None,
+    lr_multipliers: Mapping[str, float] | None = None,
+    layer_decay: float | None = None,
+    layer_decay_rule: LayerDecayRule = "beit",
+    full_rate_blocks: int = 0,
+) -> list[dict]:
+    """Return the trainable parameters in groups of equal learning rate and weight decay, as torch's optimisers expect.
 
-    momentum: float = 0.9
-    nesterov: bool = False
+    Args:
+        lr: the base learning rate, for parameters without a rate or factor below.
+        no_weight_decay: parameters without weight decay: parts of their names, such as "pos_embed", or kinds of
+            parameters: "vectors" (all with at most one dimension: biases, scales of norms), "norms" (all of
+            normalisation layers), "embeddings".
+        backbone_lr: learning rate of the parameters below `backbone`; 0 freezes them.
+        lr_multipliers: part of a parameter's dotted name -> factor on `lr`; the first match applies.
+        layer_decay: factor on the learning rate from each block of the backbone to the one below it, see
+            `layer_factors`. It multiplies the other factors, and puts the backbone's parameters in groups of their own.
+        layer_decay_rule: "beit": the last block is one step below the rest of the model, and the stem one step below
+            the first block; "eomt": the last block has the full rate, and the stem that of the first block.
+        full_rate_blocks: number of the backbone's last blocks that `layer_decay` does not apply to.
+    Raises:
+        ConfigError: `backbone_lr` is combined with an `lr` of 0, a name in `lr_multipliers` or `no_weight_decay`
+            matches no parameter, or the backbone has no blocks for `layer_decay`.
+    """
+    multipliers = dict(lr_multipliers or {})
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    _check_parts("lr_multipliers", multipliers, parameters)
+    if backbone_lr is not None:
+        if lr == 0:
+            raise ConfigError(
+                "optimizer.lr: got 0; expected above 0, because backbone_lr is stored as a multiple of it."
+            )
+        multipliers.setdefault("backbone.", backbone_lr / lr)
+    by_layer = {}
+    if layer_decay is not None:
+        by_layer = layer_factors(model, layer_decay, layer_decay_rule, full_rate_blocks)
+    undecayed = _undecayed(model, parameters, no_weight_decay)
+    groups: dict[tuple[float, float, bool], dict] = {}
+    for name, parameter in parameters.items():
+        factor = next((f for part, f in multipliers.items() if part in name), 1.0) * by_layer.get(name, 1.0)
+        decay = 0.0 if name in undecayed else weight_decay
+        group = {"params": [], "lr": lr * factor, "weight_decay": decay}
+        in_backbone = bool(by_layer) and name.startswith("backbone.")
+        if in_backbone:
+            group["part"] = BACKBONE
+        groups.setdefault((factor, decay, in_backbone), group)["params"].append(parameter)
+    return list(groups.values())
 
-    def build(self, model: nn.Module) -> Optimizer:
-        """Return torch's SGD.
 
-        Raises:
-            ConfigError: `nesterov` is set without momentum.
-        """
-        if self.nesterov and self.momentum <= 0:
-            raise ConfigError(f"optimizer.nesterov: needs momentum; got optimizer.momentum={self.momentum}.")
-        groups = self.parameter_groups(model)
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+def _undecayed(model: nn.Module, parameters: Mapping[str, nn.Parameter], no_weight_decay: Sequence[str]) -> set[str]:
+    """Return the names of the parameters without weight decay."""
+    kinds = {_VECTORS, *_LAYER_KINDS}
+    parts = [part for part in no_weight_decay if part not in kinds]
+    _check_parts("no_weight_decay", parts, parameters, kinds)
+    names = {name for name in parameters if any(part in name for part in parts)}
+    if _VECTORS in no_weight_decay:
+        names |= {name for name, parameter in parameters.items() if parameter.ndim <= 1}
+    layer_types = tuple(t for kind in no_weight_decay for t in _LAYER_KINDS.get(kind, ()))
+    layers = [module for module in model.modules() if isinstance(module, layer_types)]
+    ids = {id(parameter) for layer in layers for parameter in layer.parameters(recurse=False)}
+    return names | {name for name, parameter in parameters.items() if id(parameter) in ids}
 
 
 def _check_parts(
@@ -148,7 +169,7 @@ def _check_parts(
 
 
 def layer_factors(
-    model: nn.Module, decay: float, rule: Literal["beit", "eomt"] = "beit", full_rate_blocks: int = 0
+    model: nn.Module, decay: float, rule: LayerDecayRule = "beit", full_rate_blocks: int = 0
 ) -> dict[str, float]:
     """Compute layer-wise learning rates for fine-tuning pretrained transformers (https://arxiv.org/abs/2003.10555).
 
@@ -160,7 +181,7 @@ def layer_factors(
 
     Args:
         decay: factor from each layer to the one below it; 1 for no decay.
-        rule, full_rate_blocks: see `OptimizerSettings`.
+        rule, full_rate_blocks: see `parameter_groups`.
     Returns:
         parameter name -> factor. By "beit" it is 1 above the last of N blocks and decay ** (N + 1) before the first; by
         "eomt" 1 from the last block on and decay ** (N - 1) in the first and before it.
@@ -168,7 +189,7 @@ def layer_factors(
         ConfigError: decay is not in 0..1, there are no blocks, or fewer than `full_rate_blocks`.
     """
     if not 0 < decay <= 1:
-        raise ConfigError(f"optimizer.layer_decay: got {decay}; expected above 0, at most 1.")
+        raise ConfigError(f"optimizer.layer_decay: got {decay}; expected a value above 0 and at most 1.")
     if rule not in ("beit", "eomt"):
         raise ConfigError(f"optimizer.layer_decay_rule: got {rule!r}; expected 'beit' or 'eomt'.")
     inside = "backbone." if child(model, "backbone") is not None else ""
@@ -206,155 +227,3 @@ def _block_names(model: nn.Module, inside: str) -> list[str]:
 
 def _below(name: str, modules: Sequence[str]) -> bool:
     return any(name.startswith(f"{module}.") for module in modules)
-
-
-def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int) -> int:
-    if steps and epochs:
-        raise ConfigError(f"schedule: got warmup_steps={steps} and warmup_epochs={epochs:g}; expected one of them.")
-    return steps or round(epochs * steps_per_epoch)
-
-
-def _with_warmup(optimizer: Optimizer, schedule: Callable[[], LRScheduler], warmup_steps: int) -> LRScheduler:
-    """Return `schedule()`, preceded by a linear rise from near zero over `warmup_steps` steps."""
-    if warmup_steps == 0:
-        return schedule()
-    rise = LinearLR(optimizer, start_factor=1 / (warmup_steps + 1), total_iters=warmup_steps)
-    return SequentialLR(optimizer, [rise, schedule()], milestones=[warmup_steps])
-
-
-@SCHEDULES.register(name="MultiStepLR")
-def multi_step_lr(
-    optimizer: Optimizer,
-    steps_per_epoch: int,
-    *,
-    epochs: int,
-    drop_at_epochs: Sequence[float],
-    gamma: float = 0.1,
-    warmup_steps: int = 0,
-    warmup_epochs: float = 0.0,
-) -> LRScheduler:
-    """Multiply the rate by `gamma` after each of `drop_at_epochs`; fractions of epochs are rounded to steps."""
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
-    # torch counts a schedule's steps from the end of the warm-up.
-    drops = [max(1, round(epoch * steps_per_epoch) - warmup_steps) for epoch in drop_at_epochs]
-    return _with_warmup(optimizer, lambda: MultiStepLR(optimizer, drops, gamma=gamma), warmup_steps)
-
-
-class _Cosine(LambdaLR):
-    """A cosine schedule in which each group has its own rate; torch's CosineAnnealingLR ends all at the same one."""
-
-    def __init__(self, optimizer: Optimizer, steps: int, end_factor: float):
-        self.T_max = steps  # torch's name for it, by which a resumed run is compared
-        super().__init__(
-            optimizer, lambda step: end_factor + (1 - end_factor) * (1 + math.cos(math.pi * min(step / steps, 1))) / 2
-        )
-
-
-@SCHEDULES.register(name="CosineLR")
-def cosine_lr(
-    optimizer: Optimizer,
-    steps_per_epoch: int,
-    *,
-    epochs: int,
-    end_factor: float = 0.0,
-    warmup_steps: int = 0,
-    warmup_epochs: float = 0.0,
-) -> LRScheduler:
-    """Decrease the rate along half a cosine, from the full rate down to `end_factor` of it at the last step."""
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
-    steps = max(1, epochs * steps_per_epoch - warmup_steps)
-    return _with_warmup(optimizer, lambda: _Cosine(optimizer, steps, end_factor), warmup_steps)
-
-
-@SCHEDULES.register(name="PolyLR")
-def poly_lr(
-    optimizer: Optimizer,
-    steps_per_epoch: int,
-    *,
-    epochs: int,
-    power: float = 0.9,
-    warmup_steps: int = 0,
-    warmup_epochs: float = 0.0,
-) -> LRScheduler:
-    """Decrease the rate as (1 - progress) ** power, as is usual for semantic segmentation."""
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
-    steps = max(1, epochs * steps_per_epoch - warmup_steps)
-    return _with_warmup(optimizer, lambda: PolynomialLR(optimizer, steps, power=power), warmup_steps)
-
-
-class _InverseSqrt(LambdaLR):
-    def __init__(self, optimizer: Optimizer, warmup_steps: int):
-        self.warmup_steps = warmup_steps  # stored so that a resumed run can be compared by it
-        super().__init__(optimizer, lambda step: min((step + 1) / warmup_steps, (warmup_steps / (step + 1)) ** 0.5))
-
-
-@SCHEDULES.register(name="InverseSqrtLR")
-def inverse_sqrt_lr(
-    optimizer: Optimizer, steps_per_epoch: int, *, epochs: int, warmup_steps: int = 0, warmup_epochs: float = 0.0
-) -> LRScheduler:
-    """Increase the rate linearly to the optimiser's, then decrease it as 1 / sqrt(step) (Vaswani et al. 2017, section
-    5.3, https://arxiv.org/abs/1706.03762).
-
-    The paper's peak rate is (d_model * warmup_steps) ** -0.5: 7e-4 for the base model's 512 channels and 4000 steps.
-
-    Raises:
-        ConfigError: there is no warm-up, which determines the decrease.
-    """
-    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
-    if warmup_steps < 1:
-        raise ConfigError("schedule.warmup_steps: got 0; expected at least 1, such as the paper's 4000.")
-    return _InverseSqrt(optimizer, warmup_steps)
-
-
-class _TwoStageWarmup(LambdaLR):
-    def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int, backbone_warmup: int, power: float):
-        self.total_iters = total_steps  # torch's name for it, by which a resumed run is compared
-
-        def factor(step: int, start: int, rise: int) -> float:
-            """Return 0 up to `start`, then a linear rise over `rise` steps, then a polynomial decrease to the end."""
-            if step < start + rise:
-                return max(0, step - start) / max(1, rise)
-            progress = (step - start - rise) / max(1, total_steps - start - rise)
-            return max(0.0, 1 - progress) ** power
-
-        def others(step: int) -> float:
-            return factor(step, 0, warmup)
-
-        def backbone(step: int) -> float:
-            return factor(step, warmup, backbone_warmup)
-
-        parts = [group.get("part") for group in optimizer.param_groups]
-        super().__init__(optimizer, [backbone if part == _BACKBONE else others for part in parts])
-
-
-@SCHEDULES.register(name="TwoStageWarmupPolyLR")
-def two_stage_warmup_poly_lr(
-    optimizer: Optimizer,
-    steps_per_epoch: int,
-    *,
-    epochs: int,
-    warmup_steps: int = 500,
-    backbone_warmup_steps: int = 1000,
-    power: float = 0.9,
-) -> LRScheduler:
-    """Warm up the new parts while the backbone rests, then the backbone; each then decreases as (1 - progress) ** power
-    (EoMT, https://arxiv.org/abs/2503.19108).
-
-    Args:
-        warmup_steps: steps from zero to the full rate for all but the backbone, whose rate is zero meanwhile.
-        backbone_warmup_steps: steps of the backbone's warm-up after that.
-    Raises:
-        ConfigError: the optimiser has no backbone groups, or the warm-ups leave no steps at the full rate.
-    """
-    if all(group.get("part") != _BACKBONE for group in optimizer.param_groups):
-        raise ConfigError(
-            "schedule TwoStageWarmupPolyLR: the optimizer has no groups of the backbone's parameters. Set "
-            "optimizer.layer_decay (1.0 for none), and leave part of the backbone trainable."
-        )
-    total = epochs * steps_per_epoch
-    if min(warmup_steps, backbone_warmup_steps) < 0 or warmup_steps + backbone_warmup_steps >= total:
-        raise ConfigError(
-            f"schedule: warmup_steps={warmup_steps} and backbone_warmup_steps={backbone_warmup_steps}: expected 0 or "
-            f"more, together fewer than the run's {total} steps."
-        )
-    return _TwoStageWarmup(optimizer, total, warmup_steps, backbone_warmup_steps, power)

@@ -1,12 +1,12 @@
-"""Trains a config in its run folder: everything that the config names is built here."""
+"""Trains a config: builds what it names, then runs epochs of steps, each followed by an evaluation and a checkpoint."""
 
 import json
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
-from itertools import count, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +14,41 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
-from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_classes, training_indices
-from vitkit.data.loading.transformed import TransformedLoader
-from vitkit.devices import default_device, emulates_bfloat16
-from vitkit.distributed import broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
-from vitkit.engine.checkpoints import CONFIG_NAME, rng_state, set_rng_state
-from vitkit.engine.evaluate import evaluate
-from vitkit.engine.hooks import Interrupted
-from vitkit.engine.loop import train
-from vitkit.engine.parallel import shard
-from vitkit.engine.resume import Launch, current_launch, mark_launch, report_changes, resume_command
+from vitkit.data.loading.loader import DataSettings, training_indices
+from vitkit.devices import default_device, resolve_precision
+from vitkit.distributed import broadcast, broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
+from vitkit.engine import build, validation
+from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
+from vitkit.engine.failures import memory_explained, training_remedies
+from vitkit.engine.hooks import Interrupted, default_hooks
 from vitkit.engine.run import TrainRun
-from vitkit.engine.run_folder import RunFolder, run_folder, writing_into
-from vitkit.engine.run_record import record_start
-from vitkit.engine.settings import TrainSettings, require
-from vitkit.errors import DataError
+from vitkit.engine.run_folder import (
+    Launch,
+    RunFolder,
+    current_launch,
+    mark_launch,
+    record_start,
+    report_changes,
+    resume_command,
+    run_folder,
+    writing_into,
+)
+from vitkit.engine.settings import TrainSettings, require, slow_precision
+from vitkit.engine.step import train_step
 from vitkit.inference import find_weights
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, say
-from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.protocols import FindsThresholds, HasCategoryIds, HasClasses, HasPretrained, HasThings, HasVocabularies
-from vitkit.registry import EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
-from vitkit.runs.models import build_criterion_for, build_model_for
-from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
-from vitkit.structures import Batch, ImageSizes
+from vitkit.protocols import HasClasses
+from vitkit.registry import OPTIMIZERS, SCHEDULES
+from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.structures import Batch
 from vitkit.visualization.curves import plot_training
-from vitkit.visualization.predictions import draw_predictions
 
-NUM_DRAWN = 8
-"""Number of validation images whose predictions are drawn."""
 logger = logging.getLogger("vitkit")
+Validate = Callable[[nn.Module], dict[str, float]]
 
 
-def train_config(
+def run_training(
     config: Config,
     device: torch.device,
     *,
@@ -57,7 +58,7 @@ def train_config(
     init: str | None = None,
     trust: bool = False,
 ) -> Path:
-    """Choose the run's folder, and train in it. All ranks must call it, within their process group.
+    """Choose the run's folder, build the run, and train. All ranks must call it, within their process group.
 
     Args:
         config: the checked config.
@@ -81,49 +82,73 @@ def train_config(
         init = None if init is None else find_weights(init, trust=trust)
     launches = gather_objects(current_launch())
     with run_folder(launches, resume=resume, run_dir=run_dir, default=default) as folder, ConsoleCopy() as console:
-        if folder.checkpoint:
-            saved = load_config(folder.path / CONFIG_NAME, trust=trust)
+        saved = load_config(folder.path / CONFIG_NAME, trust=trust) if folder.checkpoint else None
+        choose_precision(config, saved, device)
+        if saved is not None:
             make_data_paths_absolute(saved)
             report_changes(folder.path, saved, config)
-        train_in(folder, config, device, init=init, launches=launches, console=console)
-        return folder.path
+        run, validate = build_run(config, folder, device, init=init)
+        # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
+        on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
+        try:
+            fit(run, validate=validate, resume=folder.checkpoint, on_start=on_start)
+        except Interrupted as interrupted:
+            device_type = [] if device.type == default_device() != "cpu" else ["--device", device.type]
+            command = resume_command(folder.path, *device_type)
+            say(f"{interrupted.signal.name}: saved. Resume with:\n    {command}")
+            raise
+        if is_main():
+            with validation.failed_drawing_reported(folder.path / "curves.png"):
+                plot_training(folder.path / LOG_NAME, folder.path / "curves.png")
+            written = sorted(path.name for path in folder.path.glob("[!.]*") if path.is_file())
+            say(f"done: {', '.join(written)} are in {folder.path}")
+    return folder.path
 
 
-def train_in(
-    folder: RunFolder,
-    config: Config,
-    device: torch.device,
-    *,
-    init: str | Path | None,
-    launches: Sequence[Launch],
-    console: ConsoleCopy,
-) -> None:
-    """Build everything that the config names, train, and draw the curves."""
+def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: torch.device) -> None:
+    """Replace `train.precision="auto"` in a config: by the precision of the run that is resumed, or the device's.
+
+    The result is saved with the run, so that a resumption on another device does not change it.
+    """
+    train = config["train"]
+    if train.get("precision") == "auto":
+        train["precision"] = broadcast_object(resolve_precision("auto", device))  # ranks may have different devices
+        recorded = saved["train"].get("precision", "fp32") if saved is not None else train["precision"]
+        if recorded != train["precision"]:
+            logger.warning(
+                "train.precision=auto: this run was started with %s and continues with it, although a new run on this "
+                "device would use %s.",
+                recorded,
+                train["precision"],
+            )
+            train["precision"] = recorded
+    if message := slow_precision(train.get("precision", "fp32"), device):
+        logger.warning("%s", message)
+
+
+def build_run(
+    config: Config, folder: RunFolder, device: torch.device, *, init: str | Path | None
+) -> tuple[TrainRun, Validate]:
+    """Build everything that a config names; return the run, and the function that evaluates its model."""
     settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
-    if settings.precision == "bf16" and emulates_bfloat16(device):
-        logger.warning(
-            "train.precision=bf16: this processor has no instructions for bfloat16 and is up to ten times slower with "
-            "it; use train.precision=fp32."
-        )
     seed_everything(settings.seed + rank())
-    run_dir, checkpoint = folder.path, folder.checkpoint
 
-    train_set, val_set = build_datasets(data)
-    vocabularies = share_vocabularies(train_set, val_set, checkpoint or init)
-    loader = build_train_loader(data, train_set, settings.seed, device)
-    metadata = dataset_metadata(train_set, vocabularies)
-    model = build_model_for(config, train_set, vocabularies)
-    if not checkpoint:
-        load_initial_weights(model, init, metadata.get("classes"))
-    model = prepare_model(model, settings, device)
-    criterion = build_criterion_for(config, model).to(device)
-    optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
+    train_set, val_set = build.build_datasets(data)
+    vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init)
+    loader = build.build_train_loader(data, train_set, settings.seed, device)
+    metadata = build.dataset_metadata(train_set, vocabularies)
+    model = build.build_model_for(config, train_set, vocabularies)
+    if not folder.checkpoint:
+        build.load_initial_weights(model, init, metadata.get("classes"))
+    model = build.prepare_model(model, settings, device)
+    criterion = build.build_criterion_for(config, model).to(device)
+    optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
     steps_per_epoch = -(-len(loader) // settings.accumulate)
     schedule = SCHEDULES.build(
         config["schedule"], optimizer=optimizer, steps_per_epoch=steps_per_epoch, epochs=settings.epochs
     )
     settings.check_batch_size(data.batch_size_per_gpu * settings.accumulate * world_size())
-    train_run = TrainRun(
+    run = TrainRun(
         model=model,
         criterion=criterion,
         loader=loader,
@@ -131,33 +156,20 @@ def train_in(
         schedule=schedule,
         settings=settings,
         device=device,
-        run_dir=run_dir,
+        run_dir=folder.path,
         saved_with={"config": json.dumps(config), **metadata},
         owns_folder=folder.is_mine,
     )
-    say(describe(train_run, train_set, val_set, vocabularies))
-
-    if not checkpoint:
-        check_validation(train_run, data.val_loader(val_set), config["evaluator"])
-    # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
-    on_start = partial(prepare_run_dir, run_dir, config, device, launches=launches, console=console)
-    validation = partial(
-        validate, train_run=train_run, loader=data.val_loader(val_set), evaluator_spec=config["evaluator"]
+    say(describe(run, train_set, val_set, vocabularies))
+    if not folder.checkpoint:
+        validation.check_validation(run, data.val_loader(val_set), config["evaluator"])
+    validate = partial(
+        validation.validate, run=run, loader=data.val_loader(val_set), evaluator_spec=config["evaluator"]
     )
-    try:
-        train(train_run, validate=validation, resume=checkpoint, on_start=on_start)
-    except Interrupted as interrupted:
-        device_type = [] if device.type == default_device() != "cpu" else ["--device", device.type]
-        say(f"{interrupted.signal.name}: saved. Resume with:\n    {resume_command(run_dir, *device_type)}")
-        raise
-    if is_main():
-        with going_on_without(run_dir / "curves.png"):
-            plot_training(run_dir / LOG_NAME, run_dir / "curves.png")
-        written = sorted(path.name for path in run_dir.glob("[!.]*") if path.is_file())
-        say(f"done: {', '.join(written)} are in {run_dir}")
+    return run, validate
 
 
-def describe(train_run: TrainRun, train_set: Any, val_set: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
+def describe(run: TrainRun, train_set: Any, val_set: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
     """Return the first line of a run's output: its folder, data, parameters and devices."""
     if isinstance(train_set, HasClasses):
         sizes = [f"{len(train_set.classes)} classes"]
@@ -166,10 +178,10 @@ def describe(train_run: TrainRun, train_set: Any, val_set: Any, vocabularies: Ma
     num_trained, num_training = len(training_indices(train_set)), len(train_set)
     of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
     return (
-        f"run {train_run.run_dir}  {of_training} training and {len(val_set)} validation "
+        f"run {run.run_dir}  {of_training} training and {len(val_set)} validation "
         f"{getattr(train_set, 'noun', 'images')}, {', '.join(sizes)}  "
-        f"{sum(p.numel() for p in train_run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
-        f"{world_size()} x {train_run.device.type}, {train_run.settings.precision}"
+        f"{sum(p.numel() for p in run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
+        f"{world_size()} x {run.device.type}, {run.settings.precision}"
     )
 
 
@@ -194,150 +206,141 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def build_datasets(data: DataSettings) -> tuple[Any, Any]:
-    """Build the training and the validation dataset, which must have the same classes."""
-    train_set = data.dataset("train")
-    val_set = data.dataset("val")
-    if isinstance(train_set, HasClasses) and isinstance(val_set, HasClasses):
-        check_same_classes(train_set, val_set)
-    if getattr(train_set, "num_objects", None) == 0:
-        raise DataError("data.train: none of its images has a usable object, so there is nothing to learn.")
-    return train_set, val_set
+def fit(
+    run: TrainRun,
+    *,
+    validate: Validate | None = None,
+    resume: Path | None = None,
+    on_start: Callable[[], None] | None = None,
+) -> Progress:
+    """Train until `settings.epochs`, with evaluations and checkpoints in between.
 
+    A run that is interrupted or killed at any moment and then resumed ends with the same weights as an uninterrupted
+    one: a checkpoint holds the state between two optimiser steps, including the position in the epoch.
 
-def build_train_loader(data: DataSettings, train_set: Any, seed: int, device: torch.device) -> Any:
-    """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
-    loader = data.train_loader(train_set, seed)
-    batch_transforms = getattr(train_set, "batch_transforms", None)
-    return TransformedLoader(loader, batch_transforms, device) if batch_transforms else loader
-
-
-def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
-    """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
-
-    They come from the checkpoint that provides the weights, or else are built from the training text by the first rank.
+    Args:
+        validate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
+        resume: a checkpoint of this run to resume from.
+        on_start: called after that checkpoint was found to fit.
+    Raises:
+        ConfigError: the disk has no room for the run's checkpoints.
+        TrainingError: several steps in a row had a loss or gradient that is not finite, memory ran out, or the loader
+            ended early.
+        CheckpointError: `resume` does not fit this run, or the last state cannot be written.
+        Interrupted: a signal requested the end, and the state is saved.
     """
-    if not isinstance(train_set, HasVocabularies):
-        return {}
-    saved = None
-    if is_main():
-        if checkpoint and Path(checkpoint).is_file():
-            saved = read_checkpoint(checkpoint).get("vocabularies")
-        saved = saved or {side: vocabulary.to_json() for side, vocabulary in vocabularies_of(train_set).items()}
-    vocabularies = vocabularies_from_json(broadcast_object(saved))
-    for dataset in (train_set, val_set):
-        set_vocabularies(dataset, vocabularies)
-    return vocabularies
+    settings, progress = run.settings, run.progress
+    run.hooks = default_hooks(settings)
+    if resume:
+        progress = run.progress = run.checkpoints.resume(resume)
+        _check_position(run)
+    run.checkpoints.check_disk_space()
+    if on_start:
+        on_start()
+    if not resume:
+        # So a run can be resumed from its very beginning, and a full disk is noticed before hours of training.
+        run.save(raise_on_error=True)
+
+    with ExitStack() as contexts:
+        remedies = partial(training_remedies, settings=settings)
+        contexts.enter_context(memory_explained(lambda: run.batch, remedies))
+        for hook in run.hooks:
+            contexts.enter_context(hook.during_training(run))
+        if progress.epoch >= settings.epochs:
+            say(f"nothing is left to train: all {settings.epochs} epochs are done")
+        elif settings.compile:
+            say("train.compile: the first step, and the first with images of another size, can take minutes")
+        for epoch in range(progress.epoch, settings.epochs):
+            if _should_end(run):
+                break
+            train_epoch(run, epoch)
+            best_before = progress.best
+            if validate and ((epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs):
+                evaluate_epoch(run, validate)
+            progress.epoch, progress.batch = epoch + 1, 0
+            save_epoch(run, best_before)
+    return progress
 
 
-def dataset_metadata(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
-    """Return the classes and vocabularies that a checkpoint needs for the model to be used without the dataset."""
-    metadata = {"classes": dataset.classes} if isinstance(dataset, HasClasses) else {}
-    if isinstance(dataset, HasCategoryIds):
-        metadata["category_ids"] = dataset.category_ids
-    if isinstance(dataset, HasThings):
-        metadata["things"] = dataset.things
-    if vocabularies:
-        metadata["vocabularies"] = {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()}
-    return metadata
+def train_epoch(run: TrainRun, epoch: int) -> None:
+    """Train on one epoch's batches, or on the rest of them after resuming."""
+    progress = run.progress
+    run.loader.set_position(epoch, progress.batch)
+    progress.num_batches = len(run.loader)
+    if progress.batch == 0:
+        for meter in run.meters.values():
+            meter.reset()
+    run.model.train()
+    run.criterion.train()
+    run.guard.watch(run.model)
+    for hook in run.hooks:
+        hook.before_epoch(run)
+    batches = _timed(run, run.loader)
+    while progress.batch < progress.num_batches:
+        decision = train_step(run, batches, min(run.settings.accumulate, progress.num_batches - progress.batch))
+        for hook in run.hooks:
+            hook.after_step(run, decision)
+    for hook in run.hooks:
+        hook.after_epoch(run)
 
 
-def load_initial_weights(model: nn.Module, init: str | Path | None, classes: Sequence[str] | None) -> None:
-    """Load the initial weights of a new run: those of `--init`, or of a pretrained backbone."""
-    with first_rank_first():
-        if init:
-            logger.info(load_weights(model, init, classes=classes, new_class_head=True))
-        elif isinstance(model, HasPretrained):
-            source = model.load_pretrained()
-            logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")
+def evaluate_epoch(run: TrainRun, validate: Validate) -> None:
+    """Evaluate the weights, or their moving average."""
+    model = run.model if run.ema is None else run.ema.module
+    # Running statistics differ between ranks; they must be the same in the evaluation and in the checkpoint.
+    for buffer in model.buffers():
+        broadcast(buffer)
+    train_metrics = {f"train_{name}": meter.compute(run.device)[0] for name, meter in run.meters.items()}
+    with ExitStack() as contexts:
+        for hook in run.hooks:
+            contexts.enter_context(hook.during_evaluation(run))
+        metrics = validate(model)
+    metrics = broadcast_object(metrics) | train_metrics
+    for hook in run.hooks:
+        hook.after_evaluation(run, metrics)
 
 
-def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
-    """Move the model to the device, with the memory format and sharding that the settings specify."""
-    if settings.activation_checkpointing:
-        enable_activation_checkpointing(model)
-    if settings.channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    model = model.to(device)
-    return shard(model, device) if settings.strategy == "fsdp" else model
+def save_epoch(run: TrainRun, best_before: float) -> None:
+    """Save the state after an epoch, also as best.pth if its evaluation has raised the best metric."""
+    progress = run.progress
+    is_best = progress.best > best_before
+    is_last = progress.epoch == run.settings.epochs or _should_end(run)
+    written = run.save(is_best=is_best, raise_on_error=is_last)
+    if is_best and not broadcast_object(BEST_NAME in written):
+        # These weights will have changed by the next save. Later evaluations are compared with the one in best.pth.
+        progress.best = best_before
 
 
-def check_validation(train_run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> None:
-    """Validate one batch before training, so that what does not fit is an error now and not after the first epoch.
-
-    The random state is restored: a run does not depend on this check.
-    """
-    state = rng_state()
-    evaluate(
-        train_run.model,
-        list(islice(loader, 1)),
-        EVALUATORS.build(evaluator_spec, dataset=loader.dataset),
-        device=train_run.device,
-        precision=train_run.settings.precision,
-        criterion=train_run.criterion,
-        compute=False,
-    )
-    set_rng_state(state)
+def _should_end(run: TrainRun) -> bool:
+    return any(hook.should_end(run) for hook in run.hooks)
 
 
-def validate(model: nn.Module, *, train_run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> dict[str, float]:
-    """Return the metrics of a model, and draw its predictions for images spread over the data."""
-    evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
-    samples: list[tuple[dict, dict]] = []
-    sizes: list[tuple[int, int]] = []
-
-    drawn = drawn_batches(len(loader))
-    per_batch = -(-NUM_DRAWN // max(1, len(drawn)))
-    batches = count()
-
-    def keep_some(predictions: list, batch: Batch) -> None:
-        sizes.extend(target["image_size"] for target in batch.targets if "image_size" in target)
-        if next(batches) in drawn:
-            samples.extend(one_of_each_video(predictions, batch.targets)[:per_batch])
-
-    metrics = evaluate(
-        model,
-        loader,
-        evaluator,
-        device=train_run.device,
-        precision=train_run.settings.precision,
-        criterion=train_run.criterion,
-        on_batch=keep_some,
-    )
-    if is_main():
-        say(evaluator.table())
-        thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
-        if thresholds is not None:
-            train_run.measured["score_thresholds"] = thresholds.as_json(loader.dataset.classes)
-        if sizes:
-            train_run.measured["image_sizes"] = ImageSizes.of(sizes).as_json()
-        with going_on_without(train_run.run_dir / "predictions.png"):
-            picture = train_run.run_dir / "predictions.png"
-            draw_predictions(samples[:NUM_DRAWN], loader.dataset, picture, thresholds=thresholds)
-    return metrics
+def _timed(run: TrainRun, loader: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the loader's batches, adding the time spent waiting for each one to `run.data_seconds`."""
+    batches = iter(loader)
+    while True:
+        start = time.monotonic()
+        batch = next(batches, None)
+        run.data_seconds += time.monotonic() - start
+        if batch is None:
+            return
+        yield batch
 
 
-def drawn_batches(num_batches: int) -> list[int]:
-    """Return the batches with images to draw, spread over all: the first images alone are often of one scene."""
-    return np.unique(np.linspace(0, num_batches - 1, min(NUM_DRAWN, num_batches)).round().astype(int)).tolist()
-
-
-def one_of_each_video(predictions: Sequence[dict], targets: Sequence[dict]) -> list[tuple[dict, dict]]:
-    """Return predictions with their targets; those of a video's consecutive views are averaged."""
-    samples: list[tuple[dict, dict]] = []
-    for _, views in groupby(zip(predictions, targets), key=lambda pair: pair[1].get("image_id", id(pair[1]))):
-        of_views, of_targets = zip(*views)
-        mean = {}
-        if "class_scores" in of_views[0]:
-            mean["class_scores"] = torch.stack([view["class_scores"] for view in of_views]).mean(dim=0)
-        samples.append((of_views[0] | mean, of_targets[0]))
-    return samples
-
-
-@contextmanager
-def going_on_without(picture: Path) -> Iterator[None]:
-    """Report that a picture cannot be drawn, e.g. because the disk is full or the log was not written, and continue."""
-    try:
-        yield
-    except (OSError, DataError) as error:
-        say(f"{picture}: not drawn ({getattr(error, 'strerror', None) or error})")
+def _check_position(run: TrainRun) -> None:
+    """Continue at the same fraction of the epoch if it has a different number of batches than in the saved run."""
+    progress = run.progress
+    if progress.batch == 0:
+        return
+    run.loader.set_position(progress.epoch, 0)
+    now, before = len(run.loader), progress.num_batches
+    if now != before:
+        batch = progress.batch * now // before
+        progress.batch = now if progress.batch == before else batch - batch % run.settings.accumulate
+        logger.warning(
+            "the epoch had %d batches and has %d now: it continues at batch %d, and results will differ from "
+            "an uninterrupted run.",
+            before,
+            now,
+            progress.batch,
+        )

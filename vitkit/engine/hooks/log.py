@@ -4,10 +4,9 @@ import datetime
 import json
 import math
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from vitkit import devices
 from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
+from vitkit.engine.guard import Decision
 from vitkit.engine.run import Hook, TrainRun
 from vitkit.logging import LOG_NAME, say
 
@@ -61,10 +61,10 @@ class ProgressLog(Hook):
         """Store the learning rate that the step is taken with."""
         self._lr = max(run.schedule.get_last_lr())
 
-    def after_step(self, run: TrainRun) -> None:
+    def after_step(self, run: TrainRun, decision: Decision) -> None:
         """Add the step's losses, and log the window when it is due."""
         progress = run.progress
-        if run.should_step:
+        if decision.step:
             for losses in run.losses:
                 for name, value in losses.items():
                     self._sums[name] = self._sums[name] + value if name in self._sums else value
@@ -98,7 +98,7 @@ class ProgressLog(Hook):
         record = {"kind": "val", "step": run.progress.step, "epoch": epoch, "metrics": metrics}
         record |= self._clock.minutes() if is_main() else {}
         say(f"epoch {epoch}/{run.settings.epochs}  validation  {values}")
-        _give_to_hooks(run, record)
+        _call_on_log(run, record)
 
     def on_log(self, run: TrainRun, record: Mapping[str, Any]) -> None:
         """Write a record to log.jsonl, with null for numbers that JSON cannot hold."""
@@ -110,7 +110,7 @@ class ProgressLog(Hook):
             self._ends_with_newline = self._file.write(line) == len(line)
         except OSError as error:
             self._ends_with_newline = False
-            say(f"{self._file.name}: not written ({error.strerror}); training goes on")
+            say(f"{self._file.name}: not written ({error.strerror}); training continues")
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
@@ -125,7 +125,7 @@ class ProgressLog(Hook):
         means = all_reduce_mean(torch.stack(list(self._sums.values())) / self._num_batches).tolist()
         record = self._record(run, means) | (self._clock.minutes() if is_main() else {})
         self._print(run, record)
-        _give_to_hooks(run, record)
+        _call_on_log(run, record)
 
     def _record(self, run: TrainRun, means: Sequence[float]) -> dict[str, Any]:
         """Return the record of the window, given the mean losses."""
@@ -198,19 +198,17 @@ class TensorBoard(Hook):
     def during_training(self, run: TrainRun) -> Iterator[None]:
         """Open its folder on the main process; for a resumed run, later points are removed."""
         self._writer = None
-        with ExitStack() as stack:
-            if is_main():
-                with suppress(ImportError), self._ended_by_an_error():
-                    from torch.utils.tensorboard import SummaryWriter
+        if is_main():
+            with suppress(ImportError), self._ended_by_an_error():
+                from torch.utils.tensorboard import SummaryWriter
 
-                    stack.enter_context(_without_traceback_of_writer())
-                    self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=run.progress.step + 1)
-            try:
-                yield
-            finally:
-                with self._ended_by_an_error():
-                    if self._writer:
-                        self._writer.close()
+                self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=run.progress.step + 1)
+        try:
+            yield
+        finally:
+            with self._ended_by_an_error():
+                if self._writer:
+                    self._writer.close()
 
     def on_log(self, run: TrainRun, record: Mapping[str, Any]) -> None:
         """Write the record's numbers, such as train/lr, train/losses/l1 and val/metrics/bbox/AP."""
@@ -229,27 +227,10 @@ class TensorBoard(Hook):
             yield
         except OSError as error:
             self._writer = None
-            say(f"tensorboard: not written any more ({error.strerror or error}); training goes on")
+            say(f"tensorboard: no longer written ({error.strerror or error}); training continues")
 
 
-@contextmanager
-def _without_traceback_of_writer() -> Iterator[None]:
-    """Keep TensorBoard's writer thread from printing disk errors: the next record raises them in this thread."""
-    before = threading.excepthook
-
-    def hook(problem: threading.ExceptHookArgs) -> None:
-        is_writers = type(problem.thread).__module__.startswith("tensorboard.")
-        if not (is_writers and isinstance(problem.exc_value, OSError)):
-            before(problem)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = before
-
-
-def _give_to_hooks(run: TrainRun, record: Mapping[str, Any]) -> None:
+def _call_on_log(run: TrainRun, record: Mapping[str, Any]) -> None:
     if is_main():
         for hook in run.hooks:
             hook.on_log(run, record)
