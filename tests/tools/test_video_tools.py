@@ -96,7 +96,7 @@ def test_drawn_frames_span_the_video_from_first_to_last(run):
 
 def test_training_counts_short_videos_in_its_log(run):
     log = (run / "trained" / "console.txt").read_text()
-    assert "epoch 1/1 done" in log and "2 videos padded, shorter than a clip" in log
+    assert "epoch 1/1 done" in log and "2 videos shorter than a clip padded" in log
     assert log.count("video 'run/0.mp4' is shorter than a clip") == 2  # in training and in evaluation
 
 

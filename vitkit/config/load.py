@@ -75,7 +75,7 @@ def _resolve(
     try:
         cfg = plain_copy(values, "")
     except RecursionError as error:
-        raise ConfigError(f"{path}: its values are nested too deep to be those of a config.") from error
+        raise ConfigError(f"{path}: its values are nested too deeply for a config.") from error
     overrides = [split_override(text) for text in overrides]
     problems = []
 

@@ -106,7 +106,8 @@ def _describe_gradients(model: nn.Module, norm: float) -> str:
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     bad = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
     more = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
-    return f"the gradient's norm is {norm}, by {', '.join(bad[:3]) or 'its size'}{more}"
+    names = f"of {', '.join(bad[:3])}{more}" if bad else "of all parameters together"
+    return f"the gradient norm {names} is {norm}"
 
 
 def _describe_losses(losses: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> str:

@@ -77,9 +77,7 @@ class TrainSettings:
         if self.keep_checkpoints < 0:
             raise ConfigError(f"train.keep_checkpoints: got {self.keep_checkpoints}; expected at least 0.")
         if self.strategy == "fsdp" and self.ema_decay is not None:
-            raise ConfigError(
-                "train.ema_decay: weights that train.strategy=fsdp shards cannot be averaged. Set it to none."
-            )
+            raise ConfigError("train.ema_decay: sharded weights (train.strategy=fsdp) have no average. Set it to none.")
         if self.strategy == "fsdp" and self.precision == "fp16":
             raise ConfigError("train.precision=fp16: losses are not scaled for sharded weights; use bf16 with fsdp.")
         if self.sharded_checkpoints and self.strategy != "fsdp":
@@ -87,14 +85,14 @@ class TrainSettings:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"train.seed: got {self.seed}; expected 0 to 2^32 - 1.")
         if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
-            raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, such as 0.9998.")
+            raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, for example 0.9998.")
 
     def check_batch_size(self, batch_size: int) -> None:
         """Warn if `batch_size`, the images per optimiser step, is not the one that the learning rate is meant for."""
         reference = self.reference_batch_size
         if reference is not None and reference != batch_size:
             logger.warning(
-                "optimizer.lr is declared for %d images (of text: tokens) per step, this run has %d: multiply "
+                "optimizer.lr is meant for %d images (of text: tokens) per step, and this run has %d: multiply "
                 "optimizer.lr (and backbone_lr) by about %.3g, or set train.accumulate so that the product fits.",
                 reference,
                 batch_size,

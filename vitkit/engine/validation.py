@@ -26,8 +26,9 @@ NUM_DRAWN = 8
 
 
 def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> None:
-    """Validate one batch before training, so that what does not fit is an error now and not after the first epoch."""
-    state = rng_state()  # the run must not depend on this check
+    """Validate one batch, before training; the random state stays as it was."""
+    # What does not fit is an error now and not after the first epoch, and the run does not depend on this check.
+    state = rng_state()
     evaluate(
         run.model,
         list(islice(loader, 1)),

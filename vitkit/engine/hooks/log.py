@@ -85,9 +85,9 @@ class ProgressLog(Hook):
         skipped, padded = map(int, all_reduce_sum(counts).tolist())
         since = "since the last --resume" if self._resumed else "so far"
         if skipped:
-            line += f"  {skipped} samples replaced {since}, of files that cannot be used"
+            line += f"  {skipped} samples with unusable files replaced {since}"
         if padded:
-            line += f"  {padded} videos padded, shorter than a clip"
+            line += f"  {padded} videos shorter than a clip padded"
         say(f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done  {line}")
 
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Scheduled sampling, by which a decoder learns to continue from its own words."""
+"""Scheduled sampling, which trains a decoder to continue from words that it predicted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
