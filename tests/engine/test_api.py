@@ -78,8 +78,12 @@ def test_precision_that_differs_from_the_resumed_runs_is_reported(tiny, capsys):
 
 def test_bfloat16_without_instructions_for_it_causes_a_warning(tiny, monkeypatch, capsys):
     monkeypatch.setattr(devices, "_processor_flags", lambda: {"avx2", "avx512f"})
-    vitkit.train(tiny, train=dict(precision="bf16"), device="cpu")
+    run = vitkit.train(tiny, train=dict(precision="bf16"), device="cpu")
     assert "no instructions for bfloat16" in capsys.readouterr().err
+    vitkit.test(run.path, device="cpu")
+    assert "no instructions for bfloat16" in capsys.readouterr().err
+    vitkit.test(run.path, device="cpu", train=dict(precision="auto"))
+    assert "bfloat16" not in capsys.readouterr().err
 
 
 def test_values_and_dotted_keys_override_a_loaded_config(tiny):

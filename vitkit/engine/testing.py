@@ -1,5 +1,6 @@
 """Evaluates a trained model on the validation data of a config."""
 
+import logging
 import math
 import statistics
 import time
@@ -16,7 +17,7 @@ from vitkit.devices import resolve_precision
 from vitkit.distributed import first_rank_first, rank, world_size
 from vitkit.engine.build import build_model_for, use_saved_vocabularies
 from vitkit.engine.evaluate import evaluate
-from vitkit.engine.settings import TrainSettings, require
+from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.errors import ConfigError
 from vitkit.inference import Predictor, Tiling, load
 from vitkit.inference.exported import exported_model, is_exported
@@ -25,6 +26,8 @@ from vitkit.models.tta import MultiScaleFlip
 from vitkit.protocols import Evaluator, HasClasses, HasFrames, HasImageIds, HasThings, ImageDataset
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.seq2seq.captioner import Captioner
+
+logger = logging.getLogger("vitkit")
 
 
 @dataclass(repr=False)
@@ -141,4 +144,8 @@ def _evaluate_tiles(
 
 
 def _precision(config: Mapping[str, Any], device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
-    return resolve_precision(TrainSettings(**config["train"]).precision, device)
+    """Return the precision of a config on a device; warn if it is slow there."""
+    precision = resolve_precision(TrainSettings(**config["train"]).precision, device)
+    if message := slow_precision(precision, device):
+        logger.warning("%s", message)
+    return precision
