@@ -32,17 +32,13 @@ class Decision(NamedTuple):
 
 
 class StepGuard:
-    """Skips a step unless every loss and gradient of every rank is finite, and reports which are not.
-
-    The running statistics of batch norms, which the forward pass has already changed, are restored if a step is
-    skipped.
-    """
+    """Skips a step unless every loss and gradient of every rank is finite, and reports which are not."""
 
     def __init__(self) -> None:
         self._statistics: list[Tensor] = []
 
     def watch(self, model: nn.Module) -> None:
-        """Copy the running statistics of a model, to restore them after skipped steps."""
+        """Copy the running statistics of a model's batch norms, which are restored if a step is skipped."""
         norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         self._statistics = [buffer for norm in norms for buffer in norm.buffers()]
         self._last_good = [buffer.clone() for buffer in self._statistics]
@@ -73,6 +69,7 @@ class StepGuard:
         if self._statistics and step:
             torch._foreach_copy_(self._last_good, self._statistics)
         elif self._statistics:
+            # The forward pass has already changed them.
             torch._foreach_copy_(self._statistics, self._last_good)
         return Decision(step, save, stop)
 

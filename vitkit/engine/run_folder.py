@@ -110,11 +110,7 @@ def repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: P
 
 
 class FolderLock:
-    """A lock on the folder that this process writes a run into, held until `release`.
-
-    It is a POSIX record lock on the folder's file `.lock`. The system releases it when the process ends, even by
-    SIGKILL; unlike a `flock` lock, it is not inherited by loading processes, which may outlive the process by seconds;
-    and NFS shares it between machines, unless it is mounted with `nolock`.
+    """A lock on the folder that this process writes a run into, held until `release`: on its file `.lock`.
 
     Args:
         path: the folder.
@@ -147,6 +143,9 @@ class FolderLock:
         try:
             if fcntl is None:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+            # The system releases a POSIX record lock when the process ends, even by SIGKILL. Unlike a `flock` lock, it
+            # is not inherited by loading processes, which may outlive the process by seconds, and NFS shares it between
+            # machines, unless it is mounted with `nolock`.
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):

@@ -28,7 +28,7 @@ class ProgressLog(Hook):
 
     A record is printed as a line on the console, written to log.jsonl, and passed to every hook's `on_log`. If steps
     are slow, the console gets additional lines: after the first step, and when the last line is 20 seconds old; these
-    show the losses of the main process only. Losses stay on the device until they are logged.
+    show the losses of the main process only.
     """
 
     @contextmanager
@@ -66,7 +66,7 @@ class ProgressLog(Hook):
         progress = run.progress
         if decision.step:
             for losses in run.losses:
-                for name, value in losses.items():
+                for name, value in losses.items():  # sums stay on the device until they are logged
                     self._sums[name] = self._sums[name] + value if name in self._sums else value
                 self._num_batches += 1
         is_due = progress.step % run.settings.log_every == 0 or progress.batch == progress.num_batches
@@ -239,8 +239,6 @@ def _call_on_log(run: TrainRun, record: Mapping[str, Any]) -> None:
 def cut_log(path: Path, step: int, epoch: int) -> dict[str, Any]:
     """Cut a log before its first record from after `step` steps or `epoch` complete epochs, or before a partial line.
 
-    A killed run wrote those after its last checkpoint, and writes them again when it is resumed.
-
     Returns:
         the last remaining record; an empty one if there is none.
     """
@@ -253,6 +251,7 @@ def cut_log(path: Path, step: int, epoch: int) -> dict[str, Any]:
                 beyond = record["step"] > step or (record["kind"] == "val" and record["epoch"] > epoch)
             except (ValueError, KeyError, TypeError):
                 record, beyond = last, False
+            # A killed run wrote what follows after its last checkpoint, and writes it again when it is resumed.
             if beyond or not line.endswith(b"\n"):
                 break
             length += len(line)
