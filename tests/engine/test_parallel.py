@@ -286,7 +286,7 @@ def test_sharding_of_channels_last_weights_is_an_error():
 
 
 def test_settings_incompatible_with_sharded_weights_are_errors():
-    with pytest.raises(ConfigError, match=r"train\.ema_decay: weights that .* cannot be averaged"):
+    with pytest.raises(ConfigError, match=r"train\.ema_decay: sharded weights .* have no average"):
         TrainSettings(epochs=1, strategy="fsdp", ema_decay=0.9)
     with pytest.raises(ConfigError, match=r"train\.precision=fp16"):
         TrainSettings(epochs=1, strategy="fsdp", precision="fp16")

@@ -126,7 +126,7 @@ def test_runs_are_numbered_and_none_is_overwritten(tiny, tmp_path, capsys):
     train(tiny)
     assert (tmp_path / "runs" / "tiny-2" / "last.pth").is_file()
     message = fails(capsys, train_tool.main, tiny, "--run-dir", tmp_path / "runs" / "tiny")
-    assert "holds a run already" in message and "--resume" in message
+    assert "already contains a run" in message and "--resume" in message
 
 
 def test_testing_repeats_the_validation_and_writes_results_for_pycocotools(tiny, tmp_path, capsys):
