@@ -13,7 +13,7 @@ from vitkit.devices import accumulation_dtype, autocast, synchronize
 from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gather_objects
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
-from vitkit.logging import ProgressLines, say
+from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols import Evaluator, GenerativeModel, TakesOutputs
 from vitkit.structures import Batch
 
@@ -75,7 +75,7 @@ def evaluate(
         metrics = evaluator.compute()
         padded = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_padded", 0)), device=device)))
         if padded:
-            say(f"{padded} videos are shorter than a clip: their last frame was repeated")
+            print_line(f"{padded} videos are shorter than a clip: their last frame was repeated")
         if criterion is not None:
             total, count = all_reduce_sum(loss_sum).tolist()
             metrics["loss"] = total / count if count else float("nan")

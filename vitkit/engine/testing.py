@@ -21,7 +21,7 @@ from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.errors import ConfigError
 from vitkit.inference import Predictor, Tiling, load
 from vitkit.inference.exported import exported_model, is_exported
-from vitkit.logging import ProgressLines, say
+from vitkit.logging import ProgressLines, print_line
 from vitkit.models.tta import MultiScaleFlip
 from vitkit.protocols import Evaluator, HasClasses, HasFrames, HasImageIds, HasThings, ImageDataset
 from vitkit.registry import CRITERIA, EVALUATORS
@@ -91,7 +91,7 @@ def evaluate_model(
     else:
         with first_rank_first():
             report = load_weights(model, weights, classes=classes)
-    say(str(report))
+    print_line(str(report))
     if tta_scales is not None:
         model = MultiScaleFlip(model, scales=tta_scales)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
@@ -126,7 +126,7 @@ def _evaluate_tiles(
         predictor = load(config, weights, classes=classes, things=things, device=device, precision=precision)
     if not isinstance(predictor, Predictor):
         raise ConfigError("tiles: expected a model of images; this one reads text.")
-    say(str(predictor.report))
+    print_line(str(predictor.report))
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     mine = range(rank(), len(dataset), world_size())
     progress, seconds = ProgressLines(len(mine), "images evaluated in tiles", every=20.0), []

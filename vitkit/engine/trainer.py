@@ -37,7 +37,7 @@ from vitkit.engine.run_folder import (
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import train_step
 from vitkit.inference import find_weights
-from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, say
+from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols import HasClasses
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.seq2seq.vocabulary import Vocabulary
@@ -95,13 +95,13 @@ def run_training(
         except Interrupted as interrupted:
             device_type = [] if device.type == default_device() != "cpu" else ["--device", device.type]
             command = resume_command(folder.path, *device_type)
-            say(f"{interrupted.signal.name}: saved. Resume with:\n    {command}")
+            print_line(f"{interrupted.signal.name}: saved. Resume with:\n    {command}")
             raise
         if is_main():
             with validation.failed_drawing_reported(folder.path / "curves.png"):
                 plot_training(folder.path / LOG_NAME, folder.path / "curves.png")
             written = sorted(path.name for path in folder.path.glob("[!.]*") if path.is_file())
-            say(f"done: {', '.join(written)} are in {folder.path}")
+            print_line(f"done: {', '.join(written)} are in {folder.path}")
     return folder.path
 
 
@@ -160,7 +160,7 @@ def build_run(
         saved_with={"config": json.dumps(config), **metadata},
         owns_folder=folder.is_mine,
     )
-    say(describe(run, train_set, val_set, vocabularies))
+    print_line(describe(run, train_set, val_set, vocabularies))
     if not folder.checkpoint:
         validation.check_validation(run, data.val_loader(val_set), config["evaluator"])
     validate = partial(
@@ -247,9 +247,9 @@ def fit(
         for hook in run.hooks:
             contexts.enter_context(hook.during_training(run))
         if progress.epoch >= settings.epochs:
-            say(f"nothing is left to train: all {settings.epochs} epochs are done")
+            print_line(f"nothing is left to train: all {settings.epochs} epochs are done")
         elif settings.compile:
-            say("train.compile: the first step, and the first with images of another size, can take minutes")
+            print_line("train.compile: the first step, and the first with images of another size, can take minutes")
         for epoch in range(progress.epoch, settings.epochs):
             if _should_end(run):
                 break

@@ -15,7 +15,7 @@ from vitkit.engine.checkpointing import rng_state, set_rng_state
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.run import TrainRun
 from vitkit.errors import DataError
-from vitkit.logging import say
+from vitkit.logging import print_line
 from vitkit.protocols import FindsThresholds
 from vitkit.registry import EVALUATORS, Spec
 from vitkit.structures import Batch, ImageSizes
@@ -66,7 +66,7 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
         on_batch=collect,
     )
     if is_main():
-        say(evaluator.table())
+        print_line(evaluator.table())
         thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
         if thresholds is not None:
             run.measured["score_thresholds"] = thresholds.as_json(loader.dataset.classes)
@@ -102,4 +102,4 @@ def failed_drawing_reported(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, DataError) as error:
-        say(f"{path}: not drawn ({getattr(error, 'strerror', None) or error})")
+        print_line(f"{path}: not drawn ({getattr(error, 'strerror', None) or error})")

@@ -17,7 +17,7 @@ from vitkit import devices
 from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
 from vitkit.engine.guard import Decision
 from vitkit.engine.run import Hook, TrainRun
-from vitkit.logging import LOG_NAME, say
+from vitkit.logging import LOG_NAME, print_line
 
 _MOST_SECONDS = 20.0
 """Longest time between two lines on the console, in seconds."""
@@ -88,7 +88,7 @@ class ProgressLog(Hook):
             line += f"  {skipped} samples with unusable files replaced {since}"
         if padded:
             line += f"  {padded} videos shorter than a clip padded"
-        say(f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done  {line}")
+        print_line(f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done  {line}")
 
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
         """Log the metrics; print the main one, and those that (unlike bbox/AP) are not in the evaluator's table."""
@@ -97,7 +97,7 @@ class ProgressLog(Hook):
         values = "  ".join(f"{name} {value:.4g}" if value != -1 else f"{name} –" for name, value in shown.items())
         record = {"kind": "val", "step": run.progress.step, "epoch": epoch, "metrics": metrics}
         record |= self._clock.minutes() if is_main() else {}
-        say(f"epoch {epoch}/{run.settings.epochs}  validation  {values}")
+        print_line(f"epoch {epoch}/{run.settings.epochs}  validation  {values}")
         _call_on_log(run, record)
 
     def on_log(self, run: TrainRun, record: Mapping[str, Any]) -> None:
@@ -110,7 +110,7 @@ class ProgressLog(Hook):
             self._ends_with_newline = self._file.write(line) == len(line)
         except OSError as error:
             self._ends_with_newline = False
-            say(f"{self._file.name}: not written ({error.strerror}); training continues")
+            print_line(f"{self._file.name}: not written ({error.strerror}); training continues")
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
@@ -148,7 +148,7 @@ class ProgressLog(Hook):
         # Auxiliary layers repeat the final layer's terms, and are only written to the file.
         losses = record["losses"].items()
         terms = " ".join(f"{name} {value:.3f}" for name, value in losses if "aux" not in name)
-        say(
+        print_line(
             f"epoch {record['epoch']:.2f}/{run.settings.epochs}  step {record['step']}  loss {record['loss']:.3f} "
             f"({terms})  lr {record['lr']:.1e}  {record['it_s']:.2f} it/s  ETA {self._time_left(run, record['it_s'])}  "
             f"mem {record['memory_mb'] / 1024:.2f} GiB  data {record['data_share']:.0%}"
@@ -227,7 +227,7 @@ class TensorBoard(Hook):
             yield
         except OSError as error:
             self._writer = None
-            say(f"tensorboard: no longer written ({error.strerror or error}); training continues")
+            print_line(f"tensorboard: no longer written ({error.strerror or error}); training continues")
 
 
 def _call_on_log(run: TrainRun, record: Mapping[str, Any]) -> None:

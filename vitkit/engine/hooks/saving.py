@@ -13,7 +13,7 @@ from vitkit.distributed import is_main
 from vitkit.engine.guard import Decision
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import Hook, TrainRun
-from vitkit.logging import say
+from vitkit.logging import print_line
 from vitkit.registry import nearest
 
 # torchrun forwards ctrl-C to processes to which the terminal has already sent it.
@@ -44,10 +44,10 @@ class BestMetric(Hook):
         """See `Hook`; the best value by another metric than the resumed run's is discarded."""
         name, progress = run.settings.best_metric, run.progress
         if progress.best_metric not in ("", name):
-            say(f"best.pth is now selected by {name}; the best {progress.best_metric} so far no longer counts")
+            print_line(f"best.pth is now selected by {name}; the best {progress.best_metric} so far no longer counts")
             progress.best, progress.worse_in_a_row = -math.inf, 0
         if self.should_end(run):
-            say(
+            print_line(
                 f"this run was stopped early: {progress.worse_in_a_row} evaluations without a better {name}, and "
                 f"train.patience={run.settings.patience}. Raise train.patience to continue training."
             )
@@ -57,13 +57,15 @@ class BestMetric(Hook):
         """Compare the metric with the best value so far."""
         name, progress = run.settings.best_metric, run.progress
         if name not in metrics:
-            say(f"train.best_metric={name}: not among the metrics, so there is no best.pth. {nearest(name, metrics)}")
+            print_line(
+                f"train.best_metric={name}: not among the metrics, so there is no best.pth. {nearest(name, metrics)}"
+            )
             return
         value = -metrics[name] if name in LOWER_IS_BETTER else metrics[name]
         progress.worse_in_a_row = 0 if value > progress.best else progress.worse_in_a_row + 1
         progress.best, progress.best_metric = max(progress.best, value), name
         if self.should_end(run):
-            say(f"stopping early: {progress.worse_in_a_row} evaluations without a better {name}")
+            print_line(f"stopping early: {progress.worse_in_a_row} evaluations without a better {name}")
 
     def should_end(self, run: TrainRun) -> bool:
         """Return whether no patience is left."""
