@@ -19,7 +19,7 @@ def config():
         schedule=dict(type="CosineLR", warmup_epochs=2),
         evaluator=dict(type="LanguageModelEvaluator"),
         train=dict(
-            epochs=20, eval_every=2, precision="bf16", clip_grad_norm=1.0, reference_batch_size=4096,
+            epochs=20, eval_every=2, precision="auto", clip_grad_norm=1.0, reference_batch_size=4096,
             best_metric="log_likelihood",
         ),
     )  # fmt: skip

@@ -21,7 +21,7 @@ def config():
         schedule=dict(type="CosineLR", warmup_epochs=1),
         evaluator=dict(type="TextEvaluator"),
         train=dict(
-            epochs=14, eval_every=2, precision="bf16", clip_grad_norm=1.0, reference_batch_size=2048, log_every=40,
+            epochs=14, eval_every=2, precision="auto", clip_grad_norm=1.0, reference_batch_size=2048, log_every=40,
             best_metric="bleu",
         ),
     )  # fmt: skip

@@ -24,7 +24,7 @@ def config():
         schedule=dict(type="CosineLR", warmup_epochs=3),
         evaluator=dict(type="TextEvaluator"),
         train=dict(
-            epochs=26, eval_every=2, precision="bf16", clip_grad_norm=1.0, reference_batch_size=4096, log_every=20,
+            epochs=26, eval_every=2, precision="auto", clip_grad_norm=1.0, reference_batch_size=4096, log_every=20,
             best_metric="bleu",
         ),
     )  # fmt: skip

@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from vitkit.data.loading.collate import collate
-from vitkit.engine.hooks.guard import StepGuard
-from vitkit.engine.optim import AdamW
+from vitkit.engine.optimizers import parameter_groups
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.models import build_model
@@ -28,7 +27,7 @@ def quickstart_run(name: str, device: torch.device, folder: Path, *, move=None, 
     torch.manual_seed(0)
     move = move or (lambda module: module.to(device))
     model = move(build_model(config["model"] | dict(num_classes=len(dataset.classes))).train())
-    optimizer = torch.optim.AdamW(AdamW(lr=1e-4, weight_decay=1e-4).parameter_groups(model), foreach=True)
+    optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-4, weight_decay=1e-4), foreach=True)
     run = TrainRun(
         model=model,
         criterion=move(CRITERIA.build(config["criterion"])),
@@ -39,6 +38,5 @@ def quickstart_run(name: str, device: torch.device, folder: Path, *, move=None, 
         device=device,
         run_dir=folder,
     )
-    run.hooks = [StepGuard()]
-    run.hooks[0].before_epoch(run)
+    run.guard.watch(model)
     return run, batch

@@ -1,14 +1,23 @@
 """Accelerators that the machine does not have, with stand-ins for their torch modules."""
 
 import argparse
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from vitkit import devices
-from vitkit.devices import accumulation_dtype, device_name, emulates_bfloat16, peak_memory, synchronize, total_memory
-from vitkit.engine.checkpoints import rng_state, set_rng_state
+from vitkit.devices import (
+    accumulation_dtype,
+    device_name,
+    has_bfloat16,
+    peak_memory,
+    resolve_precision,
+    synchronize,
+    total_memory,
+)
+from vitkit.engine.checkpointing import rng_state, set_rng_state
 from vitkit.tools.common import add_device
 
 CPU, MPS, XPU = torch.device("cpu"), torch.device("mps"), torch.device("xpu", 0)
@@ -61,10 +70,33 @@ def test_mps_sums_in_float32():
     assert accumulation_dtype(CPU) == accumulation_dtype(XPU) == torch.float64
 
 
-@pytest.mark.parametrize("capability, emulated", [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
-def test_bfloat16_is_emulated_on_x86_without_avx512(monkeypatch, capability, emulated):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert emulates_bfloat16(CPU) is emulated and not emulates_bfloat16(XPU)
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("avx2", False),
+        ("avx2 avx512f", False),
+        ("avx512f avx512_bf16", True),
+        ("amx_tile amx_bf16", True),
+        ("bf16", True),
+    ],
+)
+def test_processor_computes_in_bfloat16_only_with_instructions_for_it(monkeypatch, flags, expected):
+    monkeypatch.setattr(devices, "_processor_flags", lambda: frozenset(flags.split()))
+    assert has_bfloat16(CPU) is expected and has_bfloat16(XPU) and not has_bfloat16(MPS)
+    assert resolve_precision("auto", CPU) == ("bf16" if expected else "fp32")
+    assert resolve_precision("fp16", CPU) == "fp16"
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_gpu_computes_in_bfloat16_unless_it_emulates_it(monkeypatch, supported):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported or including_emulation)
+    assert has_bfloat16(torch.device("cuda", 0)) is supported
+
+
+def test_flags_of_the_processor_are_read_from_the_system(monkeypatch):
+    text = "processor : 0\nmodel name : a processor\nflags\t\t: fpu avx512_bf16\n"
+    monkeypatch.setattr(Path, "read_text", lambda self, encoding: text)
+    assert devices._processor_flags.__wrapped__() == {"fpu", "avx512_bf16"}
 
 
 def test_accelerator_is_the_default_device_of_the_tools(mps):

@@ -32,9 +32,9 @@ from vitkit.distributed import (
     store_of_this_attempt,
     world_size,
 )
-from vitkit.engine.loop import train
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
+from vitkit.engine.trainer import fit
 from vitkit.structures import Batch
 
 RUNS = {"plain": {}, "ema": {"ema_decay": 0.5}}
@@ -91,7 +91,7 @@ def evaluated_statistics(folder: Path, options: dict) -> torch.Tensor:
         device=torch.device("cpu"),
         run_dir=folder,
     )
-    train(state, validate=lambda m: seen.append(m.norm.running_mean.clone()) or {"bbox/AP": 0.5})
+    fit(state, validate=lambda m: seen.append(m.norm.running_mean.clone()) or {"bbox/AP": 0.5})
     return seen[0]
 
 

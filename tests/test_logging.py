@@ -8,7 +8,7 @@ import torch
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
-from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, say, setup_logging
+from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, print_line, setup_logging
 
 
 def test_ratio_is_that_of_the_sums_not_the_mean_of_ratios():
@@ -59,8 +59,8 @@ def test_console_output_to_a_full_disk_does_not_end_the_run(monkeypatch, caplog)
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         for _ in range(3):
-            say("epoch 1/3 done")
-    assert caplog.messages == ["standard output: not written any more (No space left on device)"]
+            print_line("epoch 1/3 done")
+    assert caplog.messages == ["standard output: no longer written (No space left on device)"]
 
 
 def test_progress_shows_rate_and_remaining_time(capsys):
@@ -76,14 +76,14 @@ def test_console_copy_includes_what_was_printed_before_it_started(tmp_path, caps
     path = tmp_path / CONSOLE_NAME
     path.write_text("an earlier start\n")
     with pytest.raises(DataError), ConsoleCopy() as console:
-        say("building")
+        print_line("building")
         logging.getLogger("vitkit").warning("be warned")
         assert path.read_text() == "an earlier start\n"
         console.begin(path)
         assert path.read_text().splitlines()[2].endswith("be warned")
-        say("step 1")
+        print_line("step 1")
         raise DataError("image 3 is gone")
-    say("not of the run")
+    print_line("not of the run")
     lines = path.read_text().splitlines()
     assert [line[20:] for line in lines[1:]] == ["building", "be warned", "step 1", "error: image 3 is gone"]
     printed = capsys.readouterr()
@@ -93,5 +93,5 @@ def test_console_copy_includes_what_was_printed_before_it_started(tmp_path, caps
 def test_console_copy_of_a_run_that_did_not_start_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with ConsoleCopy():
-        say("building")
+        print_line("building")
     assert not list(tmp_path.iterdir())

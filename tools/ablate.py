@@ -30,8 +30,8 @@ from matplotlib.figure import Figure
 
 import vitkit.configs.ablations
 from vitkit import load_config
-from vitkit.engine.checkpoints import CONFIG_NAME, LAST_NAME
-from vitkit.engine.run_record import RECORD_NAME
+from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME
+from vitkit.engine.run_folder import RECORD_NAME
 from vitkit.errors import ConfigError, TrainingError
 from vitkit.logging import LOG_NAME
 from vitkit.registry import nearest

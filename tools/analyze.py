@@ -329,7 +329,9 @@ def training(args: argparse.Namespace) -> dict[str, Any]:
     spec, settings = config.get("optimizer", "AdamW"), config.get("train", {})
     optimizer = spec if isinstance(spec, str) else spec.get("type", "AdamW")
     states = OPTIMIZER_STATES.get(optimizer, 2)
-    precision, checkpointing = settings.get("precision", "fp32"), settings.get("activation_checkpointing", False)
+    # A GPU for training has bfloat16, which "auto" chooses then.
+    precision = settings.get("precision", "fp32").replace("auto", "bf16")
+    checkpointing = settings.get("activation_checkpointing", False)
     report = {"model": args.model, "input": shape, "gpus": args.training, "optimizer": optimizer}
     report |= {"precision": precision, "activation_checkpointing": checkpointing, "kernels": countable_device()}
     activations = Activations(0)

@@ -20,10 +20,10 @@ import numpy as np
 from PIL import Image
 
 from vitkit.config import cfg_diff, value_at
+from vitkit.engine.results import ScoredResults, score_file, score_run, score_with_config
 from vitkit.errors import ConfigError
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.report.comparison import Compared, Comparison, is_better, write_comparison
-from vitkit.runs.results import Evaluation, evaluation_of_file, evaluation_of_run, evaluation_with_config
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, unique_names
 from vitkit.visualization.curves import plot_runs
 from vitkit.visualization.html import jpeg_url
@@ -66,14 +66,14 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Score the models, write the page, and print the differences."""
-    evaluations = [evaluation_of(path, args) for path in args.models]
-    names = unique_names(args.names or (evaluation.name for evaluation in evaluations))
+    scored = [score_model(path, args) for path in args.models]
+    names = unique_names(args.names or (each.name for each in scored))
     logs = {
-        name: evaluation.folder / LOG_NAME
-        for name, evaluation in zip(names, evaluations)
-        if evaluation.folder is not None and (evaluation.folder / LOG_NAME).is_file()
+        name: each.folder / LOG_NAME
+        for name, each in zip(names, scored)
+        if each.folder is not None and (each.folder / LOG_NAME).is_file()
     }
-    models = [Compared(name, each.evaluator, each.config) for name, each in zip(names, evaluations)]
+    models = [Compared(name, each.evaluator, each.config) for name, each in zip(names, scored)]
     differences = config_differences([model.config for model in models])
     if differences:
         print("configs differ:")
@@ -84,20 +84,20 @@ def run(args: argparse.Namespace) -> None:
     print(f"wrote {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
 
 
-def evaluation_of(path: Path, args: argparse.Namespace) -> Evaluation:
+def score_model(path: Path, args: argparse.Namespace) -> ScoredResults:
     """Score a run, or a results file on the data that belongs to it.
 
     Raises:
         ConfigError: the data of a results file is unknown, or --data is given with a run.
     """
     if path.is_dir() and not args.data:
-        return evaluation_of_run(path, device=args.device, trust=args.trust)
+        return score_run(path, device=args.device, trust=args.trust)
     if path.is_dir():
         raise ConfigError(f"--data: '{path}' is a run, which is scored on its own data. Give its results file instead.")
     model = args.data or next((str(other) for other in args.models if other.is_dir()), None)
     if model is not None and not args.annotations:
-        return evaluation_with_config(path, model, trust=args.trust)
-    return evaluation_of_file(path, annotations=args.annotations, images=args.images)
+        return score_with_config(path, model, trust=args.trust)
+    return score_file(path, annotations=args.annotations, images=args.images)
 
 
 def config_differences(configs: Sequence[Any]) -> list[tuple[str, list[str]]]:

@@ -18,11 +18,11 @@ from torchvision.ops import batched_nms
 
 from vitkit.checkpoint import load_weights
 from vitkit.data.loading.loader import DataSettings
+from vitkit.engine.build import build_model_for
 from vitkit.errors import ConfigError
 from vitkit.inference import find_trained
 from vitkit.models.detr import DETR
 from vitkit.registry import EVALUATORS
-from vitkit.runs.models import build_model_for
 from vitkit.structures import Detections
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.visualization.canvas import save_figure

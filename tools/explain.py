@@ -61,7 +61,7 @@ from vitkit.inference.image_attention import (
 from vitkit.inference.located_attention import attention_names, spread
 from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries
 from vitkit.inference.query_pictures import draw_point_heads, draw_query_heads, draw_query_layers
-from vitkit.logging import ProgressLines, say, setup_logging
+from vitkit.logging import ProgressLines, print_line, setup_logging
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
@@ -384,7 +384,7 @@ def explain_attention(predictor: Predictor, image: np.ndarray, args: argparse.Na
         if isinstance(model, MaskResults):
             explain_masks(predictor, attention, args)
     if not isinstance(model, MaskResults) and "pred_masks" in attention.view.outputs:
-        say(f"no pictures of masks: they are drawn for mask classification, which {type(model).__name__} is not")
+        print_line(f"no pictures of masks: they are drawn for mask classification, which {type(model).__name__} is not")
     if args.html:
         shown = [] if queries is None else page_queries(args, queries.scores)
         path = args.out / f"{args.image.stem}_queries.html"
@@ -401,11 +401,11 @@ def explain_masks(predictor: Predictor, attention: ImageAttention, args: argpars
         path = Path(f"{stem}_loss_points.png")
         print(f"wrote {draw_loss_points(view, args.criterion, queries[: MAX_BOXES - 1], path)}")
     else:
-        say("no picture of the loss's points: the config has no criterion that compares masks at points")
+        print_line("no picture of the loss's points: the config has no criterion that compares masks at points")
     if "panoptic" in predictor.model.tasks:
         print(f"wrote {draw_merging(view, predictor.model, predictor.classes, Path(f'{stem}_panoptic.png'))}")
     else:
-        say(f"no picture of a panoptic map: the model's tasks are {', '.join(predictor.model.tasks)}")
+        print_line(f"no picture of a panoptic map: the model's tasks are {', '.join(predictor.model.tasks)}")
 
 
 def layer_number(layers: Sequence[nn.Module], number: int | None, option: str) -> int:

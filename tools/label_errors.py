@@ -20,13 +20,13 @@ from vitkit.config import Config
 from vitkit.data.loading.loader import DataSettings
 from vitkit.distributed import close_distributed, init_distributed, is_main
 from vitkit.engine.settings import require
+from vitkit.engine.testing import evaluate_model
 from vitkit.errors import ConfigError
 from vitkit.evaluation import CocoEvaluator
 from vitkit.inference import find_model, find_trained
 from vitkit.logging import setup_logging
 from vitkit.protocols import HasCategoryIds, HasGroundTruth
 from vitkit.report.label_errors import write_label_errors
-from vitkit.runs.testing import evaluate_config
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
         evaluator = CocoEvaluator(dataset)
         evaluator.load_results(args.eval_only)
     else:
-        evaluator = evaluate_config(config, weights, device, split=args.split).evaluator
+        evaluator = evaluate_model(config, weights, device, split=args.split).evaluator
     if not is_main():
         return
     facts = {"model": str(args.model), "labels of": args.split}

@@ -11,9 +11,9 @@ Examples:
 import argparse
 from pathlib import Path
 
+from vitkit.engine.results import score_file
 from vitkit.logging import setup_logging
 from vitkit.report import write_report
-from vitkit.runs.results import evaluation_of_file
 from vitkit.tools.common import errors_in_one_line
 
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
         setup_logging()
-        evaluation = evaluation_of_file(args.results, annotations=args.annotations, images=args.images)
+        evaluation = score_file(args.results, annotations=args.annotations, images=args.images)
         print(evaluation.evaluator.table())
         facts = {"results": str(args.results)}
         path = write_report(evaluation.evaluator, args.out, title=args.results.stem, facts=facts)

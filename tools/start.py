@@ -28,7 +28,7 @@ import torch
 
 import vitkit
 from vitkit import BACKBONES, load_config
-from vitkit.devices import emulates_bfloat16
+from vitkit.devices import has_bfloat16
 from vitkit.doctor import Options, diagnose, report
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.report import write_report
@@ -222,7 +222,7 @@ def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
         return replace(choice, cost=cost, epochs=epochs)
 
     sizes = [size for size in recipe.sizes if size <= data.short_side] or [recipe.sizes[0]]
-    precisions = ("fp32",) if emulates_bfloat16(torch.device(args.device)) else ("fp32", "bf16")
+    precisions = ("fp32", "bf16") if has_bfloat16(torch.device(args.device)) else ("fp32",)
     smallest = [timed(Choice(sizes[0], precision, weights, pretrained)) for precision in precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
     if pretrained and choice.steps < recipe.freeze_below:

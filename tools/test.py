@@ -25,6 +25,8 @@ import torch
 
 from vitkit.config import Config, format_config
 from vitkit.distributed import close_distributed, init_distributed, is_main
+from vitkit.engine.results import score_results
+from vitkit.engine.testing import evaluate_model
 from vitkit.errors import ConfigError
 from vitkit.evaluation import CombinedEvaluator
 from vitkit.evaluation.classification import draw_confusion_matrix
@@ -35,8 +37,6 @@ from vitkit.logging import setup_logging
 from vitkit.models.tta import SCALES
 from vitkit.protocols import FindsThresholds, HasDetails, NamesPerClassMetric
 from vitkit.report import write_report
-from vitkit.runs.results import evaluate_results
-from vitkit.runs.testing import evaluate_config
 from vitkit.tools.common import add_device, add_model, add_tiles, add_trust, errors_in_one_line, sort_model, tiling_of
 
 
@@ -132,7 +132,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
     out = args.out or Path("results.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     tta_scales = args.tta_scales if args.tta else None
-    result = evaluate_config(config, weights, device, tta_scales=tta_scales, tiling=tiling_of(args), split=args.split)
+    result = evaluate_model(config, weights, device, tta_scales=tta_scales, tiling=tiling_of(args), split=args.split)
     if not is_main():
         return
     show(result.evaluator, args)
@@ -147,7 +147,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
 def score(config: Config, args: argparse.Namespace) -> None:
     """Print the metrics of predictions that were written by an earlier evaluation."""
     if is_main():
-        evaluator = evaluate_results(args.eval_only, config, split=args.split)
+        evaluator = score_results(args.eval_only, config, split=args.split)
         show(evaluator, args)
         report(evaluator, args)
 

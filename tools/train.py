@@ -22,11 +22,11 @@ from vitkit import load_config
 from vitkit.config import format_config
 from vitkit.data.loading.loader import lost_worker
 from vitkit.distributed import close_distributed, init_distributed, lost_peer, rank, report_failure
-from vitkit.engine.checkpoints import CONFIG_NAME
+from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.run_folder import check_resumable
+from vitkit.engine.trainer import run_training
 from vitkit.errors import VitkitError, error_line
 from vitkit.logging import setup_logging
-from vitkit.runs.training import train_config
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, is_override, storage_error_line
 
 
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
             return
         device = init_distributed(args.device)
         setup_logging()
-        train_config(
+        run_training(
             config,
             device,
             default=Path("runs") / Path(args.config or "").stem,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vitkit.checkpoint import LoadReport, load_weights
     from vitkit.config import Config, load_config
     from vitkit.data.loading.loader import build_dataset
+    from vitkit.engine.api import test, train
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
     from vitkit.inference import load
     from vitkit.models import build_model
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         SECTIONS,
         TRANSFORMS,
     )
-    from vitkit.runs import test, train
 
 _REGISTRIES = (
     "BACKBONES CRITERIA DATASETS EVALUATORS HEADS HOOKS MATCHERS MODELS NECKS OPTIMIZERS SCHEDULES SECTIONS TRANSFORMS"
@@ -50,8 +50,8 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "load": "inference",
     "load_config": "config",
     "load_weights": "checkpoint",
-    "test": "runs",
-    "train": "runs",
+    "test": "engine.api",
+    "train": "engine.api",
 }
 """Public name -> the module that defines it."""
 

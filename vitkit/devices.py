@@ -1,5 +1,10 @@
 """Differences between devices: the CPU, and the accelerators that PyTorch names (cuda, mps, xpu, ...)."""
 
+import functools
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
 import torch
 
 
@@ -19,12 +24,49 @@ def synchronize(device: torch.device) -> None:
         torch.get_device_module(device).synchronize()
 
 
-def emulates_bfloat16(device: torch.device) -> bool:
-    """Whether the device emulates bfloat16 by conversions, which makes a step up to ten times slower than in float32.
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16 by instructions of its own.
 
-    x86 processors have bfloat16 instructions from AVX-512 on.
+    Others emulate it by conversions, which makes a step up to ten times slower than in float32: x86 processors without
+    avx512_bf16 or AMX, NVIDIA GPUs before Ampere, Apple's first ones.
     """
-    return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if device.type == "cpu":
+        return bool(_processor_flags() & {"avx512_bf16", "amx_bf16", "bf16"})  # the last one is Arm's
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type != "mps"
+
+
+@functools.cache
+def _processor_flags() -> frozenset[str]:
+    """Return the processor's instruction sets by Linux's names; none on other systems."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("flags", "Features")):
+                return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def resolve_precision(precision: str, device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
+    """Return the precision that "auto" stands for on a device: bf16 if it `has_bfloat16`; others unchanged."""
+    if precision == "auto":
+        return "bf16" if has_bfloat16(device) else "fp32"
+    return precision
+
+
+def autocast(device: torch.device, precision: Literal["fp32", "bf16", "fp16"]) -> torch.autocast:
+    """Return the autocast context for a precision; it does nothing for "fp32"."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError, RuntimeError)
+"""The types of errors that `is_out_of_memory` examines."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that a device, or this machine, ran out of memory."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:

@@ -14,9 +14,9 @@ from vitkit.errors import VitkitError, error_line
 
 LOG_NAME = "log.jsonl"
 CONSOLE_NAME = "console.txt"
-_said = logging.Logger("vitkit.said")
-"""Receives each line of `say`, for `ConsoleCopy` only."""
-_said.addHandler(logging.NullHandler())
+_printed = logging.Logger("vitkit.printed")
+"""Receives each line of `print_line`, for `ConsoleCopy` only."""
+_printed.addHandler(logging.NullHandler())
 
 
 def setup_logging() -> None:
@@ -32,23 +32,23 @@ def setup_logging() -> None:
     handler.stream = sys.stderr  # it may have been replaced since the last call
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line on the console, from the main process only.
 
     If the output goes to a full disk, or to a closed pipe or terminal, the output ends but the run continues.
     """
     if not is_main():
         return
-    _said.info(line)
+    _printed.info(line)
     try:
         print(line, flush=True)
     except OSError as error:
-        logging.getLogger("vitkit").warning("standard output: not written any more (%s)", error.strerror)
+        logging.getLogger("vitkit").warning("standard output: no longer written (%s)", error.strerror)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class ConsoleCopy(AbstractContextManager):
-    """A copy of the console in a file, on the main process: the lines of `say`, messages, and the error at the end.
+    """A copy of the console in a file, on the main process: lines of `print_line`, messages, and the error at the end.
 
     Lines from before `begin` are kept in memory until then. If the disk is full, only the copy ends, not the run.
     """
@@ -56,7 +56,7 @@ class ConsoleCopy(AbstractContextManager):
     def __enter__(self) -> "ConsoleCopy":
         self._memory = MemoryHandler(capacity=sys.maxsize, flushLevel=sys.maxsize)
         if is_main():
-            for logger in (logging.getLogger("vitkit"), _said):
+            for logger in (logging.getLogger("vitkit"), _printed):
                 logger.addHandler(self._memory)
         return self
 
@@ -70,10 +70,10 @@ class ConsoleCopy(AbstractContextManager):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, VitkitError):
-            _said.error(error_line(error))
+            _printed.error(error_line(error))
         elif isinstance(error, Exception):
-            _said.error("", exc_info=error)
-        for logger in (logging.getLogger("vitkit"), _said):
+            _printed.error("", exc_info=error)
+        for logger in (logging.getLogger("vitkit"), _printed):
             logger.removeHandler(self._memory)
         file = self._memory.target
         self._memory.close()
@@ -107,11 +107,11 @@ class ProgressLines:
         if time.monotonic() - self.last > self.every:
             self.last = time.monotonic()
             eta = f"  ETA {(self.total - self.done) / self.rate():.0f} s" if self.total >= self.done else ""
-            say(f"{self.done}/{self.total or '?'} {self.items}  {self.rate():.2f} it/s{eta}")
+            print_line(f"{self.done}/{self.total or '?'} {self.items}  {self.rate():.2f} it/s{eta}")
 
     def finish(self) -> None:
         """Print the number of items and their rate."""
-        say(f"{self.done} {self.items}, {self.rate():.2f} it/s")
+        print_line(f"{self.done} {self.items}, {self.rate():.2f} it/s")
 
     def rate(self) -> float:
         """Return items per second since the start."""

@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
-from vitkit.distributed import RatioMeter
 from vitkit.structures import Batch, FeatureInfo, PanopticMap, Sample, ScoreThresholds, UncompiledTargets
 
 
@@ -76,24 +75,6 @@ class Head(Protocol):
 
     def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Return the outputs that the model's criterion and `postprocess` read."""
-
-
-@runtime_checkable
-class AnnealsMasks(Protocol):
-    """A model with masked attention in `num_blocks` blocks, whose masks training phases out gradually."""
-
-    num_blocks: int
-
-    def set_mask_probabilities(self, probabilities: Sequence[float]) -> None:
-        """Set the share of queries that each of the blocks masks, 0 to 1, first block to last."""
-
-
-@runtime_checkable
-class SamplesWords(Protocol):
-    """A text model whose decoder, in training, may read words that it predicted itself (scheduled sampling)."""
-
-    def set_sampling(self, fraction: float) -> None:
-        """Set the fraction of words, 0 to 1, that the decoder reads from its own predictions."""
 
 
 class Model(Protocol):
@@ -166,17 +147,13 @@ class HasClassHead(Protocol):
 
 
 class Criterion(Protocol):
-    """Computes the losses of a batch; registered in CRITERIA."""
+    """Computes the losses of a batch; registered in CRITERIA.
+
+    It may have `meters`, name -> `RatioMeter`: other quantities that it measures, such as the share of correct classes.
+    """
 
     def __call__(self, outputs: Mapping[str, Any], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Return weighted losses, whose sum is minimised; the same keys whatever the targets, even without any."""
-
-
-@runtime_checkable
-class HasMeters(Protocol):
-    """A criterion that also measures quantities other than losses, such as the share of correct classes."""
-
-    meters: Mapping[str, RatioMeter]
 
 
 class Dataset(Protocol):

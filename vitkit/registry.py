@@ -195,11 +195,11 @@ MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True)
 CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True)
 DATASETS = Registry("dataset", "vitkit.data")
 TRANSFORMS = Registry("transforms", "vitkit.data")
-OPTIMIZERS = Registry("optimizer", "vitkit.engine", in_errors=True)
-SCHEDULES = Registry("schedule", "vitkit.engine", in_errors=True)
+OPTIMIZERS = Registry("optimizer", "vitkit.engine.optimizers", in_errors=True)
+SCHEDULES = Registry("schedule", "vitkit.engine.schedules", in_errors=True)
 EVALUATORS = Registry("evaluator", "vitkit.evaluation")
 HOOKS = Registry("hook", "vitkit.engine.hooks")
-SECTIONS = Registry("section", "vitkit.data", "vitkit.engine")
+SECTIONS = Registry("section", "vitkit.data", "vitkit.engine.settings")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""
 
 REGISTRIES = {

@@ -51,7 +51,7 @@ def ablation():
             "data.val.transforms.short_side": 176, "data.num_workers": 0, "data.images_per_gpu": 2,
             "model.backbone.norm": "frozen_bn", "model.backbone.frozen_stages": 3,
             "optimizer.lr": 2e-4, "schedule.warmup_steps": 100,
-            "train.precision": "bf16", "train.reference_batch_size": 2,
+            "train.precision": "auto", "train.reference_batch_size": 2,
         },
         arms={
             "DETR": detr(),

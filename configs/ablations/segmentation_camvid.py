@@ -36,7 +36,7 @@ def ablation():
             "data.val.transforms.max_size": 240,
             "data.num_workers": 0,
             "schedule.warmup_steps": 40,
-            "train.precision": "bf16",
+            "train.precision": "auto",
         },
         arms={
             "per-pixel": {"base": "camvid/per_pixel"},

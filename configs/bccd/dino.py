@@ -27,5 +27,5 @@ def config():
     cfg["data"]["images_per_gpu"] = 2
     cfg["optimizer"].update(lr=2e-4, backbone_lr=5e-5)
     cfg["schedule"]["warmup_steps"] = 100
-    cfg["train"].update(precision="bf16", epochs=50, reference_batch_size=2)
+    cfg["train"].update(precision="auto", epochs=50, reference_batch_size=2)
     return cfg

@@ -21,5 +21,5 @@ def config():
     cfg["data"]["val"]["transforms"] = dict(type="EvalResize", short_side=360, max_size=480)
     cfg["optimizer"].update(lr=3e-4, backbone_lr=1e-4)
     cfg["schedule"]["warmup_steps"] = 150
-    cfg["train"].update(precision="bf16", epochs=26, eval_every=6, ema_decay=0.998)
+    cfg["train"].update(precision="auto", epochs=26, eval_every=6, ema_decay=0.998)
     return cfg

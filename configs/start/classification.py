@@ -30,5 +30,5 @@ def config(size=224, pretrained=True):
         optimizer=dict(type="AdamW", lr=3e-4, backbone_lr=1e-4, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_steps=50),
         evaluator=dict(type="ClassificationEvaluator"),
-        train=dict(epochs=20, reference_batch_size=16, precision="bf16", channels_last=True, best_metric="top1"),
+        train=dict(epochs=20, reference_batch_size=16, precision="auto", channels_last=True, best_metric="top1"),
     )  # fmt: skip

@@ -29,5 +29,5 @@ def config(size=360, pretrained=True):
         ),
         images_per_gpu=4, num_workers=1, aspect_ratio_grouping=False,
     )  # fmt: skip
-    cfg["train"]["precision"] = "bf16"
+    cfg["train"]["precision"] = "auto"
     return cfg

@@ -7,7 +7,7 @@ from torch import nn
 from vitkit.backbones.timm_adapter import TimmBackbone
 from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
-from vitkit.engine.optim import layer_factors
+from vitkit.engine.optimizers import layer_factors
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing

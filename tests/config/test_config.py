@@ -89,6 +89,7 @@ class Data:
     root: str = "data"
     train: Spec | None = None
     val: Spec | None = None
+    test: Spec | None = None
     images_per_gpu: int = 2
 
 
@@ -318,6 +319,15 @@ def test_value_of_the_wrong_kind_is_an_error(model, part):
     with pytest.raises(ConfigError) as caught:
         check_config({"model": model})
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_dataset_of_each_split_is_checked(split):
+    check_config({"data": {split: dict(type="Folder", images="a", fraction=0.5)}})
+    with pytest.raises(ConfigError, match=rf"data\.{split}: unknown dataset 'Foldr'\. Did you mean 'Folder'"):
+        check_config({"data": {split: dict(type="Foldr", images="a")}})
+    with pytest.raises(ConfigError, match=rf"data\.{split}\.imags: Folder has no argument 'imags'"):
+        check_config({"data": {split: dict(type="Folder", imags="a")}})
 
 
 def test_argument_that_takes_no_names_contains_no_specs():

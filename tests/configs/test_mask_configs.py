@@ -131,7 +131,7 @@ def test_a_config_is_valid_and_its_parts_fit_together(name):
     if "panoptic" in name:
         assert (len(model.things), sum(model.things)) == (NUM_CLASSES[name], NUM_THINGS[NUM_CLASSES[name]])
     CRITERIA.build(config["criterion"])
-    optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
+    optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
     assert all(group["params"] for group in optimizer.param_groups)
     trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     assert trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -147,7 +147,7 @@ def test_config_with_a_timm_vit_fits_together(name):
     config = load(name)
     model = build_model(config["model"], classes=["a", "b"])
     assert list(model.neck.feature_info) == ["mask_features", "res3", "res4", "res5"]
-    optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
+    optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
     rates = {group["lr"] for group in optimizer.param_groups}
     assert max(rates) == config["optimizer"]["lr"] and min(rates) == pytest.approx(1e-4 * 0.8**13)
     text = (CONFIGS / f"{name}.py").read_text(encoding="utf-8")
@@ -168,7 +168,7 @@ def test_a_config_says_how_to_run_it_and_what_to_expect(name):
 def decays(name):
     model = on_meta(name)
     names = {id(p): n for n, p in model.named_parameters()}
-    groups = OPTIMIZERS.build(load(name)["optimizer"]).build(model).param_groups
+    groups = OPTIMIZERS.build(load(name)["optimizer"], model=model).param_groups
     return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
 
 

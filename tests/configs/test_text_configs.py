@@ -62,7 +62,7 @@ def test_hard_and_soft_attention_configs_differ_only_in_their_attention():
 
 def _build_the_rest(config, model):
     CRITERIA.build(config["criterion"])
-    optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
+    optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
     epochs = config["train"]["epochs"]
     SCHEDULES.build(config["schedule"], optimizer=optimizer, steps_per_epoch=100, epochs=epochs)
 

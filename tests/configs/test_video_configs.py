@@ -41,7 +41,7 @@ def test_config_is_valid_and_its_model_has_the_published_size(name):
         model = build_model(config["model"], classes=[str(i) for i in range(400)])
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
     CRITERIA.build(config["criterion"])
-    optimizer = OPTIMIZERS.build(config["optimizer"]).build(model)
+    optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
     assert all(group["params"] for group in optimizer.param_groups)
     family = name.split("_")[0]
     assert 8 * config["data"]["images_per_gpu"] == CLIPS_PER_STEP[family]

@@ -8,8 +8,7 @@ import torch
 from engine.test_train import Regression, run
 from torch import nn
 
-from vitkit.engine.checkpoints import LAST_NAME
-from vitkit.engine.disk_space import optimizer_state_bytes
+from vitkit.engine.checkpointing import LAST_NAME, optimizer_state_bytes
 from vitkit.errors import ConfigError
 
 Usage = namedtuple("Usage", "total used free")

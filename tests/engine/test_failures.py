@@ -11,10 +11,11 @@ from engine.test_train import CPU, Batches, Regression, SquaredError, records, r
 from torch import nn
 
 from vitkit.checkpoint import read_checkpoint
-from vitkit.engine.checkpoints import LAST_NAME, Progress
+from vitkit.engine.checkpointing import LAST_NAME, Progress
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.failures import memory_explained, training_remedies
-from vitkit.engine.hooks.guard import StepGuard
+from vitkit.engine.guard import Decision, StepGuard
+from vitkit.engine.hooks import Hook
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import TrainingError
 from vitkit.structures import Batch
@@ -104,9 +105,7 @@ class Exploding(SquaredError):
 
 
 def test_step_with_a_non_finite_gradient_is_skipped_and_its_parameters_are_named(tmp_path, caplog):
-    with pytest.raises(
-        TrainingError, match=r"the gradient's norm is nan, by layers\.0\.weight, .* and 1 others; image"
-    ):
+    with pytest.raises(TrainingError, match=r"the gradient norm of layers\.0\.weight, .* and 1 others is nan; image"):
         run(tmp_path / "run", criterion=Exploding(), loader=Poisoned())
     assert "4 in a row so far" in caplog.text
 
@@ -120,14 +119,8 @@ class State:
         self.scaler = torch.amp.GradScaler("cpu", enabled=False)
         self.losses, self.targets = [{"a": torch.tensor(1.0)}], [[{}]]
         self.grad_norm = torch.tensor(1.0)
-        self.should_step, self.should_save, self.should_stop = True, False, False
+        self.hooks = []
         self.__dict__.update(fields)
-
-
-def decide(state):
-    guard = StepGuard()
-    guard.before_epoch(state)
-    guard.before_step(state)
 
 
 def test_too_high_fp16_scale_is_lowered_without_counting_as_a_failure():
@@ -135,14 +128,26 @@ def test_too_high_fp16_scale_is_lowered_without_counting_as_a_failure():
     for scale, expected in ((2.0**16, 0), (2.0, 0), (1.0, 1), (0.5, 2)):
         state.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         state.scaler.scale(torch.zeros(()))  # makes the scale
-        decide(state)
-        assert not state.should_step and state.progress.bad_in_a_row == expected
+        assert not StepGuard().decide(state).step and state.progress.bad_in_a_row == expected
 
 
-def test_requests_to_save_and_stop_survive_the_decision():
-    state = State(should_stop=True)
-    decide(state)
-    assert (state.should_step, state.should_save, state.should_stop) == (True, False, True)
+class Asks(Hook):
+    def __init__(self, *, save=False, stop=False):
+        self.save, self.stop = save, stop
+
+    def should_save(self, run):
+        return self.save
+
+    def should_stop(self, run):
+        return self.stop
+
+
+@pytest.mark.parametrize("norm", [1.0, math.nan])
+def test_decision_has_what_any_hook_asks_for_also_if_the_step_is_skipped(norm):
+    state = State(grad_norm=torch.tensor(norm), hooks=[Asks(), Asks(stop=True), Asks()])
+    assert StepGuard().decide(state) == Decision(step=norm == 1.0, save=False, stop=True)
+    state.hooks = [Asks(), Asks(save=True)]
+    assert StepGuard().decide(state) == Decision(step=norm == 1.0, save=True, stop=False)
 
 
 def test_gradients_that_overflow_at_every_scale_end_the_run(tmp_path):

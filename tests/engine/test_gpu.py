@@ -1,6 +1,7 @@
 """Training on a GPU. Without one, VITKIT_GPU_TESTS=cpu pytest -m gpu runs the tests that do not need it."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.nn.parallel import DistributedDataParallel
 
 import vitkit
-from vitkit.engine.hooks.guard import MemoryErrors
+from vitkit.engine.failures import memory_explained, training_remedies
 from vitkit.engine.parallel import shard
 from vitkit.engine.step import train_step
 from vitkit.errors import TrainingError
@@ -156,7 +157,11 @@ def test_out_of_memory_names_the_batch_and_memory_savings(gpu, tmp_path):
     batch.inputs = {name: x.repeat_interleave(64, -1).repeat_interleave(64, -2) for name, x in batch.inputs.items()}
     torch.cuda.set_per_process_memory_fraction(0.02)
     try:
-        with pytest.raises(TrainingError, match=r"images_per_gpu") as error, MemoryErrors().during_training(run):
+        remedies = partial(training_remedies, settings=run.settings)
+        with (
+            pytest.raises(TrainingError, match=r"images_per_gpu") as error,
+            memory_explained(lambda: run.batch, remedies),
+        ):
             train_step(run, iter([batch]), 1)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

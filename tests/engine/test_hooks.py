@@ -44,7 +44,8 @@ class Recorder(Hook):
     def before_step(self, run):
         assert run.grad_norm.isfinite() and len(run.losses) == run.settings.accumulate
 
-    def after_step(self, run):
+    def after_step(self, run, decision):
+        assert decision.step
         self.calls.append(f"step {run.progress.step}")
 
     def on_log(self, run, record):
@@ -83,10 +84,10 @@ def test_hook_methods_are_called_in_the_order_of_the_loop(tmp_path):
     ]
 
 
-def test_a_hook_can_save_and_end_a_run(tmp_path):
+def test_a_hook_can_end_a_run(tmp_path):
     class FirstEpochOnly(Hook):
-        def after_epoch(self, run):
-            run.should_end = True
+        def should_end(self, run):
+            return run.progress.epoch == 1
 
     _, progress = run(tmp_path / "run", hooks=[FirstEpochOnly()])
     assert (progress.epoch, progress.step) == (1, 8)

@@ -12,12 +12,12 @@ from torch.distributed.tensor import DTensor
 
 from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import close_distributed, is_main, rank
-from vitkit.engine.checkpoints import LAST_NAME
+from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.evaluate import evaluate
-from vitkit.engine.loop import train
 from vitkit.engine.parallel import is_sharded, load_state, shard, state_of
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
+from vitkit.engine.trainer import fit
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpoint_block
 from vitkit.registry import OPTIMIZERS, SCHEDULES
@@ -115,7 +115,7 @@ def run(folder: Path, strategy: str, *, poisoned: int | None = None, to_evaluate
     if strategy == "fsdp":
         model = shard(model, CPU)
         assert is_sharded(model) and is_sharded(model.blocks[0])
-    optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.01, "lr_multipliers": {"blocks": 0.5}}).build(model)
+    optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.01, "lr_multipliers": {"blocks": 0.5}}, model=model)
     schedule = SCHEDULES.build(
         {"type": "CosineLR", "warmup_steps": 1}, optimizer=optimizer, steps_per_epoch=2, epochs=3
     )
@@ -146,7 +146,7 @@ def run(folder: Path, strategy: str, *, poisoned: int | None = None, to_evaluate
         device=CPU,
         run_dir=folder,
     )
-    train(state, validate=validate, resume=resume)
+    fit(state, validate=validate, resume=resume)
     assert strategy == "ddp" or set(full) <= {0 in to_evaluate}  # then a rank cannot keep in step with the others
     return sums
 
@@ -241,7 +241,7 @@ def test_optimizer_state_follows_the_memory_format_of_its_parameters():
         for half, memory_format in zip(gradients.split(2), formats):
             model = nn.Conv2d(3, 6, 2, bias=False).to(memory_format=memory_format)
             model.weight.data.copy_(weight)
-            optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.1}).build(model)
+            optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.1}, model=model)
             if state:
                 load_state(optimizer, state, model)
             for gradient in half:
@@ -258,7 +258,7 @@ def test_optimizer_state_follows_the_memory_format_of_its_parameters():
 
 def test_run_saved_without_fused_optimizers_resumes_with_them():
     model = nn.Linear(3, 2)
-    optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.1}).build(model)
+    optimizer = OPTIMIZERS.build({"type": "AdamW", "lr": 0.1}, model=model)
     old = torch.optim.AdamW(model.parameters(), lr=0.1)
     for made in (old, optimizer):
         model(torch.ones(1, 3)).sum().backward()
@@ -286,7 +286,7 @@ def test_sharding_of_channels_last_weights_is_an_error():
 
 
 def test_settings_incompatible_with_sharded_weights_are_errors():
-    with pytest.raises(ConfigError, match=r"train\.ema_decay: weights that .* cannot be averaged"):
+    with pytest.raises(ConfigError, match=r"train\.ema_decay: sharded weights .* have no average"):
         TrainSettings(epochs=1, strategy="fsdp", ema_decay=0.9)
     with pytest.raises(ConfigError, match=r"train\.precision=fp16"):
         TrainSettings(epochs=1, strategy="fsdp", precision="fp16")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.engine.resume import current_launch, mark_launch, repeated_run, report_changes, resume_command
+from vitkit.engine.run_folder import current_launch, mark_launch, repeated_run, report_changes, resume_command
 from vitkit.errors import ConfigError
 
 
@@ -18,10 +18,10 @@ def test_changed_settings_are_reported_with_their_effect(tmp_path, caplog):
     report_changes(tmp_path, saved, config)
     assert caplog.messages == [
         "resuming with a changed data.num_workers: not set -> 4 (allowed; each step trains as before)",
-        "resuming with a changed train.clip_grad_norm: 0.1 -> not set (allowed; from here on it is another run than "
-        "before)",
+        "resuming with a changed train.clip_grad_norm: 0.1 -> not set (allowed; later steps differ from the original "
+        "run's)",
         "resuming with a changed train.log_every: 50 -> 20 (allowed; each step trains as before)",
-        "resuming with a changed train.seed: not set -> 1 (allowed; from here on it is another run than before)",
+        "resuming with a changed train.seed: not set -> 1 (allowed; later steps differ from the original run's)",
     ]
     with pytest.raises(ConfigError, match=r"lr cannot change when a run is resumed \(optimizer\.lr: 0\.0001 -> 1\.0\)"):
         report_changes(tmp_path, saved, {**saved, "optimizer": {"type": "AdamW", "lr": 1.0}})

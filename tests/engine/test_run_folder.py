@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.engine import run_folder as module
-from vitkit.engine.checkpoints import CONFIG_NAME
+from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.run_folder import LOCK_NAME, FolderLock, run_folder
 from vitkit.errors import ConfigError
 

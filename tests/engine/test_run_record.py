@@ -7,7 +7,7 @@ import sys
 import torch
 
 import vitkit
-from vitkit.engine.run_record import RECORD_NAME, git_state, record_start
+from vitkit.engine.run_folder import RECORD_NAME, git_state, record_start
 
 
 def test_each_start_is_recorded_with_command_versions_and_device(tmp_path, monkeypatch):

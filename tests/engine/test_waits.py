@@ -31,8 +31,8 @@ def test_step_synchronises_once_for_matching_and_once_for_the_guard(name, tmp_pa
     with emulated_gpu() as gpu:
         run, batch = quickstart_run(name, DEVICE, tmp_path, move=to_device)
         gpu.waits.clear()
-        train_step(run, iter([batch]), 1)
-    assert run.should_step and run.progress.step == 1
+        decision = train_step(run, iter([batch]), 1)
+    assert decision.step and run.progress.step == 1
     waits = {where.split(":")[0]: count for where, count in gpu.waits.items()}
     assert waits == {MATCHING[name]: 1, "guard.py": 1}, gpu.waits
 

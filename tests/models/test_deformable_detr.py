@@ -184,7 +184,7 @@ def test_each_config_builds_and_names_its_parameter_groups(name):
     cfg = load_config(f"configs/deformable_detr_{name}.py")
     with torch.device("meta"):
         model = build_model(cfg["model"], classes=[f"class {i}" for i in range(80)])
-    optimizer = OPTIMIZERS.build(cfg["optimizer"]).build(model)
+    optimizer = OPTIMIZERS.build(cfg["optimizer"], model=model)
     assert sorted({round(group["lr"], 8) for group in optimizer.param_groups}) == [2e-5, 2e-4]
     CRITERIA.build(cfg["criterion"])
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vitkit.checkpoint import load_weights
+from vitkit.engine.guard import Decision
 from vitkit.engine.hooks import MaskAnnealing
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models import build_model
@@ -213,7 +214,7 @@ def test_annealing_sets_the_model_and_its_average_after_each_step():
     hook = MaskAnnealing()
     with hook.during_training(run_of(model, step=0)):
         assert model.attn_mask_probs.tolist() == [1.0, 1.0]
-        hook.after_step(run_of(model, step=2, ema=SimpleNamespace(module=average)))
+        hook.after_step(run_of(model, step=2, ema=SimpleNamespace(module=average)), Decision(True, False, False))
     for each in (model, average):
         assert each.attn_mask_probs.tolist() == pytest.approx([0.0, 1.0])
     with torch.no_grad():
@@ -234,7 +235,7 @@ def test_annealing_needs_a_model_with_masked_attention_and_steps_for_each_block(
         (dict(start_steps=[1]), "expected both start_steps and end_steps"),
         (dict(start_steps=[1, 5], end_steps=[3]), "expected an end after each start"),
         (dict(start_steps=[3], end_steps=[3]), "expected an end after each start"),
-        (dict(power=-0.9), "power=-0.9: expected above 0"),
+        (dict(power=-0.9), "power=-0.9: expected a value above 0"),
     ],
 )
 def test_invalid_annealing_is_named(options, message):

@@ -7,7 +7,7 @@ from golden.weights import compare, grad_projection, load_case, rng_for
 
 from vitkit.checkpoint import load_weights
 from vitkit.engine.hooks import MaskAnnealing
-from vitkit.engine.optim import AdamW
+from vitkit.engine.optimizers import adamw
 from vitkit.model_zoo.converters import convert_official
 from vitkit.models import build_model
 from vitkit.models.mask_postprocess import Geometry, PanopticRules, panoptic, upsample
@@ -177,7 +177,7 @@ def test_gradients_of_all_parameters_equal_the_original(case, model, images):
 
 
 def test_learning_rates_of_all_parameters_equal_the_original(case, model):
-    optimizer = AdamW(lr=1e-4, layer_decay=0.8, layer_decay_rule="eomt", weight_decay=0.05).build(model)
+    optimizer = adamw(model, lr=1e-4, layer_decay=0.8, layer_decay_rule="eomt", weight_decay=0.05)
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     names = official_names(case, model)
     expected = case.meta["training"]["lr"]
@@ -186,7 +186,7 @@ def test_learning_rates_of_all_parameters_equal_the_original(case, model):
 
 
 def test_schedule_equals_the_original(case, model):
-    optimizer = AdamW(lr=1e-4, layer_decay=0.8, layer_decay_rule="eomt").build(model)
+    optimizer = adamw(model, lr=1e-4, layer_decay=0.8, layer_decay_rule="eomt")
     expected = case.meta["training"]["schedule"]
     spec = dict(type="TwoStageWarmupPolyLR", warmup_steps=500, backbone_warmup_steps=1000, power=0.9)
     constructor, options = SCHEDULES.resolve(spec)

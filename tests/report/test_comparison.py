@@ -11,13 +11,13 @@ from detection_files import CONFIG, evaluator_of, write_data
 
 from vitkit.config import load_config, save_config
 from vitkit.data.io.segmentations import encode_segmentation
+from vitkit.engine.results import score_file
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import SemanticEvaluator
 from vitkit.evaluation.bootstrap import Difference, Estimate
 from vitkit.registry import EVALUATORS
 from vitkit.report import write_report
 from vitkit.report.comparison import Compared, compare, is_better, write_comparison
-from vitkit.runs.results import evaluation_of_file
 from vitkit.tools import compare as compare_tool
 from vitkit.tools import report as report_tool
 
@@ -34,8 +34,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_differences_are_paired_differences_of_the_metrics(folder):
-    first = evaluation_of_file("results.json", annotations="truth.json")
-    second = evaluation_of_file("perfect.json", annotations="truth.json")
+    first = score_file("results.json", annotations="truth.json")
+    second = score_file("perfect.json", annotations="truth.json")
     models = [Compared("a", first.evaluator), Compared("b", second.evaluator)]
     comparison = compare(models)
     for metric, each in comparison.differences[0].items():
@@ -61,8 +61,8 @@ def test_boxes_are_not_compared_with_masks(folder):
         {**r, "segmentation": encode_segmentation([[0, 0, 2, 0, 2, 2, 0, 2]], *sizes[r["image_id"]])} for r in boxes
     ]
     (folder / "masks.json").write_text(json.dumps(wrong, default=bytes.decode))
-    with_masks = evaluation_of_file("masks.json", annotations="masks_truth.json").evaluator
-    with_boxes = evaluation_of_file("perfect.json", annotations="masks_truth.json").evaluator
+    with_masks = score_file("masks.json", annotations="masks_truth.json").evaluator
+    with_boxes = score_file("perfect.json", annotations="masks_truth.json").evaluator
     assert with_masks.iou_types != with_boxes.iou_types
     for models in ([with_masks, with_boxes], [with_boxes, with_masks]):
         comparison = compare([Compared(str(k), evaluator) for k, evaluator in enumerate(models)])
@@ -182,7 +182,7 @@ def test_other_tasks_are_refused(folder):
 def test_wrong_command_lines_are_one_line_errors(folder, capsys):
     for argv, message in [
         (["results.json"], "at least two"),
-        (["results.json", "perfect.json"], "holds boxes; give their annotations"),
+        (["results.json", "perfect.json"], "contains boxes. Pass their annotations"),
         (["results.json", "none.json", "--annotations", "truth.json"], "no file 'none.json'"),
         (["results.json", "images", "--annotations", "truth.json"], "neither a run nor a results file"),
         (["results.json", "perfect.json", "--images", "images"], "--images are those of --annotations"),
@@ -202,5 +202,5 @@ def test_report_is_made_from_only_results_and_annotations(folder, capsys):
     assert "Confusion matrix" in page and "data:image/jpeg" not in page
     report_tool.main(["results.json", "--annotations", "truth.json", "--images", "images", "--out", "alone.html"])
     assert "data:image/jpeg" in (folder / "alone.html").read_text()
-    with pytest.raises(SystemExit, match="holds boxes; give their annotations"):
+    with pytest.raises(SystemExit, match="contains boxes. Pass their annotations"):
         report_tool.main(["results.json"])

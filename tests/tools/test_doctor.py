@@ -249,6 +249,20 @@ def test_learning_rate_is_checked_against_the_batch_size(coco):
     assert "is high for AdamW" in worst(issues, "learning rate", where="optimizer")[1]
 
 
+@pytest.mark.parametrize(
+    "precision, flags, verdict, message",
+    [
+        ("bf16", "avx512f", "warn", "no instructions for bfloat16"),
+        ("bf16", "avx512_bf16", "ok", "bf16 on cpu"),
+        ("auto", "avx512f", "ok", "fp32 on cpu"),
+    ],
+)
+def test_slow_precision_is_reported_with_the_override_that_helps(coco, monkeypatch, precision, flags, verdict, message):
+    monkeypatch.setattr("vitkit.devices._processor_flags", lambda: {flags})
+    issue = worst(check_config(f"train.precision={precision}", checks=["precision"]), "precision", where="train")
+    assert issue[0] == verdict and message in issue[1] and ("train.precision=fp32" in issue[1]) == (verdict == "warn")
+
+
 def test_step_budget_is_checked(coco):
     checks = ["step_budget"]
     verdict, message = worst(check_config(checks=checks), "step budget", where="train")

@@ -14,8 +14,8 @@ import torch
 from real_runs import CONFIG, LAST_STEP, assert_same, finish, of_ranks, reached, start, wait_for_step
 
 from vitkit.checkpoint import read_checkpoint
+from vitkit.engine import validation
 from vitkit.engine.hooks import Interrupted
-from vitkit.runs import training
 
 train = pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")
 
@@ -187,8 +187,8 @@ def test_stop_during_evaluation_saves_at_once_and_evaluates_after_resuming(monke
         time.sleep(60)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "check_validation", lambda *args: None)  # before it, nothing could be saved
-        patch.setattr(training, "evaluate", interrupted)
+        patch.setattr(validation, "check_validation", lambda *args: None)  # before it, nothing could be saved
+        patch.setattr(validation, "evaluate", interrupted)
         with pytest.raises(Interrupted) as interrupted:
             train.main(["tiny.py", "--run-dir", "evaluating", "--device", "cpu"])
     assert interrupted.value.code == 143

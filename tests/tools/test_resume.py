@@ -93,7 +93,7 @@ def test_incompatible_change_is_refused_and_leaves_the_run_intact(config):
         "optimizer.lr=1e-5": "optimizer.lr cannot change when a run is resumed",
         "optimizer.type=SGD": "optimizer.type cannot change",
         "schedule.drop_at_epochs=[1]": "schedule.drop_at_epochs cannot change",
-        "data.images_per_gpu=3": "planned over another number of steps",
+        "data.images_per_gpu=3": "its learning-rate schedule has another number of steps",
     }.items():
         refused = error(train, "--resume", "run", "train.epochs=2", override)
         assert message in refused and "--init" in refused
@@ -104,12 +104,12 @@ def test_incompatible_change_is_refused_and_leaves_the_run_intact(config):
 
 def test_a_schedule_that_ends_with_the_run_cannot_be_made_longer(config):
     call(train, config, "--run-dir", "run", "schedule=CosineLR")
-    assert "planned over another number of steps" in error(train, "--resume", "run", "train.epochs=2")
+    assert "its learning-rate schedule has another number of steps" in error(train, "--resume", "run", "train.epochs=2")
 
 
 def test_a_folder_without_config_or_checkpoint_holds_no_run(config):
     for name in ("config.json", "last.pth"):
-        assert f"--resume run: holds no run to resume (no {name})" in error(train, "--resume", "run")
+        assert f"--resume run: contains no run to resume (no {name})" in error(train, "--resume", "run")
         Path("run").mkdir(exist_ok=True)
         Path("run", name).write_text("{}")
 

@@ -38,7 +38,7 @@ def test_only_one_of_two_runs_in_the_same_folder_trains(tmp_path):
     runs = [start("tiny.py", "--run-dir", "run", "train.epochs=1") for _ in range(2)]
     assert sorted(finish(run)[0] for run in runs) == [0, 1]
     (message,) = messages()
-    assert re.search(r"--run-dir run: (in use by process \d+ on \S+ since|holds a run already)", message)
+    assert re.search(r"--run-dir run: (in use by process \d+ on \S+ since|already contains a run)", message)
     assert log_of("run")
 
 
@@ -76,5 +76,5 @@ def test_only_one_of_two_torchrun_launches_in_the_same_folder_trains():
             launch.kill()
     assert sorted(launch.returncode for launch in launches) == [0, 1], "\n".join(text[-2000:] for text in outputs)
     refused = next(text for launch, text in zip(launches, outputs) if launch.returncode)
-    assert re.search(r"--run-dir run: (in use by process \d+ on \S+ since|holds a run already)", refused)
+    assert re.search(r"--run-dir run: (in use by process \d+ on \S+ since|already contains a run)", refused)
     assert read_checkpoint("run/last.pth")["progress"]["step"] == LAST_STEP / 2 and log_of("run")

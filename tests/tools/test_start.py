@@ -37,7 +37,7 @@ def step_cost(monkeypatch, tmp_path):
         return StepCost(minutes, minutes, len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2)
 
     monkeypatch.setattr(start, "time_steps", time_steps)
-    monkeypatch.setattr(start, "emulates_bfloat16", lambda device: False)
+    monkeypatch.setattr(start, "has_bfloat16", lambda device: True)
     return costs, timed
 
 
@@ -80,7 +80,7 @@ def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(
 
 
 def test_bfloat16_is_not_timed_where_it_is_emulated(world, step_cost, monkeypatch):
-    monkeypatch.setattr(start, "emulates_bfloat16", lambda device: True)
+    monkeypatch.setattr(start, "has_bfloat16", lambda device: False)
     detection(world, "--hours", "0.1")
     assert step_cost[1] == [(256, "fp32")]
 

@@ -126,7 +126,7 @@ def test_runs_are_numbered_and_none_is_overwritten(tiny, tmp_path, capsys):
     train(tiny)
     assert (tmp_path / "runs" / "tiny-2" / "last.pth").is_file()
     message = fails(capsys, train_tool.main, tiny, "--run-dir", tmp_path / "runs" / "tiny")
-    assert "holds a run already" in message and "--resume" in message
+    assert "already contains a run" in message and "--resume" in message
 
 
 def test_testing_repeats_the_validation_and_writes_results_for_pycocotools(tiny, tmp_path, capsys):
@@ -375,7 +375,7 @@ def test_validation_that_cannot_work_is_an_error_before_training(tiny, tmp_path,
 
 def test_checking_the_validation_does_not_change_the_run(tiny, monkeypatch):
     train(tiny, "model.head.dropout=0.1", "--run-dir", "checked")
-    monkeypatch.setattr("vitkit.runs.training.check_validation", lambda *args: None)
+    monkeypatch.setattr("vitkit.engine.validation.check_validation", lambda *args: None)
     train(tiny, "model.head.dropout=0.1", "--run-dir", "unchecked")
     checked, unchecked = (read_log(Path(name) / "log.jsonl")[0] for name in ("checked", "unchecked"))
     assert [record["losses"] for record in checked] == [record["losses"] for record in unchecked]
@@ -440,7 +440,10 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
     ("arguments", "message"),
     [
         (["--thresholds", "2"], "--thresholds, --confusion and --iou are 0 to 1"),
-        (["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"], "reads no results"),
+        (
+            ["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"],
+            "cannot score saved results",
+        ),
         (["--eval-only", "none.json", "--confusion"], "no file 'none.json'"),
     ],
 )

@@ -12,10 +12,10 @@ from video_files import number_of, numbered_frame, write_video
 from vitkit.config import load_config
 from vitkit.data.datasets.video import VideoFolder
 from vitkit.data.io.video_files import open_video
+from vitkit.engine.validation import merge_views
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import load
 from vitkit.inference.videos import classify_video
-from vitkit.runs.training import one_of_each_video
 from vitkit.tools import browse, doctor, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
@@ -83,7 +83,7 @@ def test_views_of_each_video_are_averaged_and_classes_listed(run, capsys):
 def test_each_video_is_drawn_once_with_the_mean_of_its_views():
     scores = ([0.1, 0.9], [0.5, 0.5], [1.0, 0.0])
     targets = [{"image_id": name, "label": 0} for name in ("a", "a", "b")]
-    samples = one_of_each_video([{"class_scores": torch.tensor(row)} for row in scores], targets)
+    samples = merge_views([{"class_scores": torch.tensor(row)} for row in scores], targets)
     assert [target["image_id"] for _, target in samples] == ["a", "b"]
     torch.testing.assert_close(samples[0][0]["class_scores"], torch.tensor([0.3, 0.7]))
     torch.testing.assert_close(samples[1][0]["class_scores"], torch.tensor([1.0, 0.0]))
@@ -96,7 +96,7 @@ def test_drawn_frames_span_the_video_from_first_to_last(run):
 
 def test_training_counts_short_videos_in_its_log(run):
     log = (run / "trained" / "console.txt").read_text()
-    assert "epoch 1/1 done" in log and "2 videos padded, shorter than a clip" in log
+    assert "epoch 1/1 done" in log and "2 videos shorter than a clip padded" in log
     assert log.count("video 'run/0.mp4' is shorter than a clip") == 2  # in training and in evaluation
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.engine.run_record import processor_name
+from vitkit.engine.run_folder import processor_name
 from vitkit.errors import VitkitError, error_line
 from vitkit.tools.benchmark.timing import Options, Row
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import vitkit
-from vitkit.engine.checkpoints import LAST_NAME
+from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.kernels.deformable_attention import plain
 from vitkit.logging import LOG_NAME
 from vitkit.tools.benchmark import kernels, models, timing

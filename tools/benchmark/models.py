@@ -23,7 +23,7 @@ from vitkit.configs import (
     mask2former_r50_coco_instance,
     maskformer_r50_ade20k,
 )
-from vitkit.engine.optim import AdamW
+from vitkit.engine.optimizers import parameter_groups
 from vitkit.errors import VitkitError
 from vitkit.registry import BACKBONES, CRITERIA
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
@@ -115,7 +115,7 @@ def step(family: Family, name: str, case: Case, options: Options) -> Call:
 
     if not case.training:
         return infer
-    optimizer = torch.optim.AdamW(AdamW(lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4).parameter_groups(model))
+    optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4))
 
     def train() -> None:
         with options.autocast():

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.config.check import COMMAND_LINE, find_problems, raise_if_any
-from vitkit.config.legacy import upgrade
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy
 from vitkit.config.trust import ImportedCode, remember, require_trust
@@ -76,7 +75,7 @@ def _resolve(
     try:
         cfg = plain_copy(values, "")
     except RecursionError as error:
-        raise ConfigError(f"{path}: its values are nested too deep to be those of a config.") from error
+        raise ConfigError(f"{path}: its values are nested too deeply for a config.") from error
     overrides = [split_override(text) for text in overrides]
     problems = []
 
@@ -178,14 +177,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _parse(text: str | bytes, path: str | Path) -> dict[str, Any]:
-    """Parse the config in JSON text, and update outdated names in it."""
+    """Parse the config in JSON text."""
     try:
         cfg = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a saved config: {error}.") from error
     if not isinstance(cfg, dict):
         raise ConfigError(f"{path}: got {type(cfg).__name__} as saved config; expected a dict.")
-    upgrade(cfg)
     return cfg
 
 

@@ -24,6 +24,7 @@ CHECKS: dict[str, Callable[[Case], Iterator[Issue]]] = {
         training_checks.random_evaluation,
         training_checks.step_budget,
         training_checks.learning_rate,
+        training_checks.precision,
         training_checks.memory,
         training_checks.overfit,
     )

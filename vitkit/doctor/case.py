@@ -1,5 +1,6 @@
 """The input of the checks: a config, its data, and limits on how much of it they may load."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from torch import nn
 
 from vitkit.checkpoint import load_weights
 from vitkit.data.loading.loader import DataSettings
+from vitkit.devices import resolve_precision
 from vitkit.doctor.images import ImageScan, scan_images
 from vitkit.doctor.issues import Issue
 from vitkit.doctor.statistics import DatasetStatistics, dataset_statistics
@@ -51,6 +53,9 @@ class Case:
         self.options = options
         self.data = DataSettings(**config.get("data", {}))
         self.settings = TrainSettings(**config["train"]) if "train" in config else None
+        if self.settings is not None:
+            resolved = resolve_precision(self.settings.precision, options.device)
+            self.settings = dataclasses.replace(self.settings, precision=resolved)
         self.statistics = {
             f"data.{split}": dataset_statistics(self.data, split)
             for split in ("train", "val", "test")

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from vitkit.analysis.memory import OPTIMIZER_STATES, saved_bytes, training_memory
 from vitkit.data.loading.loader import BatchLoader
-from vitkit.devices import total_memory
+from vitkit.devices import autocast, total_memory
 from vitkit.doctor.case import Case
 from vitkit.doctor.issues import VERDICTS, Issue, percent
 from vitkit.doctor.statistics import DatasetStatistics
-from vitkit.engine.step import autocast
+from vitkit.engine.settings import slow_precision
 from vitkit.errors import VitkitError
 from vitkit.protocols import child, training_inputs
 from vitkit.registry import CRITERIA, OPTIMIZERS
@@ -218,6 +218,15 @@ def learning_rate(case: Case) -> Iterator[Issue]:
         yield Issue("learning rate", "warn", message, "optimizer")
 
 
+def precision(case: Case) -> Iterator[Issue]:
+    """Check that the device is not slow in the run's precision."""
+    if case.settings is None:
+        return
+    message = slow_precision(case.settings.precision, case.options.device)
+    verdict = "warn" if message else "ok"
+    yield Issue("precision", verdict, message or f"{case.settings.precision} on {case.options.device.type}", "train")
+
+
 def memory(case: Case) -> Iterator[Issue]:
     """Estimate the memory of a training step from one image: saved activations, weights, gradients, optimiser."""
     model = case.initial_model[0]
@@ -257,7 +266,7 @@ def memory(case: Case) -> Iterator[Issue]:
         verdict = "fail" if total > capacity else "warn" if total > 0.85 * capacity else "ok"
         message += f"; {name} has {capacity / _GIB:.3g} GiB"
     if verdict != "ok":
-        message += ". Less by data.images_per_gpu with train.accumulate, train.activation_checkpointing=true, "
+        message += ". To use less: data.images_per_gpu with train.accumulate, train.activation_checkpointing=true, "
         message += "train.precision=bf16, smaller images, train.strategy=fsdp"
     yield Issue("memory", verdict, message, "train", details)
 
@@ -303,7 +312,7 @@ def overfit(case: Case) -> Iterator[Issue]:
         return
     torch.manual_seed(case.settings.seed)
     criterion = CRITERIA.build(case.config["criterion"]).to(case.options.device).eval()
-    optimizer = OPTIMIZERS.build(case.config["optimizer"]).build(model)
+    optimizer = OPTIMIZERS.build(case.config["optimizer"], model=model)
     _disable_dropout(model)
     losses: list[float] = []
     terms: dict[str, float] = {}

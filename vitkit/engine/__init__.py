@@ -1,3 +1,1 @@
-"""Training and evaluation loops."""
-
-from vitkit.engine import optim, settings  # noqa: F401
+"""Training and evaluation: from a config to a trained model and its metrics. Start reading at trainer.py."""

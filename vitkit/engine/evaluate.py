@@ -9,13 +9,12 @@ from typing import Literal
 import torch
 from torch import nn
 
-from vitkit.devices import accumulation_dtype, synchronize
+from vitkit.devices import accumulation_dtype, autocast, synchronize
 from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gather_objects
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
-from vitkit.engine.step import autocast
-from vitkit.logging import ProgressLines, say
-from vitkit.protocols import Evaluator, GenerativeModel, HasMeters, TakesOutputs
+from vitkit.logging import ProgressLines, print_line
+from vitkit.protocols import Evaluator, GenerativeModel, TakesOutputs
 from vitkit.structures import Batch
 
 
@@ -43,17 +42,17 @@ def evaluate(
     Raises:
         TrainingError: there is not enough memory for a batch.
     """
-    meters = criterion.meters if isinstance(criterion, HasMeters) else {}
+    meters = getattr(criterion, "meters", {})
     takes_outputs = isinstance(evaluator, TakesOutputs) and evaluator.takes_outputs
     generates = isinstance(model, GenerativeModel) and not takes_outputs
-    less_memory = partial(evaluation_remedies, precision=precision)
+    remedies = partial(evaluation_remedies, precision=precision)
     with _evaluation_mode(model, criterion, meters):
         loss_sum = torch.zeros(2, dtype=accumulation_dtype(device), device=device)
         progress = ProgressLines(len(loader), "batches evaluated", every=20.0)
         for batch in _batches(loader, model, generates=generates, precision=precision):
             batch = batch.to(device)
             started = _now(device) if seconds is not None else 0.0
-            with memory_explained(batch, less_memory), autocast(device, precision):
+            with memory_explained(batch, remedies), autocast(device, precision):
                 outputs = None if generates and criterion is None else model(**batch.inputs)
                 if criterion is not None:
                     loss = sum(criterion(outputs, batch.targets).values())
@@ -76,7 +75,7 @@ def evaluate(
         metrics = evaluator.compute()
         padded = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_padded", 0)), device=device)))
         if padded:
-            say(f"{padded} videos are shorter than a clip: their last frame was repeated")
+            print_line(f"{padded} videos are shorter than a clip: their last frame was repeated")
         if criterion is not None:
             total, count = all_reduce_sum(loss_sum).tolist()
             metrics["loss"] = total / count if count else float("nan")

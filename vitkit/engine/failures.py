@@ -4,55 +4,51 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
+from vitkit.devices import OUT_OF_MEMORY, is_out_of_memory
 from vitkit.distributed import world_size
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import TrainingError
 from vitkit.structures import Batch
 
 _MAX_IMAGES = 8
-OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError, RuntimeError)
-"""The types of errors that `is_out_of_memory` examines."""
 
 
 @contextmanager
-def memory_explained(batch: Batch, remedies: Callable[[Batch], Sequence[str]]) -> Iterator[None]:
-    """Replace an out-of-memory error by a more helpful one, see `out_of_memory_error`.
+def memory_explained(
+    batch: Batch | Callable[[], Batch | None], remedies: Callable[[Batch], Sequence[str]]
+) -> Iterator[None]:
+    """Replace an out-of-memory error by one that describes the batch and how to use less memory.
 
+    Args:
+        batch: the batch, or a function that returns the current one; None if there is none.
     Raises:
         TrainingError: there is not enough memory.
     """
     try:
         yield
     except OUT_OF_MEMORY as error:
-        if not is_out_of_memory(error):
+        batch = batch() if callable(batch) else batch
+        if batch is None or not is_out_of_memory(error):
             raise
-        raise out_of_memory_error(error, batch, remedies(batch)) from error
+        raise _out_of_memory_error(error, batch, remedies(batch)) from error
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that a device, or this machine, ran out of memory."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def out_of_memory_error(error: BaseException, batch: Batch, remedies: Sequence[str]) -> TrainingError:
-    """Return an error that describes the batch that was too large, and how to use less memory."""
+def _out_of_memory_error(error: BaseException, batch: Batch, remedies: Sequence[str]) -> TrainingError:
     sizes = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in batch.inputs.items())
     counts = [len(target["labels"]) for target in batch.targets if "labels" in target]
     objects = f" with {' + '.join(map(str, counts))} objects" if counts else ""
     reason = str(error).split("\n")[0] or type(error).__name__
     return TrainingError(
         f"out of memory at a batch of {sizes}{objects}, {describe_images(batch.targets)} ({reason}). "
-        f"Less memory is taken by {'; '.join(remedies)}. Resume a training run with --resume."
+        f"To use less memory: {'; '.join(remedies)}. Resume a training run with --resume."
     )
 
 
 def training_remedies(batch: Batch, settings: TrainSettings) -> list[str]:
     """Return the ways to make a training step use less memory."""
     remedies = [
-        f"a smaller data.images_per_gpu (this batch has {len(batch)}) and as much larger a train.accumulate "
-        f"(now {settings.accumulate}), which trains alike",
+        f"a smaller data.images_per_gpu (this batch has {len(batch)}) and a train.accumulate (now "
+        f"{settings.accumulate}) larger by the same factor, which keeps the images per step",
         "smaller images (the sizes in data.train.transforms)",
     ]
     if settings.precision == "fp32":

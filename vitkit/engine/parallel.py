@@ -42,8 +42,8 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     """
     if not dist.is_initialized():
         raise ConfigError(
-            "train.strategy=fsdp: a model is sharded over several processes, and there is one. Start it by torchrun "
-            "--nproc-per-node …, or set train.strategy=ddp."
+            "train.strategy=fsdp: a model is sharded over several processes, but there is only one. Start the run with "
+            "torchrun --nproc-per-node …, or set train.strategy=ddp."
         )
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise ConfigError(

@@ -1,19 +1,32 @@
-"""The folder of a run: chosen, created and locked in one step, so that no two runs write into the same folder."""
+"""The folder of a run: chosen, locked and, if a run is resumed, compared with its saved config; run.json in it records
+each start."""
 
 import datetime
 import errno
+import json
 import logging
 import os
+import platform
+import shlex
+import shutil
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from vitkit.distributed import broadcast_object, is_main
-from vitkit.engine.checkpoints import CONFIG_NAME, LAST_NAME, newest_checkpoint
-from vitkit.engine.resume import Launch, repeated_run
+import torch
+
+from vitkit.config import cfg_diff, value_at
+from vitkit.config.schema import MISSING
+from vitkit.devices import device_name
+from vitkit.distributed import broadcast_object, is_main, world_size
+from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME, newest_checkpoint
 from vitkit.errors import ConfigError
 from vitkit.logging import LOG_NAME
 
@@ -24,16 +37,80 @@ except ImportError:
 
 logger = logging.getLogger("vitkit")
 LOCK_NAME = ".lock"
+RECORD_NAME = "run.json"
+_LAUNCH_NAME = ".launch"
+_TORCHRUN = "torchrun "
 # If a machine is lost, its locks stay on an NFS server until their lease ends, by default within 90 seconds.
 _LEASE_SECONDS = 120.0
+_PACKAGES = ("vitkit", "torch", "torchvision", "timm", "numpy", "albumentations", "pycocotools")
+
+# Their saved states contain these values: a change would have no effect, or would not fit.
+_FIXED = ("optimizer", "schedule", "train.strategy")
+_WITHOUT_EFFECT_ON_STEPS = (
+    "data.val",
+    "data.test",
+    "data.root",
+    "data.num_workers",
+    "data.pin_memory",
+    "data.val_images_per_gpu",
+    "evaluator",
+    "train.epochs",
+    "train.log_every",
+    "train.eval_every",
+    "train.best_metric",
+    "train.patience",
+    "train.save_every_minutes",
+    "train.save_every_steps",
+    "train.keep_checkpoints",
+    "train.sharded_checkpoints",
+    "train.activation_checkpointing",
+)
+
+
+class Launch(NamedTuple):
+    """How this process was launched."""
+
+    names: frozenset[str]
+    """Names that stay the same when the launch is repeated, but differ between launches."""
+    is_repeated: bool
+    """Whether torchrun (--max-restarts) or Slurm (--requeue) reports that the same command is running again."""
+
+
+def current_launch() -> Launch:
+    """Return how this process was launched."""
+    names = set()
+    if "SLURM_JOB_ID" in os.environ:
+        names.add(f"slurm {os.environ['SLURM_JOB_ID']} {os.environ.get('SLURM_STEP_ID', '')}")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        names.add(f"{_TORCHRUN}{os.environ['TORCHELASTIC_RUN_ID']} {socket.gethostname()} {os.getppid()}")
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return Launch(frozenset(names), any(int(os.environ.get(name) or 0) > 0 for name in counts))
+
+
+def mark_launch(run_dir: Path, launches: Sequence[Launch]) -> None:
+    """Record in the run's folder which launches started it, so that a repeated launch finds it again."""
+    names = sorted(frozenset().union(*(launch.names for launch in launches)))
+    if names:
+        (run_dir / _LAUNCH_NAME).write_text("\n".join(names), encoding="utf-8")
+
+
+def repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: Path) -> Path | None:
+    """Return the folder of the run that these launches started earlier, or None for a new run."""
+    names = frozenset().union(*(launch.names for launch in launches))
+    is_repeated = any(launch.is_repeated for launch in launches)
+    marks = default.parent.glob(f"{default.name}*/{_LAUNCH_NAME}")
+    for folder in [run_dir] if run_dir else sorted(mark.parent for mark in marks):
+        mark = folder / _LAUNCH_NAME
+        common = names & set(mark.read_text(encoding="utf-8").splitlines()) if mark.is_file() else frozenset()
+        # If a process of another machine failed or rejoined, torchrun's agent restarts its own processes without
+        # counting a restart; but it is the same agent that started them before.
+        if (is_repeated and (run_dir or common)) or any(name.startswith(_TORCHRUN) for name in common):
+            return folder
+    return None
 
 
 class FolderLock:
-    """A lock on the folder that this process writes a run into, held until `release`.
-
-    It is a POSIX record lock on the folder's file `.lock`. The system releases it when the process ends, even by
-    SIGKILL; unlike a `flock` lock, it is not inherited by loading processes, which may outlive the process by seconds;
-    and NFS shares it between machines, unless it is mounted with `nolock`.
+    """A lock on the folder that this process writes a run into, held until `release`: on its file `.lock`.
 
     Args:
         path: the folder.
@@ -66,11 +143,14 @@ class FolderLock:
         try:
             if fcntl is None:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+            # The system releases a POSIX record lock when the process ends, even by SIGKILL. Unlike a `flock` lock, it
+            # is not inherited by loading processes, which may outlive the process by seconds, and NFS shares it between
+            # machines, unless it is mounted with `nolock`.
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 logger.warning(
-                    "%s cannot be locked here (%s): a second run in this folder would go unnoticed, so start none.",
+                    "%s cannot be locked here (%s): do not start a second run in this folder, it would go unnoticed.",
                     self.path,
                     error.strerror,
                 )
@@ -141,7 +221,7 @@ def run_folder(
             if resume and checkpoint is None:
                 raise ConfigError(f"--resume {resume}: none of its checkpoints can be read.")
             if not continues and (lock.path / LOG_NAME).exists():
-                raise _holds_a_run(lock.path)
+                raise _contains_run_error(lock.path)
             chosen = lock.path, checkpoint
         path, checkpoint = broadcast_object(chosen)
         yield RunFolder(path, checkpoint, lock)
@@ -161,7 +241,7 @@ def _lock_chosen(
         return FolderLock(repeated, option="--run-dir", wait=_LEASE_SECONDS), True
     if run_dir is not None:
         if run_dir.exists() and not run_dir.is_dir():
-            raise ConfigError(f"--run-dir {run_dir}: is a file; expected a folder, or a name that is free.")
+            raise ConfigError(f"--run-dir {run_dir}: is a file; expected a folder, or an unused name.")
         return FolderLock(run_dir, option="--run-dir", is_new=_make(run_dir)), False
     number, path = 1, default
     while not _make(path):
@@ -182,26 +262,11 @@ def _make(path: Path) -> bool:
     return True
 
 
-def _holds_a_run(path: Path) -> ConfigError:
+def _contains_run_error(path: Path) -> ConfigError:
     remedy = f"Resume it with --resume {path}, or choose another folder."
     if newest_checkpoint(path) is None:
         remedy = "It has no checkpoint yet. Remove it, or choose another folder."
-    return ConfigError(f"--run-dir {path}: holds a run already. {remedy}")
-
-
-def check_resumable(run_dir: Path) -> None:
-    """Raise an error unless a folder holds a config and a checkpoint.
-
-    Raises:
-        ConfigError: one of them is missing.
-    """
-    missing = [] if (run_dir / CONFIG_NAME).is_file() else [CONFIG_NAME]
-    missing += [] if (run_dir / LAST_NAME).is_file() or any(run_dir.glob("step_*.pth")) else [LAST_NAME]
-    if missing:
-        raise ConfigError(
-            f"--resume {run_dir}: holds no run to resume (no {missing[0]}). Give a run's folder; a run that was "
-            "stopped before its first checkpoint is started anew, without --resume."
-        )
+    return ConfigError(f"--run-dir {path}: already contains a run. {remedy}")
 
 
 @contextmanager
@@ -216,3 +281,129 @@ def writing_into(path: Path, *, option: str = "--run-dir") -> Iterator[None]:
     except OSError as error:
         remedy = "Copy the run to another place" if option == "--resume" else "Choose another folder with --run-dir"
         raise ConfigError(f"{option} {path}: cannot be written ({error.strerror}). {remedy}.") from error
+
+
+def check_resumable(run_dir: Path) -> None:
+    """Raise an error unless a folder holds a config and a checkpoint.
+
+    Raises:
+        ConfigError: one of them is missing.
+    """
+    missing = [] if (run_dir / CONFIG_NAME).is_file() else [CONFIG_NAME]
+    missing += [] if (run_dir / LAST_NAME).is_file() or any(run_dir.glob("step_*.pth")) else [LAST_NAME]
+    if missing:
+        raise ConfigError(
+            f"--resume {run_dir}: contains no run to resume (no {missing[0]}). Pass a run's folder; start a run that "
+            "was stopped before its first checkpoint anew, without --resume."
+        )
+
+
+def report_changes(run_dir: Path, saved: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Warn about changed keys in a run's config, and explain the effects.
+
+    Raises:
+        ConfigError: one of the changed keys must not change.
+    """
+    changed = {key: f"{key}: {_text_at(saved, key)} -> {_text_at(config, key)}" for key in cfg_diff(saved, config)}
+    fixed = {key: text for key, text in changed.items() if _is_in(key, _FIXED)}
+    for key, text in changed.items():
+        if _is_in(key, _WITHOUT_EFFECT_ON_STEPS):
+            logger.warning("resuming with a changed %s (allowed; each step trains as before)", text)
+        elif key not in fixed:
+            logger.warning("resuming with a changed %s (allowed; later steps differ from the original run's)", text)
+    if fixed:
+        raise ConfigError(
+            f"--resume {run_dir}: {', '.join(fixed)} cannot change when a run is resumed "
+            f"({'; '.join(fixed.values())}). To continue with other values, start a new run from its weights: "
+            f"--init {run_dir / LAST_NAME}."
+        )
+
+
+def _is_in(key: str, prefixes: tuple[str, ...]) -> bool:
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def _text_at(config: Mapping[str, Any], key: str) -> str:
+    value = value_at(config, key, MISSING)
+    return "not set" if value is MISSING else repr(value)
+
+
+def resume_command(run_dir: Path, *arguments: str) -> str:
+    """Return the command that resumes the run in `run_dir`, when typed in the folder where this process was started."""
+    tool = [sys.argv[0]] if Path(sys.argv[0]).name == "train.py" else ["-m", "vitkit.tools.train"]
+    command, note = ["python", *tool], ""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local, nodes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        across = ["--nnodes", str(nodes)] if nodes > 1 else []
+        command = ["torchrun", *across, "--nproc-per-node", str(local), *tool]
+        note = "    (with the --rdzv options as before)" if nodes > 1 else ""
+    else:
+        if sys.argv[0] == "vitkit train" and shutil.which("vitkit"):
+            command = ["vitkit", "train"]
+        if world_size() > 1:
+            command = ["srun", *command]
+    return shlex.join([*command, "--resume", str(run_dir), *arguments]) + note
+
+
+def record_start(run_dir: Path, device: torch.device) -> None:
+    """Append this start to the list in the run's `run.json`, which has one entry per start or resumption.
+
+    An entry has the time, the command, its folder, the machine, versions, the state of the git repositories of vitkit
+    and of the folder (commit, branch, changed files), and the device.
+    """
+    path = run_dir / RECORD_NAME
+    starts = []
+    with suppress(OSError, ValueError):
+        starts = json.loads(path.read_text(encoding="utf-8"))["starts"]
+    repositories = (git_state(folder) for folder in (Path(__file__).parent, Path.cwd()))
+    start = {
+        "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+        "folder": os.getcwd(),
+        "host": socket.gethostname(),
+        "versions": _versions(),
+        "git": list({state["folder"]: state for state in repositories if state}.values()),
+        "device": {
+            "type": device.type,
+            "name": processor_name() if device.type == "cpu" else device_name(device),
+            "processes": world_size(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+    temporary = path.with_name(f"{RECORD_NAME}.tmp")
+    temporary.write_text(json.dumps({"starts": [*starts, start]}, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return the repository that contains a folder: root folder, commit, branch, changed files; None if there is no
+    repository, or no git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.rstrip("\n")
+
+    try:
+        top, commit = git("rev-parse", "--show-toplevel"), git("rev-parse", "HEAD")
+        branch = git("rev-parse", "--abbrev-ref", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"folder": top, "commit": commit, "branch": branch, "changed": [line[3:] for line in changed]}
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions | {"cuda": torch.version.cuda, "system": platform.platform()}
+
+
+def processor_name() -> str:
+    """Return the processor's name as Linux reports it, or the best description that other systems give."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from vitkit.config import value_at
+from vitkit.devices import has_bfloat16
 from vitkit.errors import ConfigError
 from vitkit.registry import SECTIONS, Spec
 
@@ -21,8 +24,9 @@ class TrainSettings:
     seed: int = 42
     clip_grad_norm: float | None = None
     """Maximum norm over all gradients, to which they are clipped; None: no clipping."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Under "bf16" and "fp16", autocast chooses per operation; "fp16" also scales the loss."""
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
+    """Under "bf16" and "fp16", autocast chooses per operation; "fp16" also scales the loss. "auto": bf16 on a device
+    with instructions for it, otherwise fp32; a run keeps what it was started with."""
     accumulate: int = 1
     """Number of batches whose gradients are averaged before each optimiser step; a criterion that divides by the number
     of objects still does so per batch."""
@@ -65,7 +69,7 @@ class TrainSettings:
             if getattr(self, name) < 1:
                 raise ConfigError(f"train.{name}: got {getattr(self, name)}; expected at least 1.")
         if self.clip_grad_norm is not None and self.clip_grad_norm <= 0:
-            raise ConfigError(f"train.clip_grad_norm: got {self.clip_grad_norm}; expected above 0, or none.")
+            raise ConfigError(f"train.clip_grad_norm: got {self.clip_grad_norm}; expected a value above 0, or none.")
         for name, least in (("save_every_minutes", 0), ("save_every_steps", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -73,9 +77,7 @@ class TrainSettings:
         if self.keep_checkpoints < 0:
             raise ConfigError(f"train.keep_checkpoints: got {self.keep_checkpoints}; expected at least 0.")
         if self.strategy == "fsdp" and self.ema_decay is not None:
-            raise ConfigError(
-                "train.ema_decay: weights that train.strategy=fsdp shards cannot be averaged. Set it to none."
-            )
+            raise ConfigError("train.ema_decay: sharded weights (train.strategy=fsdp) have no average. Set it to none.")
         if self.strategy == "fsdp" and self.precision == "fp16":
             raise ConfigError("train.precision=fp16: losses are not scaled for sharded weights; use bf16 with fsdp.")
         if self.sharded_checkpoints and self.strategy != "fsdp":
@@ -83,19 +85,29 @@ class TrainSettings:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"train.seed: got {self.seed}; expected 0 to 2^32 - 1.")
         if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
-            raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, such as 0.9998.")
+            raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, for example 0.9998.")
 
     def check_batch_size(self, batch_size: int) -> None:
         """Warn if `batch_size`, the images per optimiser step, is not the one that the learning rate is meant for."""
         reference = self.reference_batch_size
         if reference is not None and reference != batch_size:
             logger.warning(
-                "optimizer.lr is declared for %d images (of text: tokens) per step, this run has %d: multiply "
+                "optimizer.lr is meant for %d images (of text: tokens) per step, and this run has %d: multiply "
                 "optimizer.lr (and backbone_lr) by about %.3g, or set train.accumulate so that the product fits.",
                 reference,
                 batch_size,
                 batch_size / reference,
             )
+
+
+def slow_precision(precision: str, device: torch.device) -> str | None:
+    """Return a warning if a device is slow in a precision, with the override that helps; None if it is not."""
+    if precision != "bf16" or has_bfloat16(device):
+        return None
+    return (
+        "train.precision=bf16: this device has no instructions for bfloat16 and is several times slower in it than in "
+        "float32. Override it with train.precision=fp32, or with train.precision=auto in a config for any device."
+    )
 
 
 def require(config: Mapping[str, Any], *keys: str) -> None:

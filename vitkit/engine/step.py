@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
-from typing import Literal
 
-import torch
 from torch import nn
 
+from vitkit.devices import autocast
+from vitkit.engine.guard import Decision
 from vitkit.engine.parallel import gradient_norm, no_sync
 from vitkit.engine.run import TrainRun
 from vitkit.errors import TrainingError
@@ -15,13 +15,13 @@ from vitkit.protocols import training_inputs
 from vitkit.structures import Batch
 
 
-def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> None:
+def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> Decision:
     """Train on the next `num_batches` batches: accumulate their gradients, clip them, and take an optimiser step.
 
-    Between computing the norm and clipping, hooks set `run.should_step`.
-
+    Returns:
+        what all ranks decided: whether the step was taken, and whether to save or stop after it.
     Raises:
-        TrainingError: the loader has ended early.
+        TrainingError: the loader has ended early, or several steps in a row were skipped.
     """
     run.targets, run.losses = [], []
     for index, batch in enumerate(islice(batches, num_batches), start=1):
@@ -46,7 +46,8 @@ def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> Non
     run.grad_norm = gradient_norm(run.parameters)
     for hook in run.hooks:
         hook.before_step(run)
-    if run.should_step:
+    decision = run.guard.decide(run)
+    if decision.step:
         if run.settings.clip_grad_norm is not None:
             nn.utils.clip_grads_with_norm_(run.parameters, run.settings.clip_grad_norm, run.grad_norm)
         run.scaler.step(run.optimizer)
@@ -57,9 +58,4 @@ def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> Non
     run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
     run.batch = None
-
-
-def autocast(device: torch.device, precision: Literal["fp32", "bf16", "fp16"]) -> torch.autocast:
-    """Return the autocast context for a precision; it does nothing for "fp32"."""
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+    return decision

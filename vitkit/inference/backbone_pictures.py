@@ -14,7 +14,7 @@ from vitkit.backbones.vit import ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.located_attention import KINDS, LocatedAttention, attention_names, located_attention, spread
 from vitkit.inference.predictor import Predictor
-from vitkit.logging import say
+from vitkit.logging import print_line
 from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
@@ -150,14 +150,16 @@ def draw_backbone(
     if has_class_token(model):
         yield draw_class_token(shown, drawn, folder / f"{stem}_class_token.png", num_layers=num_layers)
     else:
-        say(f"no picture of the class token: this {type(backbone).__name__} has none")
+        print_line(f"no picture of the class token: this {type(backbone).__name__} has none")
     if not (is_complete and isinstance(backbone, ViT) and all(layer.is_global for layer in layers)):
-        say("no picture of the rollout: it needs the attention of all layers, each from all tokens to all tokens")
+        print_line(
+            "no picture of the rollout: it needs the attention of all layers, each from all tokens to all tokens"
+        )
     else:
         yield draw_rollout(shown, layers, points, folder / f"{stem}_rollout.png", class_token=has_class_token(model))
     if local:
         if len(points) > 1:
-            say(f"the kernels are drawn at the first of the {len(points)} points only")
+            print_line(f"the kernels are drawn at the first of the {len(points)} points only")
         kernels = spread(local[1:], MAX_KERNELS)
         path = folder / f"{stem}_kernels.png"
         yield draw_kernels(shown, model, kernels, points[0], path, num_layers=num_layers)

@@ -1,7 +1,6 @@
-"""Hooks, which protect and report a run: they are called at fixed points of the loop, and users can add their own."""
+"""Hooks, which report and protect a run: they are called at fixed points of the loop, and users can add their own."""
 
 from vitkit.engine.hooks.annealing import MaskAnnealing
-from vitkit.engine.hooks.guard import MemoryErrors, StepGuard
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
 from vitkit.engine.hooks.sampling import ScheduledSampling
 from vitkit.engine.hooks.saving import BestMetric, Interrupted, Saving, Signals
@@ -14,13 +13,5 @@ __all__ = ["Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "default
 
 def default_hooks(settings: TrainSettings) -> list[Hook]:
     """Return the hooks of a run, including the user's, in the order in which they are called."""
-    return [
-        MemoryErrors(),
-        BestMetric(),
-        ProgressLog(),
-        TensorBoard(),
-        *(HOOKS.build(spec) for spec in settings.hooks),
-        Saving(),
-        Signals(),
-        StepGuard(),  # last before a step, as it turns one rank's requests into decisions of all ranks
-    ]
+    user_hooks = [HOOKS.build(spec) for spec in settings.hooks]
+    return [BestMetric(), ProgressLog(), TensorBoard(), *user_hooks, Saving(), Signals()]

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from vitkit.engine.guard import Decision
 from vitkit.engine.run import Hook, TrainRun
 from vitkit.errors import ConfigError
-from vitkit.protocols import AnnealsMasks
 from vitkit.registry import HOOKS
 
 
@@ -16,6 +16,9 @@ class MaskAnnealing(Hook):
     2025, section 3.3, https://arxiv.org/abs/2503.19108).
 
     A block masks all queries until its start, then a fraction of (1 - progress) ** power, and none from its end on.
+
+    The model has `num_blocks`, the number of its blocks with masked attention, and
+    `set_mask_probabilities(probabilities)`, which sets the fraction of queries that each of them masks.
 
     Args:
         start_steps, end_steps: optimiser steps for each block, first to last. None: a sixth of the run each, spread
@@ -38,7 +41,7 @@ class MaskAnnealing(Hook):
                     "after each start."
                 )
         if not power > 0:
-            raise ConfigError(f"MaskAnnealing: power={power}: expected above 0.")
+            raise ConfigError(f"MaskAnnealing: power={power}: expected a value above 0.")
         self.start_steps = start_steps
         self.end_steps = end_steps
         self.power = power
@@ -51,7 +54,7 @@ class MaskAnnealing(Hook):
             ConfigError: the model has no masked attention, or a different number of blocks.
         """
         model = run.model
-        if not isinstance(model, AnnealsMasks):
+        if not hasattr(model, "set_mask_probabilities"):
             raise ConfigError(
                 f"train.hooks: MaskAnnealing: {type(model).__name__} has no masked attention to anneal; EoMT has."
             )
@@ -63,7 +66,7 @@ class MaskAnnealing(Hook):
         self._set(run)
         yield
 
-    def after_step(self, run: TrainRun) -> None:
+    def after_step(self, run: TrainRun, decision: Decision) -> None:
         """Set the mask probabilities for the next step."""
         self._set(run)
 

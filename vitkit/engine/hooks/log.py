@@ -4,10 +4,9 @@ import datetime
 import json
 import math
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from torch import Tensor
 
 from vitkit import devices
 from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
+from vitkit.engine.guard import Decision
 from vitkit.engine.run import Hook, TrainRun
-from vitkit.logging import LOG_NAME, say
+from vitkit.logging import LOG_NAME, print_line
 
 _MOST_SECONDS = 20.0
 """Longest time between two lines on the console, in seconds."""
@@ -28,7 +28,7 @@ class ProgressLog(Hook):
 
     A record is printed as a line on the console, written to log.jsonl, and passed to every hook's `on_log`. If steps
     are slow, the console gets additional lines: after the first step, and when the last line is 20 seconds old; these
-    show the losses of the main process only. Losses stay on the device until they are logged.
+    show the losses of the main process only.
     """
 
     @contextmanager
@@ -61,12 +61,12 @@ class ProgressLog(Hook):
         """Store the learning rate that the step is taken with."""
         self._lr = max(run.schedule.get_last_lr())
 
-    def after_step(self, run: TrainRun) -> None:
+    def after_step(self, run: TrainRun, decision: Decision) -> None:
         """Add the step's losses, and log the window when it is due."""
         progress = run.progress
-        if run.should_step:
+        if decision.step:
             for losses in run.losses:
-                for name, value in losses.items():
+                for name, value in losses.items():  # sums stay on the device until they are logged
                     self._sums[name] = self._sums[name] + value if name in self._sums else value
                 self._num_batches += 1
         is_due = progress.step % run.settings.log_every == 0 or progress.batch == progress.num_batches
@@ -85,10 +85,10 @@ class ProgressLog(Hook):
         skipped, padded = map(int, all_reduce_sum(counts).tolist())
         since = "since the last --resume" if self._resumed else "so far"
         if skipped:
-            line += f"  {skipped} samples replaced {since}, of files that cannot be used"
+            line += f"  {skipped} samples with unusable files replaced {since}"
         if padded:
-            line += f"  {padded} videos padded, shorter than a clip"
-        say(f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done  {line}")
+            line += f"  {padded} videos shorter than a clip padded"
+        print_line(f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done  {line}")
 
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
         """Log the metrics; print the main one, and those that (unlike bbox/AP) are not in the evaluator's table."""
@@ -97,8 +97,8 @@ class ProgressLog(Hook):
         values = "  ".join(f"{name} {value:.4g}" if value != -1 else f"{name} –" for name, value in shown.items())
         record = {"kind": "val", "step": run.progress.step, "epoch": epoch, "metrics": metrics}
         record |= self._clock.minutes() if is_main() else {}
-        say(f"epoch {epoch}/{run.settings.epochs}  validation  {values}")
-        _give_to_hooks(run, record)
+        print_line(f"epoch {epoch}/{run.settings.epochs}  validation  {values}")
+        _call_on_log(run, record)
 
     def on_log(self, run: TrainRun, record: Mapping[str, Any]) -> None:
         """Write a record to log.jsonl, with null for numbers that JSON cannot hold."""
@@ -110,7 +110,7 @@ class ProgressLog(Hook):
             self._ends_with_newline = self._file.write(line) == len(line)
         except OSError as error:
             self._ends_with_newline = False
-            say(f"{self._file.name}: not written ({error.strerror}); training goes on")
+            print_line(f"{self._file.name}: not written ({error.strerror}); training continues")
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
@@ -125,7 +125,7 @@ class ProgressLog(Hook):
         means = all_reduce_mean(torch.stack(list(self._sums.values())) / self._num_batches).tolist()
         record = self._record(run, means) | (self._clock.minutes() if is_main() else {})
         self._print(run, record)
-        _give_to_hooks(run, record)
+        _call_on_log(run, record)
 
     def _record(self, run: TrainRun, means: Sequence[float]) -> dict[str, Any]:
         """Return the record of the window, given the mean losses."""
@@ -148,7 +148,7 @@ class ProgressLog(Hook):
         # Auxiliary layers repeat the final layer's terms, and are only written to the file.
         losses = record["losses"].items()
         terms = " ".join(f"{name} {value:.3f}" for name, value in losses if "aux" not in name)
-        say(
+        print_line(
             f"epoch {record['epoch']:.2f}/{run.settings.epochs}  step {record['step']}  loss {record['loss']:.3f} "
             f"({terms})  lr {record['lr']:.1e}  {record['it_s']:.2f} it/s  ETA {self._time_left(run, record['it_s'])}  "
             f"mem {record['memory_mb'] / 1024:.2f} GiB  data {record['data_share']:.0%}"
@@ -198,19 +198,17 @@ class TensorBoard(Hook):
     def during_training(self, run: TrainRun) -> Iterator[None]:
         """Open its folder on the main process; for a resumed run, later points are removed."""
         self._writer = None
-        with ExitStack() as stack:
-            if is_main():
-                with suppress(ImportError), self._ended_by_an_error():
-                    from torch.utils.tensorboard import SummaryWriter
+        if is_main():
+            with suppress(ImportError), self._ended_by_an_error():
+                from torch.utils.tensorboard import SummaryWriter
 
-                    stack.enter_context(_without_traceback_of_writer())
-                    self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=run.progress.step + 1)
-            try:
-                yield
-            finally:
-                with self._ended_by_an_error():
-                    if self._writer:
-                        self._writer.close()
+                self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=run.progress.step + 1)
+        try:
+            yield
+        finally:
+            with self._ended_by_an_error():
+                if self._writer:
+                    self._writer.close()
 
     def on_log(self, run: TrainRun, record: Mapping[str, Any]) -> None:
         """Write the record's numbers, such as train/lr, train/losses/l1 and val/metrics/bbox/AP."""
@@ -229,27 +227,10 @@ class TensorBoard(Hook):
             yield
         except OSError as error:
             self._writer = None
-            say(f"tensorboard: not written any more ({error.strerror or error}); training goes on")
+            print_line(f"tensorboard: no longer written ({error.strerror or error}); training continues")
 
 
-@contextmanager
-def _without_traceback_of_writer() -> Iterator[None]:
-    """Keep TensorBoard's writer thread from printing disk errors: the next record raises them in this thread."""
-    before = threading.excepthook
-
-    def hook(problem: threading.ExceptHookArgs) -> None:
-        is_writers = type(problem.thread).__module__.startswith("tensorboard.")
-        if not (is_writers and isinstance(problem.exc_value, OSError)):
-            before(problem)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = before
-
-
-def _give_to_hooks(run: TrainRun, record: Mapping[str, Any]) -> None:
+def _call_on_log(run: TrainRun, record: Mapping[str, Any]) -> None:
     if is_main():
         for hook in run.hooks:
             hook.on_log(run, record)
@@ -257,8 +238,6 @@ def _give_to_hooks(run: TrainRun, record: Mapping[str, Any]) -> None:
 
 def cut_log(path: Path, step: int, epoch: int) -> dict[str, Any]:
     """Cut a log before its first record from after `step` steps or `epoch` complete epochs, or before a partial line.
-
-    A killed run wrote those after its last checkpoint, and writes them again when it is resumed.
 
     Returns:
         the last remaining record; an empty one if there is none.
@@ -272,6 +251,7 @@ def cut_log(path: Path, step: int, epoch: int) -> dict[str, Any]:
                 beyond = record["step"] > step or (record["kind"] == "val" and record["epoch"] > epoch)
             except (ValueError, KeyError, TypeError):
                 record, beyond = last, False
+            # A killed run wrote what follows after its last checkpoint, and writes it again when it is resumed.
             if beyond or not line.endswith(b"\n"):
                 break
             length += len(line)

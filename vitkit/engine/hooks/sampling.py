@@ -1,11 +1,10 @@
-"""Scheduled sampling, by which a decoder learns to continue from its own words."""
+"""Scheduled sampling, which trains a decoder to continue from words that it predicted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vitkit.engine.run import Hook, TrainRun
 from vitkit.errors import ConfigError
-from vitkit.protocols import SamplesWords
 from vitkit.registry import HOOKS
 
 
@@ -13,6 +12,8 @@ from vitkit.registry import HOOKS
 class ScheduledSampling(Hook):
     """Increase the fraction of words that a recurrent decoder reads from its own predictions, linearly from epoch to
     epoch (Bengio et al. 2015, section 2.4, https://arxiv.org/abs/1506.03099).
+
+    The model has `set_sampling(fraction)`, which sets that fraction.
 
     Args:
         end: the fraction in the last epoch; it is zero in the first.
@@ -32,7 +33,7 @@ class ScheduledSampling(Hook):
         Raises:
             ConfigError: the model has no recurrent decoder.
         """
-        if not isinstance(run.model, SamplesWords):
+        if not hasattr(run.model, "set_sampling"):
             raise ConfigError(f"train.hooks: ScheduledSampling: {type(run.model).__name__} has no recurrent decoder.")
         yield
 

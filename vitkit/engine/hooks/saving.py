@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 from vitkit.distributed import is_main
+from vitkit.engine.guard import Decision
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import Hook, TrainRun
-from vitkit.logging import say
+from vitkit.logging import print_line
 from vitkit.registry import nearest
 
 # torchrun forwards ctrl-C to processes to which the terminal has already sent it.
@@ -33,27 +34,22 @@ class Interrupted(SystemExit):
 
 
 class BestMetric(Hook):
-    """Marks the best epochs by `train.best_metric`, and ends a run after `train.patience` evaluations without one."""
+    """Keeps the best value of `train.best_metric`, and ends a run after `train.patience` evaluations without a better.
+
+    The trainer saves an epoch as best.pth if its evaluation has raised `progress.best`.
+    """
 
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
-        """If the resumed run had been stopped early, end it at once."""
+        """See `Hook`; the best value by another metric than the resumed run's is discarded."""
         name, progress = run.settings.best_metric, run.progress
         if progress.best_metric not in ("", name):
-            say(
-                f"best.pth is kept by {name} from now on, and no longer by {progress.best_metric}, whose best "
-                "value is forgotten"
-            )
+            print_line(f"best.pth is now selected by {name}; the best {progress.best_metric} so far no longer counts")
             progress.best, progress.worse_in_a_row = -math.inf, 0
-        elif name in LOWER_IS_BETTER and progress.best > 0:
-            # Earlier versions kept the highest value for some of these metrics, which are never below 0.
-            say(f"best.pth is kept by the lowest {name} from now on: it was kept by the highest")
-            progress.best, progress.worse_in_a_row = -math.inf, 0
-        if self._has_no_patience_left(run):
-            run.should_end = True
-            say(
+        if self.should_end(run):
+            print_line(
                 f"this run was stopped early: {progress.worse_in_a_row} evaluations without a better {name}, and "
-                f"train.patience={run.settings.patience}. Raise that to train on."
+                f"train.patience={run.settings.patience}. Raise train.patience to continue training."
             )
         yield
 
@@ -61,19 +57,18 @@ class BestMetric(Hook):
         """Compare the metric with the best value so far."""
         name, progress = run.settings.best_metric, run.progress
         if name not in metrics:
-            say(f"train.best_metric={name}: not measured, so no best is kept. {nearest(name, metrics)}")
+            print_line(
+                f"train.best_metric={name}: not among the metrics, so there is no best.pth. {nearest(name, metrics)}"
+            )
             return
-        progress.best_metric = name
         value = -metrics[name] if name in LOWER_IS_BETTER else metrics[name]
-        run.is_best = value > progress.best
-        run.best_before = progress.best
-        progress.best = max(progress.best, value)
-        progress.worse_in_a_row = 0 if run.is_best else progress.worse_in_a_row + 1
-        if self._has_no_patience_left(run):
-            run.should_end = True
-            say(f"stopping early: {progress.worse_in_a_row} evaluations without a better {name}")
+        progress.worse_in_a_row = 0 if value > progress.best else progress.worse_in_a_row + 1
+        progress.best, progress.best_metric = max(progress.best, value), name
+        if self.should_end(run):
+            print_line(f"stopping early: {progress.worse_in_a_row} evaluations without a better {name}")
 
-    def _has_no_patience_left(self, run: TrainRun) -> bool:
+    def should_end(self, run: TrainRun) -> bool:
+        """Return whether no patience is left."""
         patience = run.settings.patience
         return patience is not None and run.progress.worse_in_a_row >= patience
 
@@ -81,18 +76,17 @@ class BestMetric(Hook):
 class Saving(Hook):
     """Saves at intervals of minutes and of steps, before a run is interrupted, and if an evaluation fails."""
 
-    def before_step(self, run: TrainRun) -> None:
-        """Request a checkpoint when it is due by this rank's clock, which may differ from other ranks'."""
+    def should_save(self, run: TrainRun) -> bool:
+        """Return whether a checkpoint is due by this rank's clock, which may differ from other ranks'."""
         minutes = run.settings.save_every_minutes
-        every_seconds = math.inf if minutes is None else 60 * minutes
-        run.should_save |= time.monotonic() - run.saved_at >= every_seconds
+        return minutes is not None and time.monotonic() - run.saved_at >= 60 * minutes
 
-    def after_step(self, run: TrainRun) -> None:
-        """Save if a rank requested it, or if it is due by the number of steps."""
+    def after_step(self, run: TrainRun, decision: Decision) -> None:
+        """Save if the ranks decided so, or if it is due by the number of steps."""
         every = run.settings.save_every_steps
-        is_turn = run.should_step and every is not None and run.progress.step % every == 0
-        if run.should_save or run.should_stop or is_turn:
-            run.save(raise_on_error=run.should_stop)
+        is_due = decision.step and every is not None and run.progress.step % every == 0
+        if decision.save or decision.stop or is_due:
+            run.save(raise_on_error=decision.stop)
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
@@ -130,13 +124,13 @@ class Signals(Hook):
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def before_step(self, run: TrainRun) -> None:
-        """Request the end of the run if a signal was received."""
-        run.should_stop |= self.received is not None
+    def should_stop(self, run: TrainRun) -> bool:
+        """Return whether a signal was received."""
+        return self.received is not None
 
-    def after_step(self, run: TrainRun) -> None:
+    def after_step(self, run: TrainRun, decision: Decision) -> None:
         """End the run after it was saved."""
-        if run.should_stop:
+        if decision.stop:
             raise Interrupted(self.received or signal.SIGTERM)  # another rank may have received the signal
 
     @contextmanager

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.engine.optim import SGD
+from vitkit.engine.optimizers import parameter_groups, sgd
 from vitkit.errors import ConfigError
-from vitkit.registry import OPTIMIZERS, SCHEDULES
+from vitkit.registry import OPTIMIZERS
 
 
 class Model(nn.Module):
@@ -18,13 +18,13 @@ class Model(nn.Module):
 def rates(model: nn.Module, **settings) -> dict[str, tuple[float, float]]:
     """Return the learning rate and the weight decay of each parameter."""
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = SGD(**{"lr": 1.0, "weight_decay": 0.1, **settings}).parameter_groups(model)
+    groups = parameter_groups(model, **{"lr": 1.0, "weight_decay": 0.1, **settings})
     return {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
 
 
 def test_every_trainable_parameter_is_in_one_group():
     model = Model()
-    groups = SGD(lr=1.0, weight_decay=0.1).parameter_groups(model)
+    groups = parameter_groups(model, lr=1.0, weight_decay=0.1)
     assert sorted(rates(model)) == sorted(n for n, p in model.named_parameters() if p.requires_grad)
     assert sum(len(g["params"]) for g in groups) == 5
 
@@ -51,43 +51,8 @@ def test_error_for_a_multiplier_without_a_match_names_the_nearest():
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_optimizers_are_built_by_name(name):
-    optimizer = OPTIMIZERS.build({"type": name, "lr": 0.5}).build(Model())
+    optimizer = OPTIMIZERS.build({"type": name, "lr": 0.5}, model=Model())
     assert optimizer.param_groups[0]["lr"] == 0.5
-
-
-def curve(spec: dict, *, steps_per_epoch: int = 10, epochs: int = 4) -> list[float]:
-    """Return the learning rate of each step, and of the one after the last."""
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=steps_per_epoch, epochs=epochs)
-    values = []
-    for _ in range(steps_per_epoch * epochs):
-        values.append(schedule.get_last_lr()[0])
-        optimizer.step()
-        schedule.step()
-    return [*values, schedule.get_last_lr()[0]]
-
-
-def test_step_schedule_drops_after_the_named_epoch():
-    values = curve({"type": "MultiStepLR", "drop_at_epochs": [3]})
-    assert values[:30] == [1.0] * 30
-    assert values[30:] == pytest.approx([0.1] * 11)
-
-
-def test_multi_step_schedule_drops_at_its_milestones_also_with_a_warm_up():
-    values = curve({"type": "MultiStepLR", "drop_at_epochs": [2, 3], "warmup_steps": 5})
-    assert values[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1.0])
-    assert values[19] == pytest.approx(1.0) and values[20] == pytest.approx(0.1)
-    assert values[29] == pytest.approx(0.1) and values[30] == pytest.approx(0.01)
-
-
-def test_cosine_schedule_is_halved_in_the_middle_and_zero_at_the_end():
-    values = curve({"type": "CosineLR"})
-    assert values[0] == 1.0 and values[20] == pytest.approx(0.5) and values[40] == pytest.approx(0.0, abs=1e-9)
-
-
-def test_poly_schedule_follows_its_power():
-    values = curve({"type": "PolyLR", "power": 0.9})
-    assert values[20] == pytest.approx(0.5**0.9) and values[40] == pytest.approx(0.0, abs=1e-9)
 
 
 class Blocks(nn.Module):
@@ -144,47 +109,6 @@ def test_layer_decay_by_eomts_rule_keeps_the_last_block_and_joins_the_stem_to_th
     assert got["backbone.stage2.0.inner.bias"][0] == 1.0 and got["backbone.stage1.0.inner.weight"][0] == 1 / 4
 
 
-def test_two_warm_ups_freeze_the_backbone_and_then_raise_its_learning_rate():
-    model = Blocks()
-    optimizer = SGD(lr=1.0, layer_decay=1.0).build(model)
-    schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0](
-        optimizer, 5, epochs=2, warmup_steps=2, backbone_warmup_steps=4, power=1.0
-    )
-    by_part = {}
-    for _ in range(11):
-        for group in optimizer.param_groups:
-            by_part.setdefault(group.get("part"), []).append(group["lr"])
-        optimizer.step()
-        schedule.step()
-    assert by_part[None] == pytest.approx([0, 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0])
-    assert by_part["backbone"] == pytest.approx([0, 0, 0, 1 / 4, 2 / 4, 3 / 4, 1, 3 / 4, 2 / 4, 1 / 4, 0])
-
-
-@pytest.mark.parametrize("warmups", [(2, 0), (0, 2), (0, 0)])
-def test_each_of_two_warm_ups_may_be_left_out(warmups):
-    optimizer = SGD(lr=1.0, layer_decay=1.0).build(Blocks())
-    schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0](
-        optimizer, 4, epochs=1, warmup_steps=warmups[0], backbone_warmup_steps=warmups[1], power=1.0
-    )
-    rates = {group.get("part"): [group["lr"]] for group in optimizer.param_groups}
-    for _ in range(4):
-        optimizer.step()
-        schedule.step()
-        for group in optimizer.param_groups:
-            rates[group.get("part")].append(group["lr"])
-    expected = {(2, 0): [0, 0, 1, 1 / 2, 0], (0, 2): [0, 1 / 2, 1, 1 / 2, 0], (0, 0): [1, 3 / 4, 1 / 2, 1 / 4, 0]}
-    assert rates["backbone"] == pytest.approx(expected[warmups])
-
-
-def test_two_warm_ups_need_backbone_groups_and_steps():
-    schedule = SCHEDULES.resolve("TwoStageWarmupPolyLR")[0]
-    with pytest.raises(ConfigError, match="TwoStageWarmupPolyLR: the optimizer has no groups of the backbone's"):
-        schedule(SGD(lr=1.0).build(Blocks()), 100, epochs=1)
-    optimizer = SGD(lr=1.0, layer_decay=1.0).build(Blocks())
-    with pytest.raises(ConfigError, match="warmup_steps=500 and backbone_warmup_steps=1000: .* the run's 100 steps"):
-        schedule(optimizer, 100, epochs=1)
-
-
 def test_layer_decay_needs_blocks_and_a_sensible_factor():
     with pytest.raises(ConfigError, match="layer_decay_rule: got 'vit'; expected 'beit' or 'eomt'"):
         rates(Blocks(), layer_decay=0.5, layer_decay_rule="vit")
@@ -202,27 +126,6 @@ def test_named_parameters_have_no_weight_decay():
     assert got["backbone.pos_embed"][1] == 0.0 and got["backbone.norm.weight"][1] == 0.1
     with pytest.raises(ConfigError, match="optimizer.no_weight_decay: .* contains 'posembed'.*'pos_embed'"):
         rates(model, no_weight_decay=["posembed"])
-
-
-def test_cosine_schedule_ends_at_a_fraction_of_every_groups_learning_rate():
-    optimizer = torch.optim.SGD([{"params": nn.Parameter(torch.zeros(1)), "lr": lr} for lr in (1.0, 0.1)], lr=1.0)
-    spec = {"type": "CosineLR", "end_factor": 0.2, "warmup_epochs": 0.5}
-    schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=10, epochs=4)
-    values = []
-    for _ in range(40):
-        values.append(schedule.get_last_lr())
-        optimizer.step()
-        schedule.step()
-    assert values[0] == pytest.approx([1 / 6, 1 / 60]) and values[5] == pytest.approx([1.0, 0.1])
-    assert schedule.get_last_lr() == pytest.approx([0.2, 0.02])
-
-
-def test_warm_up_is_given_either_in_steps_or_in_epochs():
-    with pytest.raises(ConfigError, match="warmup_steps=5 and warmup_epochs=1; expected one of them"):
-        curve({"type": "CosineLR", "warmup_steps": 5, "warmup_epochs": 1})
-    assert curve({"type": "MultiStepLR", "drop_at_epochs": [2], "warmup_epochs": 0.5})[:6] == pytest.approx(
-        curve({"type": "MultiStepLR", "drop_at_epochs": [2], "warmup_steps": 5})[:6]
-    )
 
 
 def test_norms_and_embeddings_have_no_weight_decay_by_module_type():
@@ -252,23 +155,12 @@ def test_norms_and_embeddings_have_no_weight_decay_by_module_type():
     }
 
 
-def test_learning_rate_may_drop_within_an_epoch():
-    values = curve({"type": "MultiStepLR", "drop_at_epochs": [1.26, 3.5]})
-    assert values[:13] == [1.0] * 13 and values[13:35] == pytest.approx([0.1] * 22)
-    assert values[35:] == pytest.approx([0.01] * 6)
-    # The published drops of Mask2Former, for 368,750 steps in 50 epochs, to one part in a thousand.
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    spec = {"type": "MultiStepLR", "drop_at_epochs": [44.44, 48.15]}
-    schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=7375, epochs=50)
-    assert sorted(schedule.milestones) == pytest.approx([327_778, 355_092], rel=1e-3)
-
-
 def test_nesterov_momentum_takes_a_look_ahead_step():
     def step(nesterov):
         weight = nn.Parameter(torch.tensor([1.0]))
         model = nn.Module()
         model.weight = weight
-        optimizer = SGD(lr=0.1, weight_decay=0.0, nesterov=nesterov).build(model)
+        optimizer = sgd(model, lr=0.1, weight_decay=0.0, nesterov=nesterov)
         for _ in range(2):
             optimizer.zero_grad()
             (2 * weight).sum().backward()
@@ -279,4 +171,4 @@ def test_nesterov_momentum_takes_a_look_ahead_step():
     assert step(False) == pytest.approx(1 - 0.1 * (2 + 3.8))
     assert step(True) == pytest.approx(1 - 0.1 * (3.8 + 5.42))
     with pytest.raises(ConfigError, match=r"optimizer\.nesterov: needs momentum"):
-        SGD(lr=0.1, momentum=0.0, nesterov=True).build(nn.Linear(1, 1))
+        sgd(nn.Linear(1, 1), lr=0.1, momentum=0.0, nesterov=True)

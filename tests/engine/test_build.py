@@ -3,10 +3,10 @@
 import pytest
 
 from vitkit.config import load_config
+from vitkit.engine.build import build_criterion_for
 from vitkit.errors import ConfigError
 from vitkit.models.deformable_detr import DeformableDETR
 from vitkit.models.detr import DETR
-from vitkit.runs.models import build_criterion_for
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import os
 import random
 import resource
 import signal
-import tempfile
 from dataclasses import asdict
 
 import numpy as np
@@ -17,8 +16,8 @@ import torch
 from engine.test_train import Batches, records, run
 
 from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
-from vitkit.engine import checkpoints
-from vitkit.engine.checkpoints import (
+from vitkit.engine import checkpointing
+from vitkit.engine.checkpointing import (
     BEST_NAME,
     LAST_NAME,
     Progress,
@@ -107,8 +106,13 @@ def test_run_resumed_within_an_epoch_equals_an_uninterrupted_one(tmp_path, optio
 
 def test_checkpoints_within_epochs_are_saved_by_steps_or_time_and_old_ones_removed(tmp_path, monkeypatch):
     seen = []
-    save = checkpoints.save_checkpoint
-    monkeypatch.setattr(checkpoints, "save_checkpoint", lambda path, state: seen.append(path.name) or save(path, state))
+    save = checkpointing.save_checkpoint
+
+    def recorded(path, state):
+        seen.append(path.name)
+        save(path, state)
+
+    monkeypatch.setattr(checkpointing, "save_checkpoint", recorded)
     run(tmp_path / "steps", epochs=1, save_every_steps=3, keep_checkpoints=2)
     assert seen == [f"step_{step:08d}.pth" for step in (0, 3, 6, 8)]
     assert steps_of(tmp_path / "steps") == ["step_00000006.pth", "step_00000008.pth"]
@@ -167,27 +171,18 @@ def test_best_checkpoint_that_was_not_written_does_not_count_as_best(tmp_path, m
         evaluated.append({name: value.clone() for name, value in model.state_dict().items()})
         return {"bbox/AP": next(metrics)}
 
-    def full_after_the_first_epoch(path, state, save=checkpoints.save_checkpoint):
+    def full_after_the_first_epoch(path, state, save=checkpointing.save_checkpoint):
         if path.name == full_at and state["progress"]["epoch"] == 1:
             raise CheckpointError(f"{path}: not saved (No space left on device).")
         save(path, state)
 
-    monkeypatch.setattr(checkpoints, "save_checkpoint", full_after_the_first_epoch)
+    monkeypatch.setattr(checkpointing, "save_checkpoint", full_after_the_first_epoch)
     # A save within the next epoch must not write its current weights as best.pth.
     _, progress = run(tmp_path / "run", evaluate=evaluate, epochs=3, save_every_steps=3)
     best = read_checkpoint(tmp_path / "run" / BEST_NAME)
     epoch = 2 if full_at == BEST_NAME else 1
     assert best["progress"]["epoch"] == epoch and progress.best == best["progress"]["best"] == [0.5, 0.4][epoch - 1]
     assert all(value.equal(evaluated[epoch - 1][name]) for name, value in best["model"].items())
-
-
-@pytest.fixture
-def temporary(tmp_path, monkeypatch):
-    """Return a folder that replaces the system's temporary folder."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
 
 
 def full_below(folder, monkeypatch, number=errno.ENOSPC):
@@ -204,58 +199,29 @@ def full_below(folder, monkeypatch, number=errno.ENOSPC):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES, errno.EDQUOT])
 @pytest.mark.parametrize("options", [{"ema_decay": 0.9}, {"keep_checkpoints": 2}])
-def test_last_state_that_cannot_be_saved_goes_to_the_temporary_folder(
-    tmp_path, temporary, monkeypatch, number, options
-):
-    whole, _ = run(tmp_path / "whole", **options)
+def test_last_state_that_cannot_be_saved_is_an_error_and_leaves_the_previous(tmp_path, monkeypatch, number, options):
     run(tmp_path / "run", epochs=1, **options)
+    resume = tmp_path / "run" / LAST_NAME
     with monkeypatch.context() as patch, pytest.raises(CheckpointError) as error:
         full_below(tmp_path / "run", patch, number)
-        run(tmp_path / "run", epochs=2, resume=tmp_path / "run" / LAST_NAME, **options)
-    (folder,) = temporary.glob("run-*")
+        run(tmp_path / "run", epochs=2, resume=resume, **options)
     assert f"not saved ({os.strerror(number)})" in str(error.value)
-    assert f"The run's state is in {folder / LAST_NAME} instead: resume with --resume {folder}" in str(error.value)
-    assert read_checkpoint(tmp_path / "run" / LAST_NAME)["progress"]["epoch"] == 1  # intact
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", LAST_NAME]
-    resumed, _ = run(folder, resume=folder / LAST_NAME, **options)
-    assert all(value.equal(resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert read_checkpoint(resume)["progress"]["epoch"] == 1
+    _, progress = run(tmp_path / "run", epochs=2, resume=resume, **options)
+    assert progress.epoch == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}])
-def test_weights_are_saved_if_the_full_state_does_not_fit(tmp_path, temporary, monkeypatch, options):
-    def too_large(path, state, save=checkpoints.save_checkpoint):
-        if "optimizer" in state and state["progress"]["step"] > 0:
-            raise CheckpointError(f"{path}: not saved (No space left on device).")
-        save(path, state)
-
-    monkeypatch.setattr(checkpoints, "save_checkpoint", too_large)
-    with pytest.raises(CheckpointError, match=r"The weights are in (.*) instead: .* with --init \1\.$"):
-        run(tmp_path / "run", epochs=1, **options)
-    (folder,) = temporary.glob("run-*")
-    saved = read_checkpoint(folder / LAST_NAME)
-    assert saved.keys() == {"model", "progress", "classes"} and saved["progress"]["step"] == 8
-
-
-def test_state_that_fits_nowhere_is_an_error_that_names_both_locations(tmp_path, temporary, monkeypatch):
-    run(tmp_path / "run", epochs=1)
-    full_below(tmp_path, monkeypatch)
-    with pytest.raises(CheckpointError) as error:
-        run(tmp_path / "run", epochs=2, resume=tmp_path / "run" / LAST_NAME)
-    assert str(error.value).count("not saved (No space left on device)") == 2 and str(temporary) in str(error.value)
-    assert read_checkpoint(tmp_path / "run" / LAST_NAME)["progress"]["epoch"] == 1
-
-
-def test_early_stopping_on_a_full_disk_saves_elsewhere(tmp_path, temporary, monkeypatch):
+def test_early_stopping_on_a_full_disk_is_an_error(tmp_path, monkeypatch):
     def evaluate(model):
         full_below(tmp_path / "run", monkeypatch)
         return {"bbox/AP": math.nan}
 
-    with pytest.raises(CheckpointError, match="The run's state is in"):
+    with pytest.raises(CheckpointError, match="not saved"):
         run(tmp_path / "run", evaluate=evaluate, patience=1)
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_run_whose_folder_is_removed_ends_with_its_state_saved_elsewhere(tmp_path, temporary, replaced):
+def test_run_whose_folder_is_removed_ends_without_writing_into_another(tmp_path, replaced):
     folder = tmp_path / "run"
     lock = FolderLock(folder, option="--run-dir")
 
@@ -266,11 +232,9 @@ def test_run_whose_folder_is_removed_ends_with_its_state_saved_elsewhere(tmp_pat
             (folder / LAST_NAME).write_text("another run's")
         return {}
 
-    with pytest.raises(CheckpointError, match=r"run: was removed, or replaced by .* The run's state is in"):
+    with pytest.raises(CheckpointError, match=r"run: was removed, or replaced by .* while this run was training\."):
         run(folder, evaluate=remove, owns_folder=lock.is_mine)
     lock.release()
-    (rescued,) = temporary.glob("run-*")  # besides what torch may keep there
-    assert read_checkpoint(rescued / LAST_NAME)["progress"]["epoch"] == 1
     assert not folder.exists() or (folder / LAST_NAME).read_text() == "another run's"
 
 

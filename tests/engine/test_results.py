@@ -8,8 +8,8 @@ import torch
 from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
+from vitkit.engine.results import score_run
 from vitkit.errors import ConfigError
-from vitkit.runs.results import evaluation_of_run
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def run(tmp_path):
 
 
 def test_evaluation_of_a_run_is_written_and_reused(run):
-    evaluation = evaluation_of_run(run, device="cpu")
+    evaluation = score_run(run, device="cpu")
     results = json.loads((run / "results_val.json").read_text())
     assert len({result["image_id"] for result in results}) == 4
     (run / "results_val.json").write_text(json.dumps(results[1:]))
-    again = evaluation_of_run(run, device="cpu")
+    again = score_run(run, device="cpu")
     assert again.name == evaluation.name == "small" and again.evaluator.results() == results[1:]
 
 
 def test_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="neither a run nor a results file"):
-        evaluation_of_run(tmp_path)
+        score_run(tmp_path)

@@ -1,70 +1,79 @@
-"""Handles steps that fail: losses or gradients that are not finite, and running out of memory."""
+"""Decides after each backward pass whether the step is taken: not if a loss or gradient is not finite."""
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.distributed import all_reduce_sum, gather_objects, world_size
-from vitkit.engine.checkpoints import LAST_NAME
-from vitkit.engine.failures import (
-    OUT_OF_MEMORY,
-    describe_images,
-    is_out_of_memory,
-    out_of_memory_error,
-    training_remedies,
-)
-from vitkit.engine.run import Hook, TrainRun
+from vitkit.engine.checkpointing import LAST_NAME
+from vitkit.engine.failures import describe_images
 from vitkit.errors import TrainingError
+
+if TYPE_CHECKING:
+    from vitkit.engine.run import TrainRun
 
 logger = logging.getLogger("vitkit")
 MAX_SKIPPED_IN_A_ROW = 5
 
 
-class StepGuard(Hook):
-    """Skips a step unless every loss and gradient of every rank is finite, and reports which are not.
+class Decision(NamedTuple):
+    """What to do once a step's gradients are complete; the same on all ranks."""
 
-    It also turns one rank's requests in `run.should_save` and `run.should_stop` into decisions of all ranks. The
-    running statistics of batch norms, which the forward pass has already changed, are restored if a step is skipped.
-    """
+    step: bool
+    """Take the optimiser step; otherwise skip it."""
+    save: bool
+    """Save after the step."""
+    stop: bool
+    """Save after the step and end the run, to be resumed later."""
 
-    def before_epoch(self, run: TrainRun) -> None:
-        """Copy the running statistics, which are restored after a skipped step."""
-        norms = [module for module in run.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+class StepGuard:
+    """Skips a step unless every loss and gradient of every rank is finite, and reports which are not."""
+
+    def __init__(self) -> None:
+        self._statistics: list[Tensor] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Copy the running statistics of a model's batch norms, which are restored if a step is skipped."""
+        norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         self._statistics = [buffer for norm in norms for buffer in norm.buffers()]
         self._last_good = [buffer.clone() for buffer in self._statistics]
 
-    def before_step(self, run: TrainRun) -> None:
-        """Decide whether to take the step.
+    def decide(self, run: "TrainRun") -> Decision:
+        """Decide, together with all ranks, about the step and about what hooks ask for; count the skipped steps.
 
         Raises:
             TrainingError: several steps in a row were skipped.
         """
+        save = any(hook.should_save(run) for hook in run.hooks)
+        stop = any(hook.should_stop(run) for hook in run.hooks)
         # A sum is not finite if any of its terms is not, so a single transfer from the device is enough.
         loss = torch.stack([value for losses in run.losses for value in losses.values()]).sum()
         not_finite = torch.stack([~loss.isfinite(), ~run.grad_norm.isfinite()]).float()
-        requests = torch.tensor([run.should_save, run.should_stop], dtype=torch.float32)
-        flags = torch.cat([not_finite, requests.to(not_finite.device, non_blocking=True)])
-        bad_loss, bad_gradient, run.should_save, run.should_stop = (all_reduce_sum(flags) > 0).tolist()
-        run.should_step = not (bad_loss or bad_gradient)
+        requests = torch.tensor([save, stop], dtype=torch.float32).to(not_finite.device, non_blocking=True)
+        flags = all_reduce_sum(torch.cat([not_finite, requests])) > 0
+        bad_loss, bad_gradient, save, stop = flags.tolist()
+        step = not (bad_loss or bad_gradient)
         # Gradients may overflow because the loss scale is too high: it is then lowered, and the step does not count as
         # bad.
         scale_is_too_high = bad_gradient and run.scaler.is_enabled() and run.scaler.get_scale() > 1
-        if run.should_step:
+        if step:
             run.progress.bad_in_a_row = 0
         elif bad_loss or not scale_is_too_high:
             run.progress.bad_in_a_row += 1
             self._report(run, bad_loss=bad_loss)
-        if self._statistics and run.should_step:
+        if self._statistics and step:
             torch._foreach_copy_(self._last_good, self._statistics)
         elif self._statistics:
+            # The forward pass has already changed them.
             torch._foreach_copy_(self._statistics, self._last_good)
+        return Decision(step, save, stop)
 
-    def _report(self, run: TrainRun, *, bad_loss: bool) -> None:
+    def _report(self, run: "TrainRun", *, bad_loss: bool) -> None:
         progress = run.progress
         if bad_loss:
             local = "; ".join(filter(None, map(_describe_losses, run.losses, run.targets)))
@@ -90,25 +99,12 @@ class StepGuard(Hook):
         )
 
 
-class MemoryErrors(Hook):
-    """Replaces an out-of-memory error by one that describes the batch and how to use less memory."""
-
-    @contextmanager
-    def during_training(self, run: TrainRun) -> Iterator[None]:
-        """Explain an error of the current step."""
-        try:
-            yield
-        except OUT_OF_MEMORY as error:
-            if run.batch is None or not is_out_of_memory(error):
-                raise
-            raise out_of_memory_error(error, run.batch, training_remedies(run.batch, run.settings)) from error
-
-
 def _describe_gradients(model: nn.Module, norm: float) -> str:
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     bad = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
     more = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
-    return f"the gradient's norm is {norm}, by {', '.join(bad[:3]) or 'its size'}{more}"
+    names = f"of {', '.join(bad[:3])}{more}" if bad else "of all parameters together"
+    return f"the gradient norm {names} is {norm}"
 
 
 def _describe_losses(losses: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> str:

@@ -1,34 +1,37 @@
 """Evaluates a trained model on the validation data of a config."""
 
+import logging
 import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from vitkit.checkpoint import LoadReport, load_weights, read_checkpoint
+from vitkit.checkpoint import LoadReport, load_weights
 from vitkit.data.loading.loader import DataSettings, Split
+from vitkit.devices import resolve_precision
 from vitkit.distributed import first_rank_first, rank, world_size
+from vitkit.engine.build import build_model_for, use_saved_vocabularies
 from vitkit.engine.evaluate import evaluate
-from vitkit.engine.settings import TrainSettings, require
-from vitkit.errors import CheckpointError, ConfigError
+from vitkit.engine.settings import TrainSettings, require, slow_precision
+from vitkit.errors import ConfigError
 from vitkit.inference import Predictor, Tiling, load
-from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
-from vitkit.logging import ProgressLines, say
+from vitkit.inference.exported import exported_model, is_exported
+from vitkit.logging import ProgressLines, print_line
 from vitkit.models.tta import MultiScaleFlip
-from vitkit.protocols import Evaluator, HasClasses, HasFrames, HasImageIds, HasThings, HasVocabularies, ImageDataset
+from vitkit.protocols import Evaluator, HasClasses, HasFrames, HasImageIds, HasThings, ImageDataset
 from vitkit.registry import CRITERIA, EVALUATORS
-from vitkit.runs.models import build_model_for
 from vitkit.seq2seq.captioner import Captioner
-from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json
+
+logger = logging.getLogger("vitkit")
 
 
 @dataclass(repr=False)
-class Evaluated:
+class Evaluation:
     """The results of an evaluation; complete on the main process only."""
 
     metrics: dict[str, float]
@@ -52,7 +55,7 @@ class Evaluated:
         return self.evaluator.write_results(path) or [path]
 
 
-def evaluate_config(
+def evaluate_model(
     config: Mapping[str, Any],
     weights: str | Path,
     device: torch.device,
@@ -60,8 +63,8 @@ def evaluate_config(
     tta_scales: Sequence[float] | None = None,
     tiling: Tiling | None = None,
     split: Split = "val",
-) -> Evaluated:
-    """Build data and model, and predict every sample once. All ranks must call it, within their process group.
+) -> Evaluation:
+    """Build a config's data and model, and predict every sample once. All ranks must call it, in their process group.
 
     Args:
         config: the checked config.
@@ -76,7 +79,7 @@ def evaluate_config(
     require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
     if tiling is not None:
         return _evaluate_tiles(config, weights, device, tiling, split)
-    settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
+    data, precision = DataSettings(**config["data"]), _precision(config, device)
     dataset = data.evaluated(split)
     vocabularies = use_saved_vocabularies(dataset, weights)
     loader = data.val_loader(dataset)
@@ -88,7 +91,7 @@ def evaluate_config(
     else:
         with first_rank_first():
             report = load_weights(model, weights, classes=classes)
-    say(str(report))
+    print_line(str(report))
     if tta_scales is not None:
         model = MultiScaleFlip(model, scales=tta_scales)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
@@ -97,23 +100,17 @@ def evaluate_config(
     criterion = CRITERIA.build(config["criterion"]).to(device) if measures_references else None
     seconds: list[float] = []
     metrics = evaluate(
-        model.to(device),
-        loader,
-        evaluator,
-        device=device,
-        precision=settings.precision,
-        criterion=criterion,
-        seconds=seconds,
+        model.to(device), loader, evaluator, device=device, precision=precision, criterion=criterion, seconds=seconds
     )
     # The first batch includes one-time costs.
     median = statistics.median(seconds[1:] or seconds or [math.nan])
     sample = "sentence" if is_text else "clip" if isinstance(dataset, HasFrames) else "image"
-    return Evaluated(metrics, evaluator, report, median, sample)
+    return Evaluation(metrics, evaluator, report, median, sample)
 
 
 def _evaluate_tiles(
     config: Mapping[str, Any], weights: str | Path, device: torch.device, tiling: Tiling, split: Split
-) -> Evaluated:
+) -> Evaluation:
     """Predict every stored image in tiles, divided among the ranks.
 
     Raises:
@@ -121,15 +118,15 @@ def _evaluate_tiles(
     """
     dataset = DataSettings(**config["data"]).evaluated(split)
     if not (isinstance(dataset, ImageDataset) and isinstance(dataset, HasImageIds)):
-        raise ConfigError(f"tiles: are for images, and data.{split} is a {type(dataset).__name__}.")
-    settings = TrainSettings(**config["train"])
+        raise ConfigError(f"tiles: expected a dataset of images; data.{split} is a {type(dataset).__name__}.")
+    precision = _precision(config, device)
     classes = dataset.classes if isinstance(dataset, HasClasses) else None
     things = dataset.things if isinstance(dataset, HasThings) else None
     with first_rank_first():
-        predictor = load(config, weights, classes=classes, things=things, device=device, precision=settings.precision)
+        predictor = load(config, weights, classes=classes, things=things, device=device, precision=precision)
     if not isinstance(predictor, Predictor):
-        raise ConfigError("tiles: are for models of images, and this one reads text.")
-    say(str(predictor.report))
+        raise ConfigError("tiles: expected a model of images; this one reads text.")
+    print_line(str(predictor.report))
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     mine = range(rank(), len(dataset), world_size())
     progress, seconds = ProgressLines(len(mine), "images evaluated in tiles", every=20.0), []
@@ -143,20 +140,12 @@ def _evaluate_tiles(
     evaluator.gather()
     metrics = evaluator.compute()
     median = statistics.median(seconds[1:] or seconds or [math.nan])
-    return Evaluated(metrics, evaluator, predictor.report, median, "image")
+    return Evaluation(metrics, evaluator, predictor.report, median, "image")
 
 
-def use_saved_vocabularies(dataset: Any, checkpoint: str | Path) -> dict[str, Vocabulary]:
-    """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
-
-    Raises:
-        CheckpointError: the checkpoint contains no vocabularies.
-    """
-    if not isinstance(dataset, HasVocabularies):
-        return {}
-    saved = checkpoint_of(checkpoint) if is_exported(checkpoint) else read_checkpoint(checkpoint)
-    vocabularies = vocabularies_from_json(saved.get("vocabularies"))
-    if not vocabularies:
-        raise CheckpointError(f"{checkpoint}: holds no vocabularies; expected a checkpoint that was trained on text.")
-    set_vocabularies(dataset, vocabularies)
-    return vocabularies
+def _precision(config: Mapping[str, Any], device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
+    """Return the precision of a config on a device; warn if it is slow there."""
+    precision = resolve_precision(TrainSettings(**config["train"]).precision, device)
+    if message := slow_precision(precision, device):
+        logger.warning("%s", message)
+    return precision

@@ -5,12 +5,13 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 import vitkit
-from vitkit.engine import loop
+from vitkit import devices
+from vitkit.engine import trainer
 from vitkit.errors import ConfigError
 from vitkit.inference import Predictor
+from vitkit.tools import train as train_tool
 
 TINY = """
 from vitkit.configs.quickstart.detr import config as quickstart
@@ -51,10 +52,38 @@ def test_run_returns_its_folder_and_metrics_and_testing_repeats_them(tiny):
     assert len(small.evaluator.answers) == 2
 
 
-def test_emulated_bfloat16_causes_a_warning(tiny, monkeypatch, capsys):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    vitkit.train(tiny, train=dict(precision="bf16"), device="cpu")
+@pytest.mark.parametrize("flags, precision", [({"avx512f", "avx512_bf16"}, "bf16"), ({"avx512f"}, "fp32")])
+def test_auto_precision_is_the_processors_and_stays_on_another(tiny, monkeypatch, capsys, flags, precision):
+    monkeypatch.setattr(devices, "_processor_flags", lambda: flags)
+    vitkit.train(tiny, train=dict(precision="auto"), device="cpu")
+    assert f"1 x cpu, {precision}" in capsys.readouterr().out
+    assert vitkit.load_config("runs/tiny/config.json")["train"]["precision"] == precision
+    # On a processor that would choose the other precision, as the run's config and then as a config with "auto".
+    other = {"avx512f"} if precision == "bf16" else {"amx_bf16"}
+    monkeypatch.setattr(devices, "_processor_flags", lambda: other)
+    vitkit.train(resume="runs/tiny", train=dict(epochs=2), device="cpu")
+    out, err = capsys.readouterr()
+    assert f"1 x cpu, {precision}" in out and ("train.precision=fp32" in err) == (precision == "bf16")
+    train_tool.main(["tiny.py", "--resume", "runs/tiny", "train.precision=auto", "train.epochs=3", "--device", "cpu"])
+    out, err = capsys.readouterr()
+    assert f"1 x cpu, {precision}" in out and f"started with {precision} and continues with it" in err
+    assert vitkit.load_config("runs/tiny/config.json")["train"]["precision"] == precision
+
+
+def test_precision_that_differs_from_the_resumed_runs_is_reported(tiny, capsys):
+    vitkit.train(tiny, train=dict(precision="fp32"), device="cpu")
+    vitkit.train(resume="runs/tiny", train=dict(precision="bf16", epochs=2), device="cpu")
+    assert "resuming with a changed train.precision: 'fp32' -> 'bf16'" in capsys.readouterr().err
+
+
+def test_bfloat16_without_instructions_for_it_causes_a_warning(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(devices, "_processor_flags", lambda: {"avx2", "avx512f"})
+    run = vitkit.train(tiny, train=dict(precision="bf16"), device="cpu")
     assert "no instructions for bfloat16" in capsys.readouterr().err
+    vitkit.test(run.path, device="cpu")
+    assert "no instructions for bfloat16" in capsys.readouterr().err
+    vitkit.test(run.path, device="cpu", train=dict(precision="auto"))
+    assert "bfloat16" not in capsys.readouterr().err
 
 
 def test_values_and_dotted_keys_override_a_loaded_config(tiny):
@@ -82,12 +111,13 @@ def test_training_starts_from_weights_or_resumes_a_run(tiny):
 
 
 def test_ctrl_c_saves_and_leaves_python_running(tiny, monkeypatch):
-    def interrupted_step(run, batches, count, original=loop.train_step):
-        original(run, batches, count)
+    def interrupted_step(run, batches, count, original=trainer.train_step):
+        decision = original(run, batches, count)
         os.kill(os.getpid(), signal.SIGINT)
+        return decision
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(loop, "train_step", interrupted_step)
+        patched.setattr(trainer, "train_step", interrupted_step)
         vitkit.train(tiny, device="cpu", train=dict(epochs=2))
     assert len(vitkit.train(resume="runs/tiny", device="cpu").history) == 2
 
@@ -98,7 +128,7 @@ def test_ctrl_c_saves_and_leaves_python_running(tiny, monkeypatch):
         ({}, "give either a config, or resume=RUN"),
         ({"config": "tiny.py", "resume": "runs/tiny"}, "give either a config, or resume=RUN"),
         ({"resume": "runs/tiny", "init": "a.pth"}, "it takes neither init nor run_dir"),
-        ({"resume": "runs/none"}, "holds no run to resume"),
+        ({"resume": "runs/none"}, "contains no run to resume"),
         ({"config": "quickstart/detrr"}, "Did you mean 'quickstart/detr'"),
         ({"config": "tiny.py", "train": {"epoch": 2}}, "train.epoch: unknown key 'epoch'. Did you mean 'epochs'"),
         ({"config": "tiny.py", "train": {"epochs": "two"}}, "train.epochs"),

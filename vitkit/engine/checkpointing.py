@@ -5,8 +5,7 @@ import logging
 import math
 import random
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
@@ -22,7 +23,7 @@ from vitkit.checkpoint.sharded import SHARDS_SUFFIX, check_shards, read_local, w
 from vitkit.devices import accelerator_rng_state, set_accelerator_rng_state
 from vitkit.distributed import RatioMeter, broadcast_object, gather_objects, is_main, rank, world_size
 from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger("vitkit")
 LAST_NAME, BEST_NAME = "last.pth", "best.pth"
@@ -46,7 +47,7 @@ class Progress:
     worse_in_a_row: int = 0
     """Number of evaluations since the best one."""
     best_metric: str = ""
-    """Name of the metric that `best` is a value of; empty in checkpoints that do not state it."""
+    """Name of the metric that `best` is a value of; empty before the first evaluation."""
     batch: int = 0
     """Number of batches done in the next epoch; checkpoints are only made after complete steps."""
     num_batches: int = 0
@@ -87,6 +88,37 @@ class RunCheckpoints:
         self.parts = {name: part for name, part in self.parts.items() if part is not None}
         self.sharded = self.sharded and is_sharded(self.parts["model"])
 
+    def check_disk_space(self) -> None:
+        """Check, before a run, that the disk has room for its checkpoints; only the main process does.
+
+        Raises:
+            ConfigError: there is less room than they need.
+        """
+        if not is_main():
+            return
+        folder = next(path for path in (self.run_dir.absolute(), *self.run_dir.absolute().parents) if path.exists())
+        try:
+            disk = shutil.disk_usage(folder)
+            room = disk.free + _size_of_checkpoints(self.run_dir)
+        except OSError:
+            return
+        model = self.parts["model"]
+        weights = _num_bytes([*model.parameters(), *model.buffers()])
+        # The first checkpoint is smaller than the later ones, as the optimiser has no state yet.
+        state = optimizer_state_bytes(self.parts["optimizer"])
+        full = weights + state + (weights if "ema" in self.parts else 0)
+        # A checkpoint is written before the one that it replaces is removed, so for a moment there is one more.
+        number = max(1, self.keep) + 1
+        needed = number * full + weights
+        if disk.total and room < needed:  # some network disks report a total size of 0 bytes
+            average = " and their average" if "ema" in self.parts else ""
+            raise ConfigError(
+                f"{self.run_dir}: its disk has {_format(room)} for checkpoints, and they will take {_format(needed)}: "
+                f"{number} of {_format(full)} (weights{average}, and {_format(state)} of the optimiser's state), one "
+                f"being written, and the best weights. Make room, choose another folder with --run-dir, or keep fewer "
+                f"(train.keep_checkpoints={self.keep})."
+            )
+
     def _plain_values(self, progress: Progress) -> dict[str, Any]:
         """Return the contents of a checkpoint other than tensors."""
         measured = {"measured": dict(self.measured)} if self.measured else {}
@@ -114,9 +146,8 @@ class RunCheckpoints:
 
         Args:
             is_best: also write best.pth, and do so first: a run that is killed between the two then evaluates again.
-            raise_on_error: raise if the state cannot be written, after saving it in the temporary folder. Otherwise the
-                error is logged and training continues: the previous checkpoint is intact, and there may be room for the
-                next one.
+            raise_on_error: raise if the state cannot be written. Otherwise the error is logged and training continues:
+                the previous checkpoint is intact, and there may be room for the next one.
             per_rank: an earlier result of `per_rank_state`; None: the current state.
         Returns:
             the names out of best.pth and last.pth that were written, on the main process.
@@ -125,25 +156,25 @@ class RunCheckpoints:
         """
         if per_rank is None:
             per_rank = self.per_rank_state()
-        per_rank_lists = {name: [state[name] for state in per_rank] for name in ("rng", "meters")}
         values = self._plain_values(progress)
+        per_rank_lists = {name: [state[name] for state in per_rank] for name in ("rng", "meters")}
         files = {LAST_NAME: (self.parts, values | per_rank_lists)}
         if is_best:
             files = {BEST_NAME: ({"model": self.parts.get("ema", self.parts["model"])}, values), **files}
         written: set[str] = set()
         failure = self._agreed(self._lost_folder())
         is_lost = failure is not None
-        for name, (parts, beside) in files.items():
+        for name, (parts, other_values) in files.items():
             if failure is None:
-                failure = self._agreed(self._write(name, parts, beside))
+                failure = self._agreed(self._write(name, parts, other_values))
                 written |= set() if failure else {name}
         if is_main() and not is_lost:
             # These are shards of a checkpoint that was replaced, or that could not be completed.
             remove_unused_shards(self.run_dir)
         if failure is not None and (raise_on_error or is_lost):
-            raise CheckpointError(failure + self._rescue(progress, per_rank_lists))
+            raise CheckpointError(failure)
         if failure is not None and is_main():
-            logger.error("%s Training continues; a checkpoint will be tried at the next save.", failure)
+            logger.error("%s Training continues, and the next save tries again.", failure)
         return written
 
     def _agreed(self, failure: str | None) -> str | None:
@@ -156,11 +187,11 @@ class RunCheckpoints:
             return None
         return f"{self.run_dir}: was removed, or replaced by another run's, while this run was training."
 
-    def _write(self, name: str, parts: Mapping[str, Any], beside: Mapping[str, Any]) -> str | None:
-        """Write the parts' states and plain values; return the problem, if any. All ranks must call it."""
-        step = beside["progress"]["step"]
+    def _write(self, name: str, parts: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+        """Write the parts' states and other values; return the problem, if any. All ranks must call it."""
+        step = values["progress"]["step"]
         try:
-            state = self._gather(parts, step) | beside
+            state = self._gather(parts, step) | values
             if is_main() and name == LAST_NAME and self.keep:
                 self._write_kept(state, step)
             elif is_main():
@@ -185,36 +216,6 @@ class RunCheckpoints:
             with suppress(OSError):
                 old.unlink()
 
-    def _rescue(self, progress: Progress, per_rank_lists: Mapping[str, Sequence]) -> str:
-        """Save in the temporary folder what could not be saved in the run's; return a sentence that says where.
-
-        Of a sharded model only the full weights are saved: the shards of other machines could not be written there.
-        """
-        if progress.step == 0:
-            return ""
-        parts = {"model": self.parts["model"]} if self.sharded else self.parts
-        state = {name: state_of(part, self.parts["model"]) for name, part in parts.items()}
-        if not is_main():
-            return ""
-        values = self._plain_values(progress)
-        try:
-            folder = Path(tempfile.mkdtemp(prefix=f"{self.run_dir.name}-"))
-        except OSError as error:
-            return f" Nor is there a temporary folder ({error.strerror}): the run's last steps are lost."
-        path = folder / LAST_NAME
-        try:
-            if not self.sharded:
-                save_checkpoint(path, state | values | per_rank_lists)
-                (folder / CONFIG_NAME).write_text(str(self.saved_with.get("config", "{}")), encoding="utf-8")
-                return f" The run's state is in {path} instead: resume with --resume {folder}."
-        except (CheckpointError, OSError):
-            pass  # there may still be room for less
-        try:
-            save_checkpoint(path, {"model": state.get("ema", state["model"])} | values)
-        except CheckpointError as error:
-            return f" Nor could it be saved in the temporary folder: {error}"
-        return f" The weights are in {path} instead: a new run starts from them with --init {path}."
-
     def resume(self, path: Path) -> Progress:
         """Restore what `save` wrote. All ranks must call it, and must see the same file.
 
@@ -225,14 +226,14 @@ class RunCheckpoints:
         lacking = [name for name in (*self.parts, "progress", "rng") if name not in state]
         if lacking:
             raise CheckpointError(
-                f"{path}: cannot be resumed, it lacks {', '.join(lacking)}. Resume from a run's {LAST_NAME}, made with "
-                "the same train.ema_decay; to start a new run from its weights use --init."
+                f"{path}: cannot be resumed, it lacks {', '.join(lacking)}. Resume from a run's {LAST_NAME} with "
+                "the same train.ema_decay; to start a new run from its weights, use --init."
             )
         progress = _progress(path, state["progress"])
         if _lengths(state["schedule"]) != _lengths(self.parts["schedule"].state_dict()):
             raise CheckpointError(
-                f"{path}: its learning rates were planned over another number of steps. Resume with the run's own "
-                "train.epochs, batch size and number of images; to train longer start a new run from its weights by "
+                f"{path}: its learning-rate schedule has another number of steps. Resume with the run's own "
+                "train.epochs, batch size and number of images; to train longer, start a new run from its weights with "
                 "--init."
             )
         for name, part in self.parts.items():
@@ -321,6 +322,38 @@ def remove_unused_shards(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def optimizer_state_bytes(optimizer: Optimizer) -> int:
+    """Return the size of an optimiser's state in bytes, or an estimate of it before the first step.
+
+    Optimisers other than SGD and Adam, such as a user's own, are counted as Adam.
+    """
+    state = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    if state:
+        return _num_bytes(state)
+    return sum(_num_states(group) * _num_bytes(group["params"]) for group in optimizer.param_groups)
+
+
+def _num_states(group: Mapping[str, Any]) -> int:
+    """Return the number of tensors of each parameter's size that the state of a group will have."""
+    if "momentum" in group and "betas" not in group:
+        return int(group["momentum"] > 0)
+    return 2 + bool(group.get("amsgrad"))
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _size_of_checkpoints(folder: Path) -> int:
+    """Return the bytes of a resumed run's checkpoints, which new ones will replace; hard links count once."""
+    files = [path.stat() for pattern in ("*.pth*", "*.shards*/*") for path in folder.glob(pattern) if path.is_file()]
+    return sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())
+
+
+def _format(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.2f} MiB"
+
+
 def _free_folder(run_dir: Path, step: int) -> Path:
     """Return an unused name for shards. A step may be saved several times, while the first folder is still in use."""
     number, folder = 1, run_dir / f"step_{step:08d}{SHARDS_SUFFIX}"
@@ -374,8 +407,8 @@ def _check_same(path: Path, progress: Progress) -> None:
     if different:
         number, position = different[0]
         raise CheckpointError(
-            f"{path}: rank 0 reads one of {per_rank[0][0]} steps there, rank {number} one of {position[0]}. The run's "
-            "folder must be the same on all machines."
+            f"{path}: rank 0 has read a checkpoint of step {per_rank[0][0]}, rank {number} one of step {position[0]}. "
+            "The run's folder must be the same on all machines."
         )
 
 

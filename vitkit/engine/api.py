@@ -14,14 +14,14 @@ from vitkit.config import Config, load_config, load_saved_config
 from vitkit.data.loading.loader import Split
 from vitkit.devices import default_device
 from vitkit.distributed import close_distributed, init_distributed
-from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME, LAST_NAME
+from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, LAST_NAME
 from vitkit.engine.hooks import Interrupted
 from vitkit.engine.run_folder import check_resumable
+from vitkit.engine.testing import Evaluation, evaluate_model
+from vitkit.engine.trainer import run_training
 from vitkit.errors import ConfigError
 from vitkit.inference import Loaded, Tiling, find_trained, load
 from vitkit.logging import LOG_NAME, setup_logging
-from vitkit.runs.testing import Evaluated, evaluate_config
-from vitkit.runs.training import train_config
 from vitkit.visualization.curves import read_log
 
 
@@ -83,7 +83,7 @@ def train(
     resolved = _resolve(source, _as_overrides(overrides), trust=trust)
     with _process_group(device) as rank_device:
         try:
-            folder = train_config(
+            folder = run_training(
                 resolved,
                 rank_device,
                 default=Path("runs") / resolved.path.stem,
@@ -111,7 +111,7 @@ def test(
     device: str | None = None,
     trust: bool = False,
     **overrides: Any,
-) -> Evaluated:
+) -> Evaluation:
     """Evaluate a model on its config's validation data, as `vitkit test` does; under torchrun every process must call
     it.
 
@@ -133,7 +133,7 @@ def test(
     config, weights = find_trained(model, weights, overrides=texts, trust=trust)
     with _process_group(device) as rank_device:
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
-        result = evaluate_config(config, weights, rank_device, tiling=tiling, split=split)
+        result = evaluate_model(config, weights, rank_device, tiling=tiling, split=split)
         if out is not None and result.metrics:
             result.write(out)
     return result

@@ -6,9 +6,9 @@ import torch
 import vitkit
 from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
+from vitkit.engine.validation import batches_to_draw
 from vitkit.errors import ConfigError
 from vitkit.inference import Tiling
-from vitkit.runs.training import drawn_batches
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def test_evaluation_in_tiles_covers_large_images(run):
 
 
 def test_tiles_are_refused_for_text(run):
-    with pytest.raises(ConfigError, match=r"tiles: are for images, and data\.val is a NumberWords"):
+    with pytest.raises(ConfigError, match=r"tiles: expected a dataset of images; data\.val is a NumberWords"):
         vitkit.test("quickstart/translation", "best.pth", device="cpu", tiles=64)
 
 
 @pytest.mark.parametrize(("batches", "drawn"), [(101, [0, 14, 29, 43, 57, 71, 86, 100]), (3, [0, 1, 2]), (0, [])])
 def test_drawn_images_are_spread_over_the_data(batches, drawn):
-    assert drawn_batches(batches) == drawn
+    assert batches_to_draw(batches) == drawn

@@ -1,4 +1,4 @@
-"""Loads earlier evaluations: of a run, or of a results file with its config or with annotations alone."""
+"""Scores predictions that were saved earlier: a run's, or a results file's with its config or only annotations."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,8 @@ from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
 from vitkit.data.io.image_files import read_image
 from vitkit.data.loading.loader import DataSettings, Split
-from vitkit.engine.checkpoints import BEST_NAME, CONFIG_NAME
+from vitkit.engine.api import test
+from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
@@ -16,10 +17,9 @@ from vitkit.evaluation.base import read_results
 from vitkit.inference import find_model
 from vitkit.protocols import HasImageIds, LoadsResults
 from vitkit.registry import EVALUATORS
-from vitkit.runs.api import test
 
 
-class Evaluation(NamedTuple):
+class ScoredResults(NamedTuple):
     """A model's predictions with their metrics."""
 
     name: str
@@ -27,11 +27,11 @@ class Evaluation(NamedTuple):
     """The evaluator, after `compute`."""
     config: Config | None
     folder: Path | None
-    """The run's folder; None if the evaluation is not of a run."""
+    """The run's folder; None if the results are not a run's."""
 
 
 class AnnotatedFile:
-    """A dataset of annotations whose images are optional; see `CocoDetection` for one to train on.
+    """A dataset of annotations whose images are optional, for scoring only; see `CocoDetection` for training.
 
     Args:
         annotations: annotations in COCO's format or, if the images are available, in another one.
@@ -68,7 +68,7 @@ class AnnotatedFile:
         """
         name = self._content["images"][index]["file_name"]
         if self._images is None:
-            raise DataError(f"no picture of '{name}': give the folder of the pictures (--images).")
+            raise DataError(f"no image '{name}': set the folder of the images (--images).")
         return read_image(self._images / name, "images")
 
 
@@ -82,9 +82,9 @@ class _Classified:
         return len(self.image_ids)
 
 
-def evaluation_of_file(
+def score_file(
     results: str | Path, *, annotations: str | Path | None = None, images: str | Path | None = None
-) -> Evaluation:
+) -> ScoredResults:
     """Evaluate a results file without a config.
 
     Args:
@@ -105,7 +105,7 @@ def evaluation_of_file(
         evaluator.load_results(results)
     elif isinstance(content, list) and not any(isinstance(entry, dict) and "caption" in entry for entry in content):
         if annotations is None:
-            raise ConfigError(f"{results}: holds boxes; give their annotations (--annotations FILE), or a config.")
+            raise ConfigError(f"{results}: contains boxes. Pass their annotations (--annotations FILE), or a config.")
         dataset = AnnotatedFile(annotations, images)
         check_image_ids((e.get("image_id") for e in content if isinstance(e, dict)), dataset.image_ids, results.name)
         truth = dataset.ground_truth()["annotations"]
@@ -116,10 +116,10 @@ def evaluation_of_file(
     else:
         raise ConfigError(f"{results}: results of this kind need their config: --data CONFIG or RUN.")
     evaluator.compute()
-    return Evaluation(results.stem, evaluator, None, None)
+    return ScoredResults(results.stem, evaluator, None, None)
 
 
-def evaluation_with_config(results: str | Path, model: str, *, trust: bool = False) -> Evaluation:
+def score_with_config(results: str | Path, model: str, *, trust: bool = False) -> ScoredResults:
     """Evaluate a results file on the validation data of a config, see `find_model`.
 
     Raises:
@@ -127,10 +127,10 @@ def evaluation_with_config(results: str | Path, model: str, *, trust: bool = Fal
         DataError: the file is missing, truncated or invalid, or is for other images.
     """
     config = find_model(model, trust=trust).config
-    return Evaluation(Path(results).stem, evaluate_results(results, config), config, None)
+    return ScoredResults(Path(results).stem, score_results(results, config), config, None)
 
 
-def evaluate_results(results: str | Path, config: Mapping[str, Any], *, split: Split = "val") -> Any:
+def score_results(results: str | Path, config: Mapping[str, Any], *, split: Split = "val") -> Any:
     """Return the config's evaluator after it has scored a results file on a split of the data.
 
     Raises:
@@ -141,7 +141,8 @@ def evaluate_results(results: str | Path, config: Mapping[str, Any], *, split: S
     dataset = DataSettings(**config["data"]).evaluated(split)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     if not isinstance(evaluator, LoadsResults):
-        raise ConfigError(f"{results}: {type(evaluator).__name__} reads no results. Evaluate the checkpoint again.")
+        name = type(evaluator).__name__
+        raise ConfigError(f"{results}: {name} cannot score saved results. Evaluate the checkpoint again.")
     if isinstance(evaluator, CocoEvaluator):
         content = read_results(results)
         if isinstance(content, list):
@@ -152,7 +153,7 @@ def evaluate_results(results: str | Path, config: Mapping[str, Any], *, split: S
     return evaluator
 
 
-def evaluation_of_run(run: str | Path, *, device: str | None = None, trust: bool = False) -> Evaluation:
+def score_run(run: str | Path, *, device: str | None = None, trust: bool = False) -> ScoredResults:
     """Return the evaluation of a run's best checkpoint, reusing results_val.json if that is newer than the checkpoint.
 
     Raises:
@@ -160,15 +161,15 @@ def evaluation_of_run(run: str | Path, *, device: str | None = None, trust: bool
     """
     folder = Path(run)
     if not (folder / CONFIG_NAME).is_file():
-        raise ConfigError(f"'{folder}' is neither a run nor a results file. Give what vitkit train or test wrote.")
+        raise ConfigError(f"'{folder}' is neither a run nor a results file. Pass one of them.")
     results, best = folder / "results_val.json", folder / BEST_NAME
     config = find_model(str(folder), trust=trust).config
     is_new = results.is_file() and best.is_file() and results.stat().st_mtime >= best.stat().st_mtime
     if is_new:
-        evaluator = evaluate_results(results, config)
+        evaluator = score_results(results, config)
     else:
         evaluator = test(folder, out=results, device=device, trust=trust).evaluator
-    return Evaluation(folder.resolve().name, evaluator, config, folder)
+    return ScoredResults(folder.resolve().name, evaluator, config, folder)
 
 
 def check_image_ids(results: Any, dataset: Any, name: str) -> None:
@@ -181,12 +182,12 @@ def check_image_ids(results: Any, dataset: Any, name: str) -> None:
     matching = len(theirs & ours)
     if matching < len(theirs):
         raise DataError(
-            f"results '{name}': {matching} of their {len(theirs)} images are among the {len(ours)} of the data. Give "
-            "results of the same images."
+            f"results '{name}': {matching} of their {len(theirs)} images are among the {len(ours)} of the data. "
+            "Pass results for the same images."
         )
 
 
-def sample_ids(evaluation: Evaluation) -> list[Any]:
-    """Return the ids of the images, or the indices of the sentences, of an evaluation."""
-    dataset = evaluation.evaluator.dataset
+def sample_ids(scored: ScoredResults) -> list[Any]:
+    """Return the ids of the images, or the indices of the sentences, of scored results."""
+    dataset = scored.evaluator.dataset
     return list(dataset.image_ids) if isinstance(dataset, HasImageIds) else list(range(len(dataset)))

@@ -1,0 +1,152 @@
+"""Builds what a config names, through the registries: data, model, criterion, optimiser and schedule."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitkit.checkpoint import load_weights, read_checkpoint
+from vitkit.config import Config
+from vitkit.config.check import COMMAND_LINE
+from vitkit.data.loading.loader import DataSettings, check_same_classes
+from vitkit.data.loading.transformed import TransformedLoader
+from vitkit.distributed import broadcast_object, first_rank_first, is_main
+from vitkit.engine.parallel import shard
+from vitkit.engine.settings import TrainSettings
+from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.inference.exported import checkpoint_of, is_exported
+from vitkit.models import build_model
+from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.protocols import HasCategoryIds, HasClassActivation, HasClasses, HasThings, HasVocabularies
+from vitkit.registry import CRITERIA
+from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
+
+logger = logging.getLogger("vitkit")
+
+
+def build_datasets(data: DataSettings) -> tuple[Any, Any]:
+    """Build the training and the validation dataset, which must have the same classes."""
+    train_set = data.dataset("train")
+    val_set = data.dataset("val")
+    if isinstance(train_set, HasClasses) and isinstance(val_set, HasClasses):
+        check_same_classes(train_set, val_set)
+    if getattr(train_set, "num_objects", None) == 0:
+        raise DataError("data.train: none of its images has a usable object, so there is nothing to learn.")
+    return train_set, val_set
+
+
+def build_train_loader(data: DataSettings, train_set: Any, seed: int, device: torch.device) -> Any:
+    """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
+    loader = data.train_loader(train_set, seed)
+    batch_transforms = getattr(train_set, "batch_transforms", None)
+    return TransformedLoader(loader, batch_transforms, device) if batch_transforms else loader
+
+
+def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
+    """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
+
+    They come from the checkpoint that provides the weights, or else are built from the training text by the first rank.
+    """
+    if not isinstance(train_set, HasVocabularies):
+        return {}
+    saved = None
+    if is_main():
+        if checkpoint and Path(checkpoint).is_file():
+            saved = read_checkpoint(checkpoint).get("vocabularies")
+        saved = saved or {side: vocabulary.to_json() for side, vocabulary in vocabularies_of(train_set).items()}
+    vocabularies = vocabularies_from_json(broadcast_object(saved))
+    for dataset in (train_set, val_set):
+        set_vocabularies(dataset, vocabularies)
+    return vocabularies
+
+
+def use_saved_vocabularies(dataset: Any, checkpoint: str | Path) -> dict[str, Vocabulary]:
+    """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
+
+    Raises:
+        CheckpointError: the checkpoint contains no vocabularies.
+    """
+    if not isinstance(dataset, HasVocabularies):
+        return {}
+    saved = checkpoint_of(checkpoint) if is_exported(checkpoint) else read_checkpoint(checkpoint)
+    vocabularies = vocabularies_from_json(saved.get("vocabularies"))
+    if not vocabularies:
+        raise CheckpointError(f"{checkpoint}: contains no vocabularies; expected a checkpoint of a model of text.")
+    set_vocabularies(dataset, vocabularies)
+    return vocabularies
+
+
+def dataset_metadata(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
+    """Return the classes and vocabularies that a checkpoint needs for the model to be used without the dataset."""
+    metadata = {"classes": dataset.classes} if isinstance(dataset, HasClasses) else {}
+    if isinstance(dataset, HasCategoryIds):
+        metadata["category_ids"] = dataset.category_ids
+    if isinstance(dataset, HasThings):
+        metadata["things"] = dataset.things
+    if vocabularies:
+        metadata["vocabularies"] = {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()}
+    return metadata
+
+
+def build_model_for(config: Mapping[str, Any], dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> nn.Module:
+    """Build a config's model for the classes, or the vocabularies, of a dataset.
+
+    Raises:
+        ConfigError: the `model` section is invalid, or the command line requests another number of classes.
+    """
+    classes = dataset.classes if isinstance(dataset, HasClasses) else None
+    things = dataset.things if isinstance(dataset, HasThings) else None
+    origins = config.origins if isinstance(config, Config) else {}
+    if classes is not None and origins.get("model.num_classes") == COMMAND_LINE:
+        num_classes = config["model"]["num_classes"]
+        if num_classes != len(classes):
+            raise ConfigError(
+                f"model.num_classes={num_classes}, but the dataset has {len(classes)} classes "
+                f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
+                "the dataset's classes size the model."
+            )
+    return build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
+
+
+def build_criterion_for(config: Mapping[str, Any], model: nn.Module) -> nn.Module:
+    """Build a config's criterion, for a model.
+
+    Raises:
+        ConfigError: the `criterion` section is invalid, or its class loss is for other logits than the model's.
+    """
+    criterion = CRITERIA.build(config["criterion"])
+    if not (isinstance(model, HasClassActivation) and isinstance(criterion, HasClassActivation)):
+        return criterion
+    if criterion.class_activation not in (None, model.class_activation):
+        logits, losses = {
+            "softmax": ('a softmax with "no object"', "'cross_entropy'"),
+            "sigmoid": ("a sigmoid per class", "'focal', 'varifocal' or 'mal'"),
+        }[model.class_activation]
+        raise ConfigError(
+            f"criterion.class_loss={criterion.class_loss!r}: {type(model).__name__} predicts classes by {logits}. "
+            f"Expected {losses}, or another model.type."
+        )
+    return criterion
+
+
+def load_initial_weights(model: nn.Module, init: str | Path | None, classes: Sequence[str] | None) -> None:
+    """Load the initial weights of a new run: those of `--init`, or of a pretrained backbone."""
+    with first_rank_first():
+        if init:
+            logger.info(load_weights(model, init, classes=classes, new_class_head=True))
+        elif hasattr(model, "load_pretrained"):
+            source = model.load_pretrained()
+            logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")
+
+
+def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
+    """Move the model to the device, with the memory format and sharding that the settings specify."""
+    if settings.activation_checkpointing:
+        enable_activation_checkpointing(model)
+    if settings.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    model = model.to(device)
+    return shard(model, device) if settings.strategy == "fsdp" else model

@@ -1,0 +1,228 @@
+"""Optimisers: the trainable parameters in groups of equal learning rate and weight decay, given to torch's own."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from vitkit.errors import ConfigError
+from vitkit.nn.layers import checkpointed_blocks
+from vitkit.protocols import child
+from vitkit.registry import OPTIMIZERS, nearest
+
+LayerDecayRule = Literal["beit", "eomt"]
+BACKBONE = "backbone"
+"""The value of "part" in the groups of the backbone's parameters, if `layer_decay` is set."""
+_LAYER_KINDS = {"norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "embeddings": (nn.Embedding,)}
+_VECTORS = "vectors"
+
+
+@OPTIMIZERS.register(name="AdamW")
+def adamw(
+    model: nn.Module,
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-4,
+    no_weight_decay: Sequence[str] = (),
+    backbone_lr: float | None = None,
+    lr_multipliers: Mapping[str, float] | None = None,
+    layer_decay: float | None = None,
+    layer_decay_rule: LayerDecayRule = "beit",
+    full_rate_blocks: int = 0,
+) -> Optimizer:
+    """Build AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101), fused; see `parameter_groups`.
+
+    With a weight decay of 0 this is Adam; the Transformer's has betas (0.9, 0.98) and eps 1e-9.
+    """
+    groups = parameter_groups(
+        model,
+        lr=lr,
+        weight_decay=weight_decay,
+        no_weight_decay=no_weight_decay,
+        backbone_lr=backbone_lr,
+        lr_multipliers=lr_multipliers,
+        layer_decay=layer_decay,
+        layer_decay_rule=layer_decay_rule,
+        full_rate_blocks=full_rate_blocks,
+    )
+    return torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), eps=eps, fused=True)
+
+
+@OPTIMIZERS.register(name="SGD")
+def sgd(
+    model: nn.Module,
+    *,
+    lr: float,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    weight_decay: float = 1e-4,
+    no_weight_decay: Sequence[str] = (),
+    backbone_lr: float | None = None,
+    lr_multipliers: Mapping[str, float] | None = None,
+    layer_decay: float | None = None,
+    layer_decay_rule: LayerDecayRule = "beit",
+    full_rate_blocks: int = 0,
+) -> Optimizer:
+    """Build stochastic gradient descent with momentum, optionally Nesterov's; see `parameter_groups`.
+
+    Raises:
+        ConfigError: `nesterov` is set without momentum.
+    """
+    if nesterov and momentum <= 0:
+        raise ConfigError(f"optimizer.nesterov: needs momentum; got optimizer.momentum={momentum}.")
+    groups = parameter_groups(
+        model,
+        lr=lr,
+        weight_decay=weight_decay,
+        no_weight_decay=no_weight_decay,
+        backbone_lr=backbone_lr,
+        lr_multipliers=lr_multipliers,
+        layer_decay=layer_decay,
+        layer_decay_rule=layer_decay_rule,
+        full_rate_blocks=full_rate_blocks,
+    )
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float = 1e-4,
+    no_weight_decay: Sequence[str] = (),
+    backbone_lr: float | None = None,
+    lr_multipliers: Mapping[str, float] | None = None,
+    layer_decay: float | None = None,
+    layer_decay_rule: LayerDecayRule = "beit",
+    full_rate_blocks: int = 0,
+) -> list[dict]:
+    """Return the trainable parameters in groups of equal learning rate and weight decay, as torch's optimisers expect.
+
+    Args:
+        lr: the base learning rate, for parameters without a rate or factor below.
+        no_weight_decay: parameters without weight decay: parts of their names, such as "pos_embed", or kinds of
+            parameters: "vectors" (all with at most one dimension: biases, scales of norms), "norms" (all of
+            normalisation layers), "embeddings".
+        backbone_lr: learning rate of the parameters below `backbone`; 0 freezes them.
+        lr_multipliers: part of a parameter's dotted name -> factor on `lr`; the first match applies.
+        layer_decay: factor on the learning rate from each block of the backbone to the one below it, see
+            `layer_factors`. It multiplies the other factors, and puts the backbone's parameters in groups of their own.
+        layer_decay_rule: "beit": the last block is one step below the rest of the model, and the stem one step below
+            the first block; "eomt": the last block has the full rate, and the stem that of the first block.
+        full_rate_blocks: number of the backbone's last blocks that `layer_decay` does not apply to.
+    Raises:
+        ConfigError: `backbone_lr` is combined with an `lr` of 0, a name in `lr_multipliers` or `no_weight_decay`
+            matches no parameter, or the backbone has no blocks for `layer_decay`.
+    """
+    multipliers = dict(lr_multipliers or {})
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    _check_parts("lr_multipliers", multipliers, parameters)
+    if backbone_lr is not None:
+        if lr == 0:
+            raise ConfigError(
+                "optimizer.lr: got 0; expected above 0, because backbone_lr is stored as a multiple of it."
+            )
+        multipliers.setdefault("backbone.", backbone_lr / lr)
+    by_layer = {}
+    if layer_decay is not None:
+        by_layer = layer_factors(model, layer_decay, layer_decay_rule, full_rate_blocks)
+    undecayed = _undecayed(model, parameters, no_weight_decay)
+    groups: dict[tuple[float, float, bool], dict] = {}
+    for name, parameter in parameters.items():
+        factor = next((f for part, f in multipliers.items() if part in name), 1.0) * by_layer.get(name, 1.0)
+        decay = 0.0 if name in undecayed else weight_decay
+        group = {"params": [], "lr": lr * factor, "weight_decay": decay}
+        in_backbone = bool(by_layer) and name.startswith("backbone.")
+        if in_backbone:
+            group["part"] = BACKBONE
+        groups.setdefault((factor, decay, in_backbone), group)["params"].append(parameter)
+    return list(groups.values())
+
+
+def _undecayed(model: nn.Module, parameters: Mapping[str, nn.Parameter], no_weight_decay: Sequence[str]) -> set[str]:
+    """Return the names of the parameters without weight decay."""
+    kinds = {_VECTORS, *_LAYER_KINDS}
+    parts = [part for part in no_weight_decay if part not in kinds]
+    _check_parts("no_weight_decay", parts, parameters, kinds)
+    names = {name for name in parameters if any(part in name for part in parts)}
+    if _VECTORS in no_weight_decay:
+        names |= {name for name, parameter in parameters.items() if parameter.ndim <= 1}
+    layer_types = tuple(t for kind in no_weight_decay for t in _LAYER_KINDS.get(kind, ()))
+    layers = [module for module in model.modules() if isinstance(module, layer_types)]
+    ids = {id(parameter) for layer in layers for parameter in layer.parameters(recurse=False)}
+    return names | {name for name, parameter in parameters.items() if id(parameter) in ids}
+
+
+def _check_parts(
+    option: str, parts: Iterable[str], parameters: Mapping[str, nn.Parameter], kinds: Iterable[str] = ()
+) -> None:
+    for part in parts:
+        if not any(part in name for name in parameters):
+            pieces = {piece for name in parameters for piece in name.split(".") if not piece.isdigit()}
+            raise ConfigError(
+                f"optimizer.{option}: no trainable parameter's name contains {part!r}. "
+                f"{nearest(part, {*pieces, *kinds})}"
+            )
+
+
+def layer_factors(
+    model: nn.Module, decay: float, rule: LayerDecayRule = "beit", full_rate_blocks: int = 0
+) -> dict[str, float]:
+    """Compute layer-wise learning rates for fine-tuning pretrained transformers (https://arxiv.org/abs/2003.10555).
+
+    The layers are the blocks of `model.backbone` (or of the model, if it has none), in the order of their creation: see
+    `checkpointed_blocks`, or what a backbone itself declares by `block_names`. Parameters before the first block form a
+    layer below it (by the rule of EoMT, https://arxiv.org/abs/2503.19108, they belong to it); those between two blocks,
+    such as downsampling, belong to the lower one; all others are above the last block.
+
+    Args:
+        decay: factor from each layer to the one below it; 1 for no decay.
+        rule, full_rate_blocks: see `parameter_groups`.
+    Returns:
+        parameter name -> factor. By "beit" it is 1 above the last of N blocks and decay ** (N + 1) before the first; by
+        "eomt" 1 from the last block on and decay ** (N - 1) in the first and before it.
+    Raises:
+        ConfigError: decay is not in 0..1, there are no blocks, or fewer than `full_rate_blocks`.
+    """
+    if not 0 < decay <= 1:
+        raise ConfigError(f"optimizer.layer_decay: got {decay}; expected a value above 0 and at most 1.")
+    if rule not in ("beit", "eomt"):
+        raise ConfigError(f"optimizer.layer_decay_rule: got {rule!r}; expected 'beit' or 'eomt'.")
+    inside = "backbone." if child(model, "backbone") is not None else ""
+    blocks = _block_names(model, inside)
+    if not blocks:
+        raise ConfigError(f"optimizer.layer_decay: the backbone of {type(model).__name__} has no blocks to decay over.")
+    if not 0 <= full_rate_blocks <= len(blocks):
+        raise ConfigError(
+            f"optimizer.full_rate_blocks: got {full_rate_blocks}; expected 0 to {len(blocks)}, the backbone's blocks."
+        )
+    factors, layer = {}, 0
+    for name, _ in model.named_parameters():
+        block = next((i for i, block in enumerate(blocks, start=1) if _below(name, [block])), None)
+        layer = layer if block is None else block
+        above = not name.startswith(inside) or (block is None and layer == len(blocks))
+        if above or (block is not None and block > len(blocks) - full_rate_blocks):
+            factors[name] = 1.0
+        else:
+            factors[name] = decay ** (len(blocks) + 1 - layer if rule == "beit" else len(blocks) - max(layer, 1))
+    return factors
+
+
+def _block_names(model: nn.Module, inside: str) -> list[str]:
+    """Return the names of the blocks below the prefix `inside`, in order."""
+    backbone = child(model, "backbone")
+    if hasattr(backbone, "block_names"):
+        return [f"backbone.{name}" for name in backbone.block_names()]
+    blocks: list[str] = []
+    for name in checkpointed_blocks(model):
+        if name.startswith(inside) and not _below(name, blocks[-1:]):
+            blocks.append(name)
+    return blocks
+
+
+def _below(name: str, modules: Sequence[str]) -> bool:
+    return any(name.startswith(f"{module}.") for module in modules)

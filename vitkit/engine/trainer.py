@@ -1,0 +1,346 @@
+"""Trains a config: builds what it names, then runs epochs of steps, each followed by an evaluation and a checkpoint."""
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
+from vitkit.data.loading.loader import DataSettings, training_indices
+from vitkit.devices import default_device, resolve_precision
+from vitkit.distributed import broadcast, broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
+from vitkit.engine import build, validation
+from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
+from vitkit.engine.failures import memory_explained, training_remedies
+from vitkit.engine.hooks import Interrupted, default_hooks
+from vitkit.engine.run import TrainRun
+from vitkit.engine.run_folder import (
+    Launch,
+    RunFolder,
+    current_launch,
+    mark_launch,
+    record_start,
+    report_changes,
+    resume_command,
+    run_folder,
+    writing_into,
+)
+from vitkit.engine.settings import TrainSettings, require, slow_precision
+from vitkit.engine.step import train_step
+from vitkit.inference import find_weights
+from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
+from vitkit.protocols import HasClasses
+from vitkit.registry import OPTIMIZERS, SCHEDULES
+from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.structures import Batch
+from vitkit.visualization.curves import plot_training
+
+logger = logging.getLogger("vitkit")
+Validate = Callable[[nn.Module], dict[str, float]]
+
+
+def run_training(
+    config: Config,
+    device: torch.device,
+    *,
+    default: Path,
+    run_dir: Path | None = None,
+    resume: Path | None = None,
+    init: str | None = None,
+    trust: bool = False,
+) -> Path:
+    """Choose the run's folder, build the run, and train. All ranks must call it, within their process group.
+
+    Args:
+        config: the checked config.
+        device: this rank's device.
+        default: the folder of a new run, numbered if it exists.
+        run_dir: the folder to use instead of `default`.
+        resume: the folder of a run to resume.
+        init: weights to start from, see `find_weights`.
+        trust: see `load_config`.
+    Returns:
+        the run's folder.
+    Raises:
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
+        Interrupted: a signal requested the end, and the state is saved.
+    """
+    require(
+        config, "model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs"
+    )
+    make_data_paths_absolute(config)
+    with first_rank_first():
+        init = None if init is None else find_weights(init, trust=trust)
+    launches = gather_objects(current_launch())
+    with run_folder(launches, resume=resume, run_dir=run_dir, default=default) as folder, ConsoleCopy() as console:
+        saved = load_config(folder.path / CONFIG_NAME, trust=trust) if folder.checkpoint else None
+        choose_precision(config, saved, device)
+        if saved is not None:
+            make_data_paths_absolute(saved)
+            report_changes(folder.path, saved, config)
+        run, validate = build_run(config, folder, device, init=init)
+        # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
+        on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
+        try:
+            fit(run, validate=validate, resume=folder.checkpoint, on_start=on_start)
+        except Interrupted as interrupted:
+            device_type = [] if device.type == default_device() != "cpu" else ["--device", device.type]
+            command = resume_command(folder.path, *device_type)
+            print_line(f"{interrupted.signal.name}: saved. Resume with:\n    {command}")
+            raise
+        if is_main():
+            with validation.failed_drawing_reported(folder.path / "curves.png"):
+                plot_training(folder.path / LOG_NAME, folder.path / "curves.png")
+            written = sorted(path.name for path in folder.path.glob("[!.]*") if path.is_file())
+            print_line(f"done: {', '.join(written)} are in {folder.path}")
+    return folder.path
+
+
+def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: torch.device) -> None:
+    """Replace `train.precision="auto"` in a config: by the precision of the run that is resumed, or the device's.
+
+    The result is saved with the run, so that a resumption on another device does not change it.
+    """
+    train = config["train"]
+    if train.get("precision") == "auto":
+        train["precision"] = broadcast_object(resolve_precision("auto", device))  # ranks may have different devices
+        recorded = saved["train"].get("precision", "fp32") if saved is not None else train["precision"]
+        if recorded != train["precision"]:
+            logger.warning(
+                "train.precision=auto: this run was started with %s and continues with it, although a new run on this "
+                "device would use %s.",
+                recorded,
+                train["precision"],
+            )
+            train["precision"] = recorded
+    if message := slow_precision(train.get("precision", "fp32"), device):
+        logger.warning("%s", message)
+
+
+def build_run(
+    config: Config, folder: RunFolder, device: torch.device, *, init: str | Path | None
+) -> tuple[TrainRun, Validate]:
+    """Build everything that a config names; return the run, and the function that evaluates its model."""
+    settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
+    seed_everything(settings.seed + rank())
+
+    train_set, val_set = build.build_datasets(data)
+    vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init)
+    loader = build.build_train_loader(data, train_set, settings.seed, device)
+    metadata = build.dataset_metadata(train_set, vocabularies)
+    model = build.build_model_for(config, train_set, vocabularies)
+    if not folder.checkpoint:
+        build.load_initial_weights(model, init, metadata.get("classes"))
+    model = build.prepare_model(model, settings, device)
+    criterion = build.build_criterion_for(config, model).to(device)
+    optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
+    steps_per_epoch = -(-len(loader) // settings.accumulate)
+    schedule = SCHEDULES.build(
+        config["schedule"], optimizer=optimizer, steps_per_epoch=steps_per_epoch, epochs=settings.epochs
+    )
+    settings.check_batch_size(data.batch_size_per_gpu * settings.accumulate * world_size())
+    run = TrainRun(
+        model=model,
+        criterion=criterion,
+        loader=loader,
+        optimizer=optimizer,
+        schedule=schedule,
+        settings=settings,
+        device=device,
+        run_dir=folder.path,
+        saved_with={"config": json.dumps(config), **metadata},
+        owns_folder=folder.is_mine,
+    )
+    print_line(describe(run, train_set, val_set, vocabularies))
+    if not folder.checkpoint:
+        validation.check_validation(run, data.val_loader(val_set), config["evaluator"])
+    validate = partial(
+        validation.validate, run=run, loader=data.val_loader(val_set), evaluator_spec=config["evaluator"]
+    )
+    return run, validate
+
+
+def describe(run: TrainRun, train_set: Any, val_set: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
+    """Return the first line of a run's output: its folder, data, parameters and devices."""
+    if isinstance(train_set, HasClasses):
+        sizes = [f"{len(train_set.classes)} classes"]
+    else:
+        sizes = [f"{len(vocabulary)} {side} tokens" for side, vocabulary in vocabularies.items()]
+    num_trained, num_training = len(training_indices(train_set)), len(train_set)
+    of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
+    return (
+        f"run {run.run_dir}  {of_training} training and {len(val_set)} validation "
+        f"{getattr(train_set, 'noun', 'images')}, {', '.join(sizes)}  "
+        f"{sum(p.numel() for p in run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
+        f"{world_size()} x {run.device.type}, {run.settings.precision}"
+    )
+
+
+def prepare_run_dir(
+    run_dir: Path, config: Config, device: torch.device, *, launches: Sequence[Launch], console: ConsoleCopy
+) -> None:
+    """Write the config, the launch command and the console output into the run's folder, from the main process."""
+    if not is_main():
+        return
+    with writing_into(run_dir):
+        mark_launch(run_dir, launches)
+        save_config(config, run_dir / f"{CONFIG_NAME}.tmp")
+        (run_dir / f"{CONFIG_NAME}.tmp").replace(run_dir / CONFIG_NAME)
+        record_start(run_dir, device)
+        console.begin(run_dir / CONSOLE_NAME)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random number generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def fit(
+    run: TrainRun,
+    *,
+    validate: Validate | None = None,
+    resume: Path | None = None,
+    on_start: Callable[[], None] | None = None,
+) -> Progress:
+    """Train until `settings.epochs`, with evaluations and checkpoints in between.
+
+    A run that is interrupted or killed at any moment and then resumed ends with the same weights as an uninterrupted
+    one: a checkpoint holds the state between two optimiser steps, including the position in the epoch.
+
+    Args:
+        validate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
+        resume: a checkpoint of this run to resume from.
+        on_start: called after that checkpoint was found to fit.
+    Raises:
+        ConfigError: the disk has no room for the run's checkpoints.
+        TrainingError: several steps in a row had a loss or gradient that is not finite, memory ran out, or the loader
+            ended early.
+        CheckpointError: `resume` does not fit this run, or the last state cannot be written.
+        Interrupted: a signal requested the end, and the state is saved.
+    """
+    settings, progress = run.settings, run.progress
+    run.hooks = default_hooks(settings)
+    if resume:
+        progress = run.progress = run.checkpoints.resume(resume)
+        _check_position(run)
+    run.checkpoints.check_disk_space()
+    if on_start:
+        on_start()
+    if not resume:
+        # So a run can be resumed from its very beginning, and a full disk is noticed before hours of training.
+        run.save(raise_on_error=True)
+
+    with ExitStack() as contexts:
+        remedies = partial(training_remedies, settings=settings)
+        contexts.enter_context(memory_explained(lambda: run.batch, remedies))
+        for hook in run.hooks:
+            contexts.enter_context(hook.during_training(run))
+        if progress.epoch >= settings.epochs:
+            print_line(f"nothing is left to train: all {settings.epochs} epochs are done")
+        elif settings.compile:
+            print_line("train.compile: the first step, and the first with images of another size, can take minutes")
+        for epoch in range(progress.epoch, settings.epochs):
+            if _should_end(run):
+                break
+            train_epoch(run, epoch)
+            best_before = progress.best
+            if validate and ((epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs):
+                evaluate_epoch(run, validate)
+            progress.epoch, progress.batch = epoch + 1, 0
+            save_epoch(run, best_before)
+    return progress
+
+
+def train_epoch(run: TrainRun, epoch: int) -> None:
+    """Train on one epoch's batches, or on the rest of them after resuming."""
+    progress = run.progress
+    run.loader.set_position(epoch, progress.batch)
+    progress.num_batches = len(run.loader)
+    if progress.batch == 0:
+        for meter in run.meters.values():
+            meter.reset()
+    run.model.train()
+    run.criterion.train()
+    run.guard.watch(run.model)
+    for hook in run.hooks:
+        hook.before_epoch(run)
+    batches = _timed(run, run.loader)
+    while progress.batch < progress.num_batches:
+        decision = train_step(run, batches, min(run.settings.accumulate, progress.num_batches - progress.batch))
+        for hook in run.hooks:
+            hook.after_step(run, decision)
+    for hook in run.hooks:
+        hook.after_epoch(run)
+
+
+def evaluate_epoch(run: TrainRun, validate: Validate) -> None:
+    """Evaluate the weights, or their moving average."""
+    model = run.model if run.ema is None else run.ema.module
+    # Running statistics differ between ranks; they must be the same in the evaluation and in the checkpoint.
+    for buffer in model.buffers():
+        broadcast(buffer)
+    train_metrics = {f"train_{name}": meter.compute(run.device)[0] for name, meter in run.meters.items()}
+    with ExitStack() as contexts:
+        for hook in run.hooks:
+            contexts.enter_context(hook.during_evaluation(run))
+        metrics = validate(model)
+    metrics = broadcast_object(metrics) | train_metrics
+    for hook in run.hooks:
+        hook.after_evaluation(run, metrics)
+
+
+def save_epoch(run: TrainRun, best_before: float) -> None:
+    """Save the state after an epoch, also as best.pth if its evaluation has raised the best metric."""
+    progress = run.progress
+    is_best = progress.best > best_before
+    is_last = progress.epoch == run.settings.epochs or _should_end(run)
+    written = run.save(is_best=is_best, raise_on_error=is_last)
+    if is_best and not broadcast_object(BEST_NAME in written):
+        # These weights will have changed by the next save. Later evaluations are compared with the one in best.pth.
+        progress.best = best_before
+
+
+def _should_end(run: TrainRun) -> bool:
+    return any(hook.should_end(run) for hook in run.hooks)
+
+
+def _timed(run: TrainRun, loader: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the loader's batches, adding the time spent waiting for each one to `run.data_seconds`."""
+    batches = iter(loader)
+    while True:
+        start = time.monotonic()
+        batch = next(batches, None)
+        run.data_seconds += time.monotonic() - start
+        if batch is None:
+            return
+        yield batch
+
+
+def _check_position(run: TrainRun) -> None:
+    """Continue at the same fraction of the epoch if it has a different number of batches than in the saved run."""
+    progress = run.progress
+    if progress.batch == 0:
+        return
+    run.loader.set_position(progress.epoch, 0)
+    now, before = len(run.loader), progress.num_batches
+    if now != before:
+        batch = progress.batch * now // before
+        progress.batch = now if progress.batch == before else batch - batch % run.settings.accumulate
+        logger.warning(
+            "the epoch had %d batches and has %d now: it continues at batch %d, and results will differ from "
+            "an uninterrupted run.",
+            before,
+            now,
+            progress.batch,
+        )

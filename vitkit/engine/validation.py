@@ -1,0 +1,105 @@
+"""Evaluates a run on the validation data, and draws predictions for some of its images."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, groupby, islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitkit.data.loading.loader import BatchLoader
+from vitkit.distributed import is_main
+from vitkit.engine.checkpointing import rng_state, set_rng_state
+from vitkit.engine.evaluate import evaluate
+from vitkit.engine.run import TrainRun
+from vitkit.errors import DataError
+from vitkit.logging import print_line
+from vitkit.protocols import FindsThresholds
+from vitkit.registry import EVALUATORS, Spec
+from vitkit.structures import Batch, ImageSizes
+from vitkit.visualization.predictions import draw_predictions
+
+NUM_DRAWN = 8
+"""Number of validation images whose predictions are drawn."""
+
+
+def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> None:
+    """Validate one batch, before training; the random state stays as it was."""
+    # What does not fit is an error now and not after the first epoch, and the run does not depend on this check.
+    state = rng_state()
+    evaluate(
+        run.model,
+        list(islice(loader, 1)),
+        EVALUATORS.build(evaluator_spec, dataset=loader.dataset),
+        device=run.device,
+        precision=run.settings.precision,
+        criterion=run.criterion,
+        compute=False,
+    )
+    set_rng_state(state)
+
+
+def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> dict[str, float]:
+    """Return the metrics of a model, the run's or its average, and draw its predictions."""
+    evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
+    samples: list[tuple[dict, dict]] = []
+    sizes: list[tuple[int, int]] = []
+
+    drawn = batches_to_draw(len(loader))
+    per_batch = -(-NUM_DRAWN // max(1, len(drawn)))
+    batch_numbers = count()
+
+    def collect(predictions: list, batch: Batch) -> None:
+        sizes.extend(target["image_size"] for target in batch.targets if "image_size" in target)
+        if next(batch_numbers) in drawn:
+            samples.extend(merge_views(predictions, batch.targets)[:per_batch])
+
+    metrics = evaluate(
+        model,
+        loader,
+        evaluator,
+        device=run.device,
+        precision=run.settings.precision,
+        criterion=run.criterion,
+        on_batch=collect,
+    )
+    if is_main():
+        print_line(evaluator.table())
+        thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
+        if thresholds is not None:
+            run.measured["score_thresholds"] = thresholds.as_json(loader.dataset.classes)
+        if sizes:
+            run.measured["image_sizes"] = ImageSizes.of(sizes).as_json()
+        path = run.run_dir / "predictions.png"
+        with failed_drawing_reported(path):
+            draw_predictions(samples[:NUM_DRAWN], loader.dataset, path, thresholds=thresholds)
+    return metrics
+
+
+def batches_to_draw(num_batches: int) -> list[int]:
+    """Return the numbers of batches with images to draw, spread over all of them."""
+    # The first images of a dataset often show a single scene.
+    return np.unique(np.linspace(0, num_batches - 1, min(NUM_DRAWN, num_batches)).round().astype(int)).tolist()
+
+
+def merge_views(predictions: Sequence[dict], targets: Sequence[dict]) -> list[tuple[dict, dict]]:
+    """Return predictions with their targets; those of a video's consecutive views are averaged."""
+    samples: list[tuple[dict, dict]] = []
+    for _, views in groupby(zip(predictions, targets), key=lambda pair: pair[1].get("image_id", id(pair[1]))):
+        view_predictions, view_targets = zip(*views)
+        mean = {}
+        if "class_scores" in view_predictions[0]:
+            mean["class_scores"] = torch.stack([view["class_scores"] for view in view_predictions]).mean(dim=0)
+        samples.append((view_predictions[0] | mean, view_targets[0]))
+    return samples
+
+
+@contextmanager
+def failed_drawing_reported(path: Path) -> Iterator[None]:
+    """Report a figure that cannot be drawn, e.g. because the disk is full or the log was not written, and continue."""
+    try:
+        yield
+    except (OSError, DataError) as error:
+        print_line(f"{path}: not drawn ({getattr(error, 'strerror', None) or error})")
