@@ -215,8 +215,8 @@ def test_wrong_layer_arguments_are_named(arguments, message):
 def test_incompatible_shapes_are_named():
     query, key, value, prior = tensors()
     for wrong, message in (
-        ((query[:, :5], key, value, prior), "3 groups must divide the 5 channels of query"),
-        ((query, key[:, :3], value, prior), "key has 3 channels: expected the query's 6"),
+        ((query[:, :5], key, value, prior), "query has 5 channels: expected a multiple of the 3 groups"),
+        ((query, key[:, :3], value, prior), "key has 3 channels: expected at least the query's 6"),
         ((query[..., 1:], key, value, prior), r"query \(5, 5\), value \(5, 6\): expected \(5, 6\)"),
         ((query, key, value, prior[:, 1:]), r"prior \(3, 2, 3\): expected \(groups, k, k\)"),
     ):

@@ -54,11 +54,14 @@ def padding_bias(padding_mask: Tensor, dtype: torch.dtype = torch.float32) -> Te
 def mask_bias(masked: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the additive bias for a mask: 0 where a key is visible, very negative where it is masked.
 
-    A row with every key masked would softmax to nan, so it may attend everywhere.
+    A row with every key masked attends everywhere.
 
     Args:
         masked: (..., S) bool, True = masked.
+    Returns:
+        (..., S).
     """
+    # A row with every key masked would softmax to nan.
     masked = masked & ~masked.all(dim=-1, keepdim=True)
     # Finite, unlike -inf, and half the range, so that adding two such biases still gives no nan.
     return torch.zeros_like(masked, dtype=dtype).masked_fill_(masked, torch.finfo(dtype).min / 2)
