@@ -15,6 +15,7 @@ from vitkit.analysis.activations import count_activations, countable_device
 from vitkit.analysis.memory import saved_bytes, training_memory
 from vitkit.engine.parallel import shard
 from vitkit.errors import ConfigError
+from vitkit.kernels import use_kernels
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 
@@ -22,8 +23,9 @@ SHAPE = (2, 3, 128, 128)
 
 
 @pytest.fixture(autouse=True)
-def fast_kernels(monkeypatch):
-    monkeypatch.setenv("VITKIT_KERNELS", "fast")
+def fast_kernels():
+    with use_kernels("fast"):
+        yield
 
 
 def mask2former() -> nn.Module:
@@ -50,13 +52,13 @@ def test_fake_tensors_save_as_much_as_real_ones(precision, checkpointing):
 
 
 @pytest.mark.skipif(countable_device() == "cpu", reason="this torch counts a GPU's kernels only where there is one")
-def test_a_fused_kernel_saves_no_attention_matrices_and_bf16_less_than_fp32(monkeypatch):
+def test_a_fused_kernel_saves_no_attention_matrices_and_bf16_less_than_fp32():
     model = BACKBONES.build("vit_tiny_patch16", num_classes=3)
     shape, matrices = (4, 3, 224, 224), 4 * 12 * 3 * 197 * 197 * 4
     fused, halved = (count_activations(model, shape, precision=precision).saved for precision in ("fp32", "bf16"))
     assert 0.4 * fused < halved < 0.8 * fused
-    monkeypatch.setenv("VITKIT_KERNELS", "plain")
-    assert count_activations(model, shape).saved > fused + 0.9 * matrices
+    with use_kernels("plain"):
+        assert count_activations(model, shape).saved > fused + 0.9 * matrices
     assert next(model.parameters()).device.type == "cpu"  # it is as before
 
 

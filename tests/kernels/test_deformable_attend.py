@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.kernels import deformable_attention
+from vitkit.kernels import deformable_attention, use_kernels
 from vitkit.kernels.deformable_attention import cpu, deformable_attend, plain
 
 SHAPES = [(5, 7), (3, 2), (1, 1), (4, 1)]
@@ -160,7 +160,6 @@ def test_incompatible_shapes_are_refused():
 
 
 def test_kernel_is_chosen_by_device(monkeypatch):
-    monkeypatch.delenv("VITKIT_KERNELS", raising=False)
     runs_plain = deformable_attention._runs_plain
     monkeypatch.setattr(deformable_attention, "_has_triton", lambda: True)
     assert [runs_plain(device, True) for device in ("cpu", "cuda", "mps")] == [False, False, True]
@@ -171,8 +170,8 @@ def test_kernel_is_chosen_by_device(monkeypatch):
         torch.use_deterministic_algorithms(False)
     monkeypatch.setattr(deformable_attention, "_has_triton", lambda: False)
     assert runs_plain("cuda", True)
-    monkeypatch.setenv("VITKIT_KERNELS", "plain")
-    assert runs_plain("cpu", True)
+    with use_kernels("plain"):
+        assert runs_plain("cpu", True)
 
 
 def test_triton_is_imported_only_when_used():

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from vitkit.kernels import linear as module
+from vitkit.kernels import use_kernels
 from vitkit.kernels.linear import linear
 from vitkit.nn.layers import Linear
 
@@ -78,10 +79,10 @@ def test_autocast_and_tracing_are_left_to_pytorch(by_onednn):
     assert not by_onednn
 
 
-def test_plain_form_is_that_of_pytorch(by_onednn, monkeypatch):
-    monkeypatch.setenv("VITKIT_KERNELS", "plain")
+def test_plain_form_is_that_of_pytorch(by_onednn):
     x, weight = torch.randn(300, 64), torch.randn(96, 64)
-    assert torch.equal(linear(x, weight), F.linear(x, weight))
+    with use_kernels("plain"):
+        assert torch.equal(linear(x, weight), F.linear(x, weight))
     assert not by_onednn
 
 

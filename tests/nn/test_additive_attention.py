@@ -17,9 +17,9 @@ def by_hand(attention, query, key):
     if name == "cosine":
         return score.strength * dot / (query.norm() * key.norm())
     if name == "general":
-        return query @ score.of_keys.weight @ key
-    hidden = torch.tanh(score.of_queries.weight @ query + score.of_keys.weight @ key + score.of_keys.bias)
-    return score.of_sums.weight[0] @ hidden
+        return query @ score.key_proj.weight @ key
+    hidden = torch.tanh(score.query_proj.weight @ query + score.key_proj.weight @ key + score.key_proj.bias)
+    return score.score_proj.weight[0] @ hidden
 
 
 @pytest.mark.parametrize(("name", "d_key"), [(name, 6) for name in SCORES] + [("additive", 4), ("general", 4)])

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from vitkit.kernels import use_kernels
 from vitkit.nn import relative_attention
 from vitkit.nn.relative_attention import attend_relative
 
@@ -26,8 +27,8 @@ def test_equals_biased_scores_computed_query_by_query(q_size, k_size, class_toke
                 scores[:, :, first + i, first + j] += q[:, :, first + i] @ row
     for kernels, max_bias in (("fast", 0), ("fast", 2**20), ("plain", 0)):
         monkeypatch.setattr(relative_attention, "MAX_BIAS", max_bias)
-        monkeypatch.setenv("VITKIT_KERNELS", kernels)
-        attended = attend_relative(q, k, v, tables, q_size, k_size, class_token=class_token)
+        with use_kernels(kernels):
+            attended = attend_relative(q, k, v, tables, q_size, k_size, class_token=class_token)
         torch.testing.assert_close(attended, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
 
 
@@ -38,8 +39,8 @@ def test_gradients_equal_those_of_the_definition(monkeypatch):
     tables = [torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True)]
     grads = []
     for kernels in ("fast", "plain"):
-        monkeypatch.setenv("VITKIT_KERNELS", kernels)
-        loss = attend_relative(*inputs, tables, (3, 4), (3, 4), class_token=True).square().sum()
+        with use_kernels(kernels):
+            loss = attend_relative(*inputs, tables, (3, 4), (3, 4), class_token=True).square().sum()
         grads.append(torch.autograd.grad(loss, (*inputs, *tables)))
     assert all(grad.any() for grad in grads[0])
     for found, expected in zip(*grads):

@@ -11,6 +11,7 @@ from torch import nn
 from vitkit.analysis import memory as analysis
 from vitkit.analysis.clips import clip_cost
 from vitkit.analysis.macs import count_macs
+from vitkit.kernels import use_kernels
 from vitkit.kernels.deformable_attention import deformable_attend
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.local_relation import local_relation
@@ -166,9 +167,10 @@ def test_training_memory_is_reported_without_allocating_it(capsys):
 
 
 @pytest.fixture
-def fused_attention(monkeypatch):
+def fused_attention():
     """Use fused attention, as the plain definition would store all matrices."""
-    monkeypatch.setenv("VITKIT_KERNELS", "fast")
+    with use_kernels("fast"):
+        yield
 
 
 @pytest.mark.usefixtures("fused_attention")

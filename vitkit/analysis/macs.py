@@ -7,7 +7,6 @@ Operators of any other kind are reported.
 """
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from vitkit.kernels import use_kernels
 
 
 def _per_output(count: int) -> Callable[..., int]:
@@ -126,7 +127,7 @@ def count_call(model: nn.Module, call: Callable[[], Any], *, methods: Sequence[s
     try:
         with (
             torch.no_grad(),
-            patch.dict(os.environ, VITKIT_KERNELS="plain"),
+            use_kernels("plain"),
             running_modules(model, methods) as running,
             _MacCounter(running) as counter,
         ):
@@ -146,7 +147,7 @@ def count_step(step: Callable[[], Tensor]) -> int:
 
     In the backward pass, norms and other operators that are not products count nothing.
     """
-    with torch.enable_grad(), patch.dict(os.environ, VITKIT_KERNELS="plain"), _MacCounter([]) as counter:
+    with torch.enable_grad(), use_kernels("plain"), _MacCounter([]) as counter:
         step().float().sum().backward()
     return sum(counter.by_operator.values())
 

@@ -7,6 +7,8 @@ default, "fast", uses the fastest path for the device.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -15,18 +17,33 @@ from vitkit.errors import ConfigError
 CHOICES = ("fast", "plain")
 
 
+# Read only once: operators ask at every call, and a look into the environment takes microseconds.
+_choice = os.environ.get("VITKIT_KERNELS", "fast")
+
+
 def plain_only() -> bool:
-    """Whether only the plain definitions may run: VITKIT_KERNELS=plain.
+    """Return whether only the plain definitions may run: VITKIT_KERNELS=plain, or inside `use_kernels("plain")`.
 
     Raises:
         ConfigError: VITKIT_KERNELS has a value that is not in `CHOICES`.
     """
-    choice = os.environ.get("VITKIT_KERNELS", "fast")
-    if choice not in CHOICES:
-        raise ConfigError(f"VITKIT_KERNELS={choice}: expected {' or '.join(CHOICES)}.")
-    return choice == "plain"
+    if _choice not in CHOICES:
+        raise ConfigError(f"VITKIT_KERNELS={_choice}: expected {' or '.join(CHOICES)}.")
+    return _choice == "plain"
+
+
+@contextmanager
+def use_kernels(choice: str) -> Iterator[None]:
+    """Run "plain" definitions or "fast" paths inside a `with` block, whatever VITKIT_KERNELS says."""
+    global _choice
+    assert choice in CHOICES
+    before, _choice = _choice, choice
+    try:
+        yield
+    finally:
+        _choice = before
 
 
 def is_traced() -> bool:
-    """Whether torch.compile or torch.jit.trace is reading the code; they handle torch's own operators best."""
+    """Return whether torch.compile or torch.jit.trace is reading the code; they handle torch's own operators best."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()

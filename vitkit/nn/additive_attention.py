@@ -64,13 +64,13 @@ class ScaledDotScore(DotScore):
 
 
 class CosineScore(DotScore):
-    """The score strength * cos(q, k) (Graves et al. 2014, section 3.3.1, https://arxiv.org/abs/1410.5401).
-
-    The strength is learned, and starts at 10: the softmax of plain cosines could never select one key among many.
+    """The score strength * cos(q, k), with a learned strength (Graves et al. 2014, section 3.3.1,
+    https://arxiv.org/abs/1410.5401).
     """
 
     def __init__(self, d_query: int, d_key: int):
         super().__init__(d_query, d_key)
+        # A softmax of plain cosines could never select one key among many.
         self.strength = nn.Parameter(torch.tensor(10.0))
 
     def keys(self, keys: Tensor) -> Tensor:
@@ -87,11 +87,11 @@ class GeneralScore(AlignmentScore):
 
     def __init__(self, d_query: int, d_key: int):
         super().__init__()
-        self.of_keys = nn.Linear(d_key, d_query, bias=False)
+        self.key_proj = nn.Linear(d_key, d_query, bias=False)
 
     def keys(self, keys: Tensor) -> Tensor:
         """Return the projected keys, for `compare`."""
-        return self.of_keys(keys)
+        return self.key_proj(keys)
 
 
 class AdditiveScore(AlignmentScore):
@@ -104,18 +104,18 @@ class AdditiveScore(AlignmentScore):
     def __init__(self, d_query: int, d_key: int, d_attention: int | None = None):
         super().__init__()
         d_attention = d_attention or d_query
-        self.of_queries = nn.Linear(d_query, d_attention, bias=False)
-        self.of_keys = nn.Linear(d_key, d_attention)
-        self.of_sums = nn.Linear(d_attention, 1, bias=False)
+        self.query_proj = nn.Linear(d_query, d_attention, bias=False)
+        self.key_proj = nn.Linear(d_key, d_attention)
+        self.score_proj = nn.Linear(d_attention, 1, bias=False)
 
     def keys(self, keys: Tensor) -> Tensor:
         """Return the projected keys, for `compare`."""
-        return self.of_keys(keys)
+        return self.key_proj(keys)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the score of each pair of a query and a key."""
-        sums = self.of_queries(queries)[:, :, None] + keys[:, None]
-        return self.of_sums(sums.tanh())[..., 0]
+        sums = self.query_proj(queries)[:, :, None] + keys[:, None]
+        return self.score_proj(sums.tanh())[..., 0]
 
 
 SCORES = {

@@ -54,11 +54,14 @@ def padding_bias(padding_mask: Tensor, dtype: torch.dtype = torch.float32) -> Te
 def mask_bias(masked: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the additive bias for a mask: 0 where a key is visible, very negative where it is masked.
 
-    A row with every key masked would softmax to nan, so it may attend everywhere.
+    A row with every key masked attends everywhere.
 
     Args:
         masked: (..., S) bool, True = masked.
+    Returns:
+        (..., S).
     """
+    # A row with every key masked would softmax to nan.
     masked = masked & ~masked.all(dim=-1, keepdim=True)
     # Finite, unlike -inf, and half the range, so that adding two such biases still gives no nan.
     return torch.zeros_like(masked, dtype=dtype).masked_fill_(masked, torch.finfo(dtype).min / 2)
@@ -87,38 +90,17 @@ class MultiHeadAttention(nn.Module):
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        bias: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, *, bias: Tensor | None = None) -> Tensor:
         """Attend from queries to keys and values.
 
         Args:
             queries: (B, L, d_model).
             keys: (B, S, d_model).
             values: (B, S, d_model).
-            bias: float, added to the scores; broadcastable to (B, heads, L, S). Layers that share a mask compute
-                `padding_bias` once and pass it here.
-            padding_mask: (B, S) bool, True = padded key.
-            attention_mask: bool, True = masked; (L, S) or (B, heads, L, S).
+            bias: float, added to the scores; broadcastable to (B, heads, L, S). See `padding_bias` and `mask_bias`.
         Returns:
             (B, L, d_model).
         """
-        # Masks are combined before they become a bias, so that rows masked completely only by both together are
-        # recognised.
-        if padding_mask is not None:
-            padding_mask = padding_mask[:, None, None, :]
-            attention_mask = padding_mask if attention_mask is None else padding_mask | attention_mask
-        if attention_mask is not None:
-            hidden = mask_bias(attention_mask, queries.dtype)
-            bias = hidden if bias is None else bias + hidden
-
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(queries, keys, values))
         output = attend(q, k, v, bias, dropout_p=self.dropout if self.training else 0.0)
         return self.out_proj(output.transpose(1, 2).flatten(2))

@@ -57,7 +57,7 @@ ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
 class FeedForward(nn.Module):
-    """The two-layer network of a transformer layer, with an activation and dropout between.
+    """The two-layer network of a transformer layer, with an activation and dropout between the layers.
 
     Args:
         activation: "relu", as published; "gelu" or "silu", as in some later models.
@@ -88,7 +88,7 @@ class FeedForward(nn.Module):
 
 
 class TokenMLP(Mlp):
-    """The two-layer network in a block of a vision transformer, with GELU in between."""
+    """The two-layer network in a block of a vision transformer, with GELU between the layers."""
 
     def __init__(self, d_model: int, d_hidden: int, d_out: int | None = None):
         super().__init__(d_model, d_hidden, d_out)
@@ -182,7 +182,8 @@ def _checkpoint_contexts(block: nn.Module) -> tuple[AbstractContextManager, Abst
 
 @contextmanager
 def _keep_statistics(block: nn.Module) -> Iterator[None]:
-    """Keep batch norms from counting a batch twice when it is recomputed."""
+    """Leave the statistics of batch norms as they are inside a `with` block."""
+    # The recomputation shows a batch to the norms for the second time.
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     for norm in norms:

@@ -23,10 +23,8 @@ def local_relation(
     scale: float = 1.0,
     similarity: str = "product",
 ) -> Tensor:
-    """Call `vitkit.kernels.local_relation` with checked arguments, and pass the weights to an active
-    `AttentionRecorder`.
-
-    The weights are (B, G, h * w, k * k).
+    """Check the arguments of `vitkit.kernels.local_relation`, call it, and pass the weights, (B, G, h * w, k * k), to
+    an active `AttentionRecorder`.
 
     Raises:
         ConfigError: the similarity is unknown, or a shape does not fit the others.
@@ -48,9 +46,13 @@ def _check(query: Tensor, key: Tensor, value: Tensor, prior: Tensor, stride: int
         raise ConfigError(f"local_relation: prior {tuple(prior.shape)}: expected (groups, k, k).")
     for name, x in (("query", query), ("value", value)):
         if x.shape[1] % num_groups:
-            raise ConfigError(f"local_relation: {num_groups} groups must divide the {x.shape[1]} channels of {name}.")
+            raise ConfigError(
+                f"local_relation: {name} has {x.shape[1]} channels: expected a multiple of the {num_groups} groups."
+            )
     if key.shape[1] < query.shape[1]:
-        raise ConfigError(f"local_relation: key has {key.shape[1]} channels: expected the query's {query.shape[1]}.")
+        raise ConfigError(
+            f"local_relation: key has {key.shape[1]} channels: expected at least the query's {query.shape[1]}."
+        )
     size = tuple(-(-length // stride) for length in key.shape[-2:])
     if value.shape[-2:] != key.shape[-2:] or query.shape[-2:] != size:
         raise ConfigError(
@@ -83,7 +85,7 @@ class GeometryPrior(nn.Module):
 
 
 class NoPrior(nn.Module):
-    """Zeros in place of the geometry prior, so that weights depend on content alone."""
+    """Zeros in place of the geometry prior, so that weights depend only on content."""
 
     zeros: Tensor
 

@@ -22,8 +22,8 @@ class NonLocalBlock(nn.Module):
     """x + norm(W y), where y at each location is the mean of g over all locations, weighted by a function of both
     locations.
 
-    The norm's scale starts at zero, so that the block is initially the identity and can be inserted into a trained
-    network. State dicts of SlowFast's blocks can be loaded; its "softmax" is "embedded_gaussian".
+    The block is initially the identity. State dicts of SlowFast's blocks can be loaded; its "softmax" is
+    "embedded_gaussian".
 
     Args:
         channels: number of input and output channels.
@@ -75,6 +75,7 @@ class NonLocalBlock(nn.Module):
             self.pair = nn.Parameter(torch.empty(2, inner_channels))
             nn.init.normal_(self.pair, std=inner_channels**-0.5)
         self.norm = _NORMS[axes](channels)
+        # The block is then the identity, and can be inserted into a trained network.
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
@@ -91,9 +92,11 @@ class NonLocalBlock(nn.Module):
         k = _tokens(pooled if self.pairwise == "gaussian" else self.conv_phi(pooled))
         v = _tokens(self.conv_g(pooled))
         if padding is None:
-            y = self._attend(q, k, v, None)
+            masked = None
         else:
-            y = self._attend(q, k, v, _tokens(self._pooled(padding.to(x.dtype), lowest=True))[..., 0] > 0)
+            # Min pooling: a pooled key is padding only if its window has nothing else.
+            masked = _tokens(-self._pooled(-padding.to(x.dtype)))[..., 0] > 0
+        y = self._attend(q, k, v, masked)
         y = y[:, 0].transpose(1, 2).unflatten(2, x.shape[2:])
         x = x + self.norm(self.conv_out(y))
         return x if padding is None else x.masked_fill(padding, 0.0)
@@ -115,13 +118,11 @@ class NonLocalBlock(nn.Module):
         record_weights(weights)
         return weights.to(v.dtype) @ v
 
-    def _pooled(self, x: Tensor, *, lowest: bool = False) -> Tensor:
-        """Return `x` after max or min pooling; an axis that is shorter than its window is pooled to one location."""
+    def _pooled(self, x: Tensor) -> Tensor:
+        """Return `x` after max pooling; an axis that is shorter than its window is pooled to one location."""
         if self.pool is None:
             return x
-        size = [min(window, length) for window, length in zip(self.pool, x.shape[2:])]
-        pool = _POOLS[self.axes]
-        return -pool(-x, size) if lowest else pool(x, size)
+        return _POOLS[self.axes](x, [min(window, length) for window, length in zip(self.pool, x.shape[2:])])
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Reshape the 1x1x1 kernels of a clip's block for a map's block, or the reverse, in place."""

@@ -11,7 +11,7 @@ from vitkit.ops.images import resize_mask
 
 
 def zero_padding(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Set padding to zero, before a kernel that extends beyond an image's border reads it."""
+    """Set padding to zero, for kernels that extend beyond an image's border."""
     return x if padding_mask is None else x.masked_fill(resize_mask(padding_mask, x.shape[-2:])[:, None], 0)
 
 
@@ -34,8 +34,8 @@ def extend_edges(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     if padding_mask is None:
         return x
     padding = resize_mask(padding_mask, x.shape[-2:])
-    for dim, free in ((2, ~padding.all(2)), (3, ~padding.all(1))):  # (B, H), (B, W)
-        last = (free.sum(1, keepdim=True) - 1).clamp(min=0)
+    for dim, inside in ((2, ~padding.all(2)), (3, ~padding.all(1))):  # (B, H), (B, W)
+        last = (inside.sum(1, keepdim=True) - 1).clamp(min=0)
         index = torch.arange(x.shape[dim], device=x.device).minimum(last)
         index = index[:, None, :, None] if dim == 2 else index[:, None, None, :]
         x = x.gather(dim, index.expand_as(x))

@@ -19,13 +19,14 @@ def sine_positions_1d(length: int, d_model: int, *, temperature: float = 10000.0
 def fairseq_positions_1d(length: int, d_model: int, *, temperature: float = 10000.0, device=None) -> Tensor:
     """Return fairseq's sines and cosines of the position, used by published translation models.
 
-    Positions count from 2, as two numbers are reserved for padding; frequencies fall from 1 to exactly 1 / temperature.
+    Positions count from 2; frequencies fall from 1 to exactly 1 / temperature.
 
     Returns:
         (length, d_model) float32; the first half of the channels are sines, the second cosines of the same frequencies.
     """
     half = d_model // 2
     frequencies = temperature ** -(torch.arange(half, dtype=torch.float32, device=device) / max(half - 1, 1))
+    # fairseq reserves the first two positions for padding.
     angles = torch.arange(2, length + 2, dtype=torch.float32, device=device)[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=1)
 
@@ -41,7 +42,7 @@ def sine_positions_2d(
 ) -> Tensor:
     """Return DETR's encoding of a map's locations (Carion et al. 2020, appendix A.4, https://arxiv.org/abs/2005.12872).
 
-    Row and column numbers, counted from 1 over the un-padded locations and divided by the last one, become angles in
+    Row and column numbers, counted from 1 over the unpadded locations and divided by the last one, become angles in
     0..2 pi; the first half of the channels encodes the row, the second half the column.
 
     Args:
@@ -59,11 +60,11 @@ def sine_positions_2d(
         inside = ~padding_mask
         y = inside.cumsum(1, dtype=torch.float32)
         x = inside.cumsum(2, dtype=torch.float32)
-    codes = [
+    encodings = [
         _sines((location + offset) / (last + 1e-6) * (2 * math.pi), d_model // 2, temperature)
         for location, last in ((y, y[:, -1:, :]), (x, x[:, :, -1:]))
     ]
-    return torch.cat([code.expand(-1, *size, -1) for code in codes], dim=-1)
+    return torch.cat([encoding.expand(-1, *size, -1) for encoding in encodings], dim=-1)
 
 
 def sine_positions_boxes(boxes: Tensor, d_model: int, *, temperature: float = 10000.0) -> Tensor:
@@ -71,7 +72,7 @@ def sine_positions_boxes(boxes: Tensor, d_model: int, *, temperature: float = 10
 
     Args:
         boxes: (..., 4) in 0..1.
-        d_model: channels for two of the four numbers, a multiple of 4.
+        d_model: number of channels for two of a box's four numbers, a multiple of 4.
     Returns:
         (..., 2 * d_model) float32, the encodings of the four numbers concatenated.
     """
@@ -126,8 +127,8 @@ def rotate(x: Tensor, rotations: Tensor) -> Tensor:
         rotations: (2, L, channels), cosines and sines, from `rotary_positions_2d`.
     """
     cosines, sines = rotations
-    first, second = x.chunk(2, dim=-1)
-    return (x * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
+    x1, x2 = x.chunk(2, dim=-1)
+    return (x * cosines + torch.cat((-x2, x1), dim=-1) * sines).to(x.dtype)
 
 
 def resize_positions_1d(table: Tensor, length: int) -> Tensor:

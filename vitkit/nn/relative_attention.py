@@ -45,11 +45,11 @@ def attend_relative(
         bias = spread_scores(scores, k_size)
         return attend(q, k, v, F.pad(bias, (1, 0, 1, 0)) if class_token else bias)
     # With the positions as channels of q and k, no (heads, L, S) bias is needed. The fused kernel needs v as wide.
-    key_positions = one_hot_positions(k_size, k)
+    one_hot = one_hot_positions(k_size, k)
     if class_token:
-        scores, key_positions = F.pad(scores, (0, 0, 1, 0)), F.pad(key_positions, (0, 0, 1, 0))
+        scores, one_hot = F.pad(scores, (0, 0, 1, 0)), F.pad(one_hot, (0, 0, 1, 0))
     q = torch.cat((q * q.shape[-1] ** -0.5, scores), dim=-1)
-    k = torch.cat((k, key_positions), dim=-1)
+    k = torch.cat((k, one_hot), dim=-1)
     return attend(q, k, F.pad(v, (0, scores.shape[-1])), scale=1.0)[..., : v.shape[-1]]
 
 
@@ -83,10 +83,10 @@ def spread_scores(scores: Tensor, k_size: Size) -> Tensor:
 def one_hot_positions(size: Size, k: Tensor) -> Tensor:
     """Return each key's index along each axis as one-hot vectors, (B, heads, S, sum of `size`), in the keys' dtype."""
     indices = torch.meshgrid(*(torch.arange(length, device=k.device) for length in size), indexing="ij")
-    key_positions = [
+    one_hot = [
         torch.eye(length, dtype=k.dtype, device=k.device)[index.flatten()] for index, length in zip(indices, size)
     ]
-    return torch.cat(key_positions, dim=-1).expand(*k.shape[:2], -1, -1)
+    return torch.cat(one_hot, dim=-1).expand(*k.shape[:2], -1, -1)
 
 
 def relative_rows(table: Tensor, q_length: int, k_length: int) -> Tensor:

@@ -13,7 +13,7 @@ class SequenceConvolution(nn.Module):
     Args:
         d_model: channels.
         kernel_size: number of tokens that one output depends on.
-        causal: depend only on the token itself and those before it, as a decoder must.
+        causal: whether a token depends only on itself and those before it, as in a decoder.
         dropout: fraction of the values that are dropped.
     Raises:
         ConfigError: kernel_size is below 1, or even for a layer that is not causal.
@@ -23,7 +23,7 @@ class SequenceConvolution(nn.Module):
         super().__init__()
         if kernel_size < 1 or (kernel_size % 2 == 0 and not causal):
             raise ConfigError(
-                f"kernel_size: got {kernel_size}; expected an odd number, or any from 1 with causal=True."
+                f"kernel_size: got {kernel_size}; expected an odd number, or any number from 1 up with causal=True."
             )
         self.before = kernel_size - 1 if causal else kernel_size // 2
         self.after = kernel_size - 1 - self.before
@@ -38,6 +38,6 @@ class SequenceConvolution(nn.Module):
             x: (B, S, d_model).
             padding_mask: (B, S) bool, True = padding, which does not affect other tokens.
         """
-        seen = x if padding_mask is None else x.masked_fill(padding_mask[..., None], 0)
-        mixed = self.conv(F.pad(seen.transpose(1, 2), (self.before, self.after))).transpose(1, 2)
+        visible = x if padding_mask is None else x.masked_fill(padding_mask[..., None], 0)
+        mixed = self.conv(F.pad(visible.transpose(1, 2), (self.before, self.after))).transpose(1, 2)
         return self.norm(x + self.dropout(mixed.relu()))

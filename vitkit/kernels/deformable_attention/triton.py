@@ -96,10 +96,10 @@ def constants(heads: int, levels: int, points: int, channels: int, *, tile: int,
 @functools.lru_cache(maxsize=256)
 def _maps(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """Return (levels, 3) int32: height, width and first pixel; cached, as copying to a GPU outlasts the kernel."""
-    rows, first = [], 0
+    rows, first_pixel = [], 0
     for height, width in shapes:
-        rows.append((height, width, first))
-        first += height * width
+        rows.append((height, width, first_pixel))
+        first_pixel += height * width
     return torch.tensor(rows, dtype=torch.int32).to(device, non_blocking=True)
 
 
@@ -126,14 +126,14 @@ def _attend_kernel(
     values += (image * num_pixels * HEADS + head) * CHANNELS
     total = tl.zeros([BLOCK_QUERIES, BLOCK_CHANNELS], SUM)
     for level in range(LEVELS):
-        height, width, first = _map(maps, level)
+        height, width, first_pixel = _map(maps, level)
         for point in range(POINTS):
             sample = (query * LEVELS + level) * POINTS + point
             weight = tl.load(weights + sample, mask=is_query, other=0).to(SUM)
             left, top, right_share, lower_share = _cell(locations, sample, is_query, height, width, SUM)
             for corner in tl.static_range(4):
                 pixel, inside, share_x, share_y, _, _ = _corner(
-                    left, top, right_share, lower_share, height, width, first, corner
+                    left, top, right_share, lower_share, height, width, first_pixel, corner
                 )
                 mask = (inside & is_query)[:, None] & (channel < CHANNELS)[None, :]
                 read = tl.load(values + pixel[:, None] * (HEADS * CHANNELS) + channel[None, :], mask=mask, other=0)
@@ -168,7 +168,7 @@ def _backward_kernel(
     grad_values += (image * num_pixels * HEADS + head) * CHANNELS
     grad = tl.load(grad_output + output_index, mask=is_output, other=0).to(SUM)
     for level in range(LEVELS):
-        height, width, first = _map(maps, level)
+        height, width, first_pixel = _map(maps, level)
         for point in range(POINTS):
             sample = (query * LEVELS + level) * POINTS + point
             weight = tl.load(weights + sample, mask=is_query, other=0).to(SUM)
@@ -178,7 +178,7 @@ def _backward_kernel(
             grad_y = tl.zeros([BLOCK_QUERIES], SUM)
             for corner in tl.static_range(4):
                 pixel, inside, share_x, share_y, slope_x, slope_y = _corner(
-                    left, top, right_share, lower_share, height, width, first, corner
+                    left, top, right_share, lower_share, height, width, first_pixel, corner
                 )
                 mask = (inside & is_query)[:, None] & (channel < CHANNELS)[None, :]
                 offset = pixel[:, None] * (HEADS * CHANNELS) + channel[None, :]
@@ -227,7 +227,7 @@ def _cell(locations, sample, is_query, height, width, SUM: tl.constexpr):
 
 
 @triton.jit
-def _corner(left, top, right_share, lower_share, height, width, first, CORNER: tl.constexpr):
+def _corner(left, top, right_share, lower_share, height, width, first_pixel, CORNER: tl.constexpr):
     """A corner's pixel, whether it is on the map, its shares, and how these grow with x and y."""
     if CORNER % 2 == 1:
         column, share_x, slope_x = left + 1, right_share, 1
@@ -239,7 +239,7 @@ def _corner(left, top, right_share, lower_share, height, width, first, CORNER: t
         row, share_y, slope_y = top, 1 - lower_share, -1
     # Compared as floats: values that are far away or nan cannot be converted to integers.
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    pixel = first + row.to(tl.int32) * width + column.to(tl.int32)
+    pixel = first_pixel + row.to(tl.int32) * width + column.to(tl.int32)
     return pixel.to(tl.int64), inside, share_x, share_y, slope_x, slope_y
 
 

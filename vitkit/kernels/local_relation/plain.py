@@ -20,7 +20,7 @@ SIMILARITIES = {
     "square": lambda q, k: -(q - k).square(),
     "none": lambda q, k: torch.zeros_like(q * k),
 }
-"""The appearance term of one channel, in the order of the original's numbers 0 to 5; "none", geometry alone, is its -1.
+"""The appearance term of one channel, in the order of the original's numbers 0 to 5; "none", only geometry, is its -1.
 The paper compares "square", "difference" and "product"."""
 
 

@@ -19,9 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from vitkit.kernels.local_relation.plain import OUTSIDE
 
-_LEAST = -70.0
-"""Scores that are this far below the score of the window's centre, or further, get no weight. exp(OUTSIDE) is below the
-smallest normal float, and processors are slow with such numbers."""
+# exp(OUTSIDE) is below the smallest normal float, and processors are slow with such numbers.
+_LEAST_SCORE = -70.0
+"""Scores that are this far below the score of the window's centre, or further, get no weight."""
 
 
 class Layout(NamedTuple):
@@ -117,14 +117,14 @@ class ProductWeights(torch.autograd.Function):
         outside = OUTSIDE * (1 - layout.pad(torch.ones_like(key[:1, :1])))
         weights = query.new_empty(len(key), layout.side**2, layout.length)
         scores = layout.as_window(weights)
-        for ((rows, columns), seen), (_, seen_outside) in zip(layout.windows(keys), layout.windows(outside)):
-            here = torch.add(prior[:, rows, columns, None], seen_outside[:, 0], out=scores[:, rows, columns])
-            for q, k in zip(queries.unbind(1), seen.unbind(1)):
-                here.addcmul_(q[:, None, None], k)
+        for ((rows, columns), shifted_keys), (_, shifted_outside) in zip(layout.windows(keys), layout.windows(outside)):
+            part = torch.add(prior[:, rows, columns, None], shifted_outside[:, 0], out=scores[:, rows, columns])
+            for q, k in zip(queries.unbind(1), shifted_keys.unbind(1)):
+                part.addcmul_(q[:, None, None], k)
         # Subtracting 70 from a score of millions would not change it, but then no other score has any weight anyway.
-        least = (weights[:, layout.side**2 // 2, None] + _LEAST).clamp_(max=1e6)
+        least = (weights[:, layout.side**2 // 2, None] + _LEAST_SCORE).clamp_(max=1e6)
         torch.softmax(torch.maximum(weights, least, out=weights), dim=1, out=weights)
-        F.threshold_(weights, math.exp(_LEAST + 1), 0.0)
+        F.threshold_(weights, math.exp(_LEAST_SCORE + 1), 0.0)
         ctx.save_for_backward(weights, query, key)
         ctx.layout = layout
         return weights
@@ -139,9 +139,9 @@ class ProductWeights(torch.autograd.Function):
         grad_queries, grad_keys = torch.zeros_like(queries), torch.zeros_like(keys)
         grad_scores = grad * weights
         grad_scores.addcmul_(weights, grad_scores.sum(1, keepdim=True), value=-1)
-        for here, k, grad_k in zip(grad_scores.unbind(1), layout.shifts(keys), layout.shifts(grad_keys)):
-            grad_queries.addcmul_(here[:, None], k)
-            grad_k.addcmul_(here[:, None], queries)
+        for grad_score, k, grad_k in zip(grad_scores.unbind(1), layout.shifts(keys), layout.shifts(grad_keys)):
+            grad_queries.addcmul_(grad_score[:, None], k)
+            grad_k.addcmul_(grad_score[:, None], queries)
         grad_prior = layout.as_window(grad_scores).sum(3)
         return layout.unpad_outputs(grad_queries), layout.unpad(grad_keys), grad_prior, None, None
 
@@ -154,8 +154,8 @@ class WindowSum(torch.autograd.Function):
         """Return the weighted sums, accumulated over the locations of the window."""
         layout = Layout(*value.shape[2:], int(weights.shape[1] ** 0.5), stride, dilation)
         output = value.new_zeros(*value.shape[:2], layout.length)
-        for here, seen in zip(weights.unbind(1), layout.shifts(layout.pad(value))):
-            output.addcmul_(here[:, None], seen)
+        for weight, values in zip(weights.unbind(1), layout.shifts(layout.pad(value))):
+            output.addcmul_(weight[:, None], values)
         ctx.save_for_backward(weights, value)
         ctx.layout = layout
         return layout.unpad_outputs(output)
@@ -168,10 +168,10 @@ class WindowSum(torch.autograd.Function):
         layout = ctx.layout
         grads, values = layout.pad_outputs(grad), layout.pad(value)
         grad_weights, grad_values = torch.empty_like(weights), torch.zeros_like(values)
-        for (rows, columns), seen in layout.windows(values):
-            here = layout.as_window(grad_weights)[:, rows, columns].zero_()
-            for grad_of_channel, values_of_channel in zip(grads.unbind(1), seen.unbind(1)):
-                here.addcmul_(grad_of_channel[:, None, None], values_of_channel)
-        for here, grad_seen in zip(weights.unbind(1), layout.shifts(grad_values)):
-            grad_seen.addcmul_(here[:, None], grads)
+        for (rows, columns), shifted_values in layout.windows(values):
+            part = layout.as_window(grad_weights)[:, rows, columns].zero_()
+            for channel_grad, channel_values in zip(grads.unbind(1), shifted_values.unbind(1)):
+                part.addcmul_(channel_grad[:, None, None], channel_values)
+        for weight, shifted_grad in zip(weights.unbind(1), layout.shifts(grad_values)):
+            shifted_grad.addcmul_(weight[:, None], grads)
         return grad_weights, layout.unpad(grad_values), None, None
