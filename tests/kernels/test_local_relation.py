@@ -203,7 +203,7 @@ def test_layer_compiles_without_graph_breaks():
         (dict(kernel_size=0), "kernel_size=0: expected an odd number"),
         (dict(kernel_size=4), "kernel_size=4: expected an odd number"),
         (dict(channels_per_weight=9), "channels_per_weight=9: expected 1 to the 8 channels"),
-        (dict(stride=0), "stride 0, dilation 1: expected at least 1"),
+        (dict(stride=0), "stride=0, dilation=1: expected at least 1"),
         (dict(similarity="produkt"), "similarity='produkt': unknown. Did you mean 'product'"),
     ],
 )
