@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from vitkit.kernels import use_kernels
 from vitkit.kernels.attention import attend, attend_explicit
 
 
@@ -15,11 +16,11 @@ def test_fast_equals_plain(learned):
         torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), inputs) for x in outputs))
 
 
-def test_plain_form_can_be_requested(monkeypatch):
+def test_plain_form_can_be_requested():
     q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
-    monkeypatch.setenv("VITKIT_KERNELS", "plain")
     torch.manual_seed(0)
-    chosen = attend(q, k, v, dropout_p=0.5)
+    with use_kernels("plain"):
+        chosen = attend(q, k, v, dropout_p=0.5)
     torch.manual_seed(0)
     assert torch.equal(chosen, attend_explicit(q, k, v, dropout_p=0.5)[0])
 

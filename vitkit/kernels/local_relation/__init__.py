@@ -1,8 +1,8 @@
 """Local relation (Hu et al. 2019, https://arxiv.org/abs/1904.11491): a weighted mean of each output's window.
 
 The fast form multiplies shifted maps without materialising windows, and has its own gradients, since the gradient of
-each of n slices would be as large as the map. For LR-Net-50 on two 224x224 images, with 2 threads of an AMD EPYC,
-inference takes 0.22 of the plain form's time, a training step 0.29.
+each of n slices would be as large as the map. Inference of LR-Net-50 (224x224, batch 2) takes 0.23 of the plain form's
+time on one thread of an AMD EPYC with AVX-512, torch 2.14.1; earlier, a training step took 0.29 with 2 threads.
 """
 
 import torch

@@ -1,9 +1,7 @@
-"""Window partition and its inverse as one indexing operation each, whose gradients are indexing operations, too.
+"""Window partition and its inverse as one indexing operation each, whose gradients are also indexing operations.
 
-Every pixel is in exactly one window, so the gradient is another indexing, whereas PyTorch's own would add up values.
-
-This saves 9 % of a training step of Swin-T and 5 % of Swin V2-T's (480x640, batch 1, one thread of an AMD EPYC), and 2
-% of inference; if there is no padding (Swin-T, 224x224), it saves nothing.
+A training step of Swin-T (480x640, batch 1) takes 0.93 of the plain form's time, inference without padding (224x224,
+batch 2) 0.99. Measured on one thread of an AMD EPYC with AVX-512, torch 2.14.1.
 """
 
 from typing import Any
@@ -53,6 +51,7 @@ def _indices(
     return sources, targets, torch.cat((pixels[:height, width:].flatten(), pixels[height:].flatten()))
 
 
+# Every pixel is in exactly one window, so the gradients are indexing operations, whereas PyTorch's would add up values.
 class _Partition(torch.autograd.Function):
     @staticmethod
     def forward(
