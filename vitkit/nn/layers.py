@@ -14,7 +14,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import ConfigError
-from vitkit.kernels.in_parts import in_parts
 from vitkit.kernels.linear import linear
 from vitkit.kernels.relu_dropout import relu_dropout
 
@@ -88,15 +87,14 @@ class FeedForward(nn.Module):
 
 
 class TokenMLP(Mlp):
-    """The two-layer network in a block of a vision transformer, with GELU between the layers."""
+    """The two-layer network in a block of a vision transformer, with GELU between the layers.
+
+    (..., d_model) -> (..., d_out), by default d_model.
+    """
 
     def __init__(self, d_model: int, d_hidden: int, d_out: int | None = None):
         super().__init__(d_model, d_hidden, d_out)
         self.fc1, self.fc2 = Linear(d_model, d_hidden), Linear(d_hidden, d_out or d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., d_model) -> (..., d_out)."""
-        return in_parts(super().forward, x)
 
 
 class SwiGLU(nn.Module):
