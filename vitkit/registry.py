@@ -204,13 +204,13 @@ MODELS = Registry(
 )
 MATCHERS = Registry("matcher", "vitkit.matchers")
 CRITERIA = Registry("criterion", "vitkit.losses")
-DATASETS = Registry("dataset", "vitkit.data")
-TRANSFORMS = Registry("transforms", "vitkit.data")
+DATASETS = Registry("dataset", "vitkit.data.datasets", "vitkit.data.synthetic", "vitkit.data.text")
+TRANSFORMS = Registry("transforms", "vitkit.data.transforms")
 OPTIMIZERS = Registry("optimizer", "vitkit.engine")
 SCHEDULES = Registry("schedule", "vitkit.engine")
 EVALUATORS = Registry("evaluator", "vitkit.evaluation")
 HOOKS = Registry("hook", "vitkit.engine.hooks")
-SECTIONS = Registry("section", "vitkit.data", "vitkit.engine")
+SECTIONS = Registry("section", "vitkit.data.loading.loader", "vitkit.engine")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""
 
 REGISTRIES = {

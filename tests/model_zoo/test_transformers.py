@@ -10,8 +10,8 @@ from transformers_models import BUILDERS, build_theirs, compare
 from vitkit import CheckpointError, ConfigError, load, load_weights
 from vitkit.checkpoint.folders import is_transformers_folder
 from vitkit.config import load_config
+from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.inference import find_model
-from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")

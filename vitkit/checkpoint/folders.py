@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.checkpoint.marian import Tokens, read_tokens, renumbered
+from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.errors import CheckpointError
 
 CONFIG = "config.json"
@@ -164,8 +165,6 @@ def stated_classes(config: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is damaged.
     """
-    from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
-
     labels = read_object(config).get("id2label")
     if not labels:
         return {}

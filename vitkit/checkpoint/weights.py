@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitkit.checkpoint.dilation import check_dilation
 from vitkit.checkpoint.files import read_checkpoint
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
+from vitkit.checkpoint.published import published
 from vitkit.errors import CheckpointError
 from vitkit.protocols import AdaptsState, HasClassHead, MakesFeatures
 
@@ -92,24 +93,20 @@ def load_weights(
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has none of its entries.
     """
-    # An import from a higher layer: URLs and key names of official checkpoints are kept with the published metrics.
-    from vitkit import model_zoo
-    from vitkit.model_zoo.converters import convert_official, describe
-
-    zoo_name: str | None = None
+    zoo, zoo_name = published(), None
     if is_hub_name(source):
         source = hub_folder(source)
-    if isinstance(source, str) and not os.path.exists(source) and source in model_zoo.index():
-        zoo_name, source = source, model_zoo.published_weights(source)
+    if isinstance(source, str) and not os.path.exists(source) and source in zoo.names():
+        zoo_name, source = source, zoo.file_of(source)
     elif isinstance(source, str | Path):
-        zoo_name = model_zoo.published_name(source)
+        zoo_name = zoo.name_of(source)
     name = "the given state dict" if isinstance(source, Mapping) else str(source)
     checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
     state = stored = state_dict_of(checkpoint, name)
-    converter = None
+    official = None
     if not _fits(model, state) and not getattr(model, "renames_itself", False):
-        state, converter = convert_official(state, model, classes)
-    report = LoadReport(name, converter and converter.name)
+        state, official = zoo.convert(state, model, classes)
+    report = LoadReport(name, official and official.name)
     for prefix, module in model.named_modules():
         if isinstance(module, AdaptsState):
             module.adapt_state(state, f"{prefix}." if prefix else "")
@@ -117,12 +114,12 @@ def load_weights(
     expected = model.state_dict()
     if not _is_of_another_model(state, expected):
         _check_variant(name, model, state, expected)
-    origin = describe(checkpoint, stored, converter)
+    origin = zoo.describe(checkpoint, stored, official)
     if strict and _is_of_another_model(state, expected):
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
     check_dilation(model, checkpoint, name, zoo_name=zoo_name, only_start=new_class_head)
-    trained_classes = classes_of(checkpoint, name) or (converter and converter.classes)
+    trained_classes = classes_of(checkpoint, name) or (official and official.classes)
     report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
     if report.reinitialized:
         if not new_class_head:
