@@ -56,11 +56,13 @@ class Registry:
     Args:
         kind: what is registered, as error messages and config keys call it ("backbone").
         packages: vitkit's packages that register constructors of this kind; they are imported at the first look-up.
+        base: name of the class in vitkit.protocols that classes of this kind derive from; None if they need no base.
     """
 
-    def __init__(self, kind: str, *packages: str):
+    def __init__(self, kind: str, *packages: str, base: str | None = None):
         self.kind = kind
         self._packages = packages
+        self._base = base
         self._constructors: dict[str, Callable] = {}
         self._variants: dict[str, tuple[Callable, dict[str, Any]]] = {}
         self._prefixes: dict[str, tuple[Callable, str]] = {}
@@ -69,10 +71,12 @@ class Registry:
         """Register a constructor, as a decorator: `@BACKBONES.register` or `@BACKBONES.register(name="other_name")`.
 
         Raises:
-            ConfigError: the name is taken by another constructor.
+            ConfigError: the name is taken by another constructor, or a class does not derive from the kind's base.
         """
         if target is None:
             return lambda decorated: self.register(decorated, name=name)
+        if isinstance(target, type):
+            self._check_base(target)
         self._claim(name or target.__name__, target)
         self._constructors[name or target.__name__] = target
         return target
@@ -100,6 +104,12 @@ class Registry:
         )
         if taken is not None and not same:
             raise ConfigError(f"{self.kind} {name!r} is already registered by {taken.__module__}: choose another name.")
+
+    def _check_base(self, cls: type) -> None:
+        if self._base is not None:
+            # Protocols stand beside registries, so they are imported by name, like the packages.
+            protocols = importlib.import_module("vitkit.protocols")
+            protocols.require_base(self.kind, cls, getattr(protocols, self._base))
 
     def load_packages(self) -> None:
         """Import vitkit's packages, which register their constructors."""
@@ -150,9 +160,10 @@ class Registry:
             spec: a name, or a dict with `type`.
             arguments: further constructor arguments (those that a config leaves open, such as a head's `num_classes`).
         Raises:
-            ConfigError: the name or an argument is unknown, given twice, or missing.
+            ConfigError: the name or an argument is unknown, given twice, or missing; or the object is of a wrong class.
         """
         if not isinstance(spec, str | Mapping):
+            self._check_base(type(spec))
             return spec
         constructor, settings = self.resolve(spec)
         # `arguments` may override what a variant presets, but not what the config sets.
@@ -201,14 +212,15 @@ MODELS = Registry(
     "vitkit.models",
     *(f"vitkit.seq2seq.{file}" for file in ("language_models", "rnn", "show_attend_tell", "transformer")),
     "vitkit.seq2seq.transformer_captioner",
+    base="Model",
 )
 MATCHERS = Registry("matcher", "vitkit.matchers")
-CRITERIA = Registry("criterion", "vitkit.losses")
-DATASETS = Registry("dataset", "vitkit.data.datasets", "vitkit.data.synthetic", "vitkit.data.text")
+CRITERIA = Registry("criterion", "vitkit.losses", base="Criterion")
+DATASETS = Registry("dataset", "vitkit.data.datasets", "vitkit.data.synthetic", "vitkit.data.text", base="Dataset")
 TRANSFORMS = Registry("transforms", "vitkit.data.transforms")
 OPTIMIZERS = Registry("optimizer", "vitkit.engine")
 SCHEDULES = Registry("schedule", "vitkit.engine")
-EVALUATORS = Registry("evaluator", "vitkit.evaluation")
+EVALUATORS = Registry("evaluator", "vitkit.evaluation", base="Evaluator")
 HOOKS = Registry("hook", "vitkit.engine.hooks")
 SECTIONS = Registry("section", "vitkit.data.loading.loader", "vitkit.engine")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""

@@ -16,7 +16,7 @@ from vitkit.checkpoint.files import read_checkpoint
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.checkpoint.published import published
 from vitkit.errors import CheckpointError
-from vitkit.protocols import AdaptsState, HasClassHead, MakesFeatures
+from vitkit.protocols import AdaptsState, HasClassHead, MakesFeatures, Model
 
 logger = logging.getLogger("vitkit")
 
@@ -128,7 +128,7 @@ def load_weights(
             raise CheckpointError(_other_classes(name, theirs, ours, origin))
         _check_trainable(name, model, report.reinitialized)
         state = {key: value for key, value in state.items() if key not in report.reinitialized}
-    new_parts = tuple(getattr(model, "new_parts", ())) if new_class_head else ()
+    new_parts = tuple(model.new_parts) if new_class_head and isinstance(model, Model) else ()
     if not any(key.startswith(new_parts) for key in state):
         report.new_parts = list(new_parts)
     if isinstance(model, MakesFeatures):
@@ -241,7 +241,7 @@ def _without_classifier(
 
 def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Reject weights of another variant of a model that can tell its variants apart, such as Deformable DETR."""
-    if not hasattr(model, "variant_of"):
+    if not isinstance(model, Model):
         return
     theirs, ours = model.variant_of(state), model.variant_of(expected)
     if theirs != ours:

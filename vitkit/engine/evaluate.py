@@ -15,7 +15,7 @@ from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.engine.step import autocast
 from vitkit.logging import ProgressLines, say
-from vitkit.protocols import Evaluator, GenerativeModel, HasMeters, TakesOutputs
+from vitkit.protocols import Evaluator, GenerativeModel, HasMeters
 from vitkit.structures import Batch
 
 
@@ -44,7 +44,7 @@ def evaluate(
         TrainingError: there is not enough memory for a batch.
     """
     meters = criterion.meters if isinstance(criterion, HasMeters) else {}
-    takes_outputs = isinstance(evaluator, TakesOutputs) and evaluator.takes_outputs
+    takes_outputs = evaluator.takes_outputs
     generates = isinstance(model, GenerativeModel) and not takes_outputs
     less_memory = partial(evaluation_remedies, precision=precision)
     with _evaluation_mode(model, criterion, meters):

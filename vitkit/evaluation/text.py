@@ -215,7 +215,6 @@ class LanguageModelEvaluator(SampleEvaluator):
     """
 
     takes_outputs = True
-    """The evaluator reads the model's outputs instead of generated text."""
 
     def __init__(self, dataset: Sized):
         super().__init__(dataset)

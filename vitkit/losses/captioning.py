@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vitkit.distributed import all_reduce_mean
 from vitkit.errors import ConfigError
 from vitkit.losses.sequence import SequenceLoss
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
 
@@ -17,7 +18,7 @@ _BASELINE_MOMENTUM = 0.9
 
 
 @CRITERIA.register
-class CaptionLoss(nn.Module):
+class CaptionLoss(Criterion):
     """Cross entropy of the words, and terms that shape the attention.
 
     doubly_stochastic (equation 14): over a caption, the attention to each location of the image should sum to 1; the

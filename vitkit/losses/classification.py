@@ -5,15 +5,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError, DataError
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 
 
 @CRITERIA.register
-class ClassificationLoss(nn.Module):
+class ClassificationLoss(Criterion):
     """Cross entropy with labels, or with class weights if images are mixed.
 
     `meters["accuracy"]` counts the images whose most probable class is right; for mixed images, that of the largest

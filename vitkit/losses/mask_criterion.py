@@ -25,6 +25,7 @@ from vitkit.losses.set_terms import (
     set_cross_entropy,
 )
 from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, MATCHERS, Spec
 from vitkit.structures import DetectionTarget, Matches
 
@@ -32,7 +33,7 @@ TERMS = ("labels", "mask", "dice")
 
 
 @CRITERIA.register
-class MaskCriterion(nn.Module):
+class MaskCriterion(Criterion):
     """Cross entropy of every query, and mask and dice losses of the matched ones, for every decoder layer.
 
     `meters["matched_accuracy"]` counts how many of the last layer's matched queries predict their target's class.

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
 from vitkit.losses.set_terms import decoder_layers, normalizers
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import DetectionTarget, describe_image
 
@@ -17,7 +18,7 @@ _NO_CLASS = -1
 
 
 @CRITERIA.register
-class PerPixelCriterion(nn.Module):
+class PerPixelCriterion(Criterion):
     """Mean cross entropy over the labelled pixels of all ranks, for every decoder layer.
 
     `meters["pixel_accuracy"]` counts the pixels whose class has the highest logit in the last layer.

@@ -4,17 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError, DataError
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
 
 
 @CRITERIA.register
-class SequenceLoss(nn.Module):
+class SequenceLoss(Criterion):
     """Cross entropy of every token except padding, averaged over the tokens of all ranks.
 
     `meters["token_accuracy"]` counts the tokens that were the most probable ones; `meters["nll"]` is the mean negative

@@ -26,6 +26,7 @@ from vitkit.losses.set_terms import (
 )
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy
 from vitkit.ops.masks import pad_masks
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, MATCHERS, Spec
 from vitkit.structures import DetectionTarget, Matches
 
@@ -53,7 +54,7 @@ class Layers(NamedTuple):
 
 
 @CRITERIA.register
-class SetCriterion(nn.Module):
+class SetCriterion(Criterion):
     """Class loss of every query, and L1 and GIoU losses of the matched ones, for every decoder layer.
 
     Each layer is matched separately and all layers have the same weight. `meters["matched_accuracy"]` counts how many

@@ -14,12 +14,12 @@ from vitkit.backbones.base import check_feature_info, pixel_statistics
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.query_groups import QuerySettings
 from vitkit.ops.images import normalize_images, pad_to_multiple
-from vitkit.protocols import HasPretrained, KeepsFeatures, UsesTargets
+from vitkit.protocols import HasPretrained, KeepsFeatures, Model, UsesTargets
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 from vitkit.structures import DetectionTarget
 
 
-class ModelOnBackbone(nn.Module):
+class ModelOnBackbone(Model):
     """Base of models with a backbone, whose pretrained weights are the backbone's."""
 
     backbone: nn.Module
@@ -50,8 +50,6 @@ class DensePredictionModel(ModelOnBackbone):
             does not match its outputs.
     """
 
-    class_head: tuple[str, ...] = ()
-    """Prefixes of the parameters whose size depends on `num_classes`."""
     needs_all_features = False
     """Whether the model itself reads maps of the backbone that the neck does not read."""
 

@@ -20,7 +20,7 @@ from vitkit.inference import Predictor, Tiling, load
 from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
 from vitkit.logging import ProgressLines, say
 from vitkit.models.tta import MultiScaleFlip
-from vitkit.protocols import Evaluator, HasClasses, HasFrames, HasImageIds, HasThings, HasVocabularies, ImageDataset
+from vitkit.protocols import Dataset, Evaluator
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.runs.models import build_model_for
 from vitkit.seq2seq.captioner import Captioner
@@ -80,14 +80,13 @@ def evaluate_config(
     dataset = data.evaluated(split)
     vocabularies = use_saved_vocabularies(dataset, weights)
     loader = data.val_loader(dataset)
-    classes = dataset.classes if isinstance(dataset, HasClasses) else None
     model = build_model_for(config, dataset, vocabularies)
     is_text = bool(vocabularies) and not isinstance(model, Captioner)
     if is_exported(weights):
         model, report = exported_model(weights, model), LoadReport(str(weights))
     else:
         with first_rank_first():
-            report = load_weights(model, weights, classes=classes)
+            report = load_weights(model, weights, classes=dataset.classes)
     say(str(report))
     if tta_scales is not None:
         model = MultiScaleFlip(model, scales=tta_scales)
@@ -107,7 +106,7 @@ def evaluate_config(
     )
     # The first batch includes one-time costs.
     median = statistics.median(seconds[1:] or seconds or [math.nan])
-    sample = "sentence" if is_text else "clip" if isinstance(dataset, HasFrames) else "image"
+    sample = "sentence" if is_text else "clip" if dataset.is_video else "image"
     return Evaluated(metrics, evaluator, report, median, sample)
 
 
@@ -120,15 +119,14 @@ def _evaluate_tiles(
         ConfigError: the dataset has no images, or the model's predictions cannot be merged.
     """
     dataset = DataSettings(**config["data"]).evaluated(split)
-    if not (isinstance(dataset, ImageDataset) and isinstance(dataset, HasImageIds)):
-        raise ConfigError(f"tiles: are for images, and data.{split} is a {type(dataset).__name__}.")
+    if not dataset.has_images:
+        raise ConfigError(f"tiles: only images are predicted in tiles, and data.{split} is a {type(dataset).__name__}.")
     settings = TrainSettings(**config["train"])
-    classes = dataset.classes if isinstance(dataset, HasClasses) else None
-    things = dataset.things if isinstance(dataset, HasThings) else None
+    classes, things = dataset.classes, dataset.things
     with first_rank_first():
         predictor = load(config, weights, classes=classes, things=things, device=device, precision=settings.precision)
     if not isinstance(predictor, Predictor):
-        raise ConfigError("tiles: are for models of images, and this one reads text.")
+        raise ConfigError("tiles: only images are predicted in tiles, and this model reads text.")
     say(str(predictor.report))
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     mine = range(rank(), len(dataset), world_size())
@@ -146,13 +144,13 @@ def _evaluate_tiles(
     return Evaluated(metrics, evaluator, predictor.report, median, "image")
 
 
-def use_saved_vocabularies(dataset: Any, checkpoint: str | Path) -> dict[str, Vocabulary]:
+def use_saved_vocabularies(dataset: Dataset, checkpoint: str | Path) -> dict[str, Vocabulary]:
     """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
 
     Raises:
         CheckpointError: the checkpoint contains no vocabularies.
     """
-    if not isinstance(dataset, HasVocabularies):
+    if not dataset.has_vocabularies:
         return {}
     saved = checkpoint_of(checkpoint) if is_exported(checkpoint) else read_checkpoint(checkpoint)
     vocabularies = vocabularies_from_json(saved.get("vocabularies"))

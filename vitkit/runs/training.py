@@ -16,7 +16,7 @@ from torch import nn
 
 from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
-from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_classes, training_indices
+from vitkit.data.loading.loader import BatchLoader, DataSettings, check_same_classes
 from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.devices import default_device, emulates_bfloat16
 from vitkit.distributed import broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
@@ -34,7 +34,7 @@ from vitkit.errors import DataError
 from vitkit.inference import find_weights
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, say
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.protocols import FindsThresholds, HasCategoryIds, HasClasses, HasPretrained, HasThings, HasVocabularies
+from vitkit.protocols import Dataset, HasPretrained
 from vitkit.registry import EVALUATORS, OPTIMIZERS, SCHEDULES, Spec
 from vitkit.runs.models import build_criterion_for, build_model_for
 from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
@@ -157,17 +157,17 @@ def train_in(
         say(f"done: {', '.join(written)} are in {run_dir}")
 
 
-def describe(train_run: TrainRun, train_set: Any, val_set: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
+def describe(train_run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: Mapping[str, Vocabulary]) -> str:
     """Return the first line of a run's output: its folder, data, parameters and devices."""
-    if isinstance(train_set, HasClasses):
+    if train_set.classes is not None:
         sizes = [f"{len(train_set.classes)} classes"]
     else:
         sizes = [f"{len(vocabulary)} {side} tokens" for side, vocabulary in vocabularies.items()]
-    num_trained, num_training = len(training_indices(train_set)), len(train_set)
+    num_trained, num_training = len(train_set.training_indices()), len(train_set)
     of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
     return (
         f"run {train_run.run_dir}  {of_training} training and {len(val_set)} validation "
-        f"{getattr(train_set, 'noun', 'images')}, {', '.join(sizes)}  "
+        f"{train_set.noun}, {', '.join(sizes)}  "
         f"{sum(p.numel() for p in train_run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
         f"{world_size()} x {train_run.device.type}, {train_run.settings.precision}"
     )
@@ -194,30 +194,30 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def build_datasets(data: DataSettings) -> tuple[Any, Any]:
+def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
     """Build the training and the validation dataset, which must have the same classes."""
     train_set = data.dataset("train")
     val_set = data.dataset("val")
-    if isinstance(train_set, HasClasses) and isinstance(val_set, HasClasses):
+    if train_set.classes is not None and val_set.classes is not None:
         check_same_classes(train_set, val_set)
-    if getattr(train_set, "num_objects", None) == 0:
+    if train_set.num_objects == 0:
         raise DataError("data.train: none of its images has a usable object, so there is nothing to learn.")
     return train_set, val_set
 
 
-def build_train_loader(data: DataSettings, train_set: Any, seed: int, device: torch.device) -> Any:
+def build_train_loader(data: DataSettings, train_set: Dataset, seed: int, device: torch.device) -> Any:
     """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
     loader = data.train_loader(train_set, seed)
-    batch_transforms = getattr(train_set, "batch_transforms", None)
-    return TransformedLoader(loader, batch_transforms, device) if batch_transforms else loader
+    transforms = train_set.batch_transforms
+    return loader if transforms is None else TransformedLoader(loader, transforms, device)
 
 
-def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
+def share_vocabularies(train_set: Dataset, val_set: Dataset, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
     """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
 
     They come from the checkpoint that provides the weights, or else are built from the training text by the first rank.
     """
-    if not isinstance(train_set, HasVocabularies):
+    if not train_set.has_vocabularies:
         return {}
     saved = None
     if is_main():
@@ -230,13 +230,10 @@ def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | No
     return vocabularies
 
 
-def dataset_metadata(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
+def dataset_metadata(dataset: Dataset, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
     """Return the classes and vocabularies that a checkpoint needs for the model to be used without the dataset."""
-    metadata = {"classes": dataset.classes} if isinstance(dataset, HasClasses) else {}
-    if isinstance(dataset, HasCategoryIds):
-        metadata["category_ids"] = dataset.category_ids
-    if isinstance(dataset, HasThings):
-        metadata["things"] = dataset.things
+    about = {"classes": dataset.classes, "category_ids": dataset.category_ids, "things": dataset.things}
+    metadata: dict[str, Any] = {name: value for name, value in about.items() if value is not None}
     if vocabularies:
         metadata["vocabularies"] = {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()}
     return metadata
@@ -306,7 +303,7 @@ def validate(model: nn.Module, *, train_run: TrainRun, loader: BatchLoader, eval
     )
     if is_main():
         say(evaluator.table())
-        thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
+        thresholds = evaluator.score_thresholds()
         if thresholds is not None:
             train_run.measured["score_thresholds"] = thresholds.as_json(loader.dataset.classes)
         if sizes:

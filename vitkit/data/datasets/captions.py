@@ -55,7 +55,8 @@ class CaptionDataset(BaseImageDataset):
         features: file that `tools/cache_features.py` wrote for this dataset, read in place of the images.
     """
 
-    source_vocabulary = None
+    annotations = ("captions",)
+    has_vocabularies = True
 
     def __init__(
         self, transforms: Spec | Transforms | None, *, min_count: int | None = None, features: str | Path | None = None

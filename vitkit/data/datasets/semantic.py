@@ -51,6 +51,8 @@ class SemanticFolder(BaseImageDataset):
         ConfigError: the values do not fit the classes.
     """
 
+    annotations = ("semantic",)
+
     def __init__(
         self,
         images: str | Path,

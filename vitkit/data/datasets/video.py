@@ -46,6 +46,7 @@ class ClipDataset(ClassificationDataset):
     """
 
     noun = "videos"
+    is_video = True
     usual_transforms = "ClipTrainTransforms or ClipEvalTransforms"
 
     def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None, sampling: ClipSampling):

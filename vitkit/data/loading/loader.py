@@ -12,7 +12,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.io.image_files import MAX_PIXELS
@@ -23,7 +23,7 @@ from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError, DataError, VitkitError
-from vitkit.protocols import HasCategoryIds, HasClasses
+from vitkit.protocols import Dataset
 from vitkit.registry import DATASETS, SECTIONS, Spec
 from vitkit.structures import Batch, Sample
 
@@ -139,11 +139,11 @@ class DataSettings:
         weights = groups = None
         if self.sampler is not None:
             weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
-        indices = training_indices(dataset)
+        indices = dataset.training_indices()
         if len(indices) < len(dataset):
             weights = np.bincount(indices, minlength=len(dataset)) * (1.0 if weights is None else weights)
-        if self.aspect_ratio_grouping and hasattr(dataset, "aspect_ratios"):
-            groups = (dataset.aspect_ratios() >= 1).astype(np.int64)
+        if self.aspect_ratio_grouping and (aspect_ratios := dataset.aspect_ratios()) is not None:
+            groups = (aspect_ratios >= 1).astype(np.int64)
         sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
         return BatchLoader(dataset, TrainBatches(len(dataset), seed=seed, **sizes, **ranks), self, training=True)
 
@@ -158,12 +158,13 @@ class DataSettings:
         return BatchLoader(dataset, batches, self, training=False)
 
     def _lengths(self, dataset: Any) -> np.ndarray:
-        if not hasattr(dataset, "lengths"):
+        lengths = dataset.lengths()
+        if lengths is None:
             raise ConfigError(
                 f"data.tokens_per_gpu: {type(dataset).__name__} has no text to count tokens of. Set "
                 "data.images_per_gpu."
             )
-        return dataset.lengths()
+        return lengths
 
 
 def build_dataset(spec: Spec, root: str = "data", *, where: str = "data", max_image_pixels: int | None = None) -> Any:
@@ -182,18 +183,13 @@ def build_dataset(spec: Spec, root: str = "data", *, where: str = "data", max_im
         dataset = DATASETS.build(spec)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    if max_image_pixels is not None and hasattr(dataset, "max_image_pixels"):
+    if max_image_pixels is not None:
         dataset.max_image_pixels = max_image_pixels
     return dataset
 
 
 def _fraction(spec: Spec | None) -> float | None:
     return spec.get("fraction") if isinstance(spec, Mapping) else None
-
-
-def training_indices(dataset: Any) -> Sequence[int]:
-    """Return the indices that are trained on: all, or the chosen fraction of a dataset of images."""
-    return dataset.training_indices() if isinstance(dataset, BaseImageDataset) else range(len(dataset))
 
 
 def choose_fraction(num_images: int, fraction: float) -> np.ndarray:
@@ -285,7 +281,7 @@ class BatchLoader:
         self.batches.set_position(epoch, batch)
 
 
-class _BatchedDataset(Dataset):
+class _BatchedDataset:
     """Loads and collates a complete batch in the worker."""
 
     def __init__(self, dataset: Any, *, skip_errors: bool):
@@ -303,7 +299,7 @@ class _BatchedDataset(Dataset):
         except VitkitError as error:
             # If it were raised in a worker, the user would only see it as text within a traceback.
             return error
-        return getattr(self.dataset, "collate", collate)(samples), errors
+        return (self.dataset.collate or collate)(samples), errors
 
     def _sample(self, index: SeededIndex, errors: list[str]) -> Sample:
         """Load a sample; if its file is to be skipped, append the error and load another one, drawn by its seed."""
@@ -315,7 +311,7 @@ class _BatchedDataset(Dataset):
                     raise
                 errors.append(str(error))
             random = np.random.default_rng([index[1], attempt])
-            indices = training_indices(self.dataset)
+            indices = self.dataset.training_indices()
             index = int(indices[random.integers(len(indices))]), int(random.integers(2**63))
         raise DataError(f"{_MAX_ATTEMPTS} images in a row cannot be used. The last one: {errors[-1]}")
 
@@ -350,9 +346,9 @@ def lost_worker(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DataLoader worker" in text and any(r in text for r in reasons)
 
 
-def check_same_classes(train: HasClasses, val: HasClasses) -> None:
+def check_same_classes(train: Dataset, val: Dataset) -> None:
     """Raise a DataError unless two datasets have the same classes, under the same ids where both have ids."""
-    have_ids = isinstance(train, HasCategoryIds) and isinstance(val, HasCategoryIds)
+    have_ids = train.category_ids is not None and val.category_ids is not None
     train_names, val_names = (
         dict(zip(dataset.category_ids, dataset.classes) if have_ids else enumerate(dataset.classes))
         for dataset in (train, val)

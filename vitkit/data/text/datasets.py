@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.protocols import Dataset
 from vitkit.registry import check_names
 from vitkit.seq2seq.vocabulary import Vocabulary, VocabularyKind
 from vitkit.structures import BOS, EOS, PAD
@@ -104,7 +105,7 @@ class VocabularySettings:
         return cls(**values)
 
 
-class TextDataset:
+class TextDataset(Dataset):
     """Base of datasets of aligned lines in one or more languages. A subclass makes samples and batches of them.
 
     Args:
@@ -118,7 +119,7 @@ class TextDataset:
     """
 
     noun = "sentences"
-    """What messages call the samples."""
+    has_vocabularies = True
 
     def __init__(
         self,
