@@ -40,7 +40,7 @@ def test_the_moving_average_is_preferred(tmp_path):
 
 
 def test_a_missing_checkpoint_names_the_nearest(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.* holds no \.pth file"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.* has no \.pth file"):
         read_checkpoint(tmp_path / "lst.pth")
     (tmp_path / "last.pth").touch()
     with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.*Did you mean 'last\.pth'"):

@@ -10,6 +10,7 @@ import pytest
 import vitkit.registry
 from vitkit.config import cfg_diff, check_config, format_config, load_config, save_config
 from vitkit.errors import ConfigError
+from vitkit.protocols import Criterion, Dataset, Model
 from vitkit.registry import REGISTRIES, Spec
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -28,7 +29,7 @@ class Window:
         pass
 
 
-class Detector:
+class Detector(Model):
     def __init__(
         self,
         backbone: Spec,
@@ -46,7 +47,7 @@ class SmallHead:
         pass
 
 
-class Loss:
+class Loss(Criterion):
     def __init__(self, weights: dict[str, float], matcher: Spec, no_object_weight: float = 0.1, name: str = "loss"):
         pass
 
@@ -60,7 +61,7 @@ class Transforms(Protocol):
     def __call__(self, image): ...
 
 
-class Folder:
+class Folder(Dataset):
     def __init__(self, images: str, transforms: Sequence[Spec] | Transforms | None = None):
         pass
 

@@ -43,7 +43,7 @@ def test_evaluation_in_tiles_covers_large_images(run):
 
 
 def test_tiles_are_refused_for_text(run):
-    with pytest.raises(ConfigError, match=r"tiles: are for images, and data\.val is a NumberWords"):
+    with pytest.raises(ConfigError, match=r"tiles: only images are predicted in tiles, and data\.val is a NumberWords"):
         vitkit.test("quickstart/translation", "best.pth", device="cpu", tiles=64)
 
 

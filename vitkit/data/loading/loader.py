@@ -23,7 +23,7 @@ from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError, DataError, VitkitError
-from vitkit.protocols import Dataset
+from vitkit.protocols import Dataset, require_base
 from vitkit.registry import DATASETS, SECTIONS, Spec
 from vitkit.structures import Batch, Sample
 
@@ -85,7 +85,7 @@ class DataSettings:
         if self.tokens_per_gpu is not None and self.tokens_per_gpu < 1:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
 
-    def evaluated(self, split: Split = "val") -> Any:
+    def evaluated(self, split: Split = "val") -> Dataset:
         """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
 
         Raises:
@@ -101,7 +101,7 @@ class DataSettings:
             spec |= {} if transforms is None else {"transforms": transforms}
         return build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
 
-    def dataset(self, split: Split) -> Any:
+    def dataset(self, split: Split) -> Dataset:
         """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
         spec, where = getattr(self, split), f"data.{split}"
         fraction = _fraction(spec)
@@ -124,13 +124,14 @@ class DataSettings:
         """Number of images, or of text tokens, in a training batch."""
         return self.tokens_per_gpu or self.images_per_gpu
 
-    def train_loader(self, dataset: Any, seed: int) -> "BatchLoader":
+    def train_loader(self, dataset: Dataset, seed: int) -> "BatchLoader":
         """Return shuffled training batches for this rank; `seed` is the run's, the same on all ranks.
 
         Raises:
-            ConfigError: the dataset has no classes to sample by, or no tokens to count.
+            ConfigError: the dataset has no classes to sample by, no tokens to count, or not `Dataset` as a base.
             DataError: a sentence does not fit into a batch.
         """
+        require_base("dataset", type(dataset), Dataset)
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
         if self.tokens_per_gpu is not None:
             lengths = self._lengths(dataset)
@@ -147,8 +148,9 @@ class DataSettings:
         sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
         return BatchLoader(dataset, TrainBatches(len(dataset), seed=seed, **sizes, **ranks), self, training=True)
 
-    def val_loader(self, dataset: Any) -> "BatchLoader":
+    def val_loader(self, dataset: Dataset) -> "BatchLoader":
         """Return batches that cover every validation image exactly once over all ranks; raises like `train_loader`."""
+        require_base("dataset", type(dataset), Dataset)
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
         if self.tokens_per_gpu is not None:
             lengths = self._lengths(dataset)
@@ -157,7 +159,7 @@ class DataSettings:
             batches = EvalBatches(len(dataset), batch_size=self.val_images_per_gpu, **ranks)
         return BatchLoader(dataset, batches, self, training=False)
 
-    def _lengths(self, dataset: Any) -> np.ndarray:
+    def _lengths(self, dataset: Dataset) -> np.ndarray:
         lengths = dataset.lengths()
         if lengths is None:
             raise ConfigError(
@@ -167,7 +169,9 @@ class DataSettings:
         return lengths
 
 
-def build_dataset(spec: Spec, root: str = "data", *, where: str = "data", max_image_pixels: int | None = None) -> Any:
+def build_dataset(
+    spec: Spec, root: str = "data", *, where: str = "data", max_image_pixels: int | None = None
+) -> Dataset:
     """Build a dataset.
 
     Args:
