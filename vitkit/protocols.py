@@ -284,7 +284,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def __getitem__(self, index: int | tuple[int, int]) -> Sample:
-        """Return one sample; for (index, seed) its random transforms depend on the seed alone."""
+        """Return one sample; for (index, seed) its random transforms depend only on the seed."""
 
     def sample_ids(self) -> Sequence[Any]:
         """Return the identifier of each sample: `image_ids`, or else its index."""

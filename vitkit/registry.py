@@ -172,7 +172,7 @@ class Registry:
         if twice:
             raise ConfigError(
                 f"{self.kind} {constructor.__name__}: {sorted(twice)} is set by its owner, such as the "
-                "model, and cannot be given here, too. Leave it out."
+                "model, and cannot also be given here. Leave it out."
             )
         settings |= arguments
         check_names(constructor, settings, f"{self.kind} {constructor.__name__}")

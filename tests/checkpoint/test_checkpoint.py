@@ -85,7 +85,7 @@ def test_pickled_code_is_refused_and_not_run(tmp_path, zipped):
         torch.save({"model": {"w": torch.zeros(2)}, "x": _Harmful()}, path)
     else:
         path.write_bytes(pickle.dumps({"x": _Harmful()}, protocol=2))
-    with pytest.raises(CheckpointError, match="refused, because it holds pickled code"):
+    with pytest.raises(CheckpointError, match="refused, because it contains pickled code"):
         read_checkpoint(path)
     assert not os.path.exists("/tmp/vitkit_code_was_run")
 
@@ -169,7 +169,7 @@ def test_weights_that_are_not_finite_are_named(caplog):
     state["bias"][0] = float("inf")
     report = load_weights(nn.Linear(2, 2), state)
     assert report.not_finite == ["weight", "bias"] and "NaN or infinite: weight, bias" in str(report)
-    assert "2 of 2 loaded entries hold NaN or infinity: weight, bias" in caplog.text
+    assert "2 of 2 loaded entries contain NaN or infinity: weight, bias" in caplog.text
 
 
 def test_infinity_in_a_buffer_is_allowed(caplog):

@@ -195,5 +195,5 @@ def test_images_outside_the_fraction_are_not_drawn_for_mosaics_or_in_place_of_ba
 
 def test_a_fraction_of_sentences_is_refused():
     data = DataSettings(train=dict(type="NumberWords", num_pairs=9, fraction=0.5), tokens_per_gpu=100)
-    with pytest.raises(ConfigError, match=r"data\.train\.fraction: is for images or videos, not NumberWords"):
+    with pytest.raises(ConfigError, match=r"data\.train\.fraction: only images and videos have one, not NumberWords"):
         data.dataset("train")

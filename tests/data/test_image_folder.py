@@ -72,9 +72,9 @@ def test_images_of_several_sizes_are_refused(tmp_path):
     ("counts", "message"),
     [
         (None, r"no folder '.*data'.*data\.root"),
-        ({}, r"holds no folders.*CLASS/\*\.jpg"),
-        ({"cat": 1, "dog": 0}, r"class folder '.*dog' holds no picture \(\.jpg.*remove the folder"),
-        ({"cat": 0, "dog": 0}, r"class folder '.*cat' holds no picture .*nor do 1 others"),
+        ({}, r"has no folders.*CLASS/\*\.jpg"),
+        ({"cat": 1, "dog": 0}, r"class folder '.*dog' has no image \(\.jpg.*remove the folder"),
+        ({"cat": 0, "dog": 0}, r"class folder '.*cat' has no image .*nor do 1 others"),
         ({"train": 0, "val": 0}, r"holds the splits train, val, not classes. Give '.*train'"),
     ],
 )

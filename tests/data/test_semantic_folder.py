@@ -99,7 +99,7 @@ def test_a_value_outside_the_classes_names_file_value_and_count(tmp_path):
     dataset = load(tmp_path)
     with pytest.raises(
         DataError,
-        match=r"a.png': value 7 at 1 pixels is none of the 3 classes \(0 to 2\) and not ignored \(255\), "
+        match=r"a.png': value 7 at 1 pixels is not one of the 3 classes \(0 to 2\) and not ignored \(255\), "
         r"nor are 1 more values",
     ):
         dataset[0]
@@ -135,7 +135,7 @@ def test_missing_files_are_errors_and_extra_files_are_counted(tmp_path, caplog):
     (tmp_path / "labels" / "a.png").unlink()
     with pytest.raises(DataError, match=r"1 of 1 images have no label picture, such as .*a.jpg', which needs .*a.png"):
         load(tmp_path)
-    with pytest.raises(DataError, match=r"holds no file that ends in '.tif'. Set image_suffix"):
+    with pytest.raises(DataError, match=r"has no file that ends in '.tif'. Set image_suffix"):
         load(tmp_path, image_suffix=".tif")
     with pytest.raises(DataError, match="labels: no folder"):
         load(tmp_path, labels=str(tmp_path / "nowhere"))

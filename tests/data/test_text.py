@@ -38,7 +38,7 @@ def test_plain_and_gzip_files_are_read(tmp_path):
 
 def test_bad_files_are_named(tmp_path):
     (tmp_path / "latin").write_bytes("eins\nzwei\nfünf\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin, line 3: byte 0xfc is no UTF-8"):
+    with pytest.raises(DataError, match=r"latin, line 3: byte 0xfc is not UTF-8"):
         TextLines(tmp_path / "latin")
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(DataError, match=r"empty: the file is empty; expected a sentence in each line"):

@@ -174,7 +174,7 @@ def test_something_something_uses_templates_as_classes(root, tmp_path):
         ([{"id": "a"}], {"Holding": "0"}, 'annotation 0 is .*expected an object with "id" and "template"'),
         ([{"id": "q", "template": "Holding"}], {"Holding": "0"}, "1 of 1 videos do not exist"),
         ([{"id": "a", "template": "Holding"}], {"Holding": "1"}, "has no numbers from 0 on"),
-        ({}, {"Holding": "0"}, "holds no list of videos"),
+        ({}, {"Holding": "0"}, "is not a list of videos"),
     ],
 )
 def test_invalid_something_something_files_are_errors(root, tmp_path, entries, labels, message):
@@ -185,7 +185,7 @@ def test_invalid_something_something_files_are_errors(root, tmp_path, entries, l
 def test_a_class_without_videos_is_an_error(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("")
-    with pytest.raises(DataError, match=r"class folder '.*run' holds no video"):
+    with pytest.raises(DataError, match=r"class folder '.*run' has no video"):
         build_dataset(dict(type="VideoFolder", folder=str(tmp_path)))
 
 

@@ -176,10 +176,10 @@ def test_maps_in_subfolders_and_with_large_ids_are_written(tmp_path):
 
 def test_wrong_results_are_errors(tmp_path):
     dataset = dataset_of({1: [[0, 1]], 2: [[0, 1]]})
-    with pytest.raises(DataError, match=r"holds no prediction for any of 2 images; expected PNG .*000000000001.png"):
+    with pytest.raises(DataError, match=r"has no prediction for any of 2 images; expected PNG .*000000000001.png"):
         SemanticEvaluator(dataset).load_results(tmp_path)
     Image.fromarray(np.array([[11, 12]], np.uint8)).save(tmp_path / "000000000001.png")
-    with pytest.raises(DataError, match="value 12 at 1 pixels is no category id of the dataset"):
+    with pytest.raises(DataError, match="value 12 at 1 pixels is not a category id of the dataset"):
         SemanticEvaluator(dataset).load_results(tmp_path)
     Image.fromarray(np.zeros((1, 2, 3), np.uint8)).save(tmp_path / "000000000001.png")
     with pytest.raises(DataError, match="mode RGB .*; expected one channel"):

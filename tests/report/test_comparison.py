@@ -182,7 +182,7 @@ def test_other_tasks_are_refused(folder):
 def test_wrong_command_lines_are_one_line_errors(folder, capsys):
     for argv, message in [
         (["results.json"], "at least two"),
-        (["results.json", "perfect.json"], "holds boxes; give their annotations"),
+        (["results.json", "perfect.json"], "contains boxes; give their annotations"),
         (["results.json", "none.json", "--annotations", "truth.json"], "no file 'none.json'"),
         (["results.json", "images", "--annotations", "truth.json"], "neither a run nor a results file"),
         (["results.json", "perfect.json", "--images", "images"], "--images are those of --annotations"),
@@ -202,5 +202,5 @@ def test_report_is_made_from_only_results_and_annotations(folder, capsys):
     assert "Confusion matrix" in page and "data:image/jpeg" not in page
     report_tool.main(["results.json", "--annotations", "truth.json", "--images", "images", "--out", "alone.html"])
     assert "data:image/jpeg" in (folder / "alone.html").read_text()
-    with pytest.raises(SystemExit, match="holds boxes; give their annotations"):
+    with pytest.raises(SystemExit, match="contains boxes; give their annotations"):
         report_tool.main(["results.json"])

@@ -103,7 +103,7 @@ def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
     except Exception as error:  # a damaged file, or a text file, can make the unpickler raise anything
         raise _unreadable(path, error) from error
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
+        raise CheckpointError(f"{path}: contains a {type(state).__name__}; expected a dict of tensors.")
     return state
 
 
@@ -142,11 +142,11 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
     message = str(error)
     if isinstance(error, pickle.UnpicklingError) and ("Unsupported global" in message or "GLOBAL" in message):
         return CheckpointError(
-            f"{path}: refused, because it holds pickled code and not only tensors ({_global_name(message)}). "
+            f"{path}: refused, because it contains pickled code and not only tensors ({_global_name(message)}). "
             "Loading it could run anything. If you trust it, load it yourself with torch.load(..., "
             "weights_only=False), save its state dict with torch.save, and load that."
         )
-    # The unpickler's message about a damaged file ("pop from empty list") would not help anybody.
+    # The unpickler's message about a damaged file ("pop from empty list") would not help anyone.
     is_telling = message and isinstance(error, OSError | RuntimeError | MemoryError)
     reason = f" ({message.splitlines()[0].partition('. ')[0]})" if is_telling else ""
     return CheckpointError(f"{path}: truncated or damaged{reason}. Get the file again.")

@@ -104,8 +104,8 @@ def check_shards(checkpoint: Path, shards: Mapping[str, Any], *, checksums: bool
     if missing:
         raise CheckpointError(
             f"{checkpoint}: {len(missing)} of the {len(files)} shard files in '{folder}' are missing "
-            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}). Each holds a part of every weight: copy "
-            "the whole folder again, or take another checkpoint."
+            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}). Each contains a part of every weight: "
+            "copy the whole folder again, or take another checkpoint."
         )
     for name, (size, checksum) in files.items():
         actual = (folder / name).stat().st_size
@@ -115,7 +115,7 @@ def check_shards(checkpoint: Path, shards: Mapping[str, Any], *, checksums: bool
 
 
 def read_full(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's state with its full tensors, read by this process alone.
+    """Return a checkpoint's state with its full tensors, all read by this process.
 
     Args:
         state: content of the checkpoint's file; `check_shards` should have been called.
@@ -232,7 +232,7 @@ def _fill(checkpoint: Path, shards: Mapping[str, Any], metadata: Metadata, tenso
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is no dtype")
+        raise ValueError(f"{name} is not a dtype")
     return dtype
 
 

@@ -50,7 +50,7 @@ class LoadReport:
                 f"not in it, so these are newly initialised: {', '.join(part.rstrip('.') for part in self.new_parts)}"
             )
         if self.left_out:
-            parts.append(f"left out, as feature maps need none of it: {_shorten(_modules(self.left_out))}")
+            parts.append(f"left out, because feature maps do not need it: {_shorten(_modules(self.left_out))}")
         if self.not_finite:
             parts.append(f"NaN or infinite: {_shorten(self.not_finite)}")
         for kind, keys in (("missing", self.missing), ("unexpected", self.unexpected)):
@@ -146,8 +146,8 @@ def load_weights(
     report.not_finite = _not_finite(model, state)
     if report.not_finite:
         logger.warning(
-            f"{name}: {len(report.not_finite)} of {len(state)} loaded entries hold NaN or infinity: "
-            f"{_shorten(report.not_finite)}. What the model gives will be NaN, too. Get the file again, or take an "
+            f"{name}: {len(report.not_finite)} of {len(state)} loaded entries contain NaN or infinity: "
+            f"{_shorten(report.not_finite)}. The model's outputs will also be NaN. Get the file again, or use an "
             "earlier checkpoint."
         )
     return report
@@ -176,7 +176,7 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
     tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(
-            f"{name}: holds no tensors (keys: {_shorten(list(state))}). Expected a model's state dict."
+            f"{name}: contains no tensors (keys: {_shorten(list(state))}). Expected a model's state dict."
         )
     return tensors
 
@@ -261,8 +261,8 @@ def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
     frozen = [key for key in keys if not trained.get(key, True)]
     if frozen:
         raise CheckpointError(
-            f"{name}: its classes differ from the model's, so that {_shorten(frozen)} would be newly initialised, but "
-            "are not trained. Start from a checkpoint of the model's classes, or train everything "
+            f"{name}: its classes differ from the model's, so {_shorten(frozen)} would be newly initialised, but "
+            "not trained. Start from a checkpoint of the model's classes, or train everything "
             "(model.freeze_detr=false)."
         )
 
@@ -281,11 +281,11 @@ def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str,
     for key, value in state.items():
         if value.is_meta and not expected[key].is_meta:
             raise CheckpointError(
-                f"{name}: {key} has a shape and no values (device meta). Save the model's own weights."
+                f"{name}: {key} has a shape but no values (device meta). Save the model's own weights."
             )
         if kind(value) != kind(expected[key]):
             raise CheckpointError(
-                f"{name}: {key} holds {value.dtype} ({value.layout}), the model's {expected[key].dtype} "
+                f"{name}: {key} contains {value.dtype} ({value.layout}), the model's {expected[key].dtype} "
                 f"({expected[key].layout}). Get the file again, or convert it."
             )
 

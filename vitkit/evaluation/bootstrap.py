@@ -41,7 +41,7 @@ class SampleStatistics(Protocol):
         """Return the metrics where image i counts weights[r, i] times, weights being (R, N) float64."""
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return the name and the (N,) values of a metric for each image alone, by which images are ranked."""
+        """Return the name and the (N,) values of a metric of each single image, by which images are ranked."""
 
 
 class Estimate(NamedTuple):

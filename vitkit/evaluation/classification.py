@@ -151,7 +151,7 @@ class ClassificationEvaluator(SampleEvaluator):
             raise DataError(
                 f"results '{path}': expected classes that tools/test.py wrote, {{'images': [{{...}}, ...]}}."
             )
-        known = set(np.asarray(self.dataset.image_ids).tolist())
+        image_ids = set(np.asarray(self.dataset.image_ids).tolist())
         for number, image in enumerate(images):
             answer = _classes_of(image, label_of)
             if answer is None:
@@ -159,11 +159,11 @@ class ClassificationEvaluator(SampleEvaluator):
                     f"results '{path}': image {number} has no image_id, or no class, predicted classes and scores of "
                     f"the dataset's {len(label_of)} classes. Give results of the config's data.val."
                 )
-            if image["image_id"] not in known:
+            if image["image_id"] not in image_ids:
                 every_id = [other.get("image_id") for other in images if isinstance(other, dict)]
-                matching = sum(isinstance(other, int | str) and other in known for other in every_id)
+                matching = sum(isinstance(other, int | str) and other in image_ids for other in every_id)
                 raise DataError(
-                    f"results '{path}': {matching} of their {len(images)} images are among the {len(known)} of the "
+                    f"results '{path}': {matching} of their {len(images)} images are among the {len(image_ids)} of the "
                     "data. Give results of the same images."
                 )
             self.answers[image["image_id"]] = answer

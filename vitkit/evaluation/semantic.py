@@ -213,14 +213,14 @@ class SemanticEvaluator(SampleEvaluator):
             if labels.max() == len(label_of):
                 values, counts = count_values(raw[labels == len(label_of)])
                 raise DataError(
-                    f"results '{path}': value {values[0]} at {counts[0]} pixels is no category id of the dataset "
+                    f"results '{path}': value {values[0]} at {counts[0]} pixels is not a category id of the dataset "
                     f"({len(label_of)} classes, {self._raw.min()} to {self._raw.max()})."
                 )
             self._add(image_id, labels)
         if not self.answers:
             example = folder / map_name(next(iter(self._position_of)))
             raise DataError(
-                f"results: '{folder}' holds no prediction for any of {len(self._position_of)} images; expected PNG of "
+                f"results: '{folder}' has no prediction for any of {len(self._position_of)} images; expected PNG of "
                 f"category ids, such as '{example}'."
             )
 

@@ -126,7 +126,7 @@ def evaluation_of_file(
         evaluator.load_results(results)
     elif isinstance(content, list) and not any(isinstance(entry, dict) and "caption" in entry for entry in content):
         if annotations is None:
-            raise ConfigError(f"{results}: holds boxes; give their annotations (--annotations FILE), or a config.")
+            raise ConfigError(f"{results}: contains boxes; give their annotations (--annotations FILE), or a config.")
         dataset = AnnotatedFile(annotations, images)
         check_image_ids((e.get("image_id") for e in content if isinstance(e, dict)), dataset.image_ids, results.name)
         truth = dataset.ground_truth()["annotations"]

@@ -155,6 +155,6 @@ def use_saved_vocabularies(dataset: Dataset, checkpoint: str | Path) -> dict[str
     saved = checkpoint_of(checkpoint) if is_exported(checkpoint) else read_checkpoint(checkpoint)
     vocabularies = vocabularies_from_json(saved.get("vocabularies"))
     if not vocabularies:
-        raise CheckpointError(f"{checkpoint}: holds no vocabularies; expected a checkpoint that was trained on text.")
+        raise CheckpointError(f"{checkpoint}: has no vocabularies; expected a checkpoint that was trained on text.")
     set_vocabularies(dataset, vocabularies)
     return vocabularies

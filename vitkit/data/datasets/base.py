@@ -45,7 +45,7 @@ class BaseImageDataset(Dataset):
             if not isinstance(self, ImageSource):
                 raise ConfigError(
                     f"dataset {type(self).__name__}: {type(self.transforms).__name__} needs images with boxes, as "
-                    "those of CocoDetection. Leave it out, and give its `transforms` alone."
+                    "those of CocoDetection. Leave it out, and give only its `transforms`."
                 )
             self.transforms.check_source(self)
 
@@ -60,7 +60,7 @@ class BaseImageDataset(Dataset):
         """Load one transformed image with its target.
 
         Args:
-            index: index into the dataset; or (index, seed), with everything random drawn from that seed alone.
+            index: index into the dataset; or (index, seed), with everything random drawn from that seed only.
         Raises:
             DataError: a file of the image is missing, damaged or invalid.
         """

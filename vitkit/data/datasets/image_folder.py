@@ -144,7 +144,7 @@ class ImageFolder(ListedFiles):
         empty = [name for name, count in zip(classes, np.bincount(self._labels, minlength=len(classes))) if not count]
         if empty:
             raise DataError(
-                f"class folder '{self.folder / empty[0]}' holds no picture ({', '.join(IMG_EXTENSIONS)})"
+                f"class folder '{self.folder / empty[0]}' has no image ({', '.join(IMG_EXTENSIONS)})"
                 f"{f', nor do {len(empty) - 1} others' if len(empty) > 1 else ''}. Add pictures, or remove the folder."
             )
 
@@ -164,7 +164,7 @@ def class_folders(folder: Path) -> list[str]:
         raise DataError(f"'{folder}' holds the splits {', '.join(names)}, not classes. Give '{folder / names[0]}'.")
     if not names:
         raise DataError(
-            f"'{folder}' holds no folders. Expected one for each class, with its pictures or videos: CLASS/*.jpg, "
+            f"'{folder}' has no folders. Expected one for each class, with its images or videos: CLASS/*.jpg, "
             "CLASS/*.mp4."
         )
     return names

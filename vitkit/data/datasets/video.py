@@ -178,7 +178,7 @@ class VideoFolder(ListedVideos):
             inside = sorted(entry.name for entry in os.scandir(Path(folder, class_name)) if _is_video(entry))
             if not inside:
                 raise DataError(
-                    f"class folder '{Path(folder, class_name)}' holds no video ({', '.join(VIDEO_EXTENSIONS)}) and no "
+                    f"class folder '{Path(folder, class_name)}' has no video ({', '.join(VIDEO_EXTENSIONS)}) and no "
                     "folder of frames. Add videos, or remove the folder."
                 )
             names += [f"{class_name}/{name}" for name in inside]
@@ -307,7 +307,7 @@ class SomethingSomething(ListedVideos):
         label_of = {name: label for label, name in enumerate(classes)}
         entries = read_json(annotations)
         if not isinstance(entries, list) or not entries:
-            raise DataError(f"annotations: '{annotations}' holds no list of videos; expected [{{\"id\": ...}}, ...].")
+            raise DataError(f"annotations: '{annotations}' is not a list of videos; expected [{{\"id\": ...}}, ...].")
         ids, video_labels = [], []
         for number, entry in enumerate(entries):
             where = f"{Path(annotations).name}: annotation {number}"

@@ -13,6 +13,6 @@ def read_lines(path: str | Path, key: str, *, remedy: str) -> list[tuple[int, st
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise DataError(f"{key}: cannot read '{path}' ({reason}). {remedy}") from error
     return [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]

@@ -81,7 +81,7 @@ class DataSettings:
         if not 0 < self.repeat_threshold <= 1:
             raise ConfigError(f"data.repeat_threshold: got {self.repeat_threshold}; expected above 0, at most 1.")
         if self.sampler is not None and self.tokens_per_gpu is not None:
-            raise ConfigError("data.sampler: is for images; leave it out with data.tokens_per_gpu.")
+            raise ConfigError("data.sampler: only images have one; leave it out with data.tokens_per_gpu.")
         if self.tokens_per_gpu is not None and self.tokens_per_gpu < 1:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
 
@@ -106,11 +106,11 @@ class DataSettings:
         spec, where = getattr(self, split), f"data.{split}"
         fraction = _fraction(spec)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
-            raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0, at most 1, and data.train alone.")
+            raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0 to 1, and only in data.train.")
         dataset = build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
         if fraction is not None:
             if not isinstance(dataset, BaseImageDataset):
-                raise ConfigError(f"{where}.fraction: is for images or videos, not {type(dataset).__name__}.")
+                raise ConfigError(f"{where}.fraction: only images and videos have one, not {type(dataset).__name__}.")
             dataset.chosen_indices = choose_fraction(len(dataset), fraction)
         if split != "train" and isinstance(dataset, BaseImageDataset) and isinstance(dataset.transforms, MixesImages):
             raise ConfigError(

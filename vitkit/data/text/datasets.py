@@ -74,7 +74,7 @@ def _check_utf8(content: bytes, path: Path) -> None:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}, line {line}: byte {content[error.start]:#04x} is no UTF-8 ({error.reason}). Save the text as "
+            f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8 ({error.reason}). Save the text as "
             "UTF-8, such as with iconv."
         ) from error
 
