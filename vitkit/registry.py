@@ -126,21 +126,21 @@ class Registry:
         self.load_packages()
         return name in self._constructors or name in self._variants or name.startswith(tuple(self._prefixes))
 
-    def resolve(self, spec: Spec, where: str | None = None) -> tuple[Callable, dict[str, Any]]:
+    def resolve(self, spec: Spec, key: str | None = None) -> tuple[Callable, dict[str, Any]]:
         """Return the constructor that a spec names, and its arguments (a variant's, overridden by the spec's).
 
         Args:
-            where: the config key of the spec, named in errors.
+            key: the config key of the spec, named in errors.
         Raises:
             ConfigError: the spec has no `type`, or the type is unknown.
         """
         self.load_packages()
-        where = where or self.kind
+        key = key or self.kind
         arguments = {"type": spec} if isinstance(spec, str) else dict(spec)
         name = arguments.pop("type", None)
         if not isinstance(name, str):
             raise ConfigError(
-                f"{where}: got {spec!r} without a 'type'; expected a {self.kind}'s name or a dict(type=...). "
+                f"{key}: got {spec!r} without a 'type'; expected a {self.kind}'s name or a dict(type=...). "
                 f"{nearest('', self.names())}"
             )
         if name in self._variants:
@@ -151,7 +151,7 @@ class Registry:
         for prefix, (constructor, argument) in self._prefixes.items():
             if name.startswith(prefix):
                 return constructor, {argument: name.removeprefix(prefix), **arguments}
-        raise ConfigError(f"{where}: unknown {self.kind} {name!r:.300}. {nearest(name, self.names())}")
+        raise ConfigError(f"{key}: unknown {self.kind} {name!r:.300}. {nearest(name, self.names())}")
 
     def build(self, spec: Any, /, **arguments: Any) -> Any:
         """Build the object that `spec` specifies; an object that is already built is returned as is.
@@ -192,7 +192,7 @@ class Registry:
             raise ConfigError(f"{self.kind} {constructor.__name__}: {error}") from error
 
 
-def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> None:
+def check_names(constructor: Callable, arguments: Iterable[str], owner: str) -> None:
     """Check that a constructor takes arguments with these names.
 
     Raises:
@@ -201,7 +201,7 @@ def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> 
     parameters = parameters_of(constructor)
     for name in arguments:
         if name not in parameters:
-            raise ConfigError(f"{where}: unknown argument {name!r}. {nearest(name, parameters)}")
+            raise ConfigError(f"{owner}: unknown argument {name!r}. {nearest(name, parameters)}")
 
 
 BACKBONES = Registry("backbone", "vitkit.backbones")

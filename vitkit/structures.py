@@ -98,7 +98,7 @@ class Detections(TypedDict):
     """(N, 4) float32 in pixels of the original image."""
 
 
-class Instances(Detections):
+class InstanceDetections(Detections):
     """Detections with masks."""
 
     masks: Tensor

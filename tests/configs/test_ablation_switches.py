@@ -164,7 +164,7 @@ def test_a_fraction_of_the_training_images_is_the_same_in_each_run_and_nested():
         indices = [index for batch in loader.batches for index, _ in batch]
         assert set(indices) == set(tenth.tolist()) and len(loader) == 3
     with pytest.raises(
-        ConfigError, match=r"data\.val\.fraction: got 0\.1; expected above 0, at most 1, and data\.train"
+        ConfigError, match=r"data\.val\.fraction: got 0\.1; expected above 0, at most 1, and only in data\.train"
     ):
         data.dataset("val")
     with pytest.raises(ConfigError, match=r"data\.train\.fraction: got 2"):

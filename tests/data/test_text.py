@@ -99,7 +99,7 @@ def test_unfit_lines_can_be_errors(pair):
     with pytest.raises(DataError, match=r"a\.de, line 2: the line is empty; expected a sentence"):
         dataset.lengths()
     dataset = pair(["a", "a b c d"], ["x", "x"], vocabulary=WORDS, unfit_lines="error", max_length=3)
-    with pytest.raises(DataError, match=r"a\.en, line 2: 5 tokens, the end counted; expected at most max_length=3"):
+    with pytest.raises(DataError, match=r"a\.en, line 2: 5 tokens, counting the end; expected at most max_length=3"):
         dataset.lengths()
 
 

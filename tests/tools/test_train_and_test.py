@@ -440,7 +440,7 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
     ("arguments", "message"),
     [
         (["--thresholds", "2"], "--thresholds, --confusion and --iou are 0 to 1"),
-        (["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"], "cannot read predictions from files"),
+        (["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"], "cannot read predictions"),
         (["--eval-only", "none.json", "--confusion"], "no file 'none.json'"),
     ],
 )

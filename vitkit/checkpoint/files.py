@@ -108,11 +108,12 @@ def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
 
 
 def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
-    """Verify the checksums in the file, which `torch.load` does not, so that damage cannot change weights unnoticed.
+    """Verify the checksums in the file.
 
     Raises:
         CheckpointError: a checksum is wrong.
     """
+    # `torch.load` does not verify them, so damage would change weights unnoticed.
     if not zipfile.is_zipfile(path):
         return  # an older format, or a truncated file, which `torch.load` reports
     try:

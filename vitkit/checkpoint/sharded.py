@@ -190,12 +190,11 @@ class _StoredChunk(NamedTuple):
 def _metadata(checkpoint: Path, shards: Mapping[str, Any]) -> Metadata:
     """Return the metadata that was passed to `_describe`.
 
-    dcp's own description of the folder, a pickle, is never opened: it could run code, and torch 2.6 cannot read what
-    torch 2.15 writes there.
-
     Raises:
         CheckpointError: the description is incomplete.
     """
+    # dcp's own description of the folder, a pickle, is never opened: it could run code, and torch 2.6 cannot read what
+    # torch 2.15 writes there.
     tensors, storage = {}, {}
     try:
         for key, tensor in shards["tensors"].items():

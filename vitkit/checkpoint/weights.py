@@ -59,11 +59,8 @@ class LoadReport:
         return "; ".join(parts)
 
     def compare(self, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-        """Record the keys that only one of the two state dicts has.
-
-        The batch counters of batch norms are ignored: they are meaningless for frozen ones, and hardly matter for
-        others.
-        """
+        """Record the keys that only one of the two state dicts has, except for the batch counters of batch norms."""
+        # Batch counters mean nothing to frozen norms, and hardly matter to others.
         counters, fresh = "num_batches_tracked", (*self.reinitialized, *self.new_parts)
         self.missing = [k for k in expected if k not in state and not k.startswith(fresh) and not k.endswith(counters)]
         self.unexpected = [k for k in state if k not in expected and not k.endswith(counters)]
@@ -271,10 +268,10 @@ def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str,
     """Check that each tensor is of the same kind as the model's: layout, floating point, complex.
 
     Raises:
-        CheckpointError: copying would silently turn integers or complex numbers into floats, or the reverse; or there
-            is no data to copy.
+        CheckpointError: a tensor is of another kind, or has no data.
     """
 
+    # Copying would silently turn integers or complex numbers into floats, or the reverse.
     def kind(tensor: Tensor) -> tuple:
         return tensor.layout, tensor.is_floating_point(), tensor.is_complex()
 

@@ -42,30 +42,30 @@ def apply_override(cfg: dict[str, Any], key: str, raw: str) -> None:
         ConfigError: the key is unknown (the nearest one is suggested), or does not accept such a value.
     """
     *parents, last = key.split(".")
-    node, slot, where = cfg, None, ""
+    node, slot, parent = cfg, None, ""
     for part in parents:
-        slot = _slot_in(slot, node, part, where)
-        where = join_key(where, part)
-        node = _open(node, part, slot, where)
-    slot = _slot_in(slot, node, last, where)
+        slot = _slot_in(slot, node, part, parent)
+        parent = join_key(parent, part)
+        node = _open(node, part, slot, parent)
+    slot = _slot_in(slot, node, last, parent)
     index = int(last) if isinstance(node, list) else last
     current = node[index] if isinstance(node, list) else node.get(index)
     node[index] = _value(raw, slot, current, key)
 
 
-def _slot_in(slot: Slot | None, node: Any, part: str, where: str) -> Slot:
+def _slot_in(slot: Slot | None, node: Any, part: str, key: str) -> Slot:
     """Return the slot of key `part` below `slot` (None: the config's top level), which contains `node`."""
-    slots = TOP_LEVEL if slot is None else slots_in(slot, node, where)
+    slots = TOP_LEVEL if slot is None else slots_in(slot, node, key)
     if slot is not None and slot.registry is None and isinstance(node, Mapping):
         slots = slots | settings_slots(slot.annotation)
     if part in slots:
         return slots[part]
     if node == {} and slot is not None and slot.registry is None:
         return Slot(element_type(slot.annotation, part))  # an empty dict takes any key
-    raise ConfigError(f"{join_key(where, part)}: unknown key {part!r}. {nearest(part, slots)}")
+    raise ConfigError(f"{join_key(key, part)}: unknown key {part!r}. {nearest(part, slots)}")
 
 
-def _open(node: dict | list, part: str, slot: Slot, where: str) -> dict | list:
+def _open(node: dict | list, part: str, slot: Slot, key: str) -> dict | list:
     """Return the dict or list at a key, creating it if the config has a name, a tuple or nothing there."""
     index = int(part) if isinstance(node, list) else part
     value = node[index] if isinstance(node, list) or index in node else _default(slot)
@@ -74,11 +74,11 @@ def _open(node: dict | list, part: str, slot: Slot, where: str) -> dict | list:
     elif isinstance(value, tuple):
         value = list(value)
     elif value is None and slot.registry is not None:
-        raise ConfigError(f"{where}: nothing is set here. Choose one first: {where}=NAME.")
+        raise ConfigError(f"{key}: nothing is set here. Choose one first: {key}=NAME.")
     elif value is None and fits({}, slot.annotation):
         value = {}
     if not isinstance(value, dict | list):
-        raise ConfigError(f"{where}: holds {value!r}, which has no keys to override.")
+        raise ConfigError(f"{key}: is {value!r}, which has no keys to override.")
     node[index] = value
     return value
 

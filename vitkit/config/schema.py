@@ -54,12 +54,12 @@ TOP_LEVEL = {
 }
 
 
-def slots_in(slot: Slot, value: Any, where: str) -> dict[str, Slot]:
+def slots_in(slot: Slot, value: Any, key: str) -> dict[str, Slot]:
     """Return the keys allowed below a config value: a spec's arguments, a dict's keys, a list's indices.
 
     Args:
         value: the value at `slot`.
-        where: the dotted key, for errors.
+        key: the dotted key, for errors.
     Raises:
         ConfigError: the value is a spec without `type`, or with an unknown one.
     """
@@ -68,7 +68,7 @@ def slots_in(slot: Slot, value: Any, where: str) -> dict[str, Slot]:
             return {str(i): Slot(Spec, registry=slot.registry) for i in range(len(value))}
         return {str(i): Slot(element_type(slot.annotation, i)) for i in range(len(value))}
     if slot.registry is not None:
-        constructor, arguments = resolve(slot, value, where)
+        constructor, arguments = resolve(slot, value, key)
         slots = _argument_slots(slot.registry, constructor, arguments)
         return slots if slot.section else {"type": Slot(str), **slots}
     if isinstance(value, Mapping):
@@ -76,13 +76,13 @@ def slots_in(slot: Slot, value: Any, where: str) -> dict[str, Slot]:
     return {}
 
 
-def resolve(slot: Slot, value: Any, where: str) -> tuple[Callable, dict[str, Any]]:
+def resolve(slot: Slot, value: Any, key: str) -> tuple[Callable, dict[str, Any]]:
     """Return the constructor of the spec or section at `slot`, and its arguments, including a variant's presets.
 
     Raises:
         ConfigError: the value has no `type`, or the type is unknown.
     """
-    return slot.registry.resolve({"type": slot.section, **value} if slot.section else value, where)
+    return slot.registry.resolve({"type": slot.section, **value} if slot.section else value, key)
 
 
 def settings_slots(annotation: Any) -> dict[str, Slot]:

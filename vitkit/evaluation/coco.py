@@ -22,7 +22,7 @@ from vitkit.evaluation.detection_report import best_row
 from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
-from vitkit.structures import Detections, DetectionTarget, Instances, ScoreThresholds
+from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds
 
 METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """The twelve COCO metrics, in the order of COCOeval's statistics."""
@@ -67,7 +67,9 @@ class CocoEvaluator(SampleEvaluator):
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
         self._evaluations: dict[str, COCOeval] = {}
 
-    def update(self, predictions: Sequence[Detections | Instances], targets: Sequence[DetectionTarget]) -> None:
+    def update(
+        self, predictions: Sequence[Detections | InstanceDetections], targets: Sequence[DetectionTarget]
+    ) -> None:
         """Add one batch; images that were seen before are ignored.
 
         Args:

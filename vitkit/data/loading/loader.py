@@ -91,30 +91,30 @@ class DataSettings:
         Raises:
             ConfigError: there is no such dataset; also like `build_dataset`.
         """
-        spec, where = getattr(self, split), f"data.{split}"
+        spec, key = getattr(self, split), f"data.{split}"
         if spec is None:
             remedy = "Set it, such as data.test=… with the values of data.val and other annotations."
-            raise ConfigError(f"{where}: the config has none. {remedy}")
+            raise ConfigError(f"{key}: the config has none. {remedy}")
         if split == "train" and isinstance(spec, Mapping):
             transforms = self.val.get("transforms") if isinstance(self.val, Mapping) else None
-            spec = {key: value for key, value in spec.items() if key not in ("fraction", "transforms")}
+            spec = {name: value for name, value in spec.items() if name not in ("fraction", "transforms")}
             spec |= {} if transforms is None else {"transforms": transforms}
-        return build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
+        return build_dataset(spec, self.root, key=key, max_image_pixels=self.max_image_pixels)
 
     def dataset(self, split: Split) -> Dataset:
         """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
-        spec, where = getattr(self, split), f"data.{split}"
+        spec, key = getattr(self, split), f"data.{split}"
         fraction = _fraction(spec)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
-            raise ConfigError(f"{where}.fraction: got {fraction}; expected above 0 to 1, and only in data.train.")
-        dataset = build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
+            raise ConfigError(f"{key}.fraction: got {fraction}; expected above 0, at most 1, and only in data.train.")
+        dataset = build_dataset(spec, self.root, key=key, max_image_pixels=self.max_image_pixels)
         if fraction is not None:
             if not isinstance(dataset, BaseImageDataset):
-                raise ConfigError(f"{where}.fraction: only images and videos have one, not {type(dataset).__name__}.")
+                raise ConfigError(f"{key}.fraction: only images and videos have one, not {type(dataset).__name__}.")
             dataset.chosen_indices = choose_fraction(len(dataset), fraction)
         if split != "train" and isinstance(dataset, BaseImageDataset) and isinstance(dataset.transforms, MixesImages):
             raise ConfigError(
-                f"{where}.transforms: {type(dataset.transforms).__name__} combines images, while results are compared "
+                f"{key}.transforms: {type(dataset.transforms).__name__} combines images, while results are compared "
                 "with the annotations of single ones. It is for data.train; use EvalResize here."
             )
         return dataset
@@ -169,24 +169,22 @@ class DataSettings:
         return lengths
 
 
-def build_dataset(
-    spec: Spec, root: str = "data", *, where: str = "data", max_image_pixels: int | None = None
-) -> Dataset:
+def build_dataset(spec: Spec, root: str = "data", *, key: str = "data", max_image_pixels: int | None = None) -> Dataset:
     """Build a dataset.
 
     Args:
         spec: spec of a registered dataset. Its `fraction`, if any, is for `DataSettings.dataset`.
         root: replaces `{root}` in the spec's strings.
-        where: the spec's config key ("data.train"), for error messages.
+        key: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
     """
     if isinstance(spec, Mapping):
-        spec = {key: value.replace("{root}", root) if isinstance(value, str) else value for key, value in spec.items()}
+        spec = {k: value.replace("{root}", root) if isinstance(value, str) else value for k, value in spec.items()}
         spec.pop("fraction", None)
     try:
         dataset = DATASETS.build(spec)
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{key}: {error}") from error
     if max_image_pixels is not None:
         dataset.max_image_pixels = max_image_pixels
     return dataset

@@ -151,7 +151,7 @@ class TextDataset(Dataset):
         if isinstance(vocabulary, Mapping):
             VocabularySettings.parse(vocabulary)
 
-    def where(self, side: int, line: int) -> str:
+    def location(self, side: int, line: int) -> str:
         """Describe the location of a line for error messages."""
         lines = self.sides[side]
         return f"{lines.path if isinstance(lines, TextLines) else f'side {side}'}, line {line + 1}"
@@ -235,12 +235,12 @@ class TextDataset(Dataset):
 
     def _unfit_message(self, lengths: np.ndarray) -> str:
         line, side = np.argwhere((lengths == 1) | (lengths > self.max_length))[0]
-        where = self.where(int(side), int(line))
+        location = self.location(int(side), int(line))
         if lengths[line, side] == 1:
-            return f"{where}: the line is empty; expected a sentence, or unfit_lines='keep'."
+            return f"{location}: the line is empty; expected a sentence, or unfit_lines='keep'."
         return (
-            f"{where}: {lengths[line, side]} tokens, the end counted; expected at most max_length={self.max_length}. "
-            "Raise max_length, split the line, or let such lines be cut by unfit_lines='keep'."
+            f"{location}: {lengths[line, side]} tokens, counting the end; expected at most "
+            f"max_length={self.max_length}. Raise max_length, split the line, or cut such lines by unfit_lines='keep'."
         )
 
     def _usable_lines(self) -> np.ndarray:
