@@ -213,7 +213,7 @@ def test_other_entries_are_read_without_the_weights(tmp_path, legacy):
 
 def test_dtype_changes_are_not_silent():
     state = {**TinyDetector().state_dict(), "body.bias": torch.ones(8, dtype=torch.int64)}
-    with pytest.raises(CheckpointError, match=r"body.bias holds torch.int64 .* the model's torch.float32"):
+    with pytest.raises(CheckpointError, match=r"body.bias contains torch.int64 .* the model's torch.float32"):
         load_weights(TinyDetector(), state)
     load_weights(
         TinyDetector(),
