@@ -1,4 +1,4 @@
-"""Convert the key names of official checkpoints to vitkit's."""
+"""Convert the key names of official checkpoints to vitkit's; `load_weights` finds this through `PublishedWeights`."""
 
 import json
 import re
@@ -6,8 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
+from vitkit import model_zoo
+from vitkit.checkpoint.published import PublishedWeights, provide
+from vitkit.data.io.coco_classes import (
+    COCO_CATEGORY_IDS,
+    COCO_CLASSES,
+    COCO_PANOPTIC_CATEGORY_IDS,
+    COCO_PANOPTIC_CLASSES,
+)
 from vitkit.model_zoo.convert_deformable_detr import converters as deformable_detr_converters
 from vitkit.model_zoo.convert_eomt import CONVERTERS as EOMT_CONVERTERS
 from vitkit.model_zoo.convert_fairseq import CONVERTERS as FAIRSEQ_CONVERTERS
@@ -20,35 +27,6 @@ from vitkit.model_zoo.convert_transformer import CONVERTERS as TRANSFORMER_CONVE
 from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
 from vitkit.model_zoo.converter import Converter, State
 from vitkit.model_zoo.transformers_formats import formats as transformers_formats
-
-_COCO_NAMES = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
-COCO_CATEGORY_IDS = tuple(id_ for id_, name in enumerate(_COCO_NAMES) if name not in ("__background__", "N/A"))
-"""COCO's raw ids of its 80 classes, in the order of their contiguous labels."""
-
-COCO_CLASSES = tuple(_COCO_NAMES[id_] for id_ in COCO_CATEGORY_IDS)
-"""The names of COCO's 80 classes, in the same order."""
-
-# fmt: off
-COCO_PANOPTIC_CATEGORY_IDS = (
-    *COCO_CATEGORY_IDS,
-    92, 93, 95, 100, 107, 109, 112, 118, 119, 122, 125, 128, 130, 133, 138, 141, 144, 145, 147, 148, 149, 151, 154,
-    155, 156, 159, 161, 166, 168, 171, 175, 176, 177, 178, 180, 181, 184, 185, 186, 187, 188, 189, 190, 191, 192, 193,
-    194, 195, 196, 197, 198, 199, 200,
-)
-"""The raw ids of the 133 classes of COCO's panoptic segmentation."""
-
-COCO_PANOPTIC_CLASSES = (
-    *COCO_CLASSES,
-    "banner", "blanket", "bridge", "cardboard", "counter", "curtain", "door-stuff", "floor-wood", "flower", "fruit",
-    "gravel", "house", "light", "mirror-stuff", "net", "pillow", "platform", "playingfield", "railroad", "river",
-    "road", "roof", "sand", "sea", "shelf", "snow", "stairs", "tent", "towel", "wall-brick", "wall-stone", "wall-tile",
-    "wall-wood", "water-other", "window-blind", "window-other", "tree-merged", "fence-merged", "ceiling-merged",
-    "sky-other-merged", "cabinet-merged", "table-merged", "floor-other-merged", "pavement-merged", "mountain-merged",
-    "grass-merged", "dirt-merged", "paper-merged", "food-other-merged", "building-other-merged", "rock-merged",
-    "wall-other-merged", "rug-merged",
-)
-"""The names of the 133 classes of COCO's panoptic segmentation, in the same order."""
-# fmt: on
 
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
@@ -192,3 +170,14 @@ def _describe_run(checkpoint: Mapping[str, Any]) -> str | None:
         return None  # a state dict, or a file of another project
     task = f" for {' and '.join(tasks)} segmentation" if tasks else ""
     return f"a run of {kind}{task} on {len(checkpoint.get('classes') or ())} classes"
+
+
+provide(
+    PublishedWeights(
+        names=lambda: model_zoo.index().keys(),
+        file_of=lambda name: model_zoo.published_weights(name),
+        name_of=lambda path: model_zoo.published_name(path),
+        convert=convert_official,
+        describe=describe,
+    )
+)

@@ -8,37 +8,32 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "vitkit"
 
-# Lowest first. A part may import itself and lower lines; parts on the same line do not import each other,
-# except for the modules at the very bottom.
-BOTTOM = (
-    "errors",
-    "registry",
-    "config",
-    "structures",
-    "protocols",
-    "devices",
-    "distributed",
-    "logging",
-    "checkpoint",
-    "vocabulary",
-)
+# Lowest first. A room may import itself and the rooms of lower lines; rooms on the same line do not import each other.
 LAYERS = (
-    BOTTOM,
+    ("errors", "structures"),
+    ("protocols", "registry", "devices", "data.io", "seq2seq.vocabulary"),
+    ("distributed",),
+    ("logging",),
+    ("config", "checkpoint"),
     ("ops",),
     ("kernels",),
     ("nn",),
-    ("backbones", "necks", "heads", "matchers", "losses"),
-    ("models", "seq2seq"),
+    ("backbones", "necks", "matchers", "losses", "training_queries"),
+    ("heads",),
+    ("models",),
+    ("seq2seq",),
 )
-LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-BESIDE = {  # parts outside of that order, and the parts that each may import
-    "data": {*BOTTOM, "ops"},
-    "evaluation": {*BOTTOM, "ops"},
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+LOW = {room for room in LEVEL if LEVEL[room] <= LEVEL["logging"]}
+RUNS = {*LOW, "config", "checkpoint"}
+BESIDE = {  # rooms outside of that order, and the rooms that each may import
+    "data": {*LOW, "ops"},
+    "evaluation": {*LOW, "ops"},
     # Steps, evaluation, hooks and checkpoints receive built objects: they know no concrete model, dataset or evaluator.
-    "engine": {*BOTTOM, "ops", "kernels", "nn"},
-    "visualization": {*BOTTOM, "ops", "nn"},
-    "analysis": {*BOTTOM, "kernels", "nn"},
-    "report": {*BOTTOM, "ops", "evaluation", "visualization"},
+    "engine": {*RUNS, "ops", "kernels", "nn"},
+    "visualization": {*LOW, "ops", "nn"},
+    "analysis": {*LOW, "kernels", "nn"},
+    "report": {*LOW, "ops", "evaluation", "visualization"},
     # At the top: each uses whatever it needs.
     "inference": {*LEVEL, "data", "evaluation", "visualization", "model_zoo"},
     "doctor": {*LEVEL, "data", "engine", "analysis"},
@@ -46,18 +41,24 @@ BESIDE = {  # parts outside of that order, and the parts that each may import
     "engine builders": {*LEVEL, "data", "engine", "evaluation", "visualization", "inference"},
 }
 ENGINE_BUILDERS = ("api", "build", "results", "testing", "trainer", "validation")
+ROOMS = LEVEL.keys() | BESIDE.keys()
 
 
-def part_of(module: str) -> str | None:
-    """Return the part that a module belongs to: "heads" for "vitkit.heads.detr"; None for other packages."""
-    names = module.split(".")
-    if names[:2] == ["vitkit", "engine"] and names[2:] and names[2] in ENGINE_BUILDERS:
+def room_of(module: str) -> str | None:
+    """Return the room that a module belongs to: "heads" for "vitkit.heads.detr", "data.io" for what is in data/io.
+
+    None for other packages, and for vitkit itself, whose public names are imported when they are first used.
+    """
+    package, *names = module.split(".")
+    if package != "vitkit" or not names or names[0].startswith("__"):
+        return None
+    if names[0] == "engine" and names[1:] and names[1] in ENGINE_BUILDERS:
         return "engine builders"
-    return (names[1] if len(names) > 1 else "") if names[0] == "vitkit" else None
+    return ".".join(names[:2]) if ".".join(names[:2]) in ROOMS else names[0]
 
 
 def imports_of(path: Path) -> set[str]:
-    """Return the full names of all modules that a file imports, anywhere in it."""
+    """Return the full names of all that a file imports, anywhere in it."""
     package = path.relative_to(ROOT).parent.parts
     modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -66,71 +67,90 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
             base = base if node.level else node.module
-            # `from vitkit import heads` imports a part by a name.
-            modules |= {f"{base}.{alias.name}" for alias in node.names} if base == "vitkit" else {base}
+            # `from vitkit import heads` and `from vitkit.data import io` import a room by a name.
+            modules |= {f"{base}.{alias.name}" for alias in node.names}
     return modules
 
 
-def allowed(part: str, imported: str) -> bool:
-    if part == imported or (part, imported) == ("checkpoint", "model_zoo"):
+def allowed(room: str, imported: str) -> bool:
+    if room == imported:
         return True
-    if part in BESIDE:
-        return imported in BESIDE[part]
-    if part in BOTTOM:
-        return imported in BOTTOM
-    return imported in LEVEL and LEVEL[imported] < LEVEL[part]
+    if room in BESIDE:
+        return imported in BESIDE[room]
+    return imported in LEVEL and LEVEL[imported] < LEVEL[room]
 
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
-def own_part(path: Path) -> str:
-    return part_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+def own_room(path: Path) -> str:
+    return room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 def test_every_package_has_an_import_level():
-    assert {own_part(path) for path in FILES} <= LEVEL.keys() | BESIDE.keys()
+    assert {own_room(path) for path in FILES} <= ROOMS
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_only_go_to_lower_levels(path):
-    parts = {module: part_of(module) for module in imports_of(path)}
-    wrong = [m for m, part in parts.items() if part is not None and not allowed(own_part(path), part)]
+    rooms = {module: room_of(module) for module in imports_of(path)}
+    wrong = [m for m, room in rooms.items() if room is not None and not allowed(own_room(path), room)]
     assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(wrong)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_imports_tools_or_configs(path):
     assert not [m for m in imports_of(path) if m.split(".")[0] in ("tools", "configs")]
-    assert not {part_of(m) for m in imports_of(path)} & {"tools", "configs"}
+    assert not {room_of(m) for m in imports_of(path)} & {"tools", "configs"}
+
+
+@pytest.mark.parametrize("room", [room for room in LEVEL if "." in room])
+def test_packages_of_low_rooms_import_nothing(room):
+    # Importing vitkit.data.io also runs vitkit/data/__init__.py.
+    package = PACKAGE / room.split(".")[0] / "__init__.py"
+    assert not [module for module in imports_of(package) if room_of(module)]
 
 
 def test_model_zoo_stands_alone():
-    # checkpoint.py converts official key names with it, so it must not import higher parts; notebooks do not count.
-    imported = {part_of(m) for path in (ROOT / "model_zoo").glob("*.py") for m in imports_of(path)} - {None}
-    assert imported <= {"model_zoo", "errors", "checkpoint"}
+    # Loading weights uses it, so it must not import higher rooms; notebooks do not count.
+    imported = {room_of(m) for path in (ROOT / "model_zoo").glob("*.py") for m in imports_of(path)} - {None}
+    assert imported <= {"model_zoo", "errors", "checkpoint", "data.io"}
 
 
-def test_lowest_modules_have_no_circular_imports():
-    def files(part: str) -> list[Path]:
-        return sorted((PACKAGE / part).rglob("*.py")) or [PACKAGE / f"{part}.py"]
-
-    present = [part for part in BOTTOM if all(path.exists() for path in files(part))]
+@pytest.mark.parametrize("room", ["checkpoint", "config", "data", "data.io", "evaluation", "report"])
+def test_files_of_a_room_have_no_circular_imports(room):
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES if own_room(path) == room}
     imports = {
-        part: {part_of(m) for path in files(part) for m in imports_of(path)} & {*BOTTOM} - {part} for part in present
+        name: {
+            other for other in files if other != name and any(f"{m}.".startswith(f"{other}.") for m in imports_of(path))
+        }
+        for name, path in files.items()
     }
-    while free := [part for part, below in imports.items() if not below & imports.keys()]:
-        for part in free:
-            del imports[part]
+    while free := [name for name, below in imports.items() if not below & imports.keys()]:
+        for name in free:
+            del imports[name]
     assert not imports
 
 
 @pytest.mark.parametrize(
-    ("part", "imported", "expected"),
+    ("room", "imported", "expected"),
     [
         ("heads", "nn", True),
         ("heads", "heads", True),
-        ("heads", "losses", False),
+        ("heads", "training_queries", True),
+        ("training_queries", "heads", False),
+        ("models", "seq2seq", False),
+        ("models", "seq2seq.vocabulary", True),
+        ("seq2seq", "models", True),
+        ("checkpoint", "model_zoo", False),
+        ("checkpoint", "seq2seq", False),
+        ("checkpoint", "config", False),
+        ("protocols", "distributed", False),
+        ("registry", "protocols", False),
+        ("distributed", "logging", False),
+        ("evaluation", "data.io", True),
+        ("evaluation", "data", False),
+        ("data.io", "ops", False),
         ("nn", "heads", False),
         ("config", "registry", True),
         ("config", "ops", False),
@@ -142,5 +162,5 @@ def test_lowest_modules_have_no_circular_imports():
         ("models", "tools", False),
     ],
 )
-def test_import_rule_detects_violations(part, imported, expected):
-    assert allowed(part, imported) is expected
+def test_import_rule_detects_violations(room, imported, expected):
+    assert allowed(room, imported) is expected

@@ -29,7 +29,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.inference import find_model
 from vitkit.logging import setup_logging
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, per_channel
-from vitkit.protocols import Dataset, HasClasses, HasGroundTruth, HasImageIds, ImageDataset
+from vitkit.protocols import Dataset
 from vitkit.registry import nearest
 from vitkit.structures import Batch, Sample
 from vitkit.tools.common import MODEL_HELP, add_trust, errors_in_one_line, split_weights
@@ -83,15 +83,15 @@ def run(args: argparse.Namespace) -> None:
     require(config, f"data.{args.split}")
     data = DataSettings(**config["data"])
     dataset = data.dataset(args.split)
-    if not isinstance(dataset, ImageDataset):
+    if not dataset.has_images:
         raise ConfigError(f"data.{args.split}: {type(dataset).__name__} has no images to look at.")
-    names = list(dataset.classes) if isinstance(dataset, HasClasses) else []
+    names = list(dataset.classes or ())
     if args.with_class is not None and args.with_class not in names:
         raise ConfigError(f"--class {args.with_class}: no class of the data. {nearest(args.with_class, names)}")
     torch.manual_seed(args.seed)
     # Boxes around the segments of a panoptic or semantic map would only hide it.
-    with_boxes = isinstance(dataset, HasGroundTruth) and getattr(dataset, "task", "instance") == "instance"
-    image_ids = dataset.image_ids if isinstance(dataset, HasImageIds) else range(len(dataset))
+    with_boxes = "objects" in dataset.annotations and dataset.task in (None, "instance")
+    image_ids = dataset.image_ids
 
     cards: list[Card] = []
     for index in choose(dataset, image_ids, names, args):
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
         if args.original:
             cards.append(Card(f"{image_id}, as stored", np.ascontiguousarray(dataset.load_image(index))))
         seeds = [seed_of(args.seed, view, index) for view in range(args.views)]
-        transform = getattr(dataset, "batch_transforms", None)
+        transform = dataset.batch_transforms
         if transform is not None and args.split == "train":
             views = mixed_views(dataset, transform, index, seeds)
         else:

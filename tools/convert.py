@@ -37,7 +37,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.checkpoint import save_checkpoint
-from vitkit.checkpoint.files import write_safetensors
+from vitkit.checkpoint.writing import write_safetensors
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.fixing import FIXES, apply_corrections
 from vitkit.data.formats.writing import WRITERS

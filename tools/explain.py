@@ -65,7 +65,7 @@ from vitkit.logging import ProgressLines, print_line, setup_logging
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
-from vitkit.protocols import HasClasses, child
+from vitkit.protocols import child
 from vitkit.registry import CRITERIA
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.structures import ScoreThresholds
@@ -210,7 +210,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
     data = DataSettings(**config["data"])
     image = None if args.image is None else read_picture(args.image, args.points, data.max_image_pixels)
     dataset = data.dataset("val") if args.dataset else None
-    classes = dataset.classes if isinstance(dataset, HasClasses) else None
+    classes = None if dataset is None else dataset.classes
     predictor = load_predictor(config, weights, classes=classes, device=args.device)
     print(predictor.report)
     args.out.mkdir(parents=True, exist_ok=True)

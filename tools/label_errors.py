@@ -25,7 +25,6 @@ from vitkit.errors import ConfigError
 from vitkit.evaluation import CocoEvaluator
 from vitkit.inference import find_model, find_trained
 from vitkit.logging import setup_logging
-from vitkit.protocols import HasCategoryIds, HasGroundTruth
 from vitkit.report.label_errors import write_label_errors
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
 
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     config = Config({**config, "evaluator": {"type": "CocoEvaluator"}}, path=config.path)
     require(config, "data")
     dataset = DataSettings(**config["data"]).evaluated(args.split)
-    if not (isinstance(dataset, HasGroundTruth) and isinstance(dataset, HasCategoryIds)):
+    if "objects" not in dataset.annotations:
         raise ConfigError(f"data.{args.split}: {type(dataset).__name__} has no boxes; labels of boxes are judged.")
     device = init_distributed(args.device)
     setup_logging()

@@ -28,14 +28,13 @@ from vitkit.distributed import close_distributed, init_distributed, is_main
 from vitkit.engine.results import score_results
 from vitkit.engine.testing import evaluate_model
 from vitkit.errors import ConfigError
-from vitkit.evaluation import CombinedEvaluator
+from vitkit.evaluation import CocoEvaluator
 from vitkit.evaluation.classification import draw_confusion_matrix
 from vitkit.evaluation.detection_report import MATCHED, best_threshold, confusion_matrix, threshold_rows
 from vitkit.evaluation.text import perplexity
 from vitkit.inference import find_model, find_trained
 from vitkit.logging import setup_logging
 from vitkit.models.tta import SCALES
-from vitkit.protocols import FindsThresholds, HasDetails, NamesPerClassMetric
 from vitkit.report import write_report
 from vitkit.tools.common import add_device, add_model, add_tiles, add_trust, errors_in_one_line, sort_model, tiling_of
 
@@ -165,33 +164,32 @@ def show(evaluator: Any, args: argparse.Namespace) -> None:
     """Print the evaluator's table, and the requested details."""
     table = evaluator.table()
     print(table)
-    thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
+    thresholds = evaluator.score_thresholds()
     if thresholds is not None:
-        print(f"objects are best shown from {thresholds}")
-    evaluators = evaluator.evaluators if isinstance(evaluator, CombinedEvaluator) else [evaluator]
-    of_detector = next((e for e in evaluators if isinstance(e, HasDetails)), None)
-    if args.per_class and of_detector is evaluator:
+        print(f"objects are best shown above {thresholds}")
+    detection = next((part for part in evaluator.parts if isinstance(part, CocoEvaluator)), None)
+    if args.per_class and detection is evaluator:
         print_numbers(evaluator.details()[0])
     elif args.per_class:
-        metric = evaluator.per_class_metric if isinstance(evaluator, NamesPerClassMetric) else "AP"
         named = {line.partition("  ")[0].strip() for line in table.splitlines()}
         for name, value in evaluator.per_class().items():
             if name in named:  # the table has it already
                 continue
-            print(f"  {name:<20} {metric} {f'{value:.3f}' if value >= 0 else '–'}")
+            print(f"  {name:<20} {evaluator.per_class_metric} {f'{value:.3f}' if value >= 0 else '–'}")
     if not (args.per_size or args.thresholds or args.confusion is not None):
         return
-    if of_detector is None:
+    if detection is None:
         raise ConfigError(
-            f"--per-size, --thresholds, --confusion: are for detectors, and {type(evaluator).__name__} scores none."
+            f"--per-size, --thresholds, --confusion: only detections have these, which {type(evaluator).__name__} does "
+            "not evaluate."
         )
     if args.per_size:
-        print_numbers(of_detector.details()[1])
-    iou_type = of_detector.iou_types[-1]
+        print_numbers(detection.details()[1])
+    iou_type = detection.iou_types[-1]
     if args.thresholds:
-        print_thresholds(of_detector, args.thresholds, iou_type, args.iou)
+        print_thresholds(detection, args.thresholds, iou_type, args.iou)
     if args.confusion is not None:
-        print_confusion(of_detector, args, iou_type)
+        print_confusion(detection, args, iou_type)
 
 
 def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:

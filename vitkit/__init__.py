@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitkit.inference import load
     from vitkit.models import build_model
     from vitkit.nn.attention import AttentionRecorder
+    from vitkit.protocols import Criterion, Dataset, Evaluator, Model
     from vitkit.registry import (
         BACKBONES,
         CRITERIA,
@@ -41,8 +42,12 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "CheckpointError": "errors",
     "Config": "config",
     "ConfigError": "errors",
+    "Criterion": "protocols",
     "DataError": "errors",
+    "Dataset": "protocols",
+    "Evaluator": "protocols",
     "LoadReport": "checkpoint",
+    "Model": "protocols",
     "TrainingError": "errors",
     "VitkitError": "errors",
     "build_dataset": "data.loading.loader",

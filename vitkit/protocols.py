@@ -1,21 +1,21 @@
 """What each part must provide: backbones, models, criteria, datasets, loaders and evaluators.
 
-`Backbone`, `Criterion`, `Dataset` and the other protocols without "runtime_checkable" are contracts that every such
-part fulfils; their docstrings list the optional attributes. The runtime-checkable protocols are capabilities that only
-some parts have: `isinstance(dataset, HasClasses)` checks for one. Both are structural: a class in a user's
-own file needs no base class of vitkit.
-
-Capabilities are methods and plain attributes, never submodules: `nn.Module` keeps submodules in tables of its own,
-which `isinstance` does not see; see `child`.
+`Model`, `Criterion`, `Dataset` and `Evaluator` are base classes: a registered class derives from its base, which has
+the defaults of all that it may leave out. The other contracts are structural: a class in a user's own file needs no
+base class of vitkit. `isinstance` checks for the runtime-checkable ones, which only some parts follow; it does not see
+submodules, which `nn.Module` keeps in tables of its own; see `child`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
 
+from vitkit.errors import ConfigError, DataError
 from vitkit.structures import Batch, FeatureInfo, PanopticMap, Sample, ScoreThresholds, UncompiledTargets
 
 
@@ -77,23 +77,41 @@ class Head(Protocol):
         """Return the outputs that the model's criterion and `postprocess` read."""
 
 
-class Model(Protocol):
-    """A model that can be trained: `model(**batch.inputs)` gives outputs for a criterion; registered in MODELS.
+class Model(nn.Module):
+    """Base of the models in MODELS: `model(**batch.inputs)` returns outputs for a criterion, a dict by field name.
 
-    An evaluated model is a `DenseModel` or a `GenerativeModel`, unless its evaluator `TakesOutputs`. It may have
-        new_parts: prefixes of parts that may be missing altogether from a checkpoint to start training from,
-        variant_of(names): describes in words which variant the names in a state dict belong to, for models whose
-            variants' checkpoints are easily confused,
-        uses_targets: True if its `forward` also takes `targets` in training, the same as the criterion's, since it then
-            has queries that are made from them,
-        renames_itself: True if its `adapt_state` handles all names of its weights, so that they are not matched against
-            the official formats,
-        load_pretrained(): loads its backbone's pretrained weights, see `Backbone`,
-        semantic_scores: yields each pixel's score per class; see `MaskResults`.
+    An evaluated model is a `DenseModel` or a `GenerativeModel`, unless its evaluator `takes_outputs`.
     """
 
-    def __call__(self, *args: Tensor, **inputs: Tensor) -> dict[str, Any]:
-        """Return the outputs by field name."""
+    class_head: Sequence[str] = ()
+    """Prefixes of the names of the parameters whose size depends on the number of classes."""
+    class_activation: Literal["softmax", "sigmoid"] | None = None
+    """How logits become the scores of classes: "softmax", whose last class is "no object", or "sigmoid", one for each
+    class; None if only one kind of criterion fits the model."""
+    tasks: Sequence[str] = ()
+    """The tasks that a segmentation model is configured for, out of "semantic", "instance" and "panoptic"."""
+    new_parts: Sequence[str] = ()
+    """Prefixes of parts that may be missing altogether from a checkpoint to start training from."""
+
+    uses_targets: bool = False
+    """Whether `forward` also takes `targets` in training, the same as the criterion's, as it then has queries that are
+    made from them."""
+
+    def variant_of(self, names: Iterable[str]) -> str:
+        """Describe which variant a state dict's names belong to, if the variants' checkpoints are easily confused."""
+        return ""
+
+    def semantic_scores(
+        self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
+    ) -> Iterator[tuple[range, Tensor]]:
+        """Yield ranges of rows of the batch's image `index`, each with its scores (C, rows, W).
+
+        See `MaskResults`; a ConfigError is raised by models that do not score the classes of each pixel.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no scores of each pixel's classes, by which maps of tiles are merged. Predict "
+            "without tiles."
+        )
 
 
 @runtime_checkable
@@ -102,24 +120,6 @@ class DenseModel(Protocol):
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return each image's predictions in pixels of the original, whose (height, width) is in `image_sizes`."""
-
-
-@runtime_checkable
-class HasTasks(Protocol):
-    """A segmentation model."""
-
-    tasks: Sequence[str]
-    """The tasks that the model is configured for, out of "semantic", "instance" and "panoptic"."""
-
-
-@runtime_checkable
-class HasClassScores(Protocol):
-    """A dense model that scores each pixel's classes; see `MaskResults`."""
-
-    def semantic_scores(
-        self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
-    ) -> Iterator[tuple[range, Tensor]]:
-        """Yield ranges of rows of the batch's image `index`, each with its scores (C, rows, W)."""
 
 
 @runtime_checkable
@@ -132,7 +132,11 @@ class GenerativeModel(Protocol):
 
 @runtime_checkable
 class AdaptsState(Protocol):
-    """A module that can convert a state dict of another form to its own."""
+    """A module that can convert a state dict of another form to its own.
+
+    If it has `renames_itself`, and that is true, it converts all names of its weights, which are then not matched
+    against the official formats.
+    """
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert the entries whose names start with `prefix`, in place."""
@@ -146,134 +150,118 @@ class HasClassHead(Protocol):
     """Prefixes of the names of those parameters."""
 
 
-class Criterion(Protocol):
-    """Computes the losses of a batch; registered in CRITERIA.
+class Criterion(nn.Module):
+    """Base of the criteria in CRITERIA: `criterion(outputs, targets)` returns the weighted losses of a batch.
 
-    It may have `meters`, name -> `RatioMeter`: other quantities that it measures, such as the share of correct classes.
+    `forward` takes the model's outputs and a target for each sample. It returns name -> loss; the sum of the losses is
+    minimised. The names are the same whatever the targets, even without any.
     """
 
-    def __call__(self, outputs: Mapping[str, Any], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Return weighted losses, whose sum is minimised; the same keys whatever the targets, even without any."""
+    class_activation: Literal["softmax", "sigmoid"] | None = None
+    """The kind of class logits that it is for, see `Model`; None: any."""
+    meters: Mapping[str, Any] = MappingProxyType({})
+    """Measured quantities other than losses: name -> `vitkit.distributed.RatioMeter`."""
 
 
-class Dataset(Protocol):
-    """Samples by index; registered in DATASETS.
+class Dataset(ABC):
+    """Base of the datasets in DATASETS: samples by index.
 
-    It may have
-        noun: what its samples are called in the plural, if not "images",
-        num_objects: the number of objects that it trains on,
-        task: "semantic", "instance" or "panoptic", the kind of segments in its samples,
-        aspect_ratios(): width / height of every image, float64 (len(self),), for batching by orientation,
-        lengths(): number of tokens of every sample, for batching text,
-        image_classes(): the classes that each image shows, for sampling: (M,) int64 indices of images, and labels;
-            each pair once,
-        collate(samples): joins its samples into a `Batch`, in place of vitkit's `collate`,
-        batch_transforms: transforms training batches on the model's device; None if there are none.
+    Attributes are None, or empty, for what a dataset does not have.
     """
 
+    noun: str = "images"
+    """What its samples are called, in the plural."""
+    annotations: Sequence[str] = ()
+    """What can be loaded of the ground truth: "label" (a class for each sample), "objects" (by `ground_truth`),
+    "panoptic" (by `load_panoptic`), "semantic" (by `load_semantic`), "captions" (by `references`)."""
+    annotation_file: Path | None = None
+    """The file that lists the samples."""
+    classes: Sequence[str] | None = None
+    """Names of the classes, in the order of the labels; their number sets the size of a model's head."""
+    category_ids: Sequence[int] | Sequence[str] | None = None
+    """The annotations' own identifier of each class, in the order of the labels."""
+    things: Sequence[bool] | None = None
+    """For each class, whether it has instances (things, not stuff)."""
+    task: str | None = None
+    """The kind of segments in its samples: "semantic", "instance" or "panoptic"."""
+    image_ids: Sequence[Any] | None = None
+    """The identifier of each image or video, also in its target as `image_id`."""
+    has_images: bool = False
+    """Whether `load_image` can show them."""
+    is_video: bool = False
+    """Whether its samples are videos, see `load_frames`."""
+    has_vocabularies: bool = False
+    """Whether it has text. It then has `target_vocabulary` and, if the model reads text, `source_vocabulary`, which may
+    be built when they are first used."""
+    source_vocabulary: Any = None
+    target_vocabulary: Any = None
+    num_objects: int | None = None
+    """Number of objects that it trains on."""
+    max_image_pixels: int | None = None
+    """Largest width x height of an image file that is decoded; None: the readers' own limit."""
+    collate: Callable[[Sequence[Any]], Batch] | None = None
+    """Function that joins its samples into a `Batch`; None: vitkit's `collate`."""
+    batch_transforms: Callable[[Batch], Batch] | None = None
+    """Transforms training batches on the model's device."""
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def __getitem__(self, index: int | tuple[int, int]) -> Sample:
-        """Return one sample; for (index, seed) its random transforms depend on the seed alone."""
+        """Return one sample; for (index, seed) its random transforms depend only on the seed."""
 
+    def sample_ids(self) -> Sequence[Any]:
+        """Return the identifier of each sample: `image_ids`, or else its index."""
+        return range(len(self)) if self.image_ids is None else self.image_ids
 
-@runtime_checkable
-class HasClasses(Protocol):
-    """A dataset with classes, whose number sets the size of a model's head."""
+    def training_indices(self) -> Sequence[int]:
+        """Return the indices of the samples that are trained on."""
+        return range(len(self))
 
-    classes: Sequence[str]
-    """Names of the classes, in the order of the labels."""
+    def aspect_ratios(self) -> np.ndarray | None:
+        """Return width / height of every image, float64 (len(self),), for batching by orientation."""
+        return None
 
+    def lengths(self) -> np.ndarray | None:
+        """Return the number of tokens of every sample, (len(self), sides), for batching text."""
+        return None
 
-@runtime_checkable
-class HasCategoryIds(HasClasses, Protocol):
-    """A dataset whose annotations identify classes by ids or names of their own."""
-
-    category_ids: Sequence[int] | Sequence[str]
-    """Raw identifier of each class, in the order of the labels."""
-
-
-@runtime_checkable
-class HasClassActivation(Protocol):
-    """A model, or a criterion, for class logits of one kind."""
-
-    class_activation: str
-    """"softmax", whose last class is "no object", or "sigmoid", one for each class."""
-
-
-@runtime_checkable
-class HasThings(HasClasses, Protocol):
-    """A dataset that distinguishes classes with instances (things) from others."""
-
-    things: Sequence[bool]
-    """For each class, whether it has instances."""
-
-
-@runtime_checkable
-class ImageDataset(Protocol):
-    """A dataset whose images can be viewed."""
+    def image_classes(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the classes that each image shows, for sampling: (M,) int64 indices of images, and labels; each pair
+        once."""
+        return None
 
     def load_image(self, index: int) -> np.ndarray:
-        """Return the image before any transform, (H, W, 3) uint8 RGB."""
-
-
-@runtime_checkable
-class HasImageIds(Protocol):
-    """A dataset that identifies its images; targets have the same `image_id`."""
-
-    image_ids: Sequence[Any]
-
-
-@runtime_checkable
-class HasFrames(Protocol):
-    """A dataset of videos."""
+        """Return the image before any transform, (H, W, 3) uint8 RGB; of a video, one frame."""
+        self._lacks("images")
 
     def load_frames(self, index: int, count: int) -> list[np.ndarray]:
         """Return `count` frames spread from the first to the last of a stored video, (H, W, 3) uint8 RGB each."""
-
-
-@runtime_checkable
-class HasGroundTruth(Protocol):
-    """A dataset with boxes or masks of objects in COCO's format."""
+        self._lacks("videos")
 
     def ground_truth(self) -> dict[str, Any]:
-        """Return "images", "annotations" and "categories", as pycocotools reads them."""
-
-
-@runtime_checkable
-class HasPanoptic(Protocol):
-    """A dataset with panoptic maps."""
+        """Return "images", "annotations" and "categories" in COCO's format, as pycocotools reads them."""
+        self._lacks("boxes or masks of objects")
 
     def load_panoptic(self, index: int) -> PanopticMap:
         """Return the segments of one stored image."""
-
-
-@runtime_checkable
-class HasSemantic(Protocol):
-    """A dataset with label maps."""
+        self._lacks("panoptic maps")
 
     def load_semantic(self, index: int) -> np.ndarray:
         """Return the class of each pixel of one stored image, (H, W); `IGNORE_INDEX` for pixels without one."""
-
-
-@runtime_checkable
-class HasReferences(Protocol):
-    """A dataset with captions."""
+        self._lacks("label maps")
 
     def references(self, index: int) -> Sequence[str]:
         """Return all captions of one image."""
+        self._lacks("captions")
 
-
-@runtime_checkable
-class HasVocabularies(Protocol):
-    """A text dataset. It also has `target_vocabulary` and, if the model reads text, `source_vocabulary`.
-
-    (These two are not members of the protocol: they may be built when first accessed, which `isinstance` must not
-    trigger.)
-    """
-
-    def use_vocabularies_of(self, other: Any) -> None:
+    def use_vocabularies_of(self, other: "Dataset") -> None:
         """Encode with the vocabularies of another dataset, such as the training dataset."""
+        self._lacks("vocabularies")
+
+    def _lacks(self, what: str) -> NoReturn:
+        raise DataError(f"dataset {type(self).__name__} has no {what}. Choose another dataset, or another task.")
 
 
 class Loader(Protocol):
@@ -293,64 +281,60 @@ class Loader(Protocol):
         """Set which epoch the next iteration yields, and how many of its batches to skip."""
 
 
-class Evaluator(Protocol):
-    """Computes metrics from predictions; registered in EVALUATORS, built with `dataset`."""
+class Evaluator(ABC):
+    """Base of the evaluators in EVALUATORS, which are built with `dataset`: computes metrics from predictions."""
 
+    dataset: Dataset
+    takes_outputs: bool = False
+    """Whether it reads each sample's raw outputs in place of predictions."""
+    per_class_metric: str = "AP"
+    """The metric that `per_class` returns."""
+
+    @abstractmethod
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch."""
 
+    @abstractmethod
     def gather(self) -> None:
         """Gather the batches of all ranks on the main process."""
 
+    @abstractmethod
     def compute(self) -> dict[str, float]:
         """Return the metrics on the main process, an empty dict elsewhere."""
 
+    @abstractmethod
     def table(self) -> str:
         """Return the metrics as text to be read by people; to be called after `compute`."""
 
+    @property
+    def parts(self) -> Sequence["Evaluator"]:
+        """The evaluators that this one consists of; usually only itself."""
+        return (self,)
 
-@runtime_checkable
-class TakesOutputs(Protocol):
-    """An evaluator that may read each sample's raw outputs in place of predictions."""
-
-    takes_outputs: bool
-
-
-@runtime_checkable
-class NamesPerClassMetric(Protocol):
-    """An evaluator whose metric for each class is something other than AP."""
-
-    per_class_metric: str
+    # All of the following are to be called after `compute`, on the main process.
 
     def per_class(self) -> dict[str, float]:
-        """Return class name -> metric; to be called after `compute`."""
+        """Return class name -> metric; {} if there are no metrics by class."""
+        return {}
 
+    def score_thresholds(self) -> ScoreThresholds | None:
+        """Return the best score thresholds for showing predictions; None if there are none."""
+        return None
 
-@runtime_checkable
-class LoadsResults(Protocol):
-    """An evaluator that can evaluate predictions that were written to files earlier."""
+    def statistics(self) -> Any:
+        """Return each sample's contribution to the metrics, a `SampleStatistics`."""
+        raise ConfigError(
+            f"{type(self).__name__} has no statistics of single samples, so its metrics cannot be resampled. Compare "
+            "models by another evaluator."
+        )
 
     def write_results(self, path: str | Path) -> list[Path] | None:
         """Write the predictions; return the files, or None if `path` is the only one."""
+        raise ConfigError(f"{path}: {type(self).__name__} does not write its predictions to files.")
 
     def load_results(self, path: str | Path) -> None:
         """Load what `write_results` wrote, in place of `update`."""
-
-
-@runtime_checkable
-class HasDetails(Protocol):
-    """An evaluator of detections, with metrics by class, object size and threshold."""
-
-    def details(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-        """Return the metrics of each class, and of each object size; to be called after `compute`."""
-
-
-@runtime_checkable
-class FindsThresholds(Protocol):
-    """An evaluator that determines the best score thresholds for showing predictions."""
-
-    def score_thresholds(self) -> ScoreThresholds | None:
-        """Return the thresholds, on the main process and after `compute`; None if there are none, and elsewhere."""
+        raise ConfigError(f"{path}: {type(self).__name__} cannot read predictions from files. Evaluate the checkpoint.")
 
 
 @runtime_checkable
@@ -361,6 +345,21 @@ class ChecksArguments(Protocol):
     """Takes those of the config's arguments that it names as parameters; raises ConfigError."""
 
 
+def require_base(kind: str, cls: type, base: type) -> None:
+    """Check that a class of a user's derives from the base of its kind.
+
+    Args:
+        kind: what the class is, for the error ("dataset").
+    Raises:
+        ConfigError: it does not.
+    """
+    if not issubclass(cls, base):
+        raise ConfigError(
+            f"{kind} {cls.__name__} does not derive from vitkit.{base.__name__}, which has the defaults of what it may "
+            f"leave out. Write: class {cls.__name__}(vitkit.{base.__name__})."
+        )
+
+
 def child(module: nn.Module, name: str) -> nn.Module | None:
     """Return the submodule of that name, or None if the module has none."""
     return dict(module.named_children()).get(name)
@@ -368,6 +367,6 @@ def child(module: nn.Module, name: str) -> nn.Module | None:
 
 def training_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Return the inputs of a model in training: the batch's, and its targets if the model uses them."""
-    if not getattr(model, "uses_targets", False):  # optional, see `Model`
-        return batch.inputs
-    return {**batch.inputs, "targets": UncompiledTargets(batch.targets)}
+    if isinstance(model, Model) and model.uses_targets:
+        return {**batch.inputs, "targets": UncompiledTargets(batch.targets)}
+    return batch.inputs

@@ -42,12 +42,14 @@ class Registry:
         kind: what is registered, as error messages and config keys call it ("backbone").
         packages: vitkit's packages that register constructors of this kind; they are imported at the first look-up.
         in_errors: whether errors of a constructor are preceded by `kind`, the key of its spec in its owner's.
+        base: name of the class in vitkit.protocols that classes of this kind derive from; None if they need no base.
     """
 
-    def __init__(self, kind: str, *packages: str, in_errors: bool = False):
+    def __init__(self, kind: str, *packages: str, in_errors: bool = False, base: str | None = None):
         self.kind = kind
         self.in_errors = in_errors
         self._packages = packages
+        self._base = base
         self._constructors: dict[str, Callable] = {}
         self._variants: dict[str, tuple[Callable, dict[str, Any]]] = {}
         self._prefixes: dict[str, tuple[Callable, str]] = {}
@@ -56,10 +58,12 @@ class Registry:
         """Register a constructor, as a decorator: `@BACKBONES.register` or `@BACKBONES.register(name="other_name")`.
 
         Raises:
-            ConfigError: the name is taken by another constructor.
+            ConfigError: the name is taken by another constructor, or a class does not derive from the kind's base.
         """
         if target is None:
             return lambda decorated: self.register(decorated, name=name)
+        if isinstance(target, type):
+            self._check_base(target)
         self._claim(name or target.__name__, target)
         self._constructors[name or target.__name__] = target
         return target
@@ -88,6 +92,12 @@ class Registry:
         if taken is not None and not same:
             raise ConfigError(f"{self.kind} {name!r} is already registered by {taken.__module__}: choose another name.")
 
+    def _check_base(self, cls: type) -> None:
+        if self._base is not None:
+            # Protocols stand beside registries, so they are imported by name, like the packages.
+            protocols = importlib.import_module("vitkit.protocols")
+            protocols.require_base(self.kind, cls, getattr(protocols, self._base))
+
     def load_packages(self) -> None:
         """Import vitkit's packages, which register their constructors."""
         packages, self._packages = self._packages, ()
@@ -103,21 +113,21 @@ class Registry:
         self.load_packages()
         return name in self._constructors or name in self._variants or name.startswith(tuple(self._prefixes))
 
-    def resolve(self, spec: Spec, where: str | None = None) -> tuple[Callable, dict[str, Any]]:
+    def resolve(self, spec: Spec, key: str | None = None) -> tuple[Callable, dict[str, Any]]:
         """Return the constructor that a spec names, and its arguments (a variant's, overridden by the spec's).
 
         Args:
-            where: the config key of the spec, named in errors.
+            key: the config key of the spec, named in errors.
         Raises:
             ConfigError: the spec has no `type`, or the type is unknown.
         """
         self.load_packages()
-        where = where or self.kind
+        key = key or self.kind
         arguments = {"type": spec} if isinstance(spec, str) else dict(spec)
         name = arguments.pop("type", None)
         if not isinstance(name, str):
             raise ConfigError(
-                f"{where}: got {spec!r} without a 'type'; expected a {self.kind}'s name or a dict(type=...). "
+                f"{key}: got {spec!r} without a 'type'; expected a {self.kind}'s name or a dict(type=...). "
                 f"{nearest('', self.names())}"
             )
         if name in self._variants:
@@ -128,7 +138,7 @@ class Registry:
         for prefix, (constructor, argument) in self._prefixes.items():
             if name.startswith(prefix):
                 return constructor, {argument: name.removeprefix(prefix), **arguments}
-        raise ConfigError(f"{where}: unknown {self.kind} {name!r:.300}. {nearest(name, self.names())}")
+        raise ConfigError(f"{key}: unknown {self.kind} {name!r:.300}. {nearest(name, self.names())}")
 
     def build(self, spec: Any, /, **arguments: Any) -> Any:
         """Build the object that `spec` specifies; an object that is already built is returned as is.
@@ -137,9 +147,10 @@ class Registry:
             spec: a name, or a dict with `type`.
             arguments: further constructor arguments (those that a config leaves open, such as a head's `num_classes`).
         Raises:
-            ConfigError: the name or an argument is unknown, given twice, or missing.
+            ConfigError: the name or an argument is unknown, given twice, or missing; or the object is of a wrong class.
         """
         if not isinstance(spec, str | Mapping):
+            self._check_base(type(spec))
             return spec
         constructor, configured = self.resolve(spec)
         # `arguments` may override what a variant presets, but not what the config sets.
@@ -168,7 +179,7 @@ class Registry:
             raise ConfigError(f"{self.kind} {constructor.__name__}: {error}") from error
 
 
-def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> None:
+def check_names(constructor: Callable, arguments: Iterable[str], owner: str) -> None:
     """Check that a constructor takes arguments with these names.
 
     Raises:
@@ -177,7 +188,7 @@ def check_names(constructor: Callable, arguments: Iterable[str], where: str) -> 
     parameters = parameters_of(constructor)
     for name in arguments:
         if name not in parameters:
-            raise ConfigError(f"{where}: unknown argument {name!r}. {nearest(name, parameters)}")
+            raise ConfigError(f"{owner}: unknown argument {name!r}. {nearest(name, parameters)}")
 
 
 BACKBONES = Registry("backbone", "vitkit.backbones", in_errors=True)
@@ -190,16 +201,17 @@ MODELS = Registry(
     *(f"vitkit.seq2seq.{file}" for file in ("language_models", "rnn", "show_attend_tell", "transformer")),
     "vitkit.seq2seq.transformer_captioner",
     in_errors=True,
+    base="Model",
 )
 MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True)
-CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True)
-DATASETS = Registry("dataset", "vitkit.data")
-TRANSFORMS = Registry("transforms", "vitkit.data")
+CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True, base="Criterion")
+DATASETS = Registry("dataset", "vitkit.data.datasets", "vitkit.data.synthetic", "vitkit.data.text", base="Dataset")
+TRANSFORMS = Registry("transforms", "vitkit.data.transforms")
 OPTIMIZERS = Registry("optimizer", "vitkit.engine.optimizers", in_errors=True)
 SCHEDULES = Registry("schedule", "vitkit.engine.schedules", in_errors=True)
-EVALUATORS = Registry("evaluator", "vitkit.evaluation")
+EVALUATORS = Registry("evaluator", "vitkit.evaluation", base="Evaluator")
 HOOKS = Registry("hook", "vitkit.engine.hooks")
-SECTIONS = Registry("section", "vitkit.data", "vitkit.engine.settings")
+SECTIONS = Registry("section", "vitkit.data.loading.loader", "vitkit.engine.settings")
 """Config sections without a `type`: `data` and `train`, each a dataclass of settings."""
 
 REGISTRIES = {

@@ -133,7 +133,7 @@ class Detections(TypedDict):
     """(N, 4) float32 in pixels of the original image."""
 
 
-class Instances(Detections):
+class InstanceDetections(Detections):
     """Detections with masks."""
 
     masks: Tensor
@@ -189,7 +189,7 @@ class ScoreThresholds:
             overall, by_class, origin = values["overall"], values["by_class"], values["origin"]
             numbers = [float(overall), *map(float, by_class.values())]
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f"no score thresholds: {str(values)[:100]}") from error
+            raise ValueError(f"not score thresholds: {str(values)[:100]}") from error
         if not all(0 <= number <= 1 for number in numbers):
             raise ValueError(f"score thresholds outside 0 to 1: {str(values)[:100]}")
         return cls(float(overall), tuple(by_class.get(name) for name in classes), str(origin))
@@ -241,10 +241,10 @@ class ImageSizes:
         try:
             sizes = cls(**values)
         except TypeError as error:
-            raise ValueError(f"no image sizes: {str(values)[:100]}") from error
+            raise ValueError(f"not image sizes: {str(values)[:100]}") from error
         numbers = (sizes.least_short, sizes.median_short, sizes.most_short, sizes.most_long)
         if not all(type(number) is int and number > 0 for number in numbers) or list(numbers) != sorted(numbers):
-            raise ValueError(f"no image sizes: {str(values)[:100]}")
+            raise ValueError(f"not image sizes: {str(values)[:100]}")
         return sizes
 
 

@@ -58,7 +58,7 @@ def test_classifier_head_is_left_out_and_norms_of_feature_maps_are_initialised(c
     assert {key.partition(".")[0] for key in report.left_out} == {*left_out}
     assert [part.rstrip(".") for part in report.new_parts] == new and not report.missing and not report.unexpected
     text = str(report)
-    assert f"left out, as feature maps need none of it: {', '.join(left_out)}" in text
+    assert f"left out, because feature maps do not need it: {', '.join(left_out)}" in text
     if new:
         assert "not in it, so these are newly initialised: norm0, norm1, norm2, norm3" in text
     values = {value.flatten()[0].item() for value in theirs.values() if value.numel()}

@@ -168,7 +168,7 @@ def test_pickled_or_damaged_arrays_are_refused(tmp_path):
     np.savez(tmp_path / "pickled.npz", a=np.array([{}], dtype=object))
     (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04 and no more")
     for name in ("pickled.npz", "damaged.npz"):
-        with pytest.raises(CheckpointError, match=rf"{name}: damaged, or holds more than numbers"):
+        with pytest.raises(CheckpointError, match=rf"{name}: damaged, or contains more than numbers"):
             load_weights(build("ViT", **SMALL), tmp_path / name)
 
 

@@ -40,7 +40,7 @@ def test_the_moving_average_is_preferred(tmp_path):
 
 
 def test_a_missing_checkpoint_names_the_nearest(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.* holds no \.pth file"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.* has no \.pth file"):
         read_checkpoint(tmp_path / "lst.pth")
     (tmp_path / "last.pth").touch()
     with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.*Did you mean 'last\.pth'"):
@@ -85,7 +85,7 @@ def test_pickled_code_is_refused_and_not_run(tmp_path, zipped):
         torch.save({"model": {"w": torch.zeros(2)}, "x": _Harmful()}, path)
     else:
         path.write_bytes(pickle.dumps({"x": _Harmful()}, protocol=2))
-    with pytest.raises(CheckpointError, match="refused, because it holds pickled code"):
+    with pytest.raises(CheckpointError, match="refused, because it contains pickled code"):
         read_checkpoint(path)
     assert not os.path.exists("/tmp/vitkit_code_was_run")
 
@@ -169,7 +169,7 @@ def test_weights_that_are_not_finite_are_named(caplog):
     state["bias"][0] = float("inf")
     report = load_weights(nn.Linear(2, 2), state)
     assert report.not_finite == ["weight", "bias"] and "NaN or infinite: weight, bias" in str(report)
-    assert "2 of 2 loaded entries hold NaN or infinity: weight, bias" in caplog.text
+    assert "2 of 2 loaded entries contain NaN or infinity: weight, bias" in caplog.text
 
 
 def test_infinity_in_a_buffer_is_allowed(caplog):
@@ -213,7 +213,7 @@ def test_other_entries_are_read_without_the_weights(tmp_path, legacy):
 
 def test_dtype_changes_are_not_silent():
     state = {**TinyDetector().state_dict(), "body.bias": torch.ones(8, dtype=torch.int64)}
-    with pytest.raises(CheckpointError, match=r"body.bias holds torch.int64 .* the model's torch.float32"):
+    with pytest.raises(CheckpointError, match=r"body.bias contains torch.int64 .* the model's torch.float32"):
         load_weights(TinyDetector(), state)
     load_weights(
         TinyDetector(),

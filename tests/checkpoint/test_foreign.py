@@ -31,8 +31,8 @@ def test_pickles_of_anything_else_are_refused(tmp_path):
     trap = tmp_path / "ran"
     cases = {
         "code": ({"model": {"w": Touch(trap)}}, r"refused or damaged.*it asks for (_io|builtins|io)\.open"),
-        "objects": ({"model": {"w": np.array([{}], dtype=object)}}, "w is no array of numbers"),
-        "list": ([1, 2], "holds no arrays by name"),
+        "objects": ({"model": {"w": np.array([{}], dtype=object)}}, "w is not an array of numbers"),
+        "list": ([1, 2], "has no arrays by name"),
     }
     for name, (content, message) in cases.items():
         path = tmp_path / f"{name}.pkl"
@@ -52,7 +52,7 @@ def test_array_that_claims_more_data_than_the_file_has_is_refused(tmp_path):
     np.lib.format.write_array_header_1_0(header, claim)
     with zipfile.ZipFile(tmp_path / "huge.npz", "w") as file:
         file.writestr("w.npy", header.getvalue())
-    with pytest.raises(CheckpointError, match=r"huge\.npz: damaged, or holds more than numbers"):
+    with pytest.raises(CheckpointError, match=r"huge\.npz: damaged, or contains more than numbers"):
         read_checkpoint(tmp_path / "huge.npz")
 
 

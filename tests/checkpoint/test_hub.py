@@ -145,10 +145,10 @@ def test_an_architecture_that_vitkit_lacks_is_refused_before_its_weights_are_fet
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hf:nobody/nothing", "hf:nobody/nothing: no such repository, or a private one"),
+        ("hf:nobody/nothing", "hf:nobody/nothing: there is no such repository, or it is private"),
         ("hf:a/b/c", "hf:a/b/c: not the name of a repository; expected hf:OWNER/NAME"),
         ("hf:cats/text", "hf:cats/text: has no config.json"),
-        ("hf:cats/empty", "hf:cats/empty: holds no weights: expected model.safetensors"),
+        ("hf:cats/empty", "hf:cats/empty: has no weights: expected model.safetensors"),
     ],
 )
 def test_names_that_are_not_models_are_a_one_line_error(repositories, name, message):
@@ -208,7 +208,7 @@ def test_http_library_errors_become_one_line(repositories, monkeypatch):
             Exception.__init__(self, "peer closed connection\nwithout a word")
 
     lose_connection_at(monkeypatch, "config.json", Broken())
-    with pytest.raises(CheckpointError, match="config.json cannot be stored or fetched .peer closed connection.") as e:
+    with pytest.raises(CheckpointError, match="cannot be downloaded or stored .peer closed connection.") as e:
         vitkit.load("hf:cats/vit")
     assert "\n" not in str(e.value)
 
@@ -226,5 +226,5 @@ def test_error_for_a_full_cache_names_its_folder(repositories, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
-    with pytest.raises(CheckpointError, match="config.json cannot be stored or fetched .No space left.* set HF_HOME"):
+    with pytest.raises(CheckpointError, match="cannot be downloaded or stored .No space left.* set HF_HOME"):
         vitkit.load("hf:cats/vit")

@@ -10,6 +10,7 @@ import pytest
 import vitkit.registry
 from vitkit.config import cfg_diff, check_config, format_config, load_config, save_config
 from vitkit.errors import ConfigError
+from vitkit.protocols import Criterion, Dataset, Model
 from vitkit.registry import REGISTRIES, Spec
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -33,7 +34,7 @@ class Window:
         pass
 
 
-class Detector:
+class Detector(Model):
     def __init__(
         self,
         backbone: Spec,
@@ -51,7 +52,7 @@ class SmallHead:
         pass
 
 
-class Loss:
+class Loss(Criterion):
     def __init__(self, weights: dict[str, float], matcher: Spec, no_object_weight: float = 0.1, name: str = "loss"):
         pass
 
@@ -65,7 +66,7 @@ class Transforms(Protocol):
     def __call__(self, image): ...
 
 
-class Folder:
+class Folder(Dataset):
     def __init__(self, images: str, transforms: Sequence[Spec] | Transforms | None = None):
         pass
 
@@ -250,7 +251,7 @@ def test_override_of_a_spec_may_be_written_as_configs_write_it(load):
         ("model.head.dropuot=0", ["model.head.dropuot", "Did you mean 'dropout'"]),
         ("criterion.weights.l2=1", ["criterion.weights.l2", "'l1'"]),
         ("data.train.transforms.2.p=1", ["data.train.transforms.2", "0, 1"]),
-        ("model.num_queries.x=1", ["model.num_queries: holds 5"]),
+        ("model.num_queries.x=1", ["model.num_queries: is 5"]),
         ("model.neck.channels=1", ["model.neck: nothing is set", "model.neck=NAME"]),
         ("train.epochs=two", ["train.epochs: got 'two'", "expected int"]),
         ("train.epochs=1.5", ["got '1.5'", "expected int"]),

@@ -164,7 +164,7 @@ def test_a_fraction_of_the_training_images_is_the_same_in_each_run_and_nested():
         indices = [index for batch in loader.batches for index, _ in batch]
         assert set(indices) == set(tenth.tolist()) and len(loader) == 3
     with pytest.raises(
-        ConfigError, match=r"data\.val\.fraction: got 0\.1; expected above 0, at most 1, and data\.train"
+        ConfigError, match=r"data\.val\.fraction: got 0\.1; expected above 0, at most 1, and only in data\.train"
     ):
         data.dataset("val")
     with pytest.raises(ConfigError, match=r"data\.train\.fraction: got 2"):
@@ -195,5 +195,5 @@ def test_images_outside_the_fraction_are_not_drawn_for_mosaics_or_in_place_of_ba
 
 def test_a_fraction_of_sentences_is_refused():
     data = DataSettings(train=dict(type="NumberWords", num_pairs=9, fraction=0.5), tokens_per_gpu=100)
-    with pytest.raises(ConfigError, match=r"data\.train\.fraction: is for images or videos, not NumberWords"):
+    with pytest.raises(ConfigError, match=r"data\.train\.fraction: only images and videos have one, not NumberWords"):
         data.dataset("train")

@@ -102,7 +102,7 @@ def test_missing_images_are_an_error_or_counted(folder, caplog):
         dataset(folder)
     with caplog.at_level(logging.INFO, "vitkit"):
         assert list(dataset(folder, missing_images="drop").image_ids) == [10, 30]
-    assert "1 of 3 images are left out: without a picture" in caplog.text
+    assert "1 of 3 images are left out: without an image" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -331,10 +331,10 @@ def test_bad_segmentation_is_dropped_if_only_boxes_are_loaded(tmp_path, caplog, 
 def test_missing_root_file_and_image_name_the_config_key_and_path(tmp_path):
     spec = {"type": "CocoDetection", "images": "{root}/x", "annotations": "{root}/instances.json"}
     with pytest.raises(DataError, match=r"data\.train: images: no folder 'nowhere/x'.*data\.root"):
-        build_dataset(spec, "nowhere", where="data.train")
+        build_dataset(spec, "nowhere", key="data.train")
     (tmp_path / "x").mkdir()
     with pytest.raises(DataError, match=r"data\.val: annotations: no file '.*instances\.json'"):
-        build_dataset(spec, str(tmp_path), where="data.val")
+        build_dataset(spec, str(tmp_path), key="data.val")
     write(tmp_path, content())
     with pytest.raises(DataError, match=r"lists 'a\.png', which is not in"):
         build_dataset(spec, str(tmp_path))

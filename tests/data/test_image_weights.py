@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from plain_dataset import PlainDataset
 
 from vitkit.data.loading.image_weights import class_aware_weights, draw, repeat_factors
 from vitkit.data.loading.loader import DataSettings
@@ -72,8 +73,8 @@ def test_group_of_images_with_zero_weight_has_no_batches():
 def test_settings_of_samplers_are_checked():
     with pytest.raises(ConfigError, match=r"data.repeat_threshold: got 0; expected above 0"):
         DataSettings(repeat_threshold=0)
-    with pytest.raises(ConfigError, match=r"data.sampler=class_aware: list does not tell which classes"):
-        DataSettings(sampler="class_aware").train_loader([1, 2], seed=0)
+    with pytest.raises(ConfigError, match=r"data.sampler=class_aware: PlainDataset does not tell which classes"):
+        DataSettings(sampler="class_aware").train_loader(PlainDataset(image_ids=[1, 2]), seed=0)
 
 
 def test_coco_dataset_returns_the_classes_of_its_images(shared_data):

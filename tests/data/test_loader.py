@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from plain_dataset import PlainDataset
 
 from vitkit.data.loading.loader import DataSettings, build_dataset, check_same_classes
 from vitkit.errors import ConfigError, DataError
+from vitkit.protocols import Dataset
 from vitkit.registry import SECTIONS
 
 
-class Numbers:
+class Numbers(Dataset):
     """A dataset whose samples hold the requested index and seed."""
 
     def __init__(self, size=11, bad=None):
@@ -88,7 +90,7 @@ def test_settings_are_checked():
 
 def test_train_and_val_need_the_same_classes():
     def dataset(ids, names):
-        return type("Classes", (), {"category_ids": ids, "classes": names})
+        return PlainDataset(category_ids=ids, classes=names)
 
     check_same_classes(dataset([1, 3], ["a", "b"]), dataset([1, 3], ["a", "b"]))
     with pytest.raises(DataError, match="differ at id 3: 'b' and 'c'"):
@@ -97,13 +99,19 @@ def test_train_and_val_need_the_same_classes():
 
 def test_classes_without_ids_are_compared_in_their_order():
     def dataset(*names):
-        return type("Classes", (), {"classes": list(names)})
+        return PlainDataset(classes=list(names))
 
     check_same_classes(dataset("a", "b"), dataset("a", "b"))
     with pytest.raises(DataError, match="differ at id 0: 'a' and 'b'"):
         check_same_classes(dataset("a", "b"), dataset("b", "a"))
     with pytest.raises(DataError, match="has 2 classes and data.val has 1"):
-        check_same_classes(dataset("a", "b"), type("Classes", (), {"classes": ["a"], "category_ids": [7]}))
+        check_same_classes(dataset("a", "b"), PlainDataset(classes=["a"], category_ids=[7]))
+
+
+def test_a_dataset_without_the_base_is_refused():
+    for load in (lambda data: data.train_loader([1, 2], seed=0), lambda data: data.val_loader([1, 2])):
+        with pytest.raises(ConfigError, match=r"^dataset list does not derive from vitkit\.Dataset, .* Write: class"):
+            load(DataSettings())
 
 
 def test_workers_load_an_epoch_of_coco_tiny(shared_data):

@@ -10,9 +10,10 @@ import torch
 
 from vitkit.data.loading.loader import DataSettings, lost_worker
 from vitkit.errors import DataError
+from vitkit.protocols import Dataset
 
 
-class Numbers:
+class Numbers(Dataset):
     """A dataset some of whose samples cannot be read."""
 
     def __init__(self, bad=(), size=12):

@@ -99,7 +99,7 @@ def test_a_value_outside_the_classes_names_file_value_and_count(tmp_path):
     dataset = load(tmp_path)
     with pytest.raises(
         DataError,
-        match=r"a.png': value 7 at 1 pixels is none of the 3 classes \(0 to 2\) and not ignored \(255\), "
+        match=r"a.png': value 7 at 1 pixels is not one of the 3 classes \(0 to 2\) and not ignored \(255\), "
         r"nor are 1 more values",
     ):
         dataset[0]

@@ -38,7 +38,7 @@ def test_plain_and_gzip_files_are_read(tmp_path):
 
 def test_bad_files_are_named(tmp_path):
     (tmp_path / "latin").write_bytes("eins\nzwei\nfünf\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin, line 3: byte 0xfc is no UTF-8"):
+    with pytest.raises(DataError, match=r"latin, line 3: byte 0xfc is not UTF-8"):
         TextLines(tmp_path / "latin")
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(DataError, match=r"empty: the file is empty; expected a sentence in each line"):
@@ -99,7 +99,7 @@ def test_unfit_lines_can_be_errors(pair):
     with pytest.raises(DataError, match=r"a\.de, line 2: the line is empty; expected a sentence"):
         dataset.lengths()
     dataset = pair(["a", "a b c d"], ["x", "x"], vocabulary=WORDS, unfit_lines="error", max_length=3)
-    with pytest.raises(DataError, match=r"a\.en, line 2: 5 tokens, the end counted; expected at most max_length=3"):
+    with pytest.raises(DataError, match=r"a\.en, line 2: 5 tokens, counting the end; expected at most max_length=3"):
         dataset.lengths()
 
 

@@ -18,6 +18,8 @@ from vitkit.engine.guard import Decision, StepGuard
 from vitkit.engine.hooks import Hook
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import TrainingError
+from vitkit.evaluation import LanguageModelEvaluator
+from vitkit.protocols import Evaluator
 from vitkit.structures import Batch
 
 
@@ -198,7 +200,7 @@ def test_out_of_memory_in_evaluation_names_the_image_and_memory_savings():
 
     batch = Batch({"images": torch.zeros(1, 3, 8, 16)}, [{"image_id": 17}])
     with pytest.raises(TrainingError) as caught:
-        evaluate(Hungry(), [batch], evaluator=None, device=CPU)
+        evaluate(Hungry(), [batch], LanguageModelEvaluator([0]), device=CPU)
     assert "batch of images 1x3x8x16, image 17 (CUDA out of memory" in str(caught.value)
     assert "data.val.transforms" in str(caught.value) and "accumulate" not in str(caught.value)
 
@@ -216,7 +218,7 @@ def logged(caplog):
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
 def test_evaluation_restores_modes_and_meters(is_training, fails):
-    class Evaluator:
+    class Plain(Evaluator):
         def update(self, predictions, targets):
             assert not model.training and not criterion.training
             if fails:
@@ -228,6 +230,9 @@ def test_evaluation_restores_modes_and_meters(is_training, fails):
         def compute(self):
             return {}
 
+        def table(self):
+            return ""
+
     class Targets(Batches):
         def __iter__(self):
             for batch in super().__iter__():
@@ -237,6 +242,6 @@ def test_evaluation_restores_modes_and_meters(is_training, fails):
     model.postprocess = lambda outputs, sizes: []
     criterion.meters["close"].add(torch.tensor(3), torch.tensor(4))
     with pytest.raises(ZeroDivisionError) if fails else nullcontext():
-        evaluate(model, Targets(), Evaluator(), device=CPU, criterion=criterion)
+        evaluate(model, Targets(), Plain(), device=CPU, criterion=criterion)
     assert model.training == is_training and criterion.training == (not is_training)
     assert criterion.meters["close"].compute(CPU) == (0.75, 4)

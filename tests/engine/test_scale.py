@@ -7,13 +7,13 @@ import resource
 import time
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from PIL import Image
+from plain_dataset import PlainDataset
 
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.loading.samplers import EvalBatches, TrainBatches
@@ -90,7 +90,9 @@ def evaluate_rank(number: int, folder: str, sender) -> None:
     """Predict for a rank's share of the images, gather, and send the time and memory that it took."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=number, world_size=RANKS)
-    evaluator = CocoEvaluator(SimpleNamespace(category_ids=np.arange(1, 91), image_ids=range(NUM_IMAGES)))
+    evaluator = CocoEvaluator(
+        PlainDataset(annotations=["objects"], category_ids=np.arange(1, 91), image_ids=range(NUM_IMAGES))
+    )
     for image_id in range(number, NUM_IMAGES, RANKS):
         prediction = dict(
             labels=torch.full((PER_IMAGE,), image_id % 90),

@@ -3,12 +3,14 @@ import logging
 
 import numpy as np
 import pytest
+from plain_dataset import PlainDataset
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.captions import CaptionEvaluator
 
 
-class Captioned:
+class Captioned(PlainDataset):
+    annotations = ("captions",)
     image_ids = np.array([7, 3, 5])  # as those of real datasets
     _references = (("A dog runs .", "the dog is running fast"), ("Two cats sit.",), ("a red ball on the grass",))
 
@@ -87,7 +89,7 @@ def test_missing_or_damaged_results_are_named(tmp_path):
 
 
 def test_other_datasets_and_models_are_refused():
-    with pytest.raises(ConfigError, match=r"object has no captions. Set data.val"):
-        CaptionEvaluator(object())
+    with pytest.raises(ConfigError, match=r"needs 'captions' annotations, and dataset PlainDataset has none"):
+        CaptionEvaluator(PlainDataset())
     with pytest.raises(ConfigError, match=r"predictions have scores and no 'text'"):
         CaptionEvaluator(Captioned()).update([{"scores": 1}], [{"image_id": 7}])

@@ -2,13 +2,13 @@
 
 import json
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from PIL import Image
+from plain_dataset import PlainDataset
 
 from vitkit.distributed import close_distributed
 from vitkit.errors import DataError
@@ -19,7 +19,7 @@ CLASSES = ["a", "b", "c", "d", "e", "f", "g"]
 
 
 def dataset_of(num_images):
-    return SimpleNamespace(classes=CLASSES, image_ids=[f"{i}.png" for i in range(num_images)])
+    return PlainDataset(annotations=["label"], classes=CLASSES, image_ids=[f"{i}.png" for i in range(num_images)])
 
 
 def scores_of(*order):
@@ -79,7 +79,7 @@ def test_accuracies_agree_with_a_plain_count_on_random_scores():
 
 
 def test_top_5_with_fewer_than_five_classes():
-    evaluator = ClassificationEvaluator(SimpleNamespace(classes=["a", "b"], image_ids=[1]))
+    evaluator = ClassificationEvaluator(PlainDataset(annotations=["label"], classes=["a", "b"], image_ids=[1]))
     evaluator.update([{"class_scores": torch.tensor([0.4, 0.6])}], [{"image_id": 1, "label": 0}])
     assert evaluator.compute() == {"top1": 0.0, "top5": 1.0}
 

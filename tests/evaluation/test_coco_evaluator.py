@@ -1,9 +1,9 @@
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from plain_dataset import PlainDataset
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -35,7 +35,8 @@ def annotation(id, image_id, category_id, bbox, iscrowd=0):
 def dataset_of(annotations, image_ids=(11, 5, 12)):
     images = [dict(id=i, file_name=f"{i}.jpg", width=640, height=480) for i in image_ids]
     categories = [dict(id=i, name=name) for i, name in zip(CATEGORY_IDS, CLASSES)]
-    return SimpleNamespace(
+    return PlainDataset(
+        annotations=["objects"],
         classes=CLASSES,
         category_ids=CATEGORY_IDS,
         image_ids=image_ids,

@@ -1,11 +1,11 @@
 """Mask AP equals that of pycocotools reading the results file, with run lengths made per batch."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from plain_dataset import PlainDataset
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
@@ -170,6 +170,8 @@ def test_a_model_without_masks_is_an_error(dataset):
 def test_ground_truth_without_masks_is_an_error():
     annotation = dict(id=4, image_id=1, category_id=1, bbox=[0, 0, 5, 5], area=25, iscrowd=0)
     truth = dict(images=[dict(id=1, width=9, height=9)], annotations=[annotation], categories=[dict(id=1, name="cell")])
-    dataset = SimpleNamespace(classes=["cell"], category_ids=[1], image_ids=[1], ground_truth=lambda: truth)
+    dataset = PlainDataset(
+        annotations=["objects"], classes=["cell"], category_ids=[1], image_ids=[1], ground_truth=lambda: truth
+    )
     with pytest.raises(DataError, match=r"1 of 1 annotations have no segmentation, such as 4 \(image 1\)"):
         CocoEvaluator(dataset, iou_types=["segm"]).compute()

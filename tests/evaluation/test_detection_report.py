@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from plain_dataset import PlainDataset
 from pycocotools import mask as coco_mask
 
 from vitkit.evaluation.coco import CocoEvaluator
@@ -92,7 +93,8 @@ def test_segmentation_is_matched_by_masks():
     assert threshold_rows(content, results, [0.0], iou_type="segm")[0].right == 1
 
 
-class Dataset:
+class Detected(PlainDataset):
+    annotations = ("objects",)
     classes, category_ids, image_ids = ["cat", "dog"], [3, 7], [1, 2]
 
     def ground_truth(self):
@@ -100,7 +102,7 @@ class Dataset:
 
 
 def test_details_are_the_coco_metrics_by_class_and_size():
-    evaluator = CocoEvaluator(Dataset())
+    evaluator = CocoEvaluator(Detected())
     assert evaluator.details() == ({}, {})
     evaluator.update(
         [dict(boxes_xyxy=torch.tensor([[0.0, 0, 10, 10]]), labels=torch.tensor([0]), scores=torch.tensor([0.9]))],

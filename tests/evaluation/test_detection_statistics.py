@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from plain_dataset import PlainDataset
 
 from vitkit.evaluation.bootstrap import bootstrap_weights, estimate, paired_difference
 from vitkit.evaluation.coco import METRICS, CocoEvaluator
@@ -10,8 +11,10 @@ from vitkit.evaluation.detection_statistics import THRESHOLDS
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}, {"id": 9, "name": "never"}]
 
 
-class Truth:
+class Truth(PlainDataset):
     """A dataset that has only annotations."""
+
+    annotations = ("objects",)
 
     def __init__(self, images, annotations):
         self._content = {"images": images, "annotations": annotations, "categories": CATEGORIES}

@@ -4,13 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from plain_dataset import PlainDataset
 
 from vitkit.evaluation.bootstrap import bootstrap_weights
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.error_breakdown import KINDS, ErrorBreakdown, error_kind
 
 
-class Truth:
+class Truth(PlainDataset):
+    annotations = ("objects",)
     category_ids, classes, image_ids = [3, 7], ["cat", "dog"], [1]
 
     def __init__(self, annotations):

@@ -1,12 +1,12 @@
 """Panoptic quality: cases worked by hand, and random ones against a calculation by masks."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from plain_dataset import PlainDataset
 
 from vitkit import distributed
 from vitkit.data.datasets.panoptic import CocoPanoptic
@@ -32,7 +32,8 @@ def line(*runs):
 def dataset_of(truths):
     """Return a dataset from image id -> (map, segments)."""
     maps = [PanopticMap(*truth) for truth in truths.values()]
-    return SimpleNamespace(
+    return PlainDataset(
+        annotations=["panoptic"],
         classes=CLASSES,
         category_ids=CATEGORY_IDS,
         things=THINGS,
@@ -280,8 +281,8 @@ def test_wrong_predictions_are_errors():
         evaluator.update([predicted(line((1, 19)), segments((1, 0)))], target)
     with pytest.raises(ConfigError, match="needs 'panoptic', but the model predicts semantic. Set model.tasks"):
         evaluator.update([dict(semantic=torch.zeros(1, 20))], target)
-    with pytest.raises(ConfigError, match="dataset SimpleNamespace does not have the annotations that it needs"):
-        PanopticEvaluator(SimpleNamespace(classes=[]))
+    with pytest.raises(ConfigError, match="needs 'panoptic' annotations, and dataset PlainDataset has 'objects'"):
+        PanopticEvaluator(PlainDataset(annotations=["objects"]))
 
 
 def test_official_sample_matches_itself(shared_data):

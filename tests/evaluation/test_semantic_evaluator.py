@@ -1,13 +1,13 @@
 """IoU and accuracy: cases worked out by hand, and random ones against a calculation by masks."""
 
 import json
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from plain_dataset import PlainDataset
 
 from vitkit import distributed
 from vitkit.errors import ConfigError, DataError
@@ -21,8 +21,12 @@ CLASSES, CATEGORY_IDS = ["sky", "road", "car", "sea"], [11, 7, 24, 9]
 def dataset_of(truths):
     """Return a dataset from image id -> label map."""
     maps = [np.array(labels, np.uint8) for labels in truths.values()]
-    return SimpleNamespace(
-        classes=CLASSES, category_ids=CATEGORY_IDS, image_ids=list(truths), load_semantic=maps.__getitem__
+    return PlainDataset(
+        annotations=["semantic"],
+        classes=CLASSES,
+        category_ids=CATEGORY_IDS,
+        image_ids=list(truths),
+        load_semantic=maps.__getitem__,
     )
 
 
@@ -190,5 +194,5 @@ def test_wrong_predictions_are_errors():
         evaluator.update([dict(semantic=torch.tensor([[0, 1, 1]]))], [dict(image_id=1)])
     with pytest.raises(ConfigError, match="needs 'semantic', but the model predicts panoptic"):
         evaluator.update([dict(panoptic=torch.tensor([[0]]))], [dict(image_id=1)])
-    with pytest.raises(ConfigError, match="does not have the annotations that it needs"):
-        SemanticEvaluator(SimpleNamespace(classes=[]))
+    with pytest.raises(ConfigError, match="needs 'semantic' annotations, and dataset PlainDataset has none"):
+        SemanticEvaluator(PlainDataset())

@@ -101,7 +101,7 @@ def test_numpy_numbers_in_training_statistics_are_left_out(tmp_path):
     assert content["extra_state"]["sum"] == 3 and not isinstance(content["extra_state"]["counts"], np.ndarray)
     assert load_weights(tiny(), tmp_path / "fairseq.pt").converter == "fairseq"
     torch.save({"weight": np.zeros(3)}, tmp_path / "arrays.pt")
-    with pytest.raises(CheckpointError, match=r"arrays\.pt: holds no tensors"):
+    with pytest.raises(CheckpointError, match=r"arrays\.pt: contains no tensors"):
         load_weights(tiny(), tmp_path / "arrays.pt")
 
 

@@ -11,8 +11,8 @@ import torch
 
 from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
+from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.errors import CheckpointError
-from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
 
 TESTS = Path(__file__).resolve().parents[1]

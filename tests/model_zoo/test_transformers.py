@@ -10,8 +10,8 @@ from transformers_models import BUILDERS, build_theirs, compare
 from vitkit import CheckpointError, ConfigError, load, load_weights
 from vitkit.checkpoint.folders import is_transformers_folder
 from vitkit.config import load_config
+from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.inference import find_model
-from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
@@ -181,7 +181,7 @@ def test_error_for_an_unsupported_architecture_lists_the_supported_ones(tmp_path
     [
         (dict(position_embedding_type="learned"), "position_embedding_type='learned': vitkit's model has 'sine' alone"),
         (dict(decoder_ffn_dim=99), "encoder_ffn_dim=16, decoder_ffn_dim=99: vitkit's model has one number for both"),
-        (dict(id2label=[1, 2]), "id2label is no mapping"),
+        (dict(id2label=[1, 2]), "id2label does not map"),
         (dict(backbone_config=dict(model_type="timm_backbone", backbone="convnext_tiny")), "backbone 'convnext_tiny'"),
     ],
 )  # fmt: skip
@@ -232,7 +232,7 @@ def test_damaged_folders_are_errors_that_name_the_file(tmp_path):
     weights = folder / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[:-100])
-    with pytest.raises(CheckpointError, match="model.safetensors: truncated, damaged or no safetensors"):
+    with pytest.raises(CheckpointError, match="model.safetensors: truncated, damaged or not in safetensors"):
         load(folder)
     index = folder / "model.safetensors.index.json"
     weights.unlink()
@@ -240,14 +240,14 @@ def test_damaged_folders_are_errors_that_name_the_file(tmp_path):
         ("{}", "index.json: has no weight_map"),
         ('{"weight_map": {"a": "../x.safetensors"}}', "names '../x.safetensors'; expected files beside it"),
         ('{"weight_map": {"a": "x.safetensors"}}', "lists x.safetensors, which is not beside it"),
-        ("[1]", "holds a list; expected a JSON object"),
+        ("[1]", "contains a list; expected a JSON object"),
         ("{", "cannot be read"),
     ):
         index.write_text(content)
         with pytest.raises(CheckpointError, match=message):
             load(folder)
     index.unlink()
-    with pytest.raises(CheckpointError, match="holds no weights: expected model.safetensors"):
+    with pytest.raises(CheckpointError, match="has no weights: expected model.safetensors"):
         load(folder)
     weights.write_bytes(data)
     (folder / "config.json").unlink()

@@ -5,7 +5,7 @@ import torch
 from transformers_models import BUILDERS, build_theirs, compare
 
 from vitkit import CheckpointError, load_weights
-from vitkit.checkpoint.files import write_safetensors
+from vitkit.checkpoint.writing import write_safetensors
 from vitkit.inference import find_model
 from vitkit.model_zoo.writing import written
 from vitkit.models import build_model

@@ -3,8 +3,8 @@ import torch
 
 from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
+from vitkit.data.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.model_zoo.converters import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.models import build_model
 from vitkit.nn.deformable_transformer import boxes_around, flatten_levels, in_padded_maps
 from vitkit.nn.layers import enable_activation_checkpointing

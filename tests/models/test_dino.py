@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
+from vitkit.data.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.distributed import close_distributed
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.model_zoo.converters import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.models import build_model
 from vitkit.protocols import training_inputs
 from vitkit.registry import CRITERIA

@@ -8,6 +8,7 @@ import pytest
 import torch
 from browser import open_page
 from detection_files import CONFIG, evaluator_of, write_data
+from plain_dataset import PlainDataset
 
 from vitkit.config import load_config, save_config
 from vitkit.data.io.segmentations import encode_segmentation
@@ -83,11 +84,9 @@ def test_models_with_several_evaluators_are_compared(folder):
 
 
 def test_metrics_missing_from_one_model_are_left_out(folder):
-    class Maps:
+    class Maps(PlainDataset):
+        annotations = ("semantic",)
         classes, category_ids, image_ids = ["sky", "road"], [0, 1], [1, 2]
-
-        def __len__(self):
-            return 2
 
         def load_semantic(self, index):
             return np.array([[0, 1], [index, 1]], np.uint8)
@@ -167,7 +166,8 @@ def test_other_images_are_refused_and_counted(folder):
 
 
 def test_other_tasks_are_refused(folder):
-    class Maps:
+    class Maps(PlainDataset):
+        annotations = ("semantic",)
         image_ids, classes, category_ids = [1], ["a", "b"], [1, 2]
 
         def load_semantic(self, index):

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from browser import open_page
 from detection_files import CONFIG, evaluator_of, write_data
+from plain_dataset import PlainDataset
 
 from vitkit.errors import ConfigError
+from vitkit.evaluation import LanguageModelEvaluator
 from vitkit.evaluation.detection_report import confusion_matrix, threshold_rows
 from vitkit.report import write_report
 from vitkit.report.detection import count_groups
@@ -57,8 +59,11 @@ def test_images_without_prediction_and_unreadable_pictures_are_named(tmp_path, c
 
 
 def test_other_evaluators_have_no_report(tmp_path):
+    class Mine(LanguageModelEvaluator):
+        pass
+
     with pytest.raises(ConfigError, match=r"there is none for Mine; there are reports for CocoEvaluator"):
-        write_report(type("Mine", (), {})(), tmp_path / "report.html", title="mine")
+        write_report(Mine(PlainDataset()), tmp_path / "report.html", title="mine")
 
 
 def test_images_are_grouped_by_their_number_of_objects():

@@ -6,12 +6,20 @@ import numpy as np
 import pytest
 import torch
 from browser import open_page
+from plain_dataset import PlainDataset
 
 from vitkit import EVALUATORS, build_dataset
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
 from vitkit.report import write_report
 from vitkit.report.matrix import ranked, shown_classes
 from vitkit.report.segmentation import label_map, pixel_statistics
+
+
+class NumberedSentences(PlainDataset):
+    noun = "sentences"
+
+    def __len__(self):
+        return 6
 
 
 def shapes(kind, **more):
@@ -61,7 +69,7 @@ def captions():
 
 
 def texts():
-    dataset = type("Six", (), {"__len__": lambda self: 6})()
+    dataset = NumberedSentences()
     evaluator = TextEvaluator(dataset, smallest_group=2)
     for k in range(6):
         target = dict(index=k, source_text="eins zwei " * (k + 1), references=[f"one two {k}"])
@@ -70,7 +78,7 @@ def texts():
 
 
 def language_model():
-    dataset = type("Six", (), {"__len__": lambda self: 6})()
+    dataset = NumberedSentences()
     evaluator = LanguageModelEvaluator(dataset)
     for index in range(6):
         logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(index))
@@ -98,7 +106,8 @@ def test_panoptic_pixel_counts_equal_those_of_a_semantic_evaluator():
     dataset, ids = evaluator.dataset, list(evaluator.dataset.image_ids)
     pairs = [(label_map(dataset.load_panoptic(k)), label_map(evaluator.predicted_map(ids[k]))) for k in range(6)]
 
-    class Semantic:
+    class Semantic(PlainDataset):
+        annotations = ("semantic",)
         image_ids, classes, category_ids = ids, dataset.classes, dataset.category_ids
 
         def load_semantic(self, index):

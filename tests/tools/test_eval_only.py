@@ -68,7 +68,7 @@ def test_wrong_command_lines_and_evaluators_are_errors(tmp_path, capsys, monkeyp
         assert expected in f"{error.value.code}\n{capsys.readouterr().err}"
     with pytest.raises(SystemExit, match="error: results: no file 'results.json'"):
         test_tool.main(["config.py", "--eval-only", "results.json"])
-    with pytest.raises(SystemExit, match="results.json: LanguageModelEvaluator cannot score saved results"):
+    with pytest.raises(SystemExit, match="results.json: LanguageModelEvaluator cannot read predictions from files"):
         test_tool.main(["config.py", "--eval-only", "results.json", "evaluator=LanguageModelEvaluator"])
 
 

@@ -160,7 +160,7 @@ def test_checkpoints_keep_what_the_evaluation_measured(tiny, monkeypatch, capsys
     assert load("runs/tiny").thresholds == found
     capsys.readouterr()
     evaluate("runs/tiny/last.pth")
-    assert "objects are best shown from score 0.25 to 0.50, by class (highest F1" in capsys.readouterr().out
+    assert "objects are best shown above score 0.25 to 0.50, by class (highest F1" in capsys.readouterr().out
     # A resumed run has the thresholds from the start, not only after its next evaluation.
     monkeypatch.setattr(CocoEvaluator, "score_thresholds", lambda evaluator: None)
     train("--resume", "runs/tiny")
@@ -440,10 +440,7 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
     ("arguments", "message"),
     [
         (["--thresholds", "2"], "--thresholds, --confusion and --iou are 0 to 1"),
-        (
-            ["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"],
-            "cannot score saved results",
-        ),
+        (["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"], "cannot read predictions"),
         (["--eval-only", "none.json", "--confusion"], "no file 'none.json'"),
     ],
 )

@@ -69,7 +69,7 @@ def test_the_checkpoint_is_evaluated_with_its_own_vocabulary(checkpoint, tmp_pat
 
 def test_a_checkpoint_without_vocabularies_is_refused(tmp_path):
     torch.save({"model": {"a": torch.zeros(1)}}, tmp_path / "a.pth")
-    with pytest.raises(SystemExit, match=r"a\.pth: holds no vocabularies; expected a checkpoint that was trained on"):
+    with pytest.raises(SystemExit, match=r"a\.pth: has no vocabularies; expected a checkpoint that was trained on"):
         evaluate_tool.main(["configs/quickstart/translation.py", str(tmp_path / "a.pth"), *SMALL])
     with pytest.raises(SystemExit, match=r"a\.pth: holds no config, as a run's checkpoint does.* Give its config, too"):
         translate.main([str(tmp_path / "a.pth"), "one"])
@@ -155,7 +155,7 @@ def test_long_sentences_are_an_error_or_truncated(checkpoint, translated):
 
 def test_bad_input_is_named(checkpoint, tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_bytes(b"one\ntw\xff\n")
-    with pytest.raises(SystemExit, match=r"in\.txt, line 2: byte 0xff is no UTF-8"):
+    with pytest.raises(SystemExit, match=r"in\.txt, line 2: byte 0xff is not UTF-8"):
         translate.main([checkpoint, "--input", str(tmp_path / "in.txt")])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xff")))
     with pytest.raises(SystemExit, match=r"standard input, line 2: no UTF-8"):

@@ -1,17 +1,17 @@
 """Pictures below their classes and captions."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import torch
 from PIL import Image
+from plain_dataset import PlainDataset
 
 from vitkit.visualization.predictions import draw_predictions
 
 
 def images(classes=()):
     """A dataset of five grey images."""
-    return SimpleNamespace(
+    return PlainDataset(
+        has_images=True,
         image_ids=[7, 8, 9, 10, 11],
         classes=list(classes),
         load_image=lambda index: np.full((20, 30, 3), 40 * index, np.uint8),
@@ -36,6 +36,7 @@ def test_every_image_is_shown_with_its_caption(tmp_path):
 
 def test_four_frames_of_a_video_are_shown(tmp_path):
     videos = images(["left", "right"])
+    videos.is_video = True
     videos.load_frames = lambda index, count: [np.full((20, 30, 3), 50 * i, np.uint8) for i in range(1, 1 + count)]
     samples = [({"class_scores": torch.tensor([0.3, 0.7])}, {"label": 1, "image_id": 7})]
     assert draw_predictions(samples, videos, tmp_path / "figure.png")

@@ -118,8 +118,8 @@ def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
         if digest != recorded:
             raise CheckpointError(
                 f"{file}: sha256 is {digest}, but {recorded} was recorded at the first download: the file is damaged, "
-                f"or {url} gives another one now. Delete {path} to download it again; if the change is right, delete "
-                f"{record.name} beside it, too."
+                f"or {url} gives another one now. Delete {path} to download it again; if the change is right, also "
+                f"delete {record.name} beside it."
             )
         return
     temporary = record.with_name(f"{record.name}.{os.getpid()}.tmp")

@@ -1,17 +1,14 @@
-"""Checkpoint files: written atomically, and read without running code."""
+"""Checkpoint files, read without running code."""
 
 import os
 import pickle
-import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitkit.checkpoint.folders import (
     INDEX_SUFFIX,
@@ -25,101 +22,8 @@ from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_ar
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
 
-TEMPORARY_SUFFIX = ".tmp"
-"""Suffix of files and folders that are being written; one that is left over is from a killed run."""
 _STARTS = (b"PK", b"\x80")
 """First bytes of checkpoints: those of a zip archive, and those of a pickle, the format before PyTorch 1.6."""
-
-
-def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Write `state` to a temporary name and rename it, so that `path` is always a complete checkpoint.
-
-    Raises:
-        CheckpointError: it cannot be written, for instance because the disk is full. An earlier file at `path` is still
-            intact.
-    """
-    _write(Path(path), lambda file: torch.save(dict(state), file))
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write bytes in the same way as `save_checkpoint`."""
-    _write(path, lambda file: file.write(data))
-
-
-def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write a .safetensors file atomically.
-
-    Raises:
-        CheckpointError: it cannot be written, or the package is not installed.
-    """
-    try:
-        from safetensors.torch import save
-    except ImportError as error:
-        raise CheckpointError(f"{path}: writing it needs safetensors: pip install 'vitkit[hub]'.") from error
-    # Each tensor is stored separately, even if several are views of one.
-    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, {"format": "pt"})
-    write_atomically(path, data)
-
-
-def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        _rename(temporary, path)
-    except (OSError, RuntimeError) as error:
-        raise _not_saved(path, temporary, error) from error
-
-
-def link_checkpoint(source: str | Path, target: str | Path) -> None:
-    """Give a checkpoint a second name, or copy it if the file system has no links; `target` is always complete.
-
-    Raises:
-        CheckpointError: see `save_checkpoint`.
-    """
-    target = Path(target)
-    temporary = target.with_name(target.name + TEMPORARY_SUFFIX)
-    try:
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-        _rename(temporary, target)
-    except OSError as error:
-        raise _not_saved(target, temporary, error) from error
-
-
-def _rename(temporary: Path, path: Path) -> None:
-    os.replace(temporary, path)
-    temporary.unlink(missing_ok=True)  # os.replace keeps it if both are names of one file
-    sync_folder(path.parent)  # the new name is only on the disk when its folder is synced
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are written to the disk, if the system supports it."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _not_saved(path: Path, temporary: Path, error: BaseException) -> CheckpointError:
-    with suppress(OSError):
-        temporary.unlink(missing_ok=True)
-    cause: BaseException | None = error  # torch raises an error of its own while handling that of a failed write
-    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
-        cause = cause.__context__
-    reason = cause.strerror if isinstance(cause, OSError) else str(error).splitlines()[0]
-    intact = " The previous checkpoint is intact." if path.exists() else ""
-    return CheckpointError(f"{path}: not saved ({reason}).{intact} Make room, or check the disk.")
 
 
 def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, Any]:
@@ -188,7 +92,7 @@ def _check_exists(path: Path) -> None:
     # If a run's folder was named, list its checkpoints; otherwise those beside the missing file.
     folder = path if os.path.isdir(path) else path.parent
     names = [file.name for file in folder.glob("*.pth")]
-    others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} holds no .pth file."
+    others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} has no .pth file."
     raise CheckpointError(f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. {others}")
 
 
@@ -199,16 +103,17 @@ def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
     except Exception as error:  # a damaged file, or a text file, can make the unpickler raise anything
         raise _unreadable(path, error) from error
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors.")
+        raise CheckpointError(f"{path}: contains a {type(state).__name__}; expected a dict of tensors.")
     return state
 
 
 def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
-    """Verify the checksums in the file, which `torch.load` does not, so that damage cannot change weights unnoticed.
+    """Verify the checksums in the file.
 
     Raises:
         CheckpointError: a checksum is wrong.
     """
+    # `torch.load` does not verify them, so damage would change weights unnoticed.
     if not zipfile.is_zipfile(path):
         return  # an older format, or a truncated file, which `torch.load` reports
     try:
@@ -238,11 +143,11 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
     message = str(error)
     if isinstance(error, pickle.UnpicklingError) and ("Unsupported global" in message or "GLOBAL" in message):
         return CheckpointError(
-            f"{path}: refused, because it holds pickled code and not only tensors ({_global_name(message)}). "
+            f"{path}: refused, because it contains pickled code and not only tensors ({_global_name(message)}). "
             "Loading it could run anything. If you trust it, load it yourself with torch.load(..., "
             "weights_only=False), save its state dict with torch.save, and load that."
         )
-    # The unpickler's message about a damaged file ("pop from empty list") would not help anybody.
+    # The unpickler's message about a damaged file ("pop from empty list") would not help anyone.
     is_telling = message and isinstance(error, OSError | RuntimeError | MemoryError)
     reason = f" ({message.splitlines()[0].partition('. ')[0]})" if is_telling else ""
     return CheckpointError(f"{path}: truncated or damaged{reason}. Get the file again.")

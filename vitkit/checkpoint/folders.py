@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.checkpoint.marian import Tokens, read_tokens, renumbered
+from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.errors import CheckpointError
 
 CONFIG = "config.json"
@@ -43,7 +44,7 @@ def is_transformers_folder(folder: Path) -> bool:
         return has_weights
     try:
         return "model_type" in read_object(path)
-    except CheckpointError:  # the file is damaged, so its kind is unknown
+    except CheckpointError:  # the file is damaged, which does not tell its kind
         return has_weights
 
 
@@ -58,7 +59,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}). Get the file again.") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: holds a {type(values).__name__}; expected a JSON object.")
+        raise CheckpointError(f"{path}: contains a {type(values).__name__}; expected a JSON object.")
     return values
 
 
@@ -70,7 +71,7 @@ def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
     """
     path = weights_in(folder)
     if path is None:
-        raise CheckpointError(f"'{folder}' holds no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
+        raise CheckpointError(f"'{folder}' has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     state = read_shards(path, read) if path.name.endswith(INDEX_SUFFIX) else read(path)
     tokens = tokens_in(folder)
     return {"model": renumbered(state, tokens) if tokens else state, **_metadata(folder, tokens)}
@@ -108,7 +109,7 @@ def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name in files_in_index(index):
         if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index}: lists {name}, which is not beside it. Download that file, too.")
+            raise CheckpointError(f"{index}: lists {name}, which is not beside it. Download that file as well.")
         state |= read(index.parent / name)
     missing = [key for key in files if key not in state]
     if missing:
@@ -133,7 +134,7 @@ def _weight_map(index: Path) -> Mapping[str, Any]:
     """Return tensor name -> name of the file that contains it."""
     files = read_object(index).get("weight_map")
     if not isinstance(files, Mapping) or not files:
-        raise CheckpointError(f"{index}: has no weight_map, which says which file holds which tensor. Get it again.")
+        raise CheckpointError(f"{index}: has no weight_map, which says which file contains which tensor. Get it again.")
     return files
 
 
@@ -152,7 +153,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # the package's errors are of a type of its own
         reason = (str(error) or repr(error)).splitlines()[0]
         raise CheckpointError(
-            f"{path}: truncated, damaged or no safetensors ({reason}). Get the file again."
+            f"{path}: truncated, damaged or not in safetensors format ({reason}). Get the file again."
         ) from error
 
 
@@ -164,15 +165,13 @@ def stated_classes(config: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is damaged.
     """
-    from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
-
     labels = read_object(config).get("id2label")
     if not labels:
         return {}
     try:
         names: Sequence[str] = [str(labels[key]) for key in sorted(labels, key=int)]
     except (TypeError, ValueError, LookupError) as error:
-        raise CheckpointError(f"{config}: id2label is no mapping of numbers to names ({error}).") from error
+        raise CheckpointError(f"{config}: id2label does not map numbers to names ({error}).") from error
     unnamed = all(re.fullmatch(r"LABEL_\d+|N/A", name) for name in names)
     if len(names) == _NUM_RAW_IDS and (unnamed or [name for name in names if name != "N/A"] == list(COCO_CLASSES)):
         names = COCO_CLASSES

@@ -47,7 +47,9 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
             return {name: _tensor(name, arrays[name]) for name in arrays.files}
     except Exception as error:  # a damaged file can make numpy raise anything, such as a MemoryError for a claimed size
         reason = (str(error) or repr(error)).splitlines()[0]
-        raise CheckpointError(f"{path}: damaged, or holds more than numbers ({reason}). Get the file again.") from error
+        raise CheckpointError(
+            f"{path}: damaged, or contains more than numbers ({reason}). Get the file again."
+        ) from error
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -79,7 +81,7 @@ def read_pickled_arrays(path: Path) -> dict[str, Any]:
             content = _ArrayUnpickler(file, encoding="latin1").load()
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path}: refused or damaged ({error}). A .pkl file may hold arrays, numbers and text only: loading "
+            f"{path}: refused or damaged ({error}). A .pkl file may contain only arrays, numbers and text: loading "
             "anything else could run code. Get the file again, or save its state dict with torch.save and load that."
         ) from error
     except Exception as error:  # a damaged file can make the unpickler raise anything
@@ -89,18 +91,19 @@ def read_pickled_arrays(path: Path) -> dict[str, Any]:
         ) from error
     state = content.get("model", content) if isinstance(content, dict) else content
     if not isinstance(state, dict) or not any(isinstance(value, np.ndarray) for value in state.values()):
-        raise CheckpointError(f"{path}: holds no arrays by name. Expected a model of detectron2.")
+        raise CheckpointError(f"{path}: has no arrays by name; expected a model of detectron2.")
     arrays = {str(name): value for name, value in state.items() if isinstance(value, np.ndarray)}
     bad = [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]
     if bad:
-        raise CheckpointError(f"{path}: {bad[0]} is no array of numbers ({arrays[bad[0]].dtype}). Get the file again.")
+        dtype = arrays[bad[0]].dtype
+        raise CheckpointError(f"{path}: {bad[0]} is not an array of numbers ({dtype}). Get the file again.")
     # Arrays may be saved by a machine with the other byte order, or by HDF5; torch only reads the native order.
     return {name: torch.from_numpy(array.astype(array.dtype.newbyteorder("="))) for name, array in arrays.items()}
 
 
 def _tensor(name: str, array: Any) -> Tensor:
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"{name} is no array")
+        raise ValueError(f"{name} is not an array")
     if array.dtype == np.dtype("V2"):  # numpy does not know bfloat16, which some arrays were saved in
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))

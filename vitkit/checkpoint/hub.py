@@ -36,7 +36,7 @@ def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) 
     download = _Download(source, repository, revision or None)
     config = download(CONFIG, required=True)
     if config is None:
-        raise CheckpointError(f"{source}: has no {CONFIG}, so it is no model of the transformers library.")
+        raise CheckpointError(f"{source}: has no {CONFIG}, so it is not a model of the transformers library.")
     check(config)
     for name in WEIGHTS:
         path = download(name)
@@ -50,7 +50,7 @@ def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) 
     else:
         if download.not_cached:
             raise download.unreachable(WEIGHTS[0])
-        raise CheckpointError(f"{source}: holds no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
+        raise CheckpointError(f"{source}: has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     is_text = read_object(config).get("model_type") == "marian"
     for name in (GENERATION, *TOKEN_FILES, TARGET_NUMBERS) if is_text else (PREPROCESSOR,):
         download(name)
@@ -85,8 +85,8 @@ class _Download:
             ) from error
         except errors.RepositoryNotFoundError as error:
             raise CheckpointError(
-                f"{self.source}: no such repository, or a private one. Check owner and name; for a private one log in: "
-                "hf auth login."
+                f"{self.source}: there is no such repository, or it is private. Check owner and name; if it is "
+                "private, log in: hf auth login."
             ) from error
         except errors.RevisionNotFoundError as error:
             raise CheckpointError(f"{self.source}: the repository has no revision {self.revision!r}.") from error
@@ -96,7 +96,7 @@ class _Download:
             if required or not self.hub.constants.HF_HUB_OFFLINE:
                 raise self.unreachable(name) from error
             self.not_cached.append(name)
-            logger.warning(f"{self.source}: offline, and {name} is not in the cache: going on without it.")
+            logger.warning(f"{self.source}: offline, and {name} is not in the cache: continuing without it.")
             return None
         except errors.EntryNotFoundError:
             return None
@@ -104,8 +104,8 @@ class _Download:
         except (OSError, *errors.HfHubHTTPError.__bases__) as error:
             reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
             raise CheckpointError(
-                f"{self.source}: {name} cannot be stored or fetched ({reason.splitlines()[0]}). Make room or set the "
-                f"rights in {self.hub.constants.HF_HUB_CACHE}, set HF_HOME to another folder, or try again."
+                f"{self.source}: {name} cannot be downloaded or stored ({reason.splitlines()[0]}). Make room or set "
+                f"the rights in {self.hub.constants.HF_HUB_CACHE}, set HF_HOME to another folder, or try again."
             ) from error
         return Path(path)
 

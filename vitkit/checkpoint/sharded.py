@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.tensor import DTensor
 
-from vitkit.checkpoint.files import TEMPORARY_SUFFIX, sync_folder
+from vitkit.checkpoint.writing import TEMPORARY_SUFFIX, sync_folder
 from vitkit.distributed import broadcast_object, gather_objects, is_main, rank
 from vitkit.errors import CheckpointError
 
@@ -104,8 +104,8 @@ def check_shards(checkpoint: Path, shards: Mapping[str, Any], *, checksums: bool
     if missing:
         raise CheckpointError(
             f"{checkpoint}: {len(missing)} of the {len(files)} shard files in '{folder}' are missing "
-            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}). Each holds a part of every weight: copy "
-            "the whole folder again, or take another checkpoint."
+            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}). Each contains a part of every weight: "
+            "copy the whole folder again, or take another checkpoint."
         )
     for name, (size, checksum) in files.items():
         actual = (folder / name).stat().st_size
@@ -115,7 +115,7 @@ def check_shards(checkpoint: Path, shards: Mapping[str, Any], *, checksums: bool
 
 
 def read_full(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's state with its full tensors, read by this process alone.
+    """Return a checkpoint's state with its full tensors, all read by this process.
 
     Args:
         state: content of the checkpoint's file; `check_shards` should have been called.
@@ -190,12 +190,11 @@ class _StoredChunk(NamedTuple):
 def _metadata(checkpoint: Path, shards: Mapping[str, Any]) -> Metadata:
     """Return the metadata that was passed to `_describe`.
 
-    dcp's own description of the folder, a pickle, is never opened: it could run code, and torch 2.6 cannot read what
-    torch 2.15 writes there.
-
     Raises:
         CheckpointError: the description is incomplete.
     """
+    # dcp's own description of the folder, a pickle, is never opened: it could run code, and torch 2.6 cannot read what
+    # torch 2.15 writes there.
     tensors, storage = {}, {}
     try:
         for key, tensor in shards["tensors"].items():
@@ -232,7 +231,7 @@ def _fill(checkpoint: Path, shards: Mapping[str, Any], metadata: Metadata, tenso
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is no dtype")
+        raise ValueError(f"{name} is not a dtype")
     return dtype
 
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from vitkit.checkpoint.dilation import check_dilation
 from vitkit.checkpoint.files import read_checkpoint
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
+from vitkit.checkpoint.published import published
 from vitkit.errors import CheckpointError
-from vitkit.protocols import AdaptsState, Backbone, HasClassHead
+from vitkit.protocols import AdaptsState, Backbone, HasClassHead, Model
 
 logger = logging.getLogger("vitkit")
 
@@ -49,7 +50,7 @@ class LoadReport:
                 f"not in it, so these are newly initialised: {', '.join(part.rstrip('.') for part in self.new_parts)}"
             )
         if self.left_out:
-            parts.append(f"left out, as feature maps need none of it: {_shorten(_modules(self.left_out))}")
+            parts.append(f"left out, because feature maps do not need it: {_shorten(_modules(self.left_out))}")
         if self.not_finite:
             parts.append(f"NaN or infinite: {_shorten(self.not_finite)}")
         for kind, keys in (("missing", self.missing), ("unexpected", self.unexpected)):
@@ -58,11 +59,8 @@ class LoadReport:
         return "; ".join(parts)
 
     def compare(self, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-        """Record the keys that only one of the two state dicts has.
-
-        The batch counters of batch norms are ignored: they are meaningless for frozen ones, and hardly matter for
-        others.
-        """
+        """Record the keys that only one of the two state dicts has, except for the batch counters of batch norms."""
+        # Batch counters mean nothing to frozen norms, and hardly matter to others.
         counters, fresh = "num_batches_tracked", (*self.reinitialized, *self.new_parts)
         self.missing = [k for k in expected if k not in state and not k.startswith(fresh) and not k.endswith(counters)]
         self.unexpected = [k for k in state if k not in expected and not k.endswith(counters)]
@@ -92,24 +90,20 @@ def load_weights(
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has none of its entries.
     """
-    # An import from a higher layer: URLs and key names of official checkpoints are kept with the published metrics.
-    from vitkit import model_zoo
-    from vitkit.model_zoo.converters import convert_official, describe
-
-    zoo_name: str | None = None
+    zoo, zoo_name = published(), None
     if is_hub_name(source):
         source = hub_folder(source)
-    if isinstance(source, str) and not os.path.exists(source) and source in model_zoo.index():
-        zoo_name, source = source, model_zoo.published_weights(source)
+    if isinstance(source, str) and not os.path.exists(source) and source in zoo.names():
+        zoo_name, source = source, zoo.file_of(source)
     elif isinstance(source, str | Path):
-        zoo_name = model_zoo.published_name(source)
+        zoo_name = zoo.name_of(source)
     name = "the given state dict" if isinstance(source, Mapping) else str(source)
     checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
     state = stored = state_dict_of(checkpoint, name)
-    converter = None
+    official = None
     if not _fits(model, state) and not getattr(model, "renames_itself", False):
-        state, converter = convert_official(state, model, classes)
-    report = LoadReport(name, converter and converter.name)
+        state, official = zoo.convert(state, model, classes)
+    report = LoadReport(name, official and official.name)
     for prefix, module in model.named_modules():
         if isinstance(module, AdaptsState):
             module.adapt_state(state, f"{prefix}." if prefix else "")
@@ -117,12 +111,12 @@ def load_weights(
     expected = model.state_dict()
     if not _is_of_another_model(state, expected):
         _check_variant(name, model, state, expected)
-    origin = describe(checkpoint, stored, converter)
+    origin = zoo.describe(checkpoint, stored, official)
     if strict and _is_of_another_model(state, expected):
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
     check_dilation(model, checkpoint, name, zoo_name=zoo_name, only_start=new_class_head)
-    trained_classes = classes_of(checkpoint, name) or (converter and converter.classes)
+    trained_classes = classes_of(checkpoint, name) or (official and official.classes)
     report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
     if report.reinitialized:
         if not new_class_head:
@@ -131,7 +125,7 @@ def load_weights(
             raise CheckpointError(_other_classes(name, theirs, ours, origin))
         _check_trainable(name, model, report.reinitialized)
         state = {key: value for key, value in state.items() if key not in report.reinitialized}
-    new_parts = tuple(getattr(model, "new_parts", ())) if new_class_head else ()
+    new_parts = tuple(model.new_parts) if new_class_head and isinstance(model, Model) else ()
     if not any(key.startswith(new_parts) for key in state):
         report.new_parts = list(new_parts)
     if hasattr(model, "entries_to_leave_out"):
@@ -149,8 +143,8 @@ def load_weights(
     report.not_finite = _not_finite(model, state)
     if report.not_finite:
         logger.warning(
-            f"{name}: {len(report.not_finite)} of {len(state)} loaded entries hold NaN or infinity: "
-            f"{_shorten(report.not_finite)}. What the model gives will be NaN, too. Get the file again, or take an "
+            f"{name}: {len(report.not_finite)} of {len(state)} loaded entries contain NaN or infinity: "
+            f"{_shorten(report.not_finite)}. The model's outputs will also be NaN. Get the file again, or use an "
             "earlier checkpoint."
         )
     return report
@@ -179,7 +173,7 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
     tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(
-            f"{name}: holds no tensors (keys: {_shorten(list(state))}). Expected a model's state dict."
+            f"{name}: contains no tensors (keys: {_shorten(list(state))}). Expected a model's state dict."
         )
     return tensors
 
@@ -244,7 +238,7 @@ def _without_classifier(
 
 def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Reject weights of another variant of a model that can tell its variants apart, such as Deformable DETR."""
-    if not hasattr(model, "variant_of"):
+    if not isinstance(model, Model):
         return
     theirs, ours = model.variant_of(state), model.variant_of(expected)
     if theirs != ours:
@@ -264,8 +258,8 @@ def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
     frozen = [key for key in keys if not trained.get(key, True)]
     if frozen:
         raise CheckpointError(
-            f"{name}: its classes differ from the model's, so that {_shorten(frozen)} would be newly initialised, but "
-            "are not trained. Start from a checkpoint of the model's classes, or train everything "
+            f"{name}: its classes differ from the model's, so {_shorten(frozen)} would be newly initialised, but "
+            "not trained. Start from a checkpoint of the model's classes, or train everything "
             "(model.freeze_detr=false)."
         )
 
@@ -274,21 +268,21 @@ def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str,
     """Check that each tensor is of the same kind as the model's: layout, floating point, complex.
 
     Raises:
-        CheckpointError: copying would silently turn integers or complex numbers into floats, or the reverse; or there
-            is no data to copy.
+        CheckpointError: a tensor is of another kind, or has no data.
     """
 
+    # Copying would silently turn integers or complex numbers into floats, or the reverse.
     def kind(tensor: Tensor) -> tuple:
         return tensor.layout, tensor.is_floating_point(), tensor.is_complex()
 
     for key, value in state.items():
         if value.is_meta and not expected[key].is_meta:
             raise CheckpointError(
-                f"{name}: {key} has a shape and no values (device meta). Save the model's own weights."
+                f"{name}: {key} has a shape but no values (device meta). Save the model's own weights."
             )
         if kind(value) != kind(expected[key]):
             raise CheckpointError(
-                f"{name}: {key} holds {value.dtype} ({value.layout}), the model's {expected[key].dtype} "
+                f"{name}: {key} contains {value.dtype} ({value.layout}), the model's {expected[key].dtype} "
                 f"({expected[key].layout}). Get the file again, or convert it."
             )
 

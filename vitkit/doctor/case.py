@@ -18,7 +18,6 @@ from vitkit.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import VitkitError
 from vitkit.models import build_model
-from vitkit.protocols import HasThings, HasVocabularies
 from vitkit.registry import MODELS, parameters_of
 from vitkit.seq2seq.vocabulary import vocabularies_of
 
@@ -61,8 +60,9 @@ class Case:
             for split in ("train", "val", "test")
             if getattr(self.data, split) is not None
         }
-        if self.train and self.train.dataset and self.val and isinstance(self.val.dataset, HasVocabularies):
-            self.val.dataset.use_vocabularies_of(self.train.dataset)
+        train, val = (split and split.dataset for split in (self.train, self.val))
+        if train is not None and val is not None and val.has_vocabularies:
+            val.use_vocabularies_of(train)
 
     @property
     def train(self) -> DatasetStatistics | None:
@@ -87,10 +87,7 @@ class Case:
         dataset, classes = self.train.dataset, self.train.classes or None
         try:
             model = build_model(
-                self.config["model"],
-                classes=classes,
-                things=dataset.things if isinstance(dataset, HasThings) else None,
-                vocabularies=vocabularies_of(dataset),
+                self.config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies_of(dataset)
             )
         except VitkitError as error:
             return None, [Issue("model", "fail", str(error))]

@@ -12,7 +12,6 @@ from vitkit.doctor.images import image_issues, map_issues
 from vitkit.doctor.issues import Issue, enumerate_items
 from vitkit.doctor.leakage import leakage_issues
 from vitkit.doctor.videos import video_issues
-from vitkit.protocols import HasReferences
 
 _RARE = 10
 """Number of objects below which a class can hardly be learned."""
@@ -129,7 +128,7 @@ def text(case: Case) -> Iterator[Issue]:
             for number, side in enumerate(dataset.sides, start=1):
                 name = side.path.name if isinstance(side, TextLines) else f"side {number}"
                 yield from _line_issues(side, name, where)
-        elif isinstance(dataset, HasReferences):
+        elif dataset is not None and "captions" in dataset.annotations:
             captions = [dataset.references(k) for k in range(len(dataset))]
             per_image = Counter(map(len, captions))
             shares = ", ".join(f"{count} images have {number}" for number, count in per_image.most_common(4))

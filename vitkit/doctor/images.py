@@ -16,7 +16,6 @@ from vitkit.doctor.statistics import DatasetStatistics
 from vitkit.errors import DataError
 from vitkit.ops.label_maps import count_values
 from vitkit.ops.masks import boxes_around_masks
-from vitkit.protocols import HasPanoptic, HasSemantic
 from vitkit.structures import IGNORE_INDEX
 
 
@@ -74,13 +73,13 @@ def scan_images(statistics: DatasetStatistics, max_images: int) -> ImageScan:
         scan.checksums.append(hashlib.blake2b(image.tobytes(), digest_size=16).digest() + repr(image.shape).encode())
         scan.thumbnails.append(thumbnail(image))
         if statistics.files is not None:
-            limit = {"max_pixels": getattr(dataset, "max_image_pixels", MAX_PIXELS)}
+            limit = {"max_pixels": dataset.max_image_pixels or MAX_PIXELS}
             scan.modes.append(read_header(statistics.files[index], **limit).mode)
             scan.num_rotated += is_rotated(statistics.files[index], **limit)
         try:
-            if isinstance(dataset, HasPanoptic):
+            if "panoptic" in dataset.annotations:
                 _scan_panoptic_map(statistics, index, scan)
-            elif isinstance(dataset, HasSemantic):
+            elif "semantic" in dataset.annotations:
                 _scan_label_map(statistics, index, scan)
         except DataError as error:
             scan.map_errors.append(str(error))

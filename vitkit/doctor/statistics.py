@@ -28,7 +28,7 @@ from vitkit.data.text.datasets import TextDataset
 from vitkit.doctor.annotations import DetectionFile, fault_issues, panoptic_issues
 from vitkit.doctor.issues import Issue
 from vitkit.errors import VitkitError
-from vitkit.protocols import HasCategoryIds, HasClasses, HasImageIds, ImageDataset
+from vitkit.protocols import Dataset
 from vitkit.registry import DATASETS
 
 _MAX_SAMPLED = 500
@@ -43,7 +43,7 @@ class DatasetStatistics:
     """The dataset's key in the config, such as "data.train"."""
     kind: str = "other"
     """"detection", "panoptic", "instance", "semantic", "classification", "captions", "text" or "other"."""
-    dataset: Any = None
+    dataset: Dataset | None = None
     """The built dataset; None if it cannot be built."""
     classes: list[str] = field(default_factory=list)
     category_ids: list[Any] = field(default_factory=list)
@@ -64,7 +64,7 @@ class DatasetStatistics:
     @property
     def has_images(self) -> bool:
         """Whether images can be loaded."""
-        return isinstance(self.dataset, ImageDataset)
+        return self.dataset is not None and self.dataset.has_images
 
     def objects_per_image(self) -> np.ndarray:
         """(images,) number of objects in each image."""
@@ -105,12 +105,10 @@ def dataset_statistics(data: DataSettings, split: str) -> DatasetStatistics:
 
 def _read_dataset(statistics: DatasetStatistics) -> None:
     dataset = statistics.dataset
-    statistics.image_ids = list(dataset.image_ids if isinstance(dataset, HasImageIds) else range(len(dataset)))
-    if isinstance(dataset, HasClasses):
-        statistics.classes = list(dataset.classes)
-    if isinstance(dataset, HasCategoryIds):
-        statistics.category_ids = list(dataset.category_ids)
-    if isinstance(dataset, BaseImageDataset) and not isinstance(dataset, ClipDataset):
+    statistics.image_ids = list(dataset.sample_ids())
+    statistics.classes = list(dataset.classes or ())
+    statistics.category_ids = list(() if dataset.category_ids is None else dataset.category_ids)
+    if isinstance(dataset, BaseImageDataset) and not dataset.is_video:
         paths = [dataset.image_path(index) for index in range(len(dataset))]
         statistics.files = None if None in paths else paths
     sampled = range(min(len(dataset), _MAX_SAMPLED))

@@ -20,37 +20,37 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference.exported import checkpoint_of, is_exported
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.protocols import HasCategoryIds, HasClassActivation, HasClasses, HasThings, HasVocabularies
+from vitkit.protocols import Criterion, Dataset, Model
 from vitkit.registry import CRITERIA
 from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 
 logger = logging.getLogger("vitkit")
 
 
-def build_datasets(data: DataSettings) -> tuple[Any, Any]:
+def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
     """Build the training and the validation dataset, which must have the same classes."""
     train_set = data.dataset("train")
     val_set = data.dataset("val")
-    if isinstance(train_set, HasClasses) and isinstance(val_set, HasClasses):
+    if train_set.classes is not None and val_set.classes is not None:
         check_same_classes(train_set, val_set)
-    if getattr(train_set, "num_objects", None) == 0:
+    if train_set.num_objects == 0:
         raise DataError("data.train: none of its images has a usable object, so there is nothing to learn.")
     return train_set, val_set
 
 
-def build_train_loader(data: DataSettings, train_set: Any, seed: int, device: torch.device) -> Any:
+def build_train_loader(data: DataSettings, train_set: Dataset, seed: int, device: torch.device) -> Any:
     """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
     loader = data.train_loader(train_set, seed)
-    batch_transforms = getattr(train_set, "batch_transforms", None)
-    return TransformedLoader(loader, batch_transforms, device) if batch_transforms else loader
+    transforms = train_set.batch_transforms
+    return loader if transforms is None else TransformedLoader(loader, transforms, device)
 
 
-def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
+def share_vocabularies(train_set: Dataset, val_set: Dataset, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
     """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
 
     They come from the checkpoint that provides the weights, or else are built from the training text by the first rank.
     """
-    if not isinstance(train_set, HasVocabularies):
+    if not train_set.has_vocabularies:
         return {}
     saved = None
     if is_main():
@@ -63,13 +63,13 @@ def share_vocabularies(train_set: Any, val_set: Any, checkpoint: str | Path | No
     return vocabularies
 
 
-def use_saved_vocabularies(dataset: Any, checkpoint: str | Path) -> dict[str, Vocabulary]:
+def use_saved_vocabularies(dataset: Dataset, checkpoint: str | Path) -> dict[str, Vocabulary]:
     """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
 
     Raises:
         CheckpointError: the checkpoint contains no vocabularies.
     """
-    if not isinstance(dataset, HasVocabularies):
+    if not dataset.has_vocabularies:
         return {}
     saved = checkpoint_of(checkpoint) if is_exported(checkpoint) else read_checkpoint(checkpoint)
     vocabularies = vocabularies_from_json(saved.get("vocabularies"))
@@ -79,26 +79,22 @@ def use_saved_vocabularies(dataset: Any, checkpoint: str | Path) -> dict[str, Vo
     return vocabularies
 
 
-def dataset_metadata(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
+def dataset_metadata(dataset: Dataset, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
     """Return the classes and vocabularies that a checkpoint needs for the model to be used without the dataset."""
-    metadata = {"classes": dataset.classes} if isinstance(dataset, HasClasses) else {}
-    if isinstance(dataset, HasCategoryIds):
-        metadata["category_ids"] = dataset.category_ids
-    if isinstance(dataset, HasThings):
-        metadata["things"] = dataset.things
+    about = {"classes": dataset.classes, "category_ids": dataset.category_ids, "things": dataset.things}
+    metadata: dict[str, Any] = {name: value for name, value in about.items() if value is not None}
     if vocabularies:
         metadata["vocabularies"] = {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()}
     return metadata
 
 
-def build_model_for(config: Mapping[str, Any], dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> nn.Module:
+def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: Mapping[str, Vocabulary]) -> Model:
     """Build a config's model for the classes, or the vocabularies, of a dataset.
 
     Raises:
         ConfigError: the `model` section is invalid, or the command line requests another number of classes.
     """
-    classes = dataset.classes if isinstance(dataset, HasClasses) else None
-    things = dataset.things if isinstance(dataset, HasThings) else None
+    classes = dataset.classes
     origins = config.origins if isinstance(config, Config) else {}
     if classes is not None and origins.get("model.num_classes") == COMMAND_LINE:
         num_classes = config["model"]["num_classes"]
@@ -108,19 +104,19 @@ def build_model_for(config: Mapping[str, Any], dataset: Any, vocabularies: Mappi
                 f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
                 "the dataset's classes size the model."
             )
-    return build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
+    return build_model(config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies)
 
 
-def build_criterion_for(config: Mapping[str, Any], model: nn.Module) -> nn.Module:
+def build_criterion_for(config: Mapping[str, Any], model: Model) -> Criterion:
     """Build a config's criterion, for a model.
 
     Raises:
         ConfigError: the `criterion` section is invalid, or its class loss is for other logits than the model's.
     """
     criterion = CRITERIA.build(config["criterion"])
-    if not (isinstance(model, HasClassActivation) and isinstance(criterion, HasClassActivation)):
+    if None in (model.class_activation, criterion.class_activation):
         return criterion
-    if criterion.class_activation not in (None, model.class_activation):
+    if criterion.class_activation != model.class_activation:
         logits, losses = {
             "softmax": ('a softmax with "no object"', "'cross_entropy'"),
             "sigmoid": ("a sigmoid per class", "'focal', 'varifocal' or 'mal'"),

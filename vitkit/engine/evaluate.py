@@ -14,7 +14,7 @@ from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gat
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
-from vitkit.protocols import Evaluator, GenerativeModel, TakesOutputs
+from vitkit.protocols import Evaluator, GenerativeModel
 from vitkit.structures import Batch
 
 
@@ -42,8 +42,8 @@ def evaluate(
     Raises:
         TrainingError: there is not enough memory for a batch.
     """
-    meters = getattr(criterion, "meters", {})
-    takes_outputs = isinstance(evaluator, TakesOutputs) and evaluator.takes_outputs
+    meters = getattr(criterion, "meters", {})  # there may be no criterion
+    takes_outputs = evaluator.takes_outputs
     generates = isinstance(model, GenerativeModel) and not takes_outputs
     remedies = partial(evaluation_remedies, precision=precision)
     with _evaluation_mode(model, criterion, meters):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
@@ -15,7 +15,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
 from vitkit.evaluation.base import read_results
 from vitkit.inference import find_model
-from vitkit.protocols import HasImageIds, LoadsResults
+from vitkit.protocols import Dataset, Evaluator
 from vitkit.registry import EVALUATORS
 
 
@@ -23,20 +23,33 @@ class ScoredResults(NamedTuple):
     """A model's predictions with their metrics."""
 
     name: str
-    evaluator: Any
+    evaluator: Evaluator
     """The evaluator, after `compute`."""
     config: Config | None
     folder: Path | None
     """The run's folder; None if the results are not a run's."""
 
 
-class AnnotatedFile:
+class _GroundTruth(Dataset):
+    """A dataset for evaluation only: it has no samples for a model."""
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        self._lacks("samples")
+
+
+class AnnotatedFile(_GroundTruth):
     """A dataset of annotations whose images are optional, for scoring only; see `CocoDetection` for training.
 
     Args:
         annotations: annotations in COCO's format or, if the images are available, in another one.
         images: folder of the images; None: there are no images.
     """
+
+    annotations = ("objects",)
+    has_images = True
 
     def __init__(self, annotations: str | Path, images: str | Path | None = None):
         self.annotation_file, self._images = Path(annotations), None if images is None else Path(images)
@@ -52,9 +65,6 @@ class AnnotatedFile:
             for k, a in enumerate(content["annotations"], start=1)
         ]
         self._content = {**content, "annotations": entries}
-
-    def __len__(self) -> int:
-        return len(self.image_ids)
 
     def ground_truth(self) -> dict[str, Any]:
         """Return the annotations in COCO's format."""
@@ -72,14 +82,25 @@ class AnnotatedFile:
         return read_image(self._images / name, "images")
 
 
-class _Classified:
+class _Classified(_GroundTruth):
     """The images of a classifier's results file, which contains their true classes."""
+
+    annotations = ("label",)
 
     def __init__(self, content: dict[str, Any]):
         self.classes, self.image_ids = content["classes"], [image["image_id"] for image in content["images"]]
 
+
+class _Sentences(_GroundTruth):
+    """The sentences of a results file, which contains their references."""
+
+    noun = "sentences"
+
+    def __init__(self, sentences: list[Any]):
+        self._num_sentences = len(sentences)
+
     def __len__(self) -> int:
-        return len(self.image_ids)
+        return self._num_sentences
 
 
 def score_file(
@@ -101,7 +122,7 @@ def score_file(
         evaluator = ClassificationEvaluator(_Classified(content))
         evaluator.load_results(results)
     elif isinstance(content, dict) and isinstance(content.get("sentences"), list) and annotations is None:
-        evaluator = TextEvaluator(content["sentences"])
+        evaluator = TextEvaluator(_Sentences(content["sentences"]))
         evaluator.load_results(results)
     elif isinstance(content, list) and not any(isinstance(entry, dict) and "caption" in entry for entry in content):
         if annotations is None:
@@ -140,9 +161,6 @@ def score_results(results: str | Path, config: Mapping[str, Any], *, split: Spli
     require(config, "data.val" if split == "val" else "data", "evaluator")
     dataset = DataSettings(**config["data"]).evaluated(split)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
-    if not isinstance(evaluator, LoadsResults):
-        name = type(evaluator).__name__
-        raise ConfigError(f"{results}: {name} cannot score saved results. Evaluate the checkpoint again.")
     if isinstance(evaluator, CocoEvaluator):
         content = read_results(results)
         if isinstance(content, list):
@@ -189,5 +207,4 @@ def check_image_ids(results: Any, dataset: Any, name: str) -> None:
 
 def sample_ids(scored: ScoredResults) -> list[Any]:
     """Return the ids of the images, or the indices of the sentences, of scored results."""
-    dataset = scored.evaluator.dataset
-    return list(dataset.image_ids) if isinstance(dataset, HasImageIds) else list(range(len(dataset)))
+    return list(scored.evaluator.dataset.sample_ids())

@@ -23,7 +23,7 @@ from vitkit.inference import Predictor, Tiling, load
 from vitkit.inference.exported import exported_model, is_exported
 from vitkit.logging import ProgressLines, print_line
 from vitkit.models.tta import MultiScaleFlip
-from vitkit.protocols import Evaluator, HasClasses, HasFrames, HasImageIds, HasThings, ImageDataset
+from vitkit.protocols import Evaluator
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.seq2seq.captioner import Captioner
 
@@ -83,14 +83,13 @@ def evaluate_model(
     dataset = data.evaluated(split)
     vocabularies = use_saved_vocabularies(dataset, weights)
     loader = data.val_loader(dataset)
-    classes = dataset.classes if isinstance(dataset, HasClasses) else None
     model = build_model_for(config, dataset, vocabularies)
     is_text = bool(vocabularies) and not isinstance(model, Captioner)
     if is_exported(weights):
         model, report = exported_model(weights, model), LoadReport(str(weights))
     else:
         with first_rank_first():
-            report = load_weights(model, weights, classes=classes)
+            report = load_weights(model, weights, classes=dataset.classes)
     print_line(str(report))
     if tta_scales is not None:
         model = MultiScaleFlip(model, scales=tta_scales)
@@ -104,7 +103,7 @@ def evaluate_model(
     )
     # The first batch includes one-time costs.
     median = statistics.median(seconds[1:] or seconds or [math.nan])
-    sample = "sentence" if is_text else "clip" if isinstance(dataset, HasFrames) else "image"
+    sample = "sentence" if is_text else "clip" if dataset.is_video else "image"
     return Evaluation(metrics, evaluator, report, median, sample)
 
 
@@ -117,11 +116,10 @@ def _evaluate_tiles(
         ConfigError: the dataset has no images, or the model's predictions cannot be merged.
     """
     dataset = DataSettings(**config["data"]).evaluated(split)
-    if not (isinstance(dataset, ImageDataset) and isinstance(dataset, HasImageIds)):
+    if not dataset.has_images:
         raise ConfigError(f"tiles: expected a dataset of images; data.{split} is a {type(dataset).__name__}.")
     precision = _precision(config, device)
-    classes = dataset.classes if isinstance(dataset, HasClasses) else None
-    things = dataset.things if isinstance(dataset, HasThings) else None
+    classes, things = dataset.classes, dataset.things
     with first_rank_first():
         predictor = load(config, weights, classes=classes, things=things, device=device, precision=precision)
     if not isinstance(predictor, Predictor):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
-from vitkit.data.loading.loader import DataSettings, training_indices
+from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import default_device, resolve_precision
 from vitkit.distributed import broadcast, broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
 from vitkit.engine import build, validation
@@ -38,7 +38,7 @@ from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import train_step
 from vitkit.inference import find_weights
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
-from vitkit.protocols import HasClasses
+from vitkit.protocols import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import Batch
@@ -169,17 +169,17 @@ def build_run(
     return run, validate
 
 
-def describe(run: TrainRun, train_set: Any, val_set: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
+def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: Mapping[str, Vocabulary]) -> str:
     """Return the first line of a run's output: its folder, data, parameters and devices."""
-    if isinstance(train_set, HasClasses):
+    if train_set.classes is not None:
         sizes = [f"{len(train_set.classes)} classes"]
     else:
         sizes = [f"{len(vocabulary)} {side} tokens" for side, vocabulary in vocabularies.items()]
-    num_trained, num_training = len(training_indices(train_set)), len(train_set)
+    num_trained, num_training = len(train_set.training_indices()), len(train_set)
     of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
     return (
         f"run {run.run_dir}  {of_training} training and {len(val_set)} validation "
-        f"{getattr(train_set, 'noun', 'images')}, {', '.join(sizes)}  "
+        f"{train_set.noun}, {', '.join(sizes)}  "
         f"{sum(p.numel() for p in run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
         f"{world_size()} x {run.device.type}, {run.settings.precision}"
     )

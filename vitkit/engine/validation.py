@@ -16,7 +16,6 @@ from vitkit.engine.evaluate import evaluate
 from vitkit.engine.run import TrainRun
 from vitkit.errors import DataError
 from vitkit.logging import print_line
-from vitkit.protocols import FindsThresholds
 from vitkit.registry import EVALUATORS, Spec
 from vitkit.structures import Batch, ImageSizes
 from vitkit.visualization.predictions import draw_predictions
@@ -67,7 +66,7 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
     )
     if is_main():
         print_line(evaluator.table())
-        thresholds = evaluator.score_thresholds() if isinstance(evaluator, FindsThresholds) else None
+        thresholds = evaluator.score_thresholds()
         if thresholds is not None:
             run.measured["score_thresholds"] = thresholds.as_json(loader.dataset.classes)
         if sizes:

@@ -1,8 +1,8 @@
 """What evaluators have in common: one answer per sample, gathered from all ranks."""
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from vitkit.data.io.json_files import read_json
 from vitkit.distributed import gather_dicts, is_main
 from vitkit.errors import ConfigError
 from vitkit.evaluation.bootstrap import SampleStatistics
+from vitkit.protocols import Dataset, Evaluator, require_base
 
 logger = logging.getLogger("vitkit")
 
 
-class SampleEvaluator(ABC):
+class SampleEvaluator(Evaluator):
     """Base of evaluators that store what the metrics need of each sample, and compute them from all samples at the end.
 
     `update` stores an answer for each sample that is not in `answers` yet: samplers repeat some samples to fill the
@@ -26,7 +27,7 @@ class SampleEvaluator(ABC):
         dataset: the evaluated dataset.
     """
 
-    def __init__(self, dataset: Any):
+    def __init__(self, dataset: Dataset):
         self.dataset = dataset
         self.answers: dict[Any, Any] = {}
         """Answer of each sample, by image id or by a sentence's index."""
@@ -34,10 +35,6 @@ class SampleEvaluator(ABC):
         """Results of the last `compute()`; empty on other ranks."""
         self._by_class: dict[str, dict[str, float]] = {}
         """Class name -> metrics of the last `compute()`, where the evaluator has any."""
-
-    @abstractmethod
-    def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
-        """Add one batch."""
 
     @abstractmethod
     def _compute(self) -> dict[str, float]: ...
@@ -92,16 +89,19 @@ def predicted_field(prediction: Mapping[str, Any], field: str, evaluator: str) -
     return prediction[field]
 
 
-def require_annotations(dataset: Any, protocol: type, evaluator: str) -> None:
+def require_annotations(dataset: Dataset, kind: str, evaluator: str) -> None:
     """Check that a dataset has the annotations that an evaluator needs.
 
+    Args:
+        kind: one of `Dataset.annotations`.
     Raises:
-        ConfigError: it does not follow the protocol.
+        ConfigError: it does not have them, or does not derive from `Dataset`.
     """
-    if not isinstance(dataset, protocol):
+    require_base("dataset", type(dataset), Dataset)
+    if kind not in dataset.annotations:
         raise ConfigError(
-            f"evaluator {evaluator}: dataset {type(dataset).__name__} does not have the annotations that it needs "
-            f"(it is not a {protocol.__name__}, see vitkit/protocols.py). Choose the evaluator of the dataset's task."
+            f"evaluator {evaluator}: needs {kind!r} annotations, and dataset {type(dataset).__name__} has "
+            f"{', '.join(map(repr, dataset.annotations)) or 'none'}. Choose the evaluator of the dataset's task."
         )
 
 

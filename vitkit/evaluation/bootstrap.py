@@ -5,7 +5,7 @@ computed for all resamples at once from each image's contribution, so that nothi
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,7 +29,6 @@ class Scores(NamedTuple):
     """Class name -> metrics; for text, group of sentences -> metrics."""
 
 
-@runtime_checkable
 class SampleStatistics(Protocol):
     """The contribution of each image (or sentence) to the metrics."""
 
@@ -42,15 +41,7 @@ class SampleStatistics(Protocol):
         """Return the metrics where image i counts weights[r, i] times, weights being (R, N) float64."""
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return the name and the (N,) values of a metric for each image alone, by which images are ranked."""
-
-
-@runtime_checkable
-class HasStatistics(Protocol):
-    """An evaluator whose metrics can be resampled."""
-
-    def statistics(self) -> SampleStatistics:
-        """Return each image's contribution to the metrics; to be called after `compute`."""
+        """Return the name and the (N,) values of a metric of each single image, by which images are ranked."""
 
 
 class Estimate(NamedTuple):

@@ -121,7 +121,7 @@ def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
     for a single image.
 
     What is reported is the mean over images: about 1.0 for good models on COCO. A candidate that repeats one of five
-    references gets 2 from that one alone.
+    references gets 2 from that one only.
 
     Args:
         sigma: standard deviation, in tokens, of the Gaussian that damps differences in length.

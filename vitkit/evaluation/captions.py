@@ -4,24 +4,19 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from vitkit.data.io.coco_schema import caption_result_faults, raise_faults
 from vitkit.errors import ConfigError
-from vitkit.evaluation.base import SampleEvaluator, read_results
+from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tokenize_caption
 from vitkit.evaluation.sample_statistics import CaptionStatistics
-from vitkit.protocols import HasImageIds, HasReferences
+from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 
 logger = logging.getLogger("vitkit")
-
-
-@runtime_checkable
-class CaptionedDataset(HasImageIds, HasReferences, Protocol):
-    """What the evaluator requires of a dataset."""
 
 
 @EVALUATORS.register
@@ -39,12 +34,8 @@ class CaptionEvaluator(SampleEvaluator):
     per_class_metric = "CIDEr-D"
     """The metric that `per_class` returns."""
 
-    def __init__(self, dataset: CaptionedDataset):
-        if not isinstance(dataset, CaptionedDataset):
-            raise ConfigError(
-                f"evaluator CaptionEvaluator: {type(dataset).__name__} has no captions. Set data.val to a dataset of "
-                "captions, such as CocoCaptions or ShapesCaptions."
-            )
+    def __init__(self, dataset: Dataset):
+        require_annotations(dataset, "captions", "CaptionEvaluator")
         super().__init__(dataset)
         self._statistics: CaptionStatistics | None = None
 

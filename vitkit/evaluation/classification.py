@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,18 +14,14 @@ from torch import Tensor
 
 from vitkit.data.io.coco_schema import is_number
 from vitkit.errors import DataError
-from vitkit.evaluation.base import SampleEvaluator, read_results
+from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
-from vitkit.protocols import HasClasses, HasImageIds
+from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 
 _NUM_BEST = 5
 _MOST_NAMED = 40  # with more classes, the figure does not name them
 _MOST_COUNTED = 20  # with more classes, the figure's cells show no counts
-
-
-class ClassifiedDataset(HasClasses, HasImageIds, Protocol):
-    """What the evaluator requires of a dataset."""
 
 
 class _Answer(NamedTuple):
@@ -48,9 +44,9 @@ class ClassificationEvaluator(SampleEvaluator):
     per_class_metric = "accuracy"
     """The metric that `per_class` returns."""
 
-    def __init__(self, dataset: ClassifiedDataset):
+    def __init__(self, dataset: Dataset):
+        require_annotations(dataset, "label", "ClassificationEvaluator")
         super().__init__(dataset)
-        self._noun = getattr(dataset, "noun", "images")
 
     def update(self, predictions: Sequence[Mapping[str, Tensor]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; images that were seen before are ignored.
@@ -106,7 +102,7 @@ class ClassificationEvaluator(SampleEvaluator):
         names, matrix = self.dataset.classes, self.confusion_matrix()
         lines = [
             f"top-1 accuracy {self.metrics['top1']:.4f}   top-5 accuracy {self.metrics['top5']:.4f}   "
-            f"{len(self.dataset.image_ids)} {self._noun}, {len(names)} classes"
+            f"{len(self.dataset.image_ids)} {self.dataset.noun}, {len(names)} classes"
         ]
         wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
         for position in np.argsort(-wrong, axis=None, kind="stable")[:3]:
@@ -139,7 +135,7 @@ class ClassificationEvaluator(SampleEvaluator):
         result = {**self.metrics, "classes": list(names), "confusion_matrix": matrix.tolist(), "images": images}
         path.write_text(json.dumps(result), encoding="utf-8")
         figure = path.with_name(f"{path.stem}_confusion.png")
-        draw_confusion_matrix(matrix, names, figure, what=self._noun)
+        draw_confusion_matrix(matrix, names, figure, what=self.dataset.noun)
         return [path, figure]
 
     def load_results(self, path: str | Path) -> None:

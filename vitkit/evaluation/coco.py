@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pycocotools import mask as coco_mask
@@ -17,21 +17,17 @@ from torch import Tensor
 from vitkit.data.io.coco_schema import raise_faults, result_faults
 from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.base import SampleEvaluator, read_results
+from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.detection_report import best_row
 from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking
-from vitkit.protocols import HasCategoryIds, HasGroundTruth, HasImageIds
+from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
-from vitkit.structures import Detections, DetectionTarget, Instances, ScoreThresholds
+from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds
 
 METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """The twelve COCO metrics, in the order of COCOeval's statistics."""
 IOU_TYPES = ("bbox", "segm")
 _CHUNK = 16  # number of masks that are run-length encoded at once
-
-
-class CocoDataset(HasCategoryIds, HasImageIds, HasGroundTruth, Protocol):
-    """What the evaluator requires of a dataset."""
 
 
 class _Predictions(NamedTuple):
@@ -59,18 +55,21 @@ class CocoEvaluator(SampleEvaluator):
             and, if masks are evaluated, a segmentation.
         iou_types: what IoU is computed for: "bbox", "segm" or both.
     Raises:
-        ConfigError: an IoU type is unknown.
+        ConfigError: an IoU type is unknown, or the dataset has no boxes or masks of objects.
     """
 
-    def __init__(self, dataset: CocoDataset, *, iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",)):
+    def __init__(self, dataset: Dataset, *, iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",)):
         if not iou_types or not set(iou_types) <= set(IOU_TYPES):
             raise ConfigError(f"CocoEvaluator: got iou_types={list(iou_types)}; expected 'bbox', 'segm' or both.")
+        require_annotations(dataset, "objects", "CocoEvaluator")
         super().__init__(dataset)
         self.iou_types = tuple(iou_types)
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
         self._evaluations: dict[str, COCOeval] = {}
 
-    def update(self, predictions: Sequence[Detections | Instances], targets: Sequence[DetectionTarget]) -> None:
+    def update(
+        self, predictions: Sequence[Detections | InstanceDetections], targets: Sequence[DetectionTarget]
+    ) -> None:
         """Add one batch; images that were seen before are ignored.
 
         Args:

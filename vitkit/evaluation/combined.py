@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import ConfigError
-from vitkit.protocols import FindsThresholds, NamesPerClassMetric
+from vitkit.protocols import Dataset, Evaluator
 from vitkit.registry import EVALUATORS, Spec
 from vitkit.structures import ScoreThresholds
 
 
 @EVALUATORS.register
-class CombinedEvaluator:
+class CombinedEvaluator(Evaluator):
     """Several evaluators of the same predictions, such as PQ, mask AP and mIoU of one panoptic model.
 
     Args:
@@ -21,13 +21,17 @@ class CombinedEvaluator:
         ConfigError: the list is empty.
     """
 
-    def __init__(self, dataset: Any, *, evaluator: Sequence[Spec]):
+    def __init__(self, dataset: Dataset, *, evaluator: Sequence[Spec]):
         if not evaluator:
             raise ConfigError("CombinedEvaluator: evaluator is empty; expected a list of evaluators.")
         self.dataset = dataset
         self.evaluators = [EVALUATORS.build(spec, dataset=dataset) for spec in evaluator]
-        first = self.evaluators[0]
-        self.per_class_metric = first.per_class_metric if isinstance(first, NamesPerClassMetric) else "AP"
+        self.per_class_metric = self.evaluators[0].per_class_metric
+
+    @property
+    def parts(self) -> Sequence[Evaluator]:
+        """The evaluators."""
+        return self.evaluators
 
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch to each evaluator."""
@@ -53,8 +57,8 @@ class CombinedEvaluator:
 
     def score_thresholds(self) -> ScoreThresholds | None:
         """Return the thresholds of the first evaluator that has any; see `CocoEvaluator`."""
-        candidates = (e.score_thresholds() for e in self.evaluators if isinstance(e, FindsThresholds))
-        return next((thresholds for thresholds in candidates if thresholds is not None), None)
+        per_evaluator = (evaluator.score_thresholds() for evaluator in self.evaluators)
+        return next((thresholds for thresholds in per_evaluator if thresholds is not None), None)
 
     def write_results(self, path: str | Path) -> list[Path]:
         """Write each evaluator's results.

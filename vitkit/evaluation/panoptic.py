@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,17 +23,12 @@ from vitkit.evaluation.maps import (
 )
 from vitkit.evaluation.sample_statistics import PanopticStatistics
 from vitkit.ops.label_maps import count_values
-from vitkit.protocols import HasCategoryIds, HasImageIds, HasPanoptic, HasThings
+from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PanopticMap, PanopticPrediction, SegmentInfo
 
 _VOID = 0
 _OFFSET = 1 << 24
-
-
-@runtime_checkable
-class PanopticDataset(HasThings, HasCategoryIds, HasImageIds, HasPanoptic, Protocol):
-    """What the evaluator requires of a dataset."""
 
 
 class _Answer(NamedTuple):
@@ -62,8 +57,8 @@ class PanopticEvaluator(SampleEvaluator):
     per_class_metric = "PQ"
     """The metric that `per_class` returns."""
 
-    def __init__(self, dataset: PanopticDataset):
-        require_annotations(dataset, PanopticDataset, "PanopticEvaluator")
+    def __init__(self, dataset: Dataset):
+        require_annotations(dataset, "panoptic", "PanopticEvaluator")
         super().__init__(dataset)
         self._position_of = positions_of(dataset.image_ids)
 
@@ -178,7 +173,7 @@ class PanopticEvaluator(SampleEvaluator):
         raise_faults(panoptic_result_faults(content, self._position_of, label_of), f"results '{path}'")
         annotations = content["annotations"]
         check_inside(map_folder(path), (annotation["file_name"] for annotation in annotations), f"results '{path}'")
-        max_pixels = getattr(self.dataset, "max_image_pixels", MAX_PIXELS)
+        max_pixels = self.dataset.max_image_pixels or MAX_PIXELS
         for annotation in annotations:
             segments = [
                 {key: value for key, value in s.items() if key in ("id", "score")}

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -22,7 +22,7 @@ from vitkit.evaluation.maps import (
 )
 from vitkit.evaluation.sample_statistics import SemanticStatistics
 from vitkit.ops.label_maps import count_values
-from vitkit.protocols import HasCategoryIds, HasImageIds, HasSemantic
+from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import IGNORE_INDEX, SemanticPrediction
 
@@ -32,11 +32,6 @@ _MEANS = {"IoU": "mIoU", "accuracy": "mean_accuracy", "boundary IoU": "boundary_
 
 BOUNDARY_WIDTH = 0.02
 """Width of a boundary, as a fraction of the image's diagonal."""
-
-
-@runtime_checkable
-class SemanticDataset(HasCategoryIds, HasImageIds, HasSemantic, Protocol):
-    """What the evaluator requires of a dataset."""
 
 
 class _Counts(NamedTuple):
@@ -78,8 +73,8 @@ class SemanticEvaluator(SampleEvaluator):
     per_class_metric = "IoU"
     """The metric that `per_class` returns."""
 
-    def __init__(self, dataset: SemanticDataset, *, boundary: bool = True):
-        require_annotations(dataset, SemanticDataset, "SemanticEvaluator")
+    def __init__(self, dataset: Dataset, *, boundary: bool = True):
+        require_annotations(dataset, "semantic", "SemanticEvaluator")
         super().__init__(dataset)
         self.boundary = boundary
         self._position_of = positions_of(dataset.image_ids)
@@ -208,7 +203,7 @@ class SemanticEvaluator(SampleEvaluator):
         label_of = {raw: label for label, raw in enumerate(self._raw.tolist())}
         table = np.full(1 << 16, len(label_of), np.int64)
         table[list(label_of)] = list(label_of.values())
-        max_pixels = getattr(self.dataset, "max_image_pixels", MAX_PIXELS)
+        max_pixels = self.dataset.max_image_pixels or MAX_PIXELS
         for image_id in self._position_of:
             path = folder / map_name(image_id)
             if not path.is_file():

@@ -169,7 +169,7 @@ class TextEvaluator(SampleEvaluator):
         return {f"{group.min_words} to {group.max_words} words": group.score for group in self.by_length()}
 
     def write_results(self, path: str | Path) -> list[Path]:
-        """Write metrics and texts as JSON, the texts alone one per line, and the first metric by length as a figure.
+        """Write metrics and texts as JSON, only the texts, one per line, and the first metric by length as a figure.
 
         Returns:
             the files: `path`, NAME.txt and NAME_by_length.png for NAME.json.
@@ -215,7 +215,6 @@ class LanguageModelEvaluator(SampleEvaluator):
     """
 
     takes_outputs = True
-    """The evaluator reads the model's outputs instead of generated text."""
 
     def __init__(self, dataset: Sized):
         super().__init__(dataset)

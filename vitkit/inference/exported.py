@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference.export_graphs import FROM_MODEL
 from vitkit.ops.images import unpadded_sizes
-from vitkit.protocols import DenseModel
+from vitkit.protocols import DenseModel, Model
 from vitkit.seq2seq.decoding import State, TextGenerator
 
 ONNX_SUFFIX, PROGRAM_SUFFIX = ".onnx", ".pt2"
@@ -196,7 +196,7 @@ def exported_model(path: str | Path, model: nn.Module) -> nn.Module:
     return ExportedGenerator(file, model) if isinstance(model, TextGenerator) else ExportedModel(file, model)
 
 
-class ExportedModel(nn.Module):
+class ExportedModel(Model):
     """An exported image model in place of the model itself; its outputs are on the CPU.
 
     Args:

@@ -18,6 +18,7 @@ from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.checkpoint.marian import FILES as TOKEN_FILES
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
+from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
@@ -25,7 +26,6 @@ from vitkit.inference.language import MaskFiller, TextContinuer
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.transformers_configs import check_architecture, config_of, lacks_tokens
 from vitkit.inference.translator import Translator
-from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
 from vitkit.registry import MODELS, nearest, parameters_of
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel

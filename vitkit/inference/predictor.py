@@ -25,7 +25,7 @@ from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
 from vitkit.inference.videos import predict_video
 from vitkit.models.classifier import Classifier
 from vitkit.models.detr import DETR
-from vitkit.protocols import DenseModel, HasClassScores, HasTasks
+from vitkit.protocols import DenseModel, Model, require_base
 from vitkit.registry import TRANSFORMS
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
@@ -78,6 +78,7 @@ class Predictor:
         self.image_sizes = None if image_sizes is None or _resizes(self.transforms) else image_sizes
         self._has_said_size = False
         self.device = next(model.parameters()).device
+        require_base("model", type(model), Model)
         if not isinstance(model, DenseModel | Captioner | ExportedGenerator):
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
 
@@ -92,7 +93,7 @@ class Predictor:
         model = self._defining_model
         if not isinstance(model, DenseModel) or isinstance(model, Classifier):
             return False
-        of_segmentation = isinstance(model, HasTasks) and not isinstance(model, DETR)
+        of_segmentation = model.tasks and not isinstance(model, DETR)
         return not of_segmentation or "instance" in model.tasks
 
     def __call__(
@@ -196,7 +197,9 @@ class Predictor:
     def run_tiles(self, picture: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
         """Predict on an array (H, W, 3) uint8 RGB in tiles, see `predict_tiles`; like `run` if it fits one tile."""
         if not isinstance(self.model, DenseModel) or self.sampling is not None:
-            raise ConfigError(f"tiles: are for boxes, masks and maps; {type(self.model).__name__} predicts none.")
+            raise ConfigError(
+                f"tiles: {type(self.model).__name__} predicts no boxes, masks or maps. Predict without tiles."
+            )
         if len(tiling.tiles(*picture.shape[:2])) == 1:
             return self.run([picture])[0]
         return predict_tiles(picture, tiling, self._run_tiles, batch_size=batch_size)
@@ -212,10 +215,7 @@ class Predictor:
         for i, (result, size) in enumerate(zip(results, sizes)):
             scores = None
             if result.pop("semantic", None) is not None:
-                model = self._defining_model
-                if not isinstance(model, HasClassScores):
-                    raise ConfigError(f"tiles: {type(model).__name__} has no semantic_scores to average.")
-                scores = model.semantic_scores(outputs, i, size)
+                scores = self._defining_model.semantic_scores(outputs, i, size)
             tiles.append(TileResult(_on_cpu(result), scores))
         return tiles
 

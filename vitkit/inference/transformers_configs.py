@@ -11,9 +11,9 @@ from pathlib import Path
 from vitkit.checkpoint.folders import CONFIG, is_transformers_folder, read_object, stated_classes, tokens_in
 from vitkit.checkpoint.hub import GENERATION, PREPROCESSOR
 from vitkit.config import load_config
+from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.errors import ConfigError
 from vitkit.inference.transformers_settings import Section, Settings, preprocess
-from vitkit.model_zoo.converters import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.registry import nearest
 
 RESNETS = {

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.backbones.base import pixel_statistics
-from vitkit.checkpoint.files import write_atomically, write_safetensors
 from vitkit.checkpoint.folders import CONFIG, WEIGHTS
 from vitkit.checkpoint.hub import PREPROCESSOR
 from vitkit.checkpoint.marian import FILES, TARGET_NUMBERS
+from vitkit.checkpoint.writing import write_atomically, write_safetensors
 from vitkit.config.schema import Slot, slots_in
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.clips import ClipEvalTransforms

@@ -1,6 +1,5 @@
 """Loss functions and the criteria that combine them."""
 
-from vitkit.losses.base import Criterion
 from vitkit.losses.captioning import CaptionLoss
 from vitkit.losses.classification import ClassificationLoss
 from vitkit.losses.mask_criterion import MaskCriterion
@@ -8,12 +7,4 @@ from vitkit.losses.per_pixel import PerPixelCriterion
 from vitkit.losses.sequence import SequenceLoss
 from vitkit.losses.set_criterion import SetCriterion
 
-__all__ = [
-    "CaptionLoss",
-    "ClassificationLoss",
-    "Criterion",
-    "MaskCriterion",
-    "PerPixelCriterion",
-    "SequenceLoss",
-    "SetCriterion",
-]
+__all__ = ["CaptionLoss", "ClassificationLoss", "MaskCriterion", "PerPixelCriterion", "SequenceLoss", "SetCriterion"]

@@ -9,8 +9,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vitkit.distributed import all_reduce_mean
 from vitkit.errors import ConfigError
-from vitkit.losses.base import Criterion
 from vitkit.losses.sequence import SequenceLoss
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError, DataError
-from vitkit.losses.base import Criterion
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 
 

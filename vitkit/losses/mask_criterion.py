@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
-from vitkit.losses.base import Criterion
 from vitkit.losses.set_terms import (
     QuerySets,
     SurplusWarning,
@@ -26,6 +25,7 @@ from vitkit.losses.set_terms import (
     set_cross_entropy,
 )
 from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, MATCHERS, Spec
 from vitkit.structures import DetectionTarget
 

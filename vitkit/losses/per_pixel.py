@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
-from vitkit.losses.base import Criterion
 from vitkit.losses.set_terms import decoder_layers, normalizers
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import DetectionTarget, describe_image
 

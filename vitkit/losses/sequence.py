@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError, DataError
-from vitkit.losses.base import Criterion
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
-from vitkit.losses.base import Criterion
 from vitkit.losses.boxes import box_giou_loss, box_l1_loss
 from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
 from vitkit.losses.set_terms import (
@@ -26,6 +25,7 @@ from vitkit.losses.set_terms import (
 )
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy
 from vitkit.ops.masks import pad_masks
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, MATCHERS, Spec
 from vitkit.structures import DetectionTarget
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained, pixel_statistics
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import normalize_images, pad_to_multiple
+from vitkit.protocols import Model
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 
 logger = logging.getLogger("vitkit")
 
 
-class ModelOnBackbone(nn.Module):
+class ModelOnBackbone(Model):
     """Base of models with a backbone, whose pretrained weights are the backbone's."""
 
     backbone: nn.Module
@@ -49,8 +50,6 @@ class DensePredictionModel(ModelOnBackbone):
             `feature_info` does not match its outputs.
     """
 
-    class_head: tuple[str, ...] = ()
-    """Prefixes of the parameters whose size depends on `num_classes`."""
     needs_all_features = False
     """Whether the model itself reads maps of the backbone that the neck does not read."""
 

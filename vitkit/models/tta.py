@@ -9,6 +9,7 @@ from torchvision.transforms.v2.functional import resize
 
 from vitkit.errors import ConfigError
 from vitkit.ops.images import unpadded_sizes
+from vitkit.protocols import Model
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 """Scales of MaskFormer's and Mask2Former's multi-scale results."""
@@ -16,7 +17,7 @@ _BAND_ROWS = 64  # all pixels' class scores in all sizes at once would take giga
 _TRAINING_OUTPUTS = ("aux_outputs", "mask_embed", "mask_features")
 
 
-class MultiScaleFlip(nn.Module):
+class MultiScaleFlip(Model):
     """A semantic model applied to every image in several sizes, each also mirrored, with the class scores of each pixel
     averaged (Cheng et al. 2021, https://arxiv.org/abs/2107.06278, section 4).
 

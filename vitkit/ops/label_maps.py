@@ -8,9 +8,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-MAX_SEGMENT_ID = (1 << 24) - 1
-"""Largest segment id: a panoptic PNG has three channels of one byte."""
-
 
 def ids_to_colors(ids: np.ndarray) -> np.ndarray:
     """Encode (H, W) segment ids as the (H, W, 3) uint8 RGB of a panoptic PNG: id = R + 256 G + 65536 B."""

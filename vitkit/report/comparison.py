@@ -8,15 +8,8 @@ import numpy as np
 import torch
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation import CocoEvaluator, CombinedEvaluator, PanopticEvaluator, SemanticEvaluator
-from vitkit.evaluation.bootstrap import (
-    Difference,
-    HasStatistics,
-    SampleStatistics,
-    Scores,
-    bootstrap_weights,
-    paired_difference,
-)
+from vitkit.evaluation import CocoEvaluator, PanopticEvaluator, SemanticEvaluator
+from vitkit.evaluation.bootstrap import Difference, SampleStatistics, Scores, bootstrap_weights, paired_difference
 from vitkit.report.elements import Cell, Change, details, figure, number, section, table
 from vitkit.report.pictures import PictureBudget
 from vitkit.report.report import describe_data, write_page
@@ -104,10 +97,8 @@ def _statistics_of(model: Compared) -> dict[str, SampleStatistics]:
     """Return the statistics of a model's evaluators, by evaluator; a detector's by "bbox" and "segm"."""
     evaluator = model.evaluator
     statistics: dict[str, SampleStatistics] = {}
-    for part in evaluator.evaluators if isinstance(evaluator, CombinedEvaluator) else [evaluator]:
+    for part in evaluator.parts:
         name = type(part).__name__
-        if not isinstance(part, HasStatistics):
-            raise ConfigError(f"compare: {model.name} is scored by {name}, which cannot be resampled.")
         # Masks come last: class metrics are those of masks, as in the evaluator.
         boxes_and_masks = sorted(part.iou_types) if isinstance(part, CocoEvaluator) else ()
         statistics |= {kind: part.statistics(kind) for kind in boxes_and_masks} or {name: part.statistics()}
@@ -249,8 +240,7 @@ def _side_by_side(models: Sequence[Compared], comparison: Comparison, k: int, pi
 
 def _drawn(evaluator: Any, image: np.ndarray, k: int, image_id: Any) -> np.ndarray | None:
     """Draw the boxes of an image above the threshold with the highest F1, or the errors of its map."""
-    if isinstance(evaluator, CombinedEvaluator):
-        evaluator = evaluator.evaluators[0]
+    evaluator = evaluator.parts[0]
     if isinstance(evaluator, CocoEvaluator):
         thresholds = evaluator.score_thresholds()
         label_of = {raw: label for label, raw in enumerate(evaluator.dataset.category_ids)}

@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.protocols import ImageDataset
+from vitkit.protocols import Dataset
 from vitkit.visualization.canvas import enlarge
 from vitkit.visualization.html import jpeg_url
 
@@ -27,8 +26,8 @@ class PictureBudget:
         max_bytes: total size of all data URLs.
     """
 
-    def __init__(self, dataset: Any, max_bytes: int):
-        self.load = dataset.load_image if isinstance(dataset, ImageDataset) else None
+    def __init__(self, dataset: Dataset, max_bytes: int):
+        self.load = dataset.load_image if dataset.has_images else None
         self.left = max_bytes if self.load else 0
 
     def embed(self, picture: np.ndarray, *, long_side: int = LONG_SIDE) -> str | None:

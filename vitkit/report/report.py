@@ -4,20 +4,18 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from vitkit.errors import ConfigError
 from vitkit.evaluation import (
     CaptionEvaluator,
     ClassificationEvaluator,
     CocoEvaluator,
-    CombinedEvaluator,
     LanguageModelEvaluator,
     PanopticEvaluator,
     SemanticEvaluator,
     TextEvaluator,
 )
-from vitkit.protocols import HasClasses, HasImageIds
+from vitkit.protocols import Evaluator, require_base
 from vitkit.report.classification import classification_sections
 from vitkit.report.detection import detection_sections
 from vitkit.report.elements import escape
@@ -40,7 +38,7 @@ _SECTIONS = {
 }
 
 
-def write_report(evaluator: Any, path: str | Path, *, title: str, facts: Mapping[str, str] | None = None) -> Path:
+def write_report(evaluator: Evaluator, path: str | Path, *, title: str, facts: Mapping[str, str] | None = None) -> Path:
     """Write the report of an evaluation: a single file below 10 MB that needs no network.
 
     Args:
@@ -53,7 +51,8 @@ def write_report(evaluator: Any, path: str | Path, *, title: str, facts: Mapping
     Raises:
         ConfigError: there is no report for this evaluator.
     """
-    parts = evaluator.evaluators if isinstance(evaluator, CombinedEvaluator) else [evaluator]
+    require_base("evaluator", type(evaluator), Evaluator)
+    parts = evaluator.parts
     unknown = [part for part in parts if type(part) not in _SECTIONS]
     if unknown:
         names = ", ".join(kind.__name__ for kind in _SECTIONS)
@@ -64,14 +63,12 @@ def write_report(evaluator: Any, path: str | Path, *, title: str, facts: Mapping
     return write_page(path, title, sections, {**(facts or {}), "data": describe_data(evaluator)})
 
 
-def describe_data(evaluator: Any) -> str:
+def describe_data(evaluator: Evaluator) -> str:
     """Describe the evaluator's dataset: "CocoDetection of instances_val.json, 87 images, 3 classes"."""
     dataset = evaluator.dataset
-    file = getattr(dataset, "annotation_file", None)
-    count = len(dataset.image_ids) if isinstance(dataset, HasImageIds) else len(dataset)
-    words = [type(dataset).__name__ + (f" of {Path(file).name}" if file else "")]
-    words.append(f"{count} {getattr(dataset, 'noun', 'images' if isinstance(dataset, HasImageIds) else 'sentences')}")
-    if isinstance(dataset, HasClasses):
+    file = dataset.annotation_file
+    words = [type(dataset).__name__ + (f" of {Path(file).name}" if file else ""), f"{len(dataset)} {dataset.noun}"]
+    if dataset.classes is not None:
         words.append(f"{len(dataset.classes)} classes")
     return ", ".join(words)
 

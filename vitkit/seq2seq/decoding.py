@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitkit.devices import accumulation_dtype
 from vitkit.errors import ConfigError
+from vitkit.protocols import Model
 from vitkit.registry import check_names
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
@@ -149,7 +150,7 @@ class Hypothesis:
     """(len(tokens), S) float32 on the CPU: each token's attention, zero on padding; None if it was not requested."""
 
 
-class TextGenerator(nn.Module):
+class TextGenerator(Model):
     """A decodable model that returns text; evaluation and tools call `generate`.
 
     Args:

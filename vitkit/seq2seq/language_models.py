@@ -14,6 +14,7 @@ from vitkit.nn.attention import mask_bias, padding_bias
 from vitkit.nn.kv_cache import KeyValueCache
 from vitkit.nn.layers import Linear
 from vitkit.nn.transformer import TransformerEncoder
+from vitkit.protocols import Model
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.transformer import (
@@ -328,7 +329,7 @@ def prefix_mask(source_padding: Tensor, target_length: int) -> Tensor:
 
 
 @MODELS.register
-class MaskedLanguageModel(nn.Module):
+class MaskedLanguageModel(Model):
     """Encoder-only: predicts masked tokens from both sides (Devlin et al. 2019, section 3.1,
     https://arxiv.org/abs/1810.04805). The default sizes are those of BERT's base model.
 

@@ -21,7 +21,6 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.structures import BOS, EOS, PAD, UNK
 
 VocabularyKind = Literal["word", "char", "bpe", "unigram"]
-SIDES = ("source", "target")
 SUBWORDS = ("bpe", "unigram")
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 """The special tokens in the order of their ids: PAD, UNK, BOS, EOS."""
@@ -259,7 +258,7 @@ class Vocabulary:
 
 def vocabularies_of(dataset: Any) -> dict[str, Vocabulary]:
     """Return the vocabularies of a text dataset, "source" and "target"; empty for other datasets."""
-    by_side = {side: getattr(dataset, f"{side}_vocabulary", None) for side in SIDES}
+    by_side = {"source": dataset.source_vocabulary, "target": dataset.target_vocabulary}
     return {side: vocabulary for side, vocabulary in by_side.items() if vocabulary is not None}
 
 

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from torch import Tensor
 
-from vitkit.protocols import HasClasses, HasFrames, HasImageIds
+from vitkit.protocols import Dataset
 from vitkit.structures import ScoreThresholds
 from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
 from vitkit.visualization.canvas import save_grid, to_picture
@@ -74,7 +74,7 @@ def draw_truth(image: np.ndarray, target: Mapping[str, Any], class_names: Sequen
 
 def draw_predictions(
     samples: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
-    dataset: Any,
+    dataset: Dataset,
     path: str | Path,
     *,
     thresholds: ScoreThresholds | None = None,
@@ -92,19 +92,19 @@ def draw_predictions(
         whether there is a figure for this kind of prediction.
     """
     field = next((field for field in FIELDS.values() if samples and field in samples[0][0]), None)
-    if field is None or not isinstance(dataset, HasImageIds):
+    if field is None or not dataset.has_images:
         return False
     index_of = {image_id: index for index, image_id in enumerate(dataset.image_ids)}
     rows = []
     for prediction, target in samples:
         index = index_of[target["image_id"]]
-        if isinstance(dataset, HasFrames):
+        if dataset.is_video:
             image = draw_strip(dataset.load_frames(index, _FRAMES), per_line=_FRAMES // 2)
         else:
             image = dataset.load_image(index)
         on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in prediction.items()}
         rows.append((image, on_cpu, target))
-    classes = dataset.classes if isinstance(dataset, HasClasses) else ()
+    classes = dataset.classes or ()
     if field not in ("text", "class_scores"):
         save_pairs(rows, classes, field, path, thresholds=thresholds)
         return True

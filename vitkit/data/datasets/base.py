@@ -17,11 +17,12 @@ from vitkit.data.transforms.annotated_image import (
 )
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.boxes import xyxy_to_cxcywh
+from vitkit.protocols import Dataset
 from vitkit.registry import Spec
 from vitkit.structures import Sample
 
 
-class BaseImageDataset:
+class BaseImageDataset(Dataset):
     """Base of datasets of images. A subclass sets `image_ids` and implements `image_path` or `load_image`,
     `image_size` and `load_sample`.
 
@@ -32,6 +33,7 @@ class BaseImageDataset:
     """
 
     image_ids: Sequence[Any]
+    has_images = True
     max_image_pixels: int = MAX_PIXELS
     """Largest width x height of an image file that is decoded; `build_dataset` sets it."""
     chosen_indices: Sequence[int] | None = None
@@ -126,6 +128,7 @@ class ListedImages(BaseImageDataset):
 class DetectionDataset(BaseImageDataset):
     """Base of datasets of images with boxes, and masks if `masks` is set. A subclass implements `load_annotated`."""
 
+    annotations = ("objects",)
     masks: bool
 
     def load_annotated(self, index: int) -> AnnotatedImage:

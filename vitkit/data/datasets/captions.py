@@ -55,7 +55,8 @@ class CaptionDataset(BaseImageDataset):
         features: file that `tools/cache_features.py` wrote for this dataset, read in place of the images.
     """
 
-    source_vocabulary = None
+    annotations = ("captions",)
+    has_vocabularies = True
 
     def __init__(
         self, transforms: Spec | Transforms | None, *, min_count: int | None = None, features: str | Path | None = None
@@ -192,7 +193,7 @@ class CocoCaptions(CaptionDataset):
             )
         num_captions = sum(len(captions[entry["id"]]) for entry in usable)
         logger.info(f"{path.name}: {len(usable)} images, {num_captions} captions")
-        for number, part in ((len(entries) - len(captioned), "a caption"), (num_missing, "a picture")):
+        for number, part in ((len(entries) - len(captioned), "a caption"), (num_missing, "an image")):
             if number:
                 logger.warning("%s: %d of %d images are left out: without %s", path.name, number, len(entries), part)
         self.image_ids = np.array([entry["id"] for entry in usable], np.int64)

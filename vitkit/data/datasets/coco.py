@@ -35,9 +35,6 @@ class CocoDetection(ListedImages, DetectionDataset):
     The classes are the file's categories in the order of their ids, whatever the ids are. Crowd regions are left out of
     the samples but included in `ground_truth()`. Boxes that extend beyond their image are clipped and counted.
 
-    The annotations are kept in a few flat arrays that all workers share. (A list of objects would be copied into every
-    worker, page by page, as reference counts change.)
-
     Args:
         images: folder of the images; None: the format's usual location.
         annotations: COCO's JSON file, or the file or folder of another format; see vitkit.data.formats.
@@ -88,6 +85,8 @@ class CocoDetection(ListedImages, DetectionDataset):
             self.list_images(file.folder, entries, file=self.annotation_file, allow_outside=allow_outside)
             self._index_objects(file)
             del file, entries
+        # All workers share a few flat arrays; a list of objects would be copied into every worker, page by page, as
+        # reference counts change.
         share_arrays(self)
         if not self.image_path(0).is_file():
             raise DataError(

@@ -32,13 +32,12 @@ class ClassificationDataset(BaseImageDataset):
 
     recommended_transforms = "ClassificationTrainTransforms or ClassificationEvalTransforms"
     """The transforms to suggest in errors: they give all images one size."""
+    annotations = ("label",)
 
     def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None):
         super().__init__(transforms)
         self.classes = list(classes)
-        self.category_ids = self.classes  # a class has no id other than its name
-        self.batch_transforms = None
-        """Transforms a training Batch on the model's device; None if there are no such transforms."""
+        self.category_ids = self.classes  # a class is identified by its name only
         if hasattr(self.transforms, "for_batches"):
             self.batch_transforms = self.transforms.for_batches(len(self.classes))
         self._size: tuple[int, int] | None = None

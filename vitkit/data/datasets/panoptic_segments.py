@@ -36,6 +36,8 @@ class SegmentationDataset(BaseImageDataset):
         ConfigError: an unknown task, or more classes than a semantic map can hold.
     """
 
+    annotations = ("objects", "panoptic", "semantic")
+
     def __init__(
         self, categories: Sequence[Mapping[str, Any]], *, task: Task = "panoptic", transforms: Spec | Transforms | None
     ):

@@ -51,6 +51,8 @@ class SemanticFolder(BaseImageDataset):
         ConfigError: the values do not fit the classes.
     """
 
+    annotations = ("semantic",)
+
     def __init__(
         self,
         images: str | Path,
@@ -84,7 +86,7 @@ class SemanticFolder(BaseImageDataset):
         self.image_ids = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
         if names is not None:
             self.image_ids = _chosen(self.image_ids, names, images)
-        logger.info(f"'{images}': {len(self)} images with label pictures of {len(self.classes)} classes")
+        logger.info(f"'{images}': {len(self)} images with label maps of {len(self.classes)} classes")
 
     def _label_table(self) -> np.ndarray:
         """Return the contiguous label of each pixel value: (65536,) int16, 255 if ignored, -1 if unknown."""
@@ -114,7 +116,7 @@ class SemanticFolder(BaseImageDataset):
             raise DataError(
                 f"labels '{self._label_path(index)}' has {labels.shape[1]}x{labels.shape[0]} pixels (width x height) "
                 f"and image '{self.image_path(index)}' {image.shape[1]}x{image.shape[0]}. Both must have one size: "
-                "save the label picture anew, without interpolation."
+                "save the label image again, without interpolation."
             )
         # Class 0 becomes segment 1, and 255 (ignored) wraps around to 0, "no segment".
         annotated = self.transform(AnnotatedImage(image, segment_map=labels + np.uint8(1)), seed)
@@ -128,7 +130,7 @@ class SemanticFolder(BaseImageDataset):
         Returns:
             (H, W) uint8, 255 = ignored.
         Raises:
-            DataError: the label map is missing or damaged, or holds a value that is neither a class nor ignored.
+            DataError: the label map is missing or damaged, or contains a value that is neither a class nor ignored.
         """
         path = self._label_path(index)
         if self._value_of_color and not has_one_channel(path):
@@ -139,9 +141,9 @@ class SemanticFolder(BaseImageDataset):
         if labels.min() == _UNKNOWN:
             unknown, counts = count_values(values[labels == _UNKNOWN])
             raise DataError(
-                f"labels '{path}': value {unknown[0]} at {counts[0]} pixels is none of the {len(self.classes)} classes "
-                f"({_ranges(self.category_ids)}) and not ignored ({_ranges(self._ignored)})"
-                f"{f', nor are {len(unknown) - 1} more values' if len(unknown) > 1 else ''}. Correct the picture, "
+                f"labels '{path}': value {unknown[0]} at {counts[0]} pixels is not one of the {len(self.classes)} "
+                f"classes ({_ranges(self.category_ids)}) and not ignored ({_ranges(self._ignored)})"
+                f"{f', nor are {len(unknown) - 1} more values' if len(unknown) > 1 else ''}. Correct the image, "
                 "`classes` or `values`, or add the value to `ignore`."
             )
         return labels.astype(np.uint8)

@@ -47,6 +47,7 @@ class ClipDataset(ClassificationDataset):
     """
 
     noun = "videos"
+    is_video = True
     recommended_transforms = "ClipTrainTransforms or ClipEvalTransforms"
 
     def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None, sampling: ClipSampling):
@@ -261,18 +262,18 @@ def _read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[str], li
     names, labels = [], []
     for number, line in _lines(path, "list_file"):
         name, separator, text = _split(line, label_of)
-        where = f"{path.name}, line {number}: {reprlib.repr(line)}"
+        entry = f"{path.name}, line {number}: {reprlib.repr(line)}"
         if not separator or not name:
-            raise DataError(f"{where}: expected a path and a label, separated by a space or a comma.")
+            raise DataError(f"{entry}: expected a path and a label, separated by a space or a comma.")
         label = label_of.get(text, int(text) if _NUMBER.fullmatch(text) else None)
         if label is None:
             raise DataError(
-                f"{where}: label {reprlib.repr(text)} is neither a number from 0 to 99999 nor the name of a class. "
+                f"{entry}: label {reprlib.repr(text)} is neither a number from 0 to 99999 nor the name of a class. "
                 + (nearest(text, label_of) if classes else "Set `class_file` to the names of the classes.")
             )
         if classes is not None and label >= len(classes):
             raise DataError(
-                f"{where}: label {label} is outside the {len(classes)} classes of class_file, 0 to {len(classes) - 1}."
+                f"{entry}: label {label} is outside the {len(classes)} classes of class_file, 0 to {len(classes) - 1}."
             )
         names.append(name)
         labels.append(label)
@@ -330,12 +331,12 @@ class SomethingSomething(ListedVideos):
             raise DataError(f"annotations: '{annotations}' is not a list of videos; expected [{{\"id\": ...}}, ...].")
         ids, video_labels = [], []
         for number, entry in enumerate(entries):
-            where = f"{Path(annotations).name}: annotation {number}"
+            entry_name = f"{Path(annotations).name}: annotation {number}"
             if not isinstance(entry, dict) or not {"id", "template"} <= entry.keys():
-                raise DataError(f'{where} is {str(entry)[:100]}; expected an object with "id" and "template".')
+                raise DataError(f'{entry_name} is {str(entry)[:100]}; expected an object with "id" and "template".')
             name = str(entry["template"]).replace("[", "").replace("]", "")
             if name not in label_of:
-                raise DataError(f"{where}: template {name!r} is not in '{labels}'. {nearest(name, label_of)}")
+                raise DataError(f"{entry_name}: template {name!r} is not in '{labels}'. {nearest(name, label_of)}")
             ids.append(str(entry["id"]))
             video_labels.append(label_of[name])
         check_inside(folder, ids, Path(annotations).name)
@@ -359,7 +360,7 @@ def _read_classes(path: str | Path) -> list[str]:
 
 
 def _existing(
-    folder: str | Path, names: Sequence[str], labels: Sequence[int], where: str, on_missing: OnMissing
+    folder: str | Path, names: Sequence[str], labels: Sequence[int], source: str, on_missing: OnMissing
 ) -> tuple[list[str], list[int]]:
     """Return the names that exist and their labels; listing every folder once is faster than checking every file."""
     listed: dict[str, set[str]] = {}
@@ -371,10 +372,8 @@ def _existing(
         exist.append(base in listed[parent])
     num_missing = exist.count(False)
     if num_missing:
-        first_missing = names[exist.index(False)]
-        message = (
-            f"{where}: {num_missing} of {len(names)} videos do not exist, the first is '{Path(folder, first_missing)}'."
-        )
+        first = names[exist.index(False)]
+        message = f"{source}: {num_missing} of {len(names)} videos do not exist, the first is '{Path(folder, first)}'."
         if on_missing == "raise" or num_missing == len(names):
             raise DataError(
                 f"{message} Check that `folder` is the one that the paths begin in; or set on_missing=skip for this "

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from vitkit.data.io.segmentations import is_side, wrong_run_lengths, wrong_segmentation
 from vitkit.errors import DataError
-from vitkit.ops.label_maps import MAX_SEGMENT_ID
 
+MAX_SEGMENT_ID = (1 << 24) - 1
+"""Largest segment id: a panoptic PNG has three channels of one byte."""
 _NUMBERS = frozenset((int, float))
 _BOX_LIMIT = 2**31
 _NAME_LIMIT = 1024

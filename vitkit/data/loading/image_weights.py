@@ -1,15 +1,16 @@
 """How often each image occurs in an epoch, for datasets whose classes differ widely in frequency."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from vitkit.errors import ConfigError
+from vitkit.protocols import Dataset
 
 Sampler = Literal["repeat_factor", "class_aware"]
 
 
-def image_weights(dataset: Any, sampler: Sampler, *, repeat_threshold: float) -> np.ndarray:
+def image_weights(dataset: Dataset, sampler: Sampler, *, repeat_threshold: float) -> np.ndarray:
     """Compute how often each image occurs in an epoch on average: (len(dataset),) float64.
 
     Args:
@@ -17,12 +18,13 @@ def image_weights(dataset: Any, sampler: Sampler, *, repeat_threshold: float) ->
     Raises:
         ConfigError: the dataset does not provide the classes that its images show.
     """
-    if not hasattr(dataset, "image_classes"):
+    image_classes = dataset.image_classes()
+    if image_classes is None:
         raise ConfigError(
             f"data.sampler={sampler}: {type(dataset).__name__} does not tell which classes its images show. "
             "Leave data.sampler out."
         )
-    images, labels = dataset.image_classes()
+    images, labels = image_classes
     if sampler == "repeat_factor":
         return repeat_factors(images, labels, len(dataset), threshold=repeat_threshold)
     return class_aware_weights(images, labels, len(dataset))

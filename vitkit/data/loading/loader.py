@@ -12,7 +12,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.io.image_files import MAX_PIXELS
@@ -23,7 +23,7 @@ from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError, DataError, VitkitError
-from vitkit.protocols import HasCategoryIds, HasClasses
+from vitkit.protocols import Dataset, require_base
 from vitkit.registry import DATASETS, SECTIONS, Spec
 from vitkit.structures import Batch, Sample
 
@@ -81,42 +81,40 @@ class DataSettings:
         if not 0 < self.repeat_threshold <= 1:
             raise ConfigError(f"data.repeat_threshold: got {self.repeat_threshold}; expected above 0, at most 1.")
         if self.sampler is not None and self.tokens_per_gpu is not None:
-            raise ConfigError("data.sampler: is for images; leave it out with data.tokens_per_gpu.")
+            raise ConfigError("data.sampler: only images have one; leave it out with data.tokens_per_gpu.")
         if self.tokens_per_gpu is not None and self.tokens_per_gpu < 1:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
 
-    def evaluated(self, split: Split = "val") -> Any:
+    def evaluated(self, split: Split = "val") -> Dataset:
         """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
 
         Raises:
             ConfigError: there is no such dataset; also like `build_dataset`.
         """
-        spec, where = getattr(self, split), f"data.{split}"
+        spec, key = getattr(self, split), f"data.{split}"
         if spec is None:
             remedy = "Set it, such as data.test=… with the values of data.val and other annotations."
-            raise ConfigError(f"{where}: the config has none. {remedy}")
+            raise ConfigError(f"{key}: the config has none. {remedy}")
         if split == "train" and isinstance(spec, Mapping):
             transforms = self.val.get("transforms") if isinstance(self.val, Mapping) else None
-            spec = {key: value for key, value in spec.items() if key not in ("fraction", "transforms")}
+            spec = {name: value for name, value in spec.items() if name not in ("fraction", "transforms")}
             spec |= {} if transforms is None else {"transforms": transforms}
-        return build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
+        return build_dataset(spec, self.root, key=key, max_image_pixels=self.max_image_pixels)
 
-    def dataset(self, split: Split) -> Any:
+    def dataset(self, split: Split) -> Dataset:
         """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
-        spec, where = getattr(self, split), f"data.{split}"
+        spec, key = getattr(self, split), f"data.{split}"
         fraction = _fraction(spec)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
-            raise ConfigError(
-                f"{where}.fraction: got {fraction}; expected above 0, at most 1, and only for data.train."
-            )
-        dataset = build_dataset(spec, self.root, where=where, max_image_pixels=self.max_image_pixels)
+            raise ConfigError(f"{key}.fraction: got {fraction}; expected above 0, at most 1, and only in data.train.")
+        dataset = build_dataset(spec, self.root, key=key, max_image_pixels=self.max_image_pixels)
         if fraction is not None:
             if not isinstance(dataset, BaseImageDataset):
-                raise ConfigError(f"{where}.fraction: is for images or videos, not {type(dataset).__name__}.")
+                raise ConfigError(f"{key}.fraction: only images and videos have one, not {type(dataset).__name__}.")
             dataset.chosen_indices = choose_fraction(len(dataset), fraction)
         if split != "train" and isinstance(dataset, BaseImageDataset) and isinstance(dataset.transforms, MixesImages):
             raise ConfigError(
-                f"{where}.transforms: {type(dataset.transforms).__name__} combines images, while results are compared "
+                f"{key}.transforms: {type(dataset.transforms).__name__} combines images, while results are compared "
                 "with the annotations of single ones. It is for data.train; use EvalResize here."
             )
         return dataset
@@ -126,13 +124,14 @@ class DataSettings:
         """Number of images, or of text tokens, in a training batch."""
         return self.tokens_per_gpu or self.images_per_gpu
 
-    def train_loader(self, dataset: Any, seed: int) -> "BatchLoader":
+    def train_loader(self, dataset: Dataset, seed: int) -> "BatchLoader":
         """Return shuffled training batches for this rank; `seed` is the run's, the same on all ranks.
 
         Raises:
-            ConfigError: the dataset has no classes to sample by, or no tokens to count.
+            ConfigError: the dataset has no classes to sample by, no tokens to count, or not `Dataset` as a base.
             DataError: a sentence does not fit into a batch.
         """
+        require_base("dataset", type(dataset), Dataset)
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
         if self.tokens_per_gpu is not None:
             lengths = self._lengths(dataset)
@@ -141,16 +140,17 @@ class DataSettings:
         weights = groups = None
         if self.sampler is not None:
             weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
-        indices = training_indices(dataset)
+        indices = dataset.training_indices()
         if len(indices) < len(dataset):
             weights = np.bincount(indices, minlength=len(dataset)) * (1.0 if weights is None else weights)
-        if self.aspect_ratio_grouping and hasattr(dataset, "aspect_ratios"):
-            groups = (dataset.aspect_ratios() >= 1).astype(np.int64)
+        if self.aspect_ratio_grouping and (aspect_ratios := dataset.aspect_ratios()) is not None:
+            groups = (aspect_ratios >= 1).astype(np.int64)
         sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
         return BatchLoader(dataset, TrainBatches(len(dataset), seed=seed, **sizes, **ranks), self, training=True)
 
-    def val_loader(self, dataset: Any) -> "BatchLoader":
+    def val_loader(self, dataset: Dataset) -> "BatchLoader":
         """Return batches that cover every validation image exactly once over all ranks; raises like `train_loader`."""
+        require_base("dataset", type(dataset), Dataset)
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
         if self.tokens_per_gpu is not None:
             lengths = self._lengths(dataset)
@@ -159,43 +159,39 @@ class DataSettings:
             batches = EvalBatches(len(dataset), batch_size=self.val_images_per_gpu, **ranks)
         return BatchLoader(dataset, batches, self, training=False)
 
-    def _lengths(self, dataset: Any) -> np.ndarray:
-        if not hasattr(dataset, "lengths"):
+    def _lengths(self, dataset: Dataset) -> np.ndarray:
+        lengths = dataset.lengths()
+        if lengths is None:
             raise ConfigError(
                 f"data.tokens_per_gpu: {type(dataset).__name__} has no text to count tokens of. Set "
                 "data.images_per_gpu."
             )
-        return dataset.lengths()
+        return lengths
 
 
-def build_dataset(spec: Spec, root: str = "data", *, where: str = "data", max_image_pixels: int | None = None) -> Any:
+def build_dataset(spec: Spec, root: str = "data", *, key: str = "data", max_image_pixels: int | None = None) -> Dataset:
     """Build a dataset.
 
     Args:
         spec: spec of a registered dataset. Its `fraction`, if any, is for `DataSettings.dataset`.
         root: replaces `{root}` in the spec's strings.
-        where: the spec's config key ("data.train"), for error messages.
+        key: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
     """
     if isinstance(spec, Mapping):
-        spec = {key: value.replace("{root}", root) if isinstance(value, str) else value for key, value in spec.items()}
+        spec = {k: value.replace("{root}", root) if isinstance(value, str) else value for k, value in spec.items()}
         spec.pop("fraction", None)
     try:
         dataset = DATASETS.build(spec)
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
-    if max_image_pixels is not None and hasattr(dataset, "max_image_pixels"):
+        raise DataError(f"{key}: {error}") from error
+    if max_image_pixels is not None:
         dataset.max_image_pixels = max_image_pixels
     return dataset
 
 
 def _fraction(spec: Spec | None) -> float | None:
     return spec.get("fraction") if isinstance(spec, Mapping) else None
-
-
-def training_indices(dataset: Any) -> Sequence[int]:
-    """Return the indices that are trained on: all, or the chosen fraction of a dataset of images."""
-    return dataset.training_indices() if isinstance(dataset, BaseImageDataset) else range(len(dataset))
 
 
 def choose_fraction(num_images: int, fraction: float) -> np.ndarray:
@@ -287,7 +283,7 @@ class BatchLoader:
         self.batches.set_position(epoch, batch)
 
 
-class _BatchedDataset(Dataset):
+class _BatchedDataset:
     """Loads and collates a complete batch in the worker."""
 
     def __init__(self, dataset: Any, *, skip_errors: bool):
@@ -305,7 +301,7 @@ class _BatchedDataset(Dataset):
         except VitkitError as error:
             # If it were raised in a worker, the user would only see it as text within a traceback.
             return error
-        return getattr(self.dataset, "collate", collate)(samples), errors
+        return (self.dataset.collate or collate)(samples), errors
 
     def _sample(self, index: SeededIndex, errors: list[str]) -> Sample:
         """Load a sample; if its file is to be skipped, append the error and load another one, drawn by its seed."""
@@ -317,7 +313,7 @@ class _BatchedDataset(Dataset):
                     raise
                 errors.append(str(error))
             random = np.random.default_rng([index[1], attempt])
-            indices = training_indices(self.dataset)
+            indices = self.dataset.training_indices()
             index = int(indices[random.integers(len(indices))]), int(random.integers(2**63))
         raise DataError(f"{_MAX_ATTEMPTS} images in a row cannot be used. The last one: {errors[-1]}")
 
@@ -352,9 +348,9 @@ def lost_worker(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DataLoader worker" in text and any(r in text for r in reasons)
 
 
-def check_same_classes(train: HasClasses, val: HasClasses) -> None:
+def check_same_classes(train: Dataset, val: Dataset) -> None:
     """Raise a DataError unless two datasets have the same classes, under the same ids where both have ids."""
-    have_ids = isinstance(train, HasCategoryIds) and isinstance(val, HasCategoryIds)
+    have_ids = train.category_ids is not None and val.category_ids is not None
     train_names, val_names = (
         dict(zip(dataset.category_ids, dataset.classes) if have_ids else enumerate(dataset.classes))
         for dataset in (train, val)

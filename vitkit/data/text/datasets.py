@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.protocols import Dataset
 from vitkit.registry import check_names
 from vitkit.seq2seq.vocabulary import Vocabulary, VocabularyKind
 from vitkit.structures import BOS, EOS, PAD
@@ -73,7 +74,7 @@ def _check_utf8(content: bytes, path: Path) -> None:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}, line {line}: byte {content[error.start]:#04x} is no UTF-8 ({error.reason}). Save the text as "
+            f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8 ({error.reason}). Save the text as "
             "UTF-8, such as with iconv."
         ) from error
 
@@ -104,7 +105,7 @@ class VocabularySettings:
         return cls(**values)
 
 
-class TextDataset:
+class TextDataset(Dataset):
     """Base of datasets of aligned lines in one or more languages. A subclass makes samples and batches of them.
 
     Args:
@@ -118,7 +119,7 @@ class TextDataset:
     """
 
     noun = "sentences"
-    """What messages call the samples."""
+    has_vocabularies = True
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class TextDataset:
         if isinstance(vocabulary, Mapping):
             VocabularySettings.parse(vocabulary)
 
-    def where(self, side: int, line: int) -> str:
+    def location(self, side: int, line: int) -> str:
         """Describe the location of a line for error messages."""
         lines = self.sides[side]
         return f"{lines.path if isinstance(lines, TextLines) else f'side {side}'}, line {line + 1}"
@@ -234,12 +235,12 @@ class TextDataset:
 
     def _unfit_message(self, lengths: np.ndarray) -> str:
         line, side = np.argwhere((lengths == 1) | (lengths > self.max_length))[0]
-        where = self.where(int(side), int(line))
+        location = self.location(int(side), int(line))
         if lengths[line, side] == 1:
-            return f"{where}: the line is empty; expected a sentence, or unfit_lines='keep'."
+            return f"{location}: the line is empty; expected a sentence, or unfit_lines='keep'."
         return (
-            f"{where}: {lengths[line, side]} tokens, the end counted; expected at most max_length={self.max_length}. "
-            "Raise max_length, split the line, or let such lines be cut by unfit_lines='keep'."
+            f"{location}: {lengths[line, side]} tokens, counting the end; expected at most "
+            f"max_length={self.max_length}. Raise max_length, split the line, or cut such lines by unfit_lines='keep'."
         )
 
     def _usable_lines(self) -> np.ndarray:
