@@ -6,7 +6,7 @@ import pytest
 
 import vitkit
 from vitkit.errors import ConfigError
-from vitkit.registry import REGISTRIES, Registry, check_names, nearest, parameters_of
+from vitkit.registry import REGISTRIES, Registry, check_names, nearest
 
 
 @pytest.fixture
@@ -48,15 +48,6 @@ class Engine:
         self.arguments = (speed, tank)
 
 
-def test_specs_set_the_fields_of_a_settings_argument_directly(registry):
-    registry.register(Engine)
-    assert registry.build(dict(type="Engine", speed=1)).arguments == (1, Tank(litres=50))
-    assert registry.build(dict(type="Engine", fuel="petrol"), speed=2).arguments == (2, Tank("petrol", 50))
-    defaults = {name: p.default for name, p in parameters_of(Engine).items() if name != "speed"}
-    assert defaults == dict(fuel="diesel", litres=50)
-    assert "Did you mean 'litres'?" in error_of(registry.build, dict(type="Engine", speed=1, liters=2))
-
-
 def test_function_registers_under_a_chosen_name(registry):
     @registry.register(name="Twice")
     def twice(x: int) -> int:
@@ -95,7 +86,7 @@ def test_built_object_is_returned_unchanged(registry):
         ({"type": None}, ["without a 'type'"]),
         ({"type": "Rotary", "speed": 1, "fule": "gas"}, ["unknown argument 'fule'", "Did you mean 'fuel'?"]),
         ({"type": "Rotary"}, ["engine Rotary: missing argument speed"]),
-        ({"type": "Rotary", "speed": 1, "load": 2.0}, ["['load'] is set by its owner"]),
+        ({"type": "Rotary", "speed": 1, "load": 2.0}, ["load is set by its owner"]),
     ],
 )
 def test_error_for_a_wrong_spec_says_what_is_expected(registry, spec, parts):
@@ -148,3 +139,23 @@ def test_every_public_name_can_be_imported():
     assert all(getattr(vitkit, name) is not None for name in vitkit.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Backbones'"):
         vitkit.Backbones  # noqa: B018
+
+
+def test_an_error_of_a_constructor_names_the_config_path_of_every_build_around_it():
+    outer, inner = Registry("outer", in_errors=True), Registry("inner", in_errors=True)
+
+    @inner.register
+    class Layer:
+        def __init__(self, width: int):
+            if width < 1:
+                raise ConfigError(f"width={width}: expected at least 1.")
+
+    @outer.register
+    class Stack:
+        def __init__(self, inner_spec: dict):
+            inner.build(inner_spec)
+
+    with pytest.raises(ConfigError, match=r"^width=0: expected at least 1\.$"):
+        Layer(0)
+    with pytest.raises(ConfigError, match=r"^outer\.inner: width=0: expected at least 1\.$"):
+        outer.build({"type": "Stack", "inner_spec": {"type": "Layer", "width": 0}})

@@ -252,7 +252,7 @@ def test_override_of_a_spec_may_be_written_as_configs_write_it(load):
         ("criterion.weights.l2=1", ["criterion.weights.l2", "'l1'"]),
         ("data.train.transforms.2.p=1", ["data.train.transforms.2", "0, 1"]),
         ("model.num_queries.x=1", ["model.num_queries: is 5"]),
-        ("model.neck.channels=1", ["model.neck: nothing is set", "model.neck=NAME"]),
+        ("model.neck.channels=1", ["model.neck: not set", "model.neck=NAME"]),
         ("train.epochs=two", ["train.epochs: got 'two'", "expected int"]),
         ("train.epochs=1.5", ["got '1.5'", "expected int"]),
         ("train.epochs=true", ["expected int"]),
