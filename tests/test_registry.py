@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
 
@@ -35,17 +34,6 @@ def test_class_registers_under_its_name_and_stays_usable(registry):
     assert registry.register(Rotary) is Rotary
     assert registry.names() == ["Rotary"]
     assert "Rotary" in registry
-
-
-@dataclass(frozen=True)
-class Tank:
-    fuel: str = "diesel"
-    litres: int = 40
-
-
-class Engine:
-    def __init__(self, speed: int, *, tank: Tank = Tank(litres=50)):
-        self.arguments = (speed, tank)
 
 
 def test_function_registers_under_a_chosen_name(registry):
