@@ -232,6 +232,13 @@ def test_model_that_does_not_predict_on_images_is_an_error():
     with pytest.raises(ConfigError, match=r"Linear has no postprocess\(\), so it predicts nothing in images"):
         Predictor(torch.nn.Linear(1, 1), ["a"])
 
+    class Constant(torch.nn.Linear):
+        def postprocess(self, outputs, image_sizes):
+            return []
+
+    with pytest.raises(ConfigError, match=r"^model Constant does not derive from vitkit\.Model"):
+        Predictor(Constant(1, 1), ["a"])
+
 
 def test_classes_come_from_the_checkpoint_or_the_config_or_the_defaults(tmp_path):
     path = tmp_path / "official.pth"

@@ -11,9 +11,10 @@ from torch import nn
 
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference import Prediction, Predictor, find_pictures, inputs
+from vitkit.protocols import Model
 
 
-class Brightness(nn.Module):
+class Brightness(Model):
     """Detects one object, whose score is the mean of the image."""
 
     def __init__(self):

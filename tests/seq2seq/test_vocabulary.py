@@ -5,6 +5,7 @@ import time
 import unicodedata
 
 import pytest
+from plain_dataset import PlainDataset
 
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.seq2seq.vocabulary import (
@@ -188,13 +189,9 @@ def test_equal_saved_vocabularies_become_one_object():
 
 
 def test_vocabularies_of_a_dataset_are_read_and_replaced():
-    class Captions:
-        source_vocabulary = None
-        target_vocabulary = "words"
-
-    dataset = Captions()
+    dataset = PlainDataset(target_vocabulary="words")
     assert vocabularies_of(dataset) == {"target": "words"}
-    assert vocabularies_of(object()) == {}
+    assert vocabularies_of(PlainDataset()) == {}
     set_vocabularies(dataset, {"target": "others"})
     assert vocabularies_of(dataset) == {"target": "others"}
 

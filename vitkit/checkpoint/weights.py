@@ -259,7 +259,7 @@ def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
     if frozen:
         raise CheckpointError(
             f"{name}: its classes differ from the model's, so {_shorten(frozen)} would be newly initialised, but "
-            "not trained. Start from a checkpoint of the model's classes, or train everything "
+            "are not trained. Start from a checkpoint of the model's classes, or train everything "
             "(model.freeze_detr=false)."
         )
 

@@ -81,7 +81,7 @@ def load(
         )
     if classes is None and not vocabularies:
         if "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0]):
-            raise CheckpointError(f"{weights}: holds no vocabularies; expected a checkpoint that was trained on text.")
+            raise CheckpointError(f"{weights}: has no vocabularies; expected a checkpoint that was trained on text.")
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things
         _check_things(name, weights, config, things)

@@ -78,9 +78,9 @@ class Predictor:
         self.image_sizes = None if image_sizes is None or _resizes(self.transforms) else image_sizes
         self._has_said_size = False
         self.device = next(model.parameters()).device
-        require_base("model", type(model), Model)
         if not isinstance(model, DenseModel | Captioner | ExportedGenerator):
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
+        require_base("model", type(model), Model)
 
     @property
     def _defining_model(self) -> nn.Module:
