@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+PACKAGE = Path(__file__).resolve().parents[1] / "vitkit"
+
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
 READS = {aten._local_scalar_dense, aten.equal, aten.is_nonzero}
@@ -110,7 +112,7 @@ class EmulatedGPU(TorchDispatchMode):
 
     def note(self, what: str) -> None:
         """Count a wait."""
-        frames = [frame for frame in traceback.extract_stack() if "/vitkit/" in frame.filename]
+        frames = [frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(PACKAGE)]
         where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
         self.waits[f"{where} {what}"] += 1
 

@@ -34,7 +34,7 @@ def test_detr_learns_a_position_for_each_row_and_column():
     head({"res4": features})["pred_boxes"].sum().backward()
     assert (head.row_embed.weight.grad.abs().sum(1) > 0).all()  # 60 rows: those from 50 on have the last one's
     assert (head.col_embed.weight.grad.abs().sum(1) > 0).tolist() == [True] * 2 + [False] * 48
-    with pytest.raises(ConfigError, match=r"model\.head\.positions: got 'cosine'; expected one of"):
+    with pytest.raises(ConfigError, match=r"head: DETRHead: positions='cosine', expected one of"):
         detr_head(positions="cosine")
 
 

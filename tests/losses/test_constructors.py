@@ -5,6 +5,7 @@ from torch import nn
 
 from vitkit import losses, matchers
 from vitkit.errors import ConfigError
+from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, MATCHERS
 
 BOX_MATCHER = dict(type="HungarianMatcher", cost_labels=2.0, cost_l1=5.0, cost_giou=3.0, activation="sigmoid")
@@ -69,9 +70,9 @@ def test_every_registered_one_is_built_above(registry, specs):
 def test_every_criterion_has_meters_and_says_which_logits_it_expects():
     for spec in CRITERION_SPECS:
         criterion = CRITERIA.build(spec)
-        assert isinstance(criterion, losses.Criterion) and criterion.meters
+        assert isinstance(criterion, Criterion) and criterion.meters
         assert criterion.class_activation == ("sigmoid" if spec["type"] == "SetCriterion" else None)
-    assert losses.Criterion().meters == {}
+    assert dict(Criterion().meters) == {}
 
 
 def test_an_unknown_activation_is_named():

@@ -77,7 +77,7 @@ def deformable(**options):
 
 def masks(head, neck, backbone, **options):
     return dict(
-        type="MaskFormer", tasks=["instance"], num_classes=3, num_queries=5, backbone=backbone, neck=neck,
+        type=head.removesuffix("Head"), tasks=["instance"], num_classes=3, num_queries=5, backbone=backbone, neck=neck,
         head=STACKS | dict(type=head, **options),
     )  # fmt: skip
 

@@ -46,6 +46,14 @@ DENSE_MODELS = {
         ),
         num_queries=6,
     ),
+    "dino": dict(
+        type="DINO",
+        neck=dict(type="PyramidProjection", out_channels=32, num_levels=3, num_groups=4, in_features=["res3", "res4"]),
+        head=dict(
+            type="DINOHead", d_model=32, num_heads=2, num_points=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2
+        ),
+        num_queries=6,
+    ),
     "mask2former": dict(type="Mask2Former", neck=DEFORMABLE_DECODER, head=MASK2FORMER_HEAD, num_queries=6, tasks=TASKS),
     "mask2former_undivided": dict(
         type="Mask2Former",

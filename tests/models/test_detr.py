@@ -45,7 +45,7 @@ def small_batch():
 
 def test_outputs_have_the_promised_shapes_and_ranges():
     outputs = build_model(small_spec())(*small_batch())
-    assert set(outputs) == {"pred_logits", "pred_boxes", "aux_outputs"}
+    assert set(outputs) == {"pred_logits", "pred_boxes", "aux_outputs", "queries", "memory"}
     for layer in (outputs, *outputs["aux_outputs"]):
         assert layer["pred_logits"].shape == (2, 10, 4)
         assert layer["pred_boxes"].shape == (2, 10, 4)

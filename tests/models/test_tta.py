@@ -104,7 +104,7 @@ def test_images_of_a_batch_are_augmented_separately():
 
 
 def test_unsupported_models_are_an_error():
-    with pytest.raises(ConfigError, match=r"not defined for Mask2Former of task instance.*tasks=\['semantic'\]"):
+    with pytest.raises(ConfigError, match=r"not defined for MaskFormer of task instance.*tasks=\['semantic'\]"):
         MultiScaleFlip(build_model(dict(SMALL, tasks=["instance"])))
     with pytest.raises(ConfigError, match="not defined for Identity: it averages the class scores of pixels"):
         MultiScaleFlip(nn.Identity())

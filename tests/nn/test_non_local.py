@@ -113,7 +113,7 @@ def test_compiles_without_graph_breaks():
         (dict(pairwise="softmax"), "pairwise='softmax': unknown. "),
         (dict(axes=1), r"axes=1: expected 2 \(maps\) or 3 \(clips\)"),
         (dict(pool=(1, 2, 2)), r"pool=\(1, 2, 2\): expected 2 numbers"),
-        (dict(pool=(0, 2)), r"pool=\(0, 2\): expected 2 numbers that are at least 1"),
+        (dict(pool=(0, 2)), r"pool=\(0, 2\): expected 2 numbers, at least 1 each"),
         (dict(inner_channels=0), "inner_channels=0: expected at least 1"),
     ],
 )

@@ -99,5 +99,5 @@ def test_augmented_predictions_are_evaluated_and_scored_again(tmp_path, capsys, 
     with pytest.raises(SystemExit):
         test_tool.main(["config.py", "--eval-only", "first.json", "--tta"])
     assert "--eval-only has no model" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="not defined for Mask2Former of task instance"):
+    with pytest.raises(SystemExit, match="not defined for MaskFormer of task instance"):
         test_tool.main(["config.py", "weights.pth", "--tta", "model.tasks=['instance']"])

@@ -49,6 +49,13 @@ DENSE = {
         ),
         {"query0"},
     ),
+    "DINO": (
+        dict(
+            neck=dict(type="PyramidProjection", out_channels=16, num_levels=4, num_groups=4),
+            head=dict(type="DINOHead", num_encoder_layers=1, num_decoder_layers=2, **LAYERS),
+        ),
+        {"query0"},
+    ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},
@@ -172,7 +179,7 @@ def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path, caps
     check(lambda: explain.explain_image(Predictor(model, list("abc")), IMAGE, args), expected, tmp_path)
     printed = capsys.readouterr().out
     assert ("no pictures of masks: they are" in printed) == (name == "DETRSegmentation")
-    assert ("no picture of a panoptic map: the model's tasks are semantic" in printed) == (name.endswith(" MaskFormer"))
+    assert ("no picture of a panoptic map: the model's tasks are semantic" in printed) == (name == "MaskFormer")
     without_points = expected != MASKS | {"panoptic", "loss_points", "points"} and "masks" in expected
     assert ("no picture of the loss's points" in printed) == without_points
     pages = 0 if isinstance(expected, str) else 1 + ("loss_points" in expected)  # queries, and the backbone

@@ -86,7 +86,7 @@ class DABDeformableDETRHead(QueryHead):
         levels = flatten_levels(features, self.level_embed, padding_mask, position_offset=-0.5)
         memory = self.encoder(levels)  # (B, S, d_model)
         learned = torch.cat((self.query_embed.weight, self.reference_boxes.weight), dim=1)
-        queries = self.make_queries(learned, None, len(memory))
+        queries = self.make_queries(learned, None, memory.shape[0])
         if added is not None:
             queries = added.join(queries, self)
         decoded = self.decoder(queries, memory, levels)

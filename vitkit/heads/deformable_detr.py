@@ -112,9 +112,9 @@ class DeformableDETRHead(QueryHead):
             proposals, boxes = self.proposals(memory, levels, num_selected)
             first_stage.append(proposals)
             boxes, selected = boxes[:, : self.num_queries], boxes[:, self.num_queries :]
-            queries = self.make_queries(None, boxes, len(memory))
+            queries = self.make_queries(None, boxes, memory.shape[0])
         else:
-            queries = self.make_queries(self.query_embed.weight, None, len(memory))
+            queries = self.make_queries(self.query_embed.weight, None, memory.shape[0])
         if added is not None:
             queries = added.join(queries, self, selected)
         decoded = self.decoder(queries, memory, levels)
@@ -222,7 +222,7 @@ class EncoderProposals(nn.Module):
             DataError: there are fewer locations than queries.
         """
         check_locations("two-stage Deformable DETR", levels, num_queries)
-        anchors, unusable = (x.expand(len(memory), -1, -1) for x in anchor_boxes(levels))
+        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
         x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
         logits = self.class_embed(x)
         # An unusable location stays at infinity: its box is the constant 1, without gradient.

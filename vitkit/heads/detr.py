@@ -102,7 +102,7 @@ class DETRHead(QueryHead):
             tokens, positions = tokens + positions, None
 
         memory = self.encoder(tokens, positions, bias=memory_bias)
-        queries = self.make_queries(self.query_embed.weight, None, len(image))
+        queries = self.make_queries(self.query_embed.weight, None, image.shape[0])
         if added is not None:
             queries = added.join(queries, self)
         states = self.decoder(

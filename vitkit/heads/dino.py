@@ -102,7 +102,7 @@ class DINOHead(QueryHead):
         memory = self.encoder(levels)  # (B, S, d_model)
         num_selected = self.num_queries + (0 if added is None else added.num_selected)
         selection, boxes = self.proposals(memory, levels, num_selected)
-        queries = self.make_queries(self.proposals.content.weight, boxes[:, : self.num_queries], len(memory))
+        queries = self.make_queries(self.proposals.content.weight, boxes[:, : self.num_queries], memory.shape[0])
         if added is not None:
             queries = added.join(queries, self, boxes[:, self.num_queries :])
         decoded = self.decoder(queries, memory, levels)
@@ -199,7 +199,7 @@ class QuerySelection(nn.Module):
             DataError: there are fewer locations than queries.
         """
         check_locations("DINO", levels, num_queries)
-        anchors, unusable = (x.expand(len(memory), -1, -1) for x in anchor_boxes(levels))
+        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
         memory = memory.masked_fill(unusable, 0)
         # An unusable location stays at infinity: its box is the constant 1, without gradient.
         anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)

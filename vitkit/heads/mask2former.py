@@ -112,7 +112,7 @@ class Mask2FormerHead(QueryHead):
             )
 
         learned = torch.cat((self.query_feat.weight, self.query_embed.weight), dim=1)
-        queries = self.make_queries(learned, None, len(mask_features))
+        queries = self.make_queries(learned, None, mask_features.shape[0])
         if added is not None:
             queries = added.join(queries, self)
         x = queries.content

@@ -86,7 +86,7 @@ class MaskFormerHead(QueryHead):
         positions = positions.flatten(1, 2).to(image.dtype)
 
         memory = self.encoder(image.flatten(2).transpose(1, 2), positions, bias=memory_bias)
-        queries = self.make_queries(self.query_embed.weight, None, len(image))
+        queries = self.make_queries(self.query_embed.weight, None, image.shape[0])
         if added is not None:
             queries = added.join(queries, self)
         states = self.decoder(

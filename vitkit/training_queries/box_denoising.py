@@ -85,7 +85,6 @@ class BoxDenoising(TrainingQueriesBase):
         if head.reference == "none":
             self.box_embed = MLP((2 * head.d_model, head.d_model, head.d_model))
 
-    @torch.compiler.disable  # a different number of targets would cause a recompilation
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
         """Draw noise and make the queries for a batch.
 

@@ -60,7 +60,6 @@ class MaskDenoising(TrainingQueriesBase):
         self.label_flips, self.mask_flips = label_flips, mask_flips
         self.label_embed = nn.Embedding(num_classes, head.d_model)
 
-    @torch.compiler.disable  # a different number of targets would cause a recompilation
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
         """Draw noise and make the queries for a batch; targets have masks (N, H, W) of the padded images.
 

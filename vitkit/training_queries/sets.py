@@ -97,12 +97,19 @@ class TrainingQueries(nn.ModuleDict):
         Returns:
             the head's outputs, with those of each set in the list `training_outputs`.
         """
-        batch = BatchQueries(list(self.values()), targets)
+        batch = self._batch(targets)
         return batch.separate(head(features, padding_mask, added=batch), head)
+
+    @torch.compiler.disable
+    def _batch(self, targets: Sequence[DetectionTarget]) -> "BatchQueries":
+        return BatchQueries(list(self.values()), targets)
 
 
 class BatchQueries(AddedQueries):
-    """The training queries of one batch."""
+    """The training queries of one batch.
+
+    Numbers of queries change with the targets, so compiled models run these methods outside of their graphs.
+    """
 
     def __init__(self, kinds: Sequence[TrainingQueriesBase], targets: Sequence[DetectionTarget]):
         self.kinds = kinds
@@ -110,6 +117,7 @@ class BatchQueries(AddedQueries):
         self.num_selected = sum(kind.num_selected for kind in kinds)
         self.sets: list[QuerySet] = []
 
+    @torch.compiler.disable
     def join(self, queries: Queries, head: QueryHead, selected: Tensor | None = None) -> Queries:
         """See `AddedQueries`."""
         counts = [kind.num_selected for kind in self.kinds]
@@ -132,7 +140,6 @@ class BatchQueries(AddedQueries):
             next((part.masks for part in every if part.masks is not None), None),
         )
 
-    @torch.compiler.disable  # different sizes of the sets would cause a recompilation
     def _attention_bias(self, num_own: int, like: Tensor) -> Tensor | None:
         """Return the bias of the self-attention, (L, L); None if there are no added queries in this batch."""
         sizes = [size for query_set in self.sets for size in query_set.sizes()]
@@ -142,6 +149,7 @@ class BatchQueries(AddedQueries):
         masked = attention_mask(sizes, sees_own, num_own)
         return mask_bias(masked.to(like.device, non_blocking=True), like.dtype)
 
+    @torch.compiler.disable
     def separate(self, outputs: Mapping[str, Any], head: QueryHead) -> dict[str, Any]:
         """Separate a head's outputs into those of its own queries and those of each set."""
         sizes = [query_set.queries.content.shape[1] for query_set in self.sets]
@@ -166,7 +174,6 @@ class BatchQueries(AddedQueries):
         return {**outputs, **last, "aux_outputs": earlier, "training_outputs": [*first_stage, *entries]}
 
 
-@torch.compiler.disable  # it would make the graph specific to these numbers of targets
 def _training_outputs(
     query_set: QuerySet, last: Mapping[str, Tensor], earlier: Sequence[Mapping[str, Tensor]], head: QueryHead
 ) -> TrainingOutputs:
