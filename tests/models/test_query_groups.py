@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+import vitkit
 from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
 from vitkit.errors import ConfigError, DataError
@@ -259,13 +260,24 @@ def test_a_typo_in_training_queries_is_found_before_anything_is_built():
         load_config("configs/quickstart/deformable_detr.py", overrides, check=True)
 
 
-def test_inference_does_not_import_the_training_queries():
+def test_models_without_training_queries_do_not_import_them():
     program = (
         "import sys, torch; from vitkit.config import load_config; from vitkit.models import build_model;"
         "model = build_model(load_config('quickstart/detr')['model']).eval();"
         "model(torch.rand(1, 3, 64, 64)); print('vitkit.training_queries' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout.strip() == "False", ran.stderr
+
+
+def test_a_model_loaded_for_prediction_has_no_training_queries(tmp_path):
+    model = build_model(load_config("quickstart/dino")["model"])
+    assert any(key.startswith("training_queries.") for key in model.state_dict())
+    torch.save({"model": model.state_dict(), "classes": [str(i) for i in range(91)]}, tmp_path / "w.pth")
+    loaded = vitkit.load("quickstart/dino", tmp_path / "w.pth").model
+    assert loaded.training_queries is None
+    own = {key for key in model.state_dict() if not key.startswith("training_queries.")}
+    assert own == loaded.state_dict().keys()
 
 
 @pytest.mark.slow

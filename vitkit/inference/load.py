@@ -85,7 +85,10 @@ def load(
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things
         _check_things(name, weights, config, things)
-    model = build_model(config["model"], classes=classes, things=things, vocabularies=vocabularies)
+    spec = config["model"]
+    if isinstance(spec, Mapping):  # queries that exist in training only predict nothing
+        spec = {name: value for name, value in spec.items() if name != "training_queries"}
+    model = build_model(spec, classes=classes, things=things, vocabularies=vocabularies)
     if is_exported(weights):
         model, report = exported_model(weights, model), LoadReport(str(weights))
     else:
