@@ -8,7 +8,8 @@ with denoising. The runs compare what is learned in the first minutes: images ar
 and the backbone is frozen up to res3, which halves the cost of a step.
 
 Run:  vitkit ablate detection_bccd data.root=DIR    (other weights than torchvision's: see configs/parts/resnet.py)
-Here: see model_zoo/ablations/detection_bccd.md.
+Here: see model_zoo/ablations/detection_bccd.md; those runs of DINO had no norm of decoder outputs, and Deformable
+      DETR's positions.
 """
 
 from vitkit.configs.bccd.detr import config as bccd_detr
