@@ -7,6 +7,7 @@ variants, which are names for a class with some arguments set: `BACKBONES.build(
 import difflib
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -30,9 +31,30 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
-    """Return a constructor's named arguments, in order."""
+    """Return a constructor's named arguments, in order; a class's `**kwargs` stand for those of its base class."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {p.name: p for p in inspect.signature(constructor).parameters.values() if p.kind in kinds}
+    parameters = {}
+    for accepting in constructors_in(constructor):
+        for p in inspect.signature(accepting).parameters.values():
+            if p.kind in kinds:
+                parameters.setdefault(p.name, p)
+    return parameters
+
+
+def constructors_in(constructor: Callable) -> list[Callable]:
+    """Return a constructor and, if it is a class whose `__init__` takes `**kwargs`, the base classes that get them."""
+    constructors = [constructor]
+    if isinstance(constructor, type):
+        with_init = [cls for cls in constructor.__mro__[:-1] if "__init__" in vars(cls)]
+        for cls, base in itertools.pairwise(with_init):
+            if not _takes_keywords(cls):
+                break
+            constructors.append(base)
+    return constructors
+
+
+def _takes_keywords(constructor: Callable) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(constructor).parameters.values())
 
 
 class Registry:
@@ -165,7 +187,7 @@ class Registry:
         missing = [
             p.name for p in parameters_of(constructor).values() if p.default is p.empty and p.name not in arguments
         ]
-        if missing:
+        if missing and not _takes_keywords(constructor):  # else its class may set them for its base
             raise ConfigError(f"{self.kind} {constructor.__name__}: missing argument {', '.join(missing)}.")
         try:
             return constructor(**arguments)

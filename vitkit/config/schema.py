@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from vitkit.errors import ConfigError
-from vitkit.registry import DATASETS, HOOKS, REGISTRIES, SECTIONS, Registry, Spec, parameters_of
+from vitkit.registry import DATASETS, HOOKS, REGISTRIES, SECTIONS, Registry, Spec, constructors_in, parameters_of
 
 MISSING = inspect.Parameter.empty
 _LISTS = (list, tuple, Sequence, Collection, Iterable)
@@ -106,11 +106,9 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _argument_slots(registry: Registry, constructor: Callable, arguments: Mapping[str, Any]) -> dict[str, Slot]:
-    function = constructor.__init__ if isinstance(constructor, type) else constructor
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError, AttributeError):
-        hints = {}  # names that only a type checker can resolve: such arguments are treated as unannotated
+    hints = {}
+    for accepting in reversed(constructors_in(constructor)):
+        hints |= _hints_of(accepting.__init__ if isinstance(accepting, type) else accepting)
     factories = {
         field.name: field.default_factory
         for field in (dataclasses.fields(constructor) if dataclasses.is_dataclass(constructor) else ())
@@ -124,6 +122,13 @@ def _argument_slots(registry: Registry, constructor: Callable, arguments: Mappin
     if registry is DATASETS:
         slots["fraction"] = Slot(float | None, arguments.get("fraction"))  # allowed for any dataset, see DataSettings
     return slots
+
+
+def _hints_of(function: Callable) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
+        return {}  # names that only a type checker can resolve: such arguments are treated as unannotated
 
 
 def _kind_of(name: str, annotation: Any, owner: Registry) -> Registry | None:

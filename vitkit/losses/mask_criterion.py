@@ -29,18 +29,17 @@ from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, MATCHERS, Spec
 from vitkit.structures import DetectionTarget
 
-TERMS = ("labels", "mask", "dice")
-
 
 @CRITERIA.register
 class MaskCriterion(Criterion):
     """Cross entropy of every query, and mask and dice losses of the matched ones, for every decoder layer.
 
-    `meters["matched_accuracy"]` counts how many of the last layer's matched queries predict their target's class.
+    `meters["matched_accuracy"]` counts how many of the last layer's matched queries predict their target's class. A
+    subclass adds terms to `terms` and `mask_losses`.
 
     Args:
         matcher: a spec of the matcher (see `HungarianMaskMatcher`), or the matcher.
-        weights: the weight of each of the terms labels, mask, dice.
+        weights: the weight of each of `terms`.
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
         mask_loss: "points": binary cross entropy and dice at points, most of them where the prediction is uncertain
             (Mask2Former); "focal": focal loss and dice over full masks at the targets' size (MaskFormer).
@@ -51,10 +50,12 @@ class MaskCriterion(Criterion):
         ConfigError: a term or `mask_loss` is unknown, a term is missing, or a number is out of range.
     """
 
+    terms: Sequence[str] = ("labels", "mask", "dice")
+
     def __init__(
         self,
         matcher: Spec | nn.Module,
-        weights: Mapping[Literal["labels", "mask", "dice"], float],
+        weights: Mapping[str, float],
         *,
         no_object_weight: float,
         mask_loss: Literal["points", "focal"] = "points",
@@ -63,7 +64,7 @@ class MaskCriterion(Criterion):
         importance: float = 0.75,
     ):
         super().__init__()
-        check_weights(weights, TERMS)
+        self.check_arguments(weights)
         if not no_object_weight > 0:
             raise ConfigError(f"no_object_weight={no_object_weight}: expected a positive number.")
         if not (0 <= importance <= 1 and oversample >= 1 and num_points >= 1):
@@ -82,6 +83,11 @@ class MaskCriterion(Criterion):
         self.importance = importance
         self.meters = {"matched_accuracy": RatioMeter()}
         self._warn_of_surplus = SurplusWarning()
+
+    @classmethod
+    def check_arguments(cls, weights: Mapping[str, float], **_: Any) -> None:
+        """Check the names of the weights; raises like the constructor."""
+        check_weights(weights, cls.terms)
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Match queries to targets, and compute the losses of every layer.
@@ -134,19 +140,15 @@ class MaskCriterion(Criterion):
         matches_per_image = [len(query) for query, _ in queries.matches[0]]
         masks = matched_masks(queries.layers, image[0], query, matches_per_image)
         starts = list(itertools.accumulate(queries.counts, initial=0))
-        mask_losses, dice_losses = [], []
+        layer_losses = []
         for layer, layer_target in enumerate(target):
             by_image = layer_target.split(matches_per_image)
             target_masks = [t["masks"][j - start] for t, j, start in zip(queries.targets, by_image, starts)]
-            mask_loss, dice = self._mask_losses(layer, masks[layer], target_masks, input_size)
-            mask_losses.append(mask_loss)
-            dice_losses.append(dice)
-        terms = {
-            # The normaliser is 0 if no rank has queries in this set, as in denoising without targets.
-            "labels": class_losses / class_normalizer.clamp(min=1e-6),
-            "mask": torch.stack(mask_losses) / mask_normalizer,
-            "dice": torch.stack(dice_losses) / mask_normalizer,
-        }
+            layer_losses.append(self.mask_losses(layer, masks[layer], target_masks, input_size))
+        # The normaliser is 0 if no rank has queries in this set, as in denoising without targets.
+        terms = {"labels": class_losses / class_normalizer.clamp(min=1e-6)}
+        for name in layer_losses[0]:
+            terms[name] = torch.stack([losses[name].sum() for losses in layer_losses]) / mask_normalizer
         return queries.named_losses(terms, self.weights)
 
     def draw_points(
@@ -155,26 +157,28 @@ class MaskCriterion(Criterion):
         """Draw (num_masks, count, 2) uniform in 0..1: candidates for uncertain points, or points to use as they are."""
         return torch.rand(num_masks, count, 2, device=device)
 
-    def _mask_losses(
+    def mask_losses(
         self, layer: int, logits: Tensor, target_masks: Sequence[Tensor], input_size: tuple[int, int]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the mask and dice terms of one layer, summed over its matched queries.
+    ) -> dict[str, Tensor]:
+        """Return the loss of each matched mask of one layer by term, (M,); M may be 0.
 
         Args:
-            logits: (M, h, w) of the matched queries.
-            target_masks: for each image, the masks of their targets, (number of matches, H, W) bool.
+            layer: index of the layer, 0 for the last one of the main queries.
+            logits: (M, h, w) of the matched queries, covering the padded input.
+            target_masks: for each image, the masks of their targets, (number of matches, H, W) bool, without padding.
+            input_size: (height, width) of the padded input.
         """
         if not len(logits):
-            return logits.sum(), logits.sum()
+            return dict.fromkeys(("mask", "dice"), logits.flatten(1).sum(1))
         if self.mask_loss == "focal":
             focal, dice = whole_mask_losses(logits, torch.cat([pad_masks(masks, input_size) for masks in target_masks]))
-            return focal.sum(), dice.sum()
+            return {"mask": focal, "dice": dice}
         points = self.choose_points(layer, logits.detach())
         by_image = points.split([len(masks) for masks in target_masks])
         labels = torch.cat([labels_at(p, masks, input_size) for p, masks in zip(by_image, target_masks)])
         logits = sample_points(logits[:, None], points)[:, 0]
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        return losses.mean(1).sum(), dice_loss(logits, labels).sum()
+        return {"mask": losses.mean(1), "dice": dice_loss(logits, labels)}
 
     @property
     def num_uncertain(self) -> int:

@@ -29,21 +29,18 @@ from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, MATCHERS, Spec
 from vitkit.structures import DetectionTarget
 
-TERMS = ("labels", "l1", "giou")
-MASK_TERMS = ("mask", "dice")
-
 
 @CRITERIA.register
 class SetCriterion(Criterion):
     """Class loss of every query, and L1 and GIoU losses of the matched ones, for every decoder layer.
 
     Each layer is matched separately and all layers have the same weight. `meters["matched_accuracy"]` counts how many
-    of the last layer's matched queries predict their target's class.
+    of the last layer's matched queries predict their target's class. A subclass adds terms to `terms` and `box_losses`.
 
     Args:
         matcher: a spec of the matcher (see `HungarianMatcher`), or the matcher.
-        weights: the weight of each of the terms labels, l1, giou; and, for a model that predicts masks, of mask (focal)
-            and dice, which are computed for its last layer.
+        weights: the weight of each of `terms`; and, for a model that predicts masks, of mask (focal) and dice, which
+            are computed for its last layer.
         class_loss: "cross_entropy", whose last logit is "no object" (DETR); or a sigmoid loss of every class, divided
             by the number of targets: "focal" (Deformable DETR), or "varifocal" or "mal", which teach the class
             probability to reflect how well the box fits. See `class_losses`.
@@ -56,10 +53,13 @@ class SetCriterion(Criterion):
             loss does not have an argument that is set, or the matcher's costs are for other logits.
     """
 
+    terms: Sequence[str] = ("labels", "l1", "giou")
+    mask_terms: Sequence[str] = ("mask", "dice")
+
     def __init__(
         self,
         matcher: Spec | nn.Module,
-        weights: Mapping[Literal["labels", "l1", "giou", "mask", "dice"], float],
+        weights: Mapping[str, float],
         *,
         class_loss: Literal["cross_entropy", "focal", "varifocal", "mal"] = "cross_entropy",
         no_object_weight: float | None = None,
@@ -67,7 +67,7 @@ class SetCriterion(Criterion):
         focal_gamma: float | None = None,
     ):
         super().__init__()
-        check_weights(weights, TERMS, optional=MASK_TERMS)
+        self.check_arguments(weights)
         self.sigmoid_settings = sigmoid_settings(class_loss, alpha=focal_alpha, gamma=focal_gamma)
         if class_loss == "cross_entropy" and not (no_object_weight or 0) > 0:
             raise ConfigError(
@@ -92,6 +92,11 @@ class SetCriterion(Criterion):
         self.no_object_weight = no_object_weight
         self.meters = {"matched_accuracy": RatioMeter()}
         self._warn_of_surplus = SurplusWarning()
+
+    @classmethod
+    def check_arguments(cls, weights: Mapping[str, float], **_: Any) -> None:
+        """Check the names of the weights; raises like the constructor."""
+        check_weights(weights, cls.terms, optional=cls.mask_terms)
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Match queries to targets, and compute the losses of every layer.
@@ -122,6 +127,10 @@ class SetCriterion(Criterion):
                 losses |= self._mask_losses(outputs, sets[0])
         return losses
 
+    def box_losses(self, pred_cxcywh: Tensor, target_cxcywh: Tensor) -> dict[str, Tensor]:
+        """Return the loss of each matched box by term; both arguments are (L, M, 4) in 0..1, for L layers: (L, M)."""
+        return {"l1": box_l1_loss(pred_cxcywh, target_cxcywh), "giou": box_giou_loss(pred_cxcywh, target_cxcywh)}
+
     def _set_losses(self, queries: QuerySets) -> dict[str, Tensor]:
         """Return the weighted class and box losses of each layer, averaged over the sets."""
         logits, boxes = queries.stack("pred_logits"), queries.stack("pred_boxes")  # (L, B, Q, ...), all sets' layers
@@ -148,12 +157,9 @@ class SetCriterion(Criterion):
             ious = box_iou(cxcywh_to_xyxy(matched_boxes.detach()), cxcywh_to_xyxy(target_boxes))
             class_losses = sigmoid_loss(self.class_loss, logits, query_indices, labels, ious, **self.sigmoid_settings)
             class_losses = class_losses / box_normalizer
-        terms = {
-            "labels": class_losses,
-            "l1": box_l1_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
-            "giou": box_giou_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
-        }
-        return queries.named_losses(terms, self.weights)
+        box_losses = self.box_losses(matched_boxes, target_boxes)
+        terms = {name: values.sum(1) / box_normalizer for name, values in box_losses.items()}
+        return queries.named_losses({"labels": class_losses, **terms}, self.weights)
 
     def _mask_losses(self, outputs: Mapping[str, Any], queries: QuerySets) -> dict[str, Tensor]:
         """Return the weighted mask terms of the main queries' last layer, for full masks at the input's size."""

@@ -52,7 +52,14 @@ class QuerySets:
 
         Args:
             terms: (S * L,) values of each term, which are averaged over the S sets.
+        Raises:
+            ConfigError: a term has no weight.
         """
+        for name in terms:
+            if name not in weights:
+                raise ConfigError(
+                    f"weights: no weight for the loss {name!r}. Add {name!r} to the `terms` of the criterion's class."
+                )
         means = {name: weights[name] * values.view(-1, len(self.prefixes)).mean(0) for name, values in terms.items()}
         return {f"{prefix}{name}": mean[i] for i, prefix in enumerate(self.prefixes) for name, mean in means.items()}
 
