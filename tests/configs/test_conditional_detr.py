@@ -93,6 +93,10 @@ def test_denoising_is_refused_as_queries_start_from_points(config):
         build(dict(type="BoxDenoising"))
 
 
+def test_the_file_and_its_module_may_both_be_imported(config):
+    assert load_config(FOLDER / "quickstart.py", [f"imports=[{FOLDER / 'head.py'}]"])["imports"]
+
+
 def test_typos_name_the_nearest_key():
     with pytest.raises(ConfigError, match=r"model\.head\.num_head\b.*Did you mean 'num_heads'"):
         load_config(FOLDER / "r50.py", ["model.head.num_head=4"])
@@ -151,7 +155,7 @@ def test_head_equals_an_independent_implementation(config):
     ).eval()  # fmt: skip
     for name, parameter in theirs.named_parameters():
         if "backbone" not in name:
-            torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.5 if "embed" in name else 0.25)
+            torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=1.0 if "embed" in name else 0.4)
     state = {}
     for key, value in theirs.state_dict().items():
         for pattern, replacement in NAMES:
@@ -174,6 +178,6 @@ def test_head_equals_an_independent_implementation(config):
         # Both heads read the same map: transformers' backbone may store its weights under any names.
         outputs = ours.head(ours.neck({"res5": maps[-1][0]}), mask)
     for values in (expected.logits, expected.pred_boxes):
-        assert (values.std(dim=(0, 1)) > 0.03).all()  # queries and images differ, so that the comparison is meaningful
+        assert values.std(dim=(0, 1)).max() > 0.1  # queries and images differ, so that the comparison is meaningful
     torch.testing.assert_close(outputs["pred_logits"], expected.logits, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(outputs["pred_boxes"], expected.pred_boxes, atol=1e-4, rtol=1e-4)
