@@ -66,11 +66,12 @@ class Neck(Protocol):
 
 
 class Head(Protocol):
-    """Predicts from a neck's maps; registered in HEADS, built with `feature_info` and `num_classes`.
+    """Predicts from a neck's maps; registered in HEADS, built with `feature_info` and `num_classes`, and with
+    `num_queries` if its model has that argument.
 
     Maps are (B, channels, h, w). With a padding mask, (B, H, W) bool at the size of the images with True = padding, no
     query attends to padding. A head with queries derives from `vitkit.nn.queries.QueryHead`, so that a config can add
-    queries in training.
+    queries in training. The example is configs/examples/conditional_detr/head.py.
     """
 
     def __call__(self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import difflib
 import importlib
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -106,12 +107,9 @@ class Registry:
 
     def _claim(self, name: str, constructor: Callable) -> None:
         taken = self._constructors.get(name) or self._variants.get(name, (None,))[0]
-        # A user's file that is imported twice registers the same class again, which is not a conflict.
-        same = taken is not None and (taken.__module__, taken.__qualname__) == (
-            constructor.__module__,
-            constructor.__qualname__,
-        )
-        if taken is not None and not same:
+        # A user's file that is imported twice, also as a file and as a module, registers the same class again, which is
+        # not a conflict.
+        if taken is not None and _source(taken) != _source(constructor):
             raise ConfigError(f"{self.kind} {name!r} is already registered by {taken.__module__}: choose another name.")
 
     def _check_base(self, cls: type) -> None:
@@ -199,6 +197,12 @@ class Registry:
             raise
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{self.kind} {constructor.__name__}: {error}") from error
+
+
+def _source(constructor: Callable) -> tuple[str, str]:
+    """Return the file (or the module, without one) that defines a constructor, and its name there."""
+    module = sys.modules.get(constructor.__module__)
+    return getattr(module, "__file__", None) or constructor.__module__, constructor.__qualname__
 
 
 def check_names(constructor: Callable, arguments: Iterable[str], owner: str) -> None:

@@ -14,9 +14,7 @@ from vitkit.protocols import Criterion, Dataset, Model
 from vitkit.registry import REGISTRIES, Spec
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-CONFIG_FILES = [
-    p for p in sorted(CONFIGS.rglob("*.py")) if p.name != "__init__.py" and p.parent.name not in ("ablations", "parts")
-]
+CONFIG_FILES = [p for p in sorted(CONFIGS.rglob("*.py")) if "\ndef config(" in p.read_text(encoding="utf-8")]
 
 
 class Net:

@@ -6,7 +6,8 @@ from vitkit.config import load_config
 from vitkit.data.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models import build_model
-from vitkit.nn.deformable_transformer import boxes_around, flatten_levels, in_padded_maps
+from vitkit.nn.deformable_transformer import flatten_levels, in_padded_maps
+from vitkit.nn.detection import boxes_around
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import CRITERIA
 

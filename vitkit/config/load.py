@@ -128,12 +128,13 @@ def value_at(cfg: Any, key: str, default: Any = None) -> Any:
 
 def config_names() -> list[str]:
     """Return the names of the installed configs, such as "detr_r50" and "quickstart/detr"."""
-    files = [file.relative_to(folder) for folder in _installed_folders() for file in folder.rglob("*.py")]
-    return sorted(file.with_suffix("").as_posix() for file in files if _is_run(file))
-
-
-def _is_run(file: Path) -> bool:
-    return file.name != "__init__.py" and file.parts[0] not in ("ablations", "parts")
+    return sorted(
+        file.relative_to(folder).with_suffix("").as_posix()
+        for folder in _installed_folders()
+        for file in folder.rglob("*.py")
+        # Parts of configs, ablations and the code of examples are beside the configs.
+        if "\ndef config(" in file.read_text(encoding="utf-8")
+    )
 
 
 def _installed_folders() -> list[Path]:

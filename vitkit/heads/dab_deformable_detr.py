@@ -12,14 +12,11 @@ from vitkit.nn.deformable_transformer import (
     DeformableEncoder,
     Levels,
     box_codes,
-    box_head,
-    boxes_around,
-    check_channels,
-    class_head,
     flatten_levels,
     in_padded_maps,
     init_deformable,
 )
+from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
 from vitkit.nn.layers import MLP, checkpoint_block, init_xavier
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
 from vitkit.registry import HEADS

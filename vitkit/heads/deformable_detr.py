@@ -12,16 +12,13 @@ from vitkit.nn.deformable_transformer import (
     DeformableEncoder,
     Levels,
     anchor_boxes,
-    box_head,
-    boxes_around,
-    check_channels,
     check_locations,
-    class_head,
     flatten_levels,
     gather_rows,
     in_padded_maps,
     init_deformable,
 )
+from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
 from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.position import sine_positions_boxes
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
+from vitkit.nn.detection import check_channels
 from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.position import sine_positions_2d
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
@@ -57,11 +58,7 @@ class DETRHead(QueryHead):
     ):
         super().__init__()
         self.feature_name, info = list(feature_info.items())[-1]
-        if info.channels != d_model:
-            raise ConfigError(
-                f"DETRHead: d_model={d_model}, but feature {self.feature_name!r} has {info.channels} channels: "
-                "set both to the same number (model.neck.out_channels, model.head.d_model)."
-            )
+        check_channels("DETRHead", {self.feature_name: info}, d_model)
         if num_queries < 1:
             raise ConfigError(f"DETRHead: num_queries={num_queries}, expected at least 1.")
         if positions not in POSITIONS:

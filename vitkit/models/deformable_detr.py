@@ -13,7 +13,8 @@ from vitkit.structures import Detections
 
 @MODELS.register
 class DeformableDETR(DETR):
-    """A DETR on several maps with one sigmoid per class.
+    """A DETR with one sigmoid per class in place of a softmax with "no object", on as many maps as its neck and head
+    have.
 
     Args:
         num_detections: number of detections per image. The other arguments are those of DETR.
@@ -51,6 +52,8 @@ class DeformableDETR(DETR):
     def variant_of(names: Iterable[str]) -> str:
         """Return the variant that the names of a state dict belong to, such as "of 4 levels with box refinement"."""
         names = set(names)
+        if not any(name.startswith("neck.levels.") for name in names):
+            return ""  # another head than the family's
         levels = sum(name.startswith("neck.levels.") and name.endswith(".0.weight") for name in names)
         box_positions = "head.decoder.ref_point_head.layers.0.weight" in names
         if "head.proposals.enc_output.weight" in names:

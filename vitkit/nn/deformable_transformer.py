@@ -8,25 +8,18 @@ Layers and stacks take
     num_heads, d_ffn, dropout: see `vitkit.nn.transformer`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import DataError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
-from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
+from vitkit.nn.layers import FeedForward, checkpoint_block, init_xavier
 from vitkit.nn.position import sine_positions_2d, sine_positions_boxes
-from vitkit.ops.boxes import inverse_sigmoid
 from vitkit.ops.images import resize_mask
-from vitkit.structures import FeatureInfo
-
-PRIOR_PROBABILITY = 0.01
-"""Initial class probability: so low that the many queries without an object do not dominate the focal loss."""
 
 
 class Levels(NamedTuple):
@@ -255,35 +248,6 @@ def init_deformable(*stacks: nn.Module) -> None:
             module.reset_parameters()
 
 
-def box_head(d_model: int) -> MLP:
-    """Create a box head that initially predicts the reference itself."""
-    head = MLP((d_model, d_model, d_model, 4))
-    nn.init.zeros_(head.layers[-1].weight)
-    nn.init.zeros_(head.layers[-1].bias)
-    return head
-
-
-def boxes_around(references: Tensor, deltas: Tensor, *, eps: float = 1e-5) -> Tensor:
-    """Add deltas to reference points or boxes, in logit space.
-
-    Args:
-        references: (..., 2) points or (..., 4) boxes cxcywh in 0..1.
-        deltas: (..., 4), added before the sigmoid; for a reference point they alone determine the size.
-        eps: see `inverse_sigmoid`.
-    Returns:
-        (..., 4) float32 cxcywh in 0..1.
-    """
-    logits = inverse_sigmoid(references.float(), eps=eps)
-    return (deltas.float() + F.pad(logits, (0, 4 - logits.shape[-1]))).sigmoid()
-
-
-def class_head(d_model: int, num_classes: int) -> nn.Linear:
-    """Return a linear layer to class logits, biased to `PRIOR_PROBABILITY`."""
-    head = nn.Linear(d_model, num_classes)
-    nn.init.constant_(head.bias, -math.log((1 - PRIOR_PROBABILITY) / PRIOR_PROBABILITY))
-    return head
-
-
 def anchor_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
     """Return the initial box of each location: around its centre, 0.05 of the image wide, doubling with each level.
 
@@ -310,16 +274,6 @@ def box_codes(reference_points: Tensor, d_model: int) -> Tensor:
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Select rows of x, (B, S, C), by an index (B, Q): (B, Q, C)."""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
-
-
-def check_channels(owner: str, feature_info: Mapping[str, FeatureInfo], d_model: int) -> None:
-    """Raise ConfigError unless all maps have `d_model` channels."""
-    for name, info in feature_info.items():
-        if info.channels != d_model:
-            raise ConfigError(
-                f"{owner}: d_model={d_model}, but feature {name!r} has {info.channels} channels: set both to the same "
-                "number (model.neck.out_channels, model.head.d_model)."
-            )
 
 
 def check_locations(owner: str, levels: Levels, num_queries: int) -> None:

@@ -68,13 +68,14 @@ def sine_positions_2d(
 
 
 def sine_positions_boxes(boxes: Tensor, d_model: int, *, temperature: float = 10000.0) -> Tensor:
-    """Return the encoding of boxes (Zhu et al. 2021, appendix A.4, https://arxiv.org/abs/2010.04159).
+    """Return the encoding of boxes or points (Zhu et al. 2021, appendix A.4, https://arxiv.org/abs/2010.04159).
 
     Args:
-        boxes: (..., 4) in 0..1.
-        d_model: number of channels for two of a box's four numbers, a multiple of 4.
+        boxes: (..., 4) boxes or (..., 2) points in 0..1.
+        d_model: number of channels for two of the numbers, a multiple of 4.
     Returns:
-        (..., 2 * d_model) float32, the encodings of the four numbers concatenated.
+        (..., 2 * d_model) float32 for boxes, (..., d_model) for points: the encodings of the numbers concatenated, in
+        their order. `sine_positions_2d` encodes (y, x).
     """
     return _sines(boxes.float() * (2 * math.pi), d_model // 2, temperature).flatten(-2)
 

@@ -1,8 +1,10 @@
 """The queries of a decoder, and the one place where a model adds others to them in training."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -24,14 +26,20 @@ class Queries(NamedTuple):
 
 
 class QueryHead(nn.Module, ABC):
-    """Base of heads with queries: what sets of training queries need to know of a head."""
+    """Base of heads with queries: what sets of training queries need to know of a head.
+
+    It is built with `feature_info`, `num_classes` and `num_queries`, which the model sets. Its constructor sets
+    `d_model`, `num_queries` and, if queries are made from learned vectors, `learned_channels`; its class sets
+    `query_outputs`, and `reference` if queries have references.
+    """
 
     d_model: int
     num_queries: int
     learned_channels: int = 0
     """Channels of the learned vector that each query is made from; 0 if queries are made from the image alone."""
     reference: Literal["none", "points", "boxes"] = "none"
-    """What the queries' references are."""
+    """What the queries' references are. Boxes can be denoised with all but "points"; with "none", the positions of such
+    queries are made from their boxes."""
     selects_boxes: bool = False
     """Whether the boxes that queries start from are selected from the image."""
     attends_in_masks: bool = False
@@ -44,11 +52,27 @@ class QueryHead(nn.Module, ABC):
     """Number of `aux_outputs` that are predicted before the first decoder layer."""
 
     @abstractmethod
+    def forward(
+        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+    ) -> dict[str, Any]:
+        """Predict from the maps.
+
+        Args:
+            features: the neck's maps, (B, channels, h, w).
+            padding_mask: (B, H, W) bool at the size of the images, True = padding.
+            added: other queries in training: `queries = added.join(queries, self)` puts them before the head's own.
+                From there on the head treats all alike, but passes `queries.bias` to the self-attention.
+        Returns:
+            the last layer's outputs, the rows of `added` included, and `aux_outputs`, a list of the same for each
+            earlier layer, first layer first. `SetCriterion` reads pred_logits and pred_boxes.
+        """
+
+    @abstractmethod
     def make_queries(self, vectors: Tensor | None, boxes: Tensor | None, batch_size: int) -> Queries:
         """Make queries as the head's own are made.
 
         Args:
-            vectors: (Q, learned_channels), for each image the same; None if that is 0.
+            vectors: (Q, learned_channels), for each image the same; None if that is 0. Q may differ from `num_queries`.
             boxes: (B, Q, 4) cxcywh in 0..1, for heads that select queries' boxes from the image; None for others.
         """
 

@@ -68,8 +68,8 @@ class BoxDenoising(TrainingQueriesBase):
         super().__init__()
         if head.reference == "points" or head.attends_in_masks:
             raise ConfigError(
-                f"BoxDenoising needs queries that start from boxes, unlike those of this {type(head).__name__}. Set "
-                "model.head.two_stage=True, or choose model.head.type=DABDeformableDETRHead or DINOHead."
+                f"BoxDenoising needs queries that start from boxes, unlike those of this {type(head).__name__}. "
+                "Choose model.head.type=DABDeformableDETRHead or DINOHead, or DeformableDETRHead with two_stage=True."
             )
         if num_queries < 1:
             raise ConfigError(f"num_queries={num_queries}: expected at least 1.")
