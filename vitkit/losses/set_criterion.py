@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
-from vitkit.losses.boxes import box_giou_loss, box_l1_loss
 from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
 from vitkit.losses.set_terms import (
     QuerySets,
@@ -23,7 +22,7 @@ from vitkit.losses.set_terms import (
     normalizers,
     set_cross_entropy,
 )
-from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy
+from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy, generalized_box_iou
 from vitkit.ops.masks import pad_masks
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, MATCHERS, Spec
@@ -148,11 +147,9 @@ class SetCriterion(Criterion):
             ious = box_iou(cxcywh_to_xyxy(matched_boxes.detach()), cxcywh_to_xyxy(target_boxes))
             class_losses = sigmoid_loss(self.class_loss, logits, query_indices, labels, ious, **self.sigmoid_settings)
             class_losses = class_losses / box_normalizer
-        terms = {
-            "labels": class_losses,
-            "l1": box_l1_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
-            "giou": box_giou_loss(matched_boxes, target_boxes).sum(1) / box_normalizer,
-        }
+        l1 = (matched_boxes - target_boxes).abs().sum(-1)  # (L, M)
+        giou = generalized_box_iou(cxcywh_to_xyxy(matched_boxes), cxcywh_to_xyxy(target_boxes))  # (L, M)
+        terms = {"labels": class_losses, "l1": l1.sum(1) / box_normalizer, "giou": (1 - giou).sum(1) / box_normalizer}
         return queries.named_losses(terms, self.weights)
 
     def _mask_losses(self, outputs: Mapping[str, Any], queries: QuerySets) -> dict[str, Tensor]:
