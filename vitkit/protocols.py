@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.structures import Batch, FeatureInfo, PanopticMap, Sample, ScoreThresholds, UncompiledTargets
+from vitkit.structures import Batch, FeatureInfo, PanopticMap, Sample, ScoreThresholds
 
 
 class Backbone(Protocol):
@@ -364,10 +364,3 @@ def require_base(kind: str, cls: type, base: type) -> None:
 def child(module: nn.Module, name: str) -> nn.Module | None:
     """Return the submodule of that name, or None if the module has none."""
     return dict(module.named_children()).get(name)
-
-
-def training_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
-    """Return the inputs of a model in training: the batch's, and its targets if the model uses them."""
-    if isinstance(model, Model) and model.uses_targets:
-        return {**batch.inputs, "targets": UncompiledTargets(batch.targets)}
-    return batch.inputs

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained, pixel_statistics
+from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained
 from vitkit.errors import ConfigError, DataError
 from vitkit.models import build_model
 from vitkit.models.base import DensePredictionModel
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, pixel_statistics
 from vitkit.registry import MODELS
 from vitkit.structures import FeatureInfo
 

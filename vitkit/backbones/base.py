@@ -83,24 +83,6 @@ def drop_path_rates(drop_path: float, num_blocks: int) -> list[float]:
     return [drop_path * i / max(num_blocks - 1, 1) for i in range(num_blocks)]
 
 
-def check_images(owner: str, images: Tensor, *, min_size: int = 1, clips: bool = False) -> None:
-    """Raise DataError if images have a wrong shape, or are too small.
-
-    Args:
-        owner: the backbone's name, for messages.
-        min_size: minimum height and width, in pixels.
-        clips: whether it takes (B, 3, T, H, W) rather than (B, 3, H, W).
-    """
-    expected = "(B, 3, T, H, W)" if clips else "(B, 3, H, W)"
-    if images.ndim != 4 + clips or images.shape[1] != 3:
-        raise DataError(f"{owner}: images of shape {tuple(images.shape)}: expected {expected}.")
-    height, width = images.shape[-2:]
-    if height < min_size or width < min_size:
-        raise DataError(
-            f"{owner}: images of {height} x {width} pixels: expected at least {min_size} x {min_size}. Resize them."
-        )
-
-
 def check_feature_info(backbone: nn.Module) -> None:
     """Check a backbone's `feature_info` against the maps that it returns for a small image of zeros.
 
@@ -153,12 +135,8 @@ def check_feature_info(backbone: nn.Module) -> None:
             )
 
 
-# `Backbone` lists what a user's own backbone may leave out; these functions are where models ask for it.
-
-
-def pixel_statistics(backbone: Backbone) -> dict[str, Sequence[float]]:
-    """Return `mean` and `std` for `normalize_images`: the backbone's, or ImageNet's if it specifies none."""
-    return dict(mean=getattr(backbone, "pixel_mean", IMAGENET_MEAN), std=getattr(backbone, "pixel_std", IMAGENET_STD))
+# `Backbone` lists what a user's own backbone may leave out; models ask for it through these functions and, for its
+# pixels' mean and standard deviation, `vitkit.ops.images.pixel_statistics`.
 
 
 def keep_features(backbone: Backbone, names: Iterable[str]) -> None:

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import BackboneBase, check_images, drop_path_rates, four_stages
+from vitkit.backbones.base import BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.local_relation import LocalRelation
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES
 
 _DEPTHS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}

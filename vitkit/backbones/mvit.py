@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, check_images, check_keys, drop_path_rates
+from vitkit.backbones.base import STAGES, BackboneBase, check_keys, drop_path_rates
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
 from vitkit.nn.pooling_attention import PoolingAttention, make_pool, pool_tokens
 from vitkit.nn.position import resize_positions_1d, resize_positions_2d
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES
 from vitkit.structures import FeatureInfo
 

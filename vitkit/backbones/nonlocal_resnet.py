@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, check_images, drop_path_rates, four_stages
+from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
 from vitkit.backbones.resnet import ResNet, resnet_address
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.non_local import NonLocalBlock
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
 
 FIVE_BLOCKS = {"res3": (1, 3), "res4": (1, 3, 5)}

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torchvision.models import resnet as tv
 from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, check_images, drop_path_rates, four_stages
+from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpoint_block
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.protocols import child
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
@@ -178,8 +177,8 @@ class ResNet(BackboneBase, tv.ResNet):
     @property
     def layers(self) -> dict[str, nn.Sequential]:
         """The stages by the names of their maps; torchvision names them layer1 to layer4."""
-        layers = {name: child(self, f"layer{i}") for i, name in enumerate(STAGES, start=1)}
-        return {name: layer for name, layer in layers.items() if layer is not None}
+        numbered = {name: f"layer{i}" for i, name in enumerate(STAGES, start=1)}
+        return {name: getattr(self, layer) for name, layer in numbered.items() if hasattr(self, layer)}
 
     def stages(self) -> list[list[nn.Module]]:
         """Return the stem, then each stage."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, check_images, drop_path_rates, four_stages
+from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
 from vitkit.kernels.linear import linear
 from vitkit.kernels.windows import window_partition, window_reverse
@@ -18,7 +18,7 @@ from vitkit.nn.attention import attend
 from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
 from vitkit.nn.position import resize_positions_2d
 from vitkit.nn.windows import relative_position_index, shift_bias
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES
 
 _TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import BackboneBase, check_images, drop_path_rates
+from vitkit.backbones.base import BackboneBase, drop_path_rates
 from vitkit.backbones.vit_blocks import PatchEmbedding, add, check_sizes, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.attention import attend, padding_bias
 from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
 from vitkit.nn.position import resize_positions_2d
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
 
 logger = logging.getLogger("vitkit")

@@ -13,9 +13,9 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import group_parameters
 from torch import Tensor, nn
 
-from vitkit.backbones.base import BackboneBase, check_images, choose_features
+from vitkit.backbones.base import BackboneBase, choose_features
 from vitkit.errors import ConfigError
-from vitkit.ops.images import check_pixel_statistics
+from vitkit.ops.images import check_images, check_pixel_statistics
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo

@@ -17,12 +17,12 @@ from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
-from vitkit.backbones.base import BackboneBase, check_images, check_keys, drop_path_rates
+from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates
 from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, choose_global_blocks, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import SwiGLU, checkpoint_block
 from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
 
 _SIZES = {

@@ -18,8 +18,9 @@ from vitkit.doctor.case import Case
 from vitkit.doctor.issues import VERDICTS, Issue, percent
 from vitkit.doctor.statistics import DatasetStatistics
 from vitkit.engine.settings import slow_precision
+from vitkit.engine.step import training_inputs
 from vitkit.errors import VitkitError
-from vitkit.protocols import child, training_inputs
+from vitkit.protocols import child
 from vitkit.registry import CRITERIA, OPTIMIZERS
 from vitkit.structures import Batch
 

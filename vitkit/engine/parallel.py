@@ -1,7 +1,7 @@
 """Models on several processes: a full copy on each (DDP), or sharded among them (FSDP2)."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
@@ -104,12 +103,6 @@ def full_weights(model: nn.Module) -> Iterator[None]:
         for module in sharded:
             module.set_reshard_after_forward(module is not model, recurse=False)
             module.reshard()
-
-
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the norm over all gradients, the same on every rank."""
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def state_of(part: Any, model: nn.Module, *, full: bool = True) -> Mapping[str, Any]:

@@ -1,18 +1,20 @@
 """One optimiser step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from vitkit.devices import autocast
 from vitkit.engine.guard import Decision
-from vitkit.engine.parallel import gradient_norm, no_sync
+from vitkit.engine.parallel import no_sync
 from vitkit.engine.run import TrainRun
 from vitkit.errors import TrainingError
-from vitkit.protocols import training_inputs
-from vitkit.structures import Batch
+from vitkit.protocols import Model
+from vitkit.structures import Batch, UncompiledTargets
 
 
 def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> Decision:
@@ -59,3 +61,17 @@ def train_step(run: TrainRun, batches: Iterator[Batch], num_batches: int) -> Dec
     run.optimizer.zero_grad(set_to_none=True)
     run.batch = None
     return decision
+
+
+def training_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return the inputs of a model in training: the batch's, and its targets if the model uses them."""
+    if isinstance(model, Model) and model.uses_targets:
+        return {**batch.inputs, "targets": UncompiledTargets(batch.targets)}
+    return batch.inputs
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the norm over all gradients, the same on every rank."""
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    # The norm of sharded gradients is sharded itself.
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

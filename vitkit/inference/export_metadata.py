@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from vitkit.backbones.base import pixel_statistics
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import ConfigError
@@ -17,6 +16,7 @@ from vitkit.models.classifier import Classifier
 from vitkit.models.detr_segmentation import SMALLEST_AREA, DETRSegmentation
 from vitkit.models.eomt import EoMT
 from vitkit.models.mask_results import MaskResults
+from vitkit.ops.images import pixel_statistics
 from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.seq2seq.vocabulary import Vocabulary
 

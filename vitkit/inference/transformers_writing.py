@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.backbones.base import pixel_statistics
 from vitkit.checkpoint.folders import CONFIG, WEIGHTS
 from vitkit.checkpoint.hub import PREPROCESSOR
 from vitkit.checkpoint.marian import FILES, TARGET_NUMBERS
@@ -21,6 +20,7 @@ from vitkit.inference.transformers_settings import INTERPOLATIONS, Section, Sett
 from vitkit.inference.translator import Translator
 from vitkit.model_zoo.writing import Written, written
 from vitkit.models.classifier import Classifier
+from vitkit.ops.images import pixel_statistics
 from vitkit.registry import MODELS, REGISTRIES, Registry
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD

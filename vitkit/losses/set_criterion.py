@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
-from vitkit.losses.boxes import box_giou_loss, box_l1_loss
 from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
 from vitkit.losses.set_terms import (
     QuerySets,
@@ -23,7 +22,7 @@ from vitkit.losses.set_terms import (
     normalizers,
     set_cross_entropy,
 )
-from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy
+from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy, generalized_box_iou
 from vitkit.ops.masks import pad_masks
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, MATCHERS, Spec
@@ -129,7 +128,8 @@ class SetCriterion(Criterion):
 
     def box_losses(self, pred_cxcywh: Tensor, target_cxcywh: Tensor) -> dict[str, Tensor]:
         """Return the loss of each matched box by term; both arguments are (L, M, 4) in 0..1, for L layers: (L, M)."""
-        return {"l1": box_l1_loss(pred_cxcywh, target_cxcywh), "giou": box_giou_loss(pred_cxcywh, target_cxcywh)}
+        giou = generalized_box_iou(cxcywh_to_xyxy(pred_cxcywh), cxcywh_to_xyxy(target_cxcywh))
+        return {"l1": (pred_cxcywh - target_cxcywh).abs().sum(-1), "giou": 1 - giou}
 
     def _set_losses(self, queries: QuerySets) -> dict[str, Tensor]:
         """Return the weighted class and box losses of each layer, averaged over the sets."""

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained, pixel_statistics
+from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.images import normalize_images, pad_to_multiple
+from vitkit.ops.images import normalize_images, pad_to_multiple, pixel_statistics
 from vitkit.protocols import Model
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from vitkit.backbones.base import pixel_statistics
 from vitkit.models.base import ModelOnBackbone
-from vitkit.ops.images import check_pixel_statistics, normalize_images
+from vitkit.ops.images import check_pixel_statistics, normalize_images, pixel_statistics
 from vitkit.protocols import HasClassHead
 from vitkit.registry import BACKBONES, MODELS, Spec
 

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.base import pixel_statistics
 from vitkit.backbones.vit import Tokens, ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.eomt import EoMTHead
@@ -16,7 +15,14 @@ from vitkit.models.base import ModelOnBackbone
 from vitkit.models.mask_postprocess import Geometry, WindowMasks, windowed_scores
 from vitkit.models.mask_results import MaskResults
 from vitkit.nn.attention import mask_bias
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, per_channel, unpadded_sizes
+from vitkit.ops.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    normalize_images,
+    per_channel,
+    pixel_statistics,
+    unpadded_sizes,
+)
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import BACKBONES, MODELS, Spec
 

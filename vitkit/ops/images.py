@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.protocols import Backbone
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of R, G and B, with pixel values in 0..1; IMAGENET_STD is their standard deviation."""
@@ -30,6 +31,29 @@ def check_pixel_statistics(mean: Sequence[float], std: Sequence[float]) -> tuple
             f"pixel_std={std}: expected three numbers above 0 and up to 1, for R, G, B. Divide those of 0..255 by 255."
         )
     return mean, std
+
+
+def pixel_statistics(backbone: Backbone) -> dict[str, Sequence[float]]:
+    """Return `mean` and `std` for `normalize_images`: the backbone's, or ImageNet's if it specifies none."""
+    return dict(mean=getattr(backbone, "pixel_mean", IMAGENET_MEAN), std=getattr(backbone, "pixel_std", IMAGENET_STD))
+
+
+def check_images(owner: str, images: Tensor, *, min_size: int = 1, clips: bool = False) -> None:
+    """Raise DataError if images have a wrong shape, or are too small.
+
+    Args:
+        owner: the name of the backbone that takes them, for messages.
+        min_size: minimum height and width, in pixels.
+        clips: whether it takes (B, 3, T, H, W) rather than (B, 3, H, W).
+    """
+    expected = "(B, 3, T, H, W)" if clips else "(B, 3, H, W)"
+    if images.ndim != 4 + clips or images.shape[1] != 3:
+        raise DataError(f"{owner}: images of shape {tuple(images.shape)}: expected {expected}.")
+    height, width = images.shape[-2:]
+    if height < min_size or width < min_size:
+        raise DataError(
+            f"{owner}: images of {height} x {width} pixels: expected at least {min_size} x {min_size}. Resize them."
+        )
 
 
 def normalize_images(

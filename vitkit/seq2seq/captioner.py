@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitkit.backbones.base import check_feature_info, keep_features, pixel_statistics
+from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.errors import DataError
 from vitkit.models.base import ModelOnBackbone
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, resize_mask
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pixel_statistics, resize_mask
 from vitkit.registry import BACKBONES, Spec
 from vitkit.seq2seq.decoding import DecodingSettings, TextGenerator
 from vitkit.seq2seq.vocabulary import Vocabulary
