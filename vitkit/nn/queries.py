@@ -29,7 +29,7 @@ class QueryHead(nn.Module, ABC):
     d_model: int
     num_queries: int
     learned_channels: int = 0
-    """Channels of the learned vector that each query is made from; 0 if queries are made from the image alone."""
+    """Channels of the learned vector that each query is made from; 0 if queries are made only from the image."""
     reference: Literal["none", "points", "boxes"] = "none"
     """What the queries' references are."""
     selects_boxes: bool = False
