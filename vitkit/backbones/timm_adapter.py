@@ -263,7 +263,7 @@ def _features(name: str, options: Mapping[str, Any]) -> tuple[dict[str, int], di
             info = _create(name, features_only=True, **options).feature_info
     except (RuntimeError, AttributeError, AssertionError) as error:
         raise ConfigError(
-            f"timm's {name} gives no feature maps ({str(error).splitlines()[0]}). timm.list_models(...) lists models; "
+            f"timm's {name} has no feature maps ({str(error).splitlines()[0]}). timm.list_models(...) lists models; "
             "those with features_only do."
         ) from error
     rows = sorted(zip(info.reduction(), info.out_indices, info.channels()))
