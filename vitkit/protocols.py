@@ -109,8 +109,8 @@ class Model(nn.Module):
         See `MaskResults`; a ConfigError is raised by models that do not score the classes of each pixel.
         """
         raise ConfigError(
-            f"{type(self).__name__} has no scores of each pixel's classes, by which maps of tiles are merged. Predict "
-            "without tiles."
+            f"{type(self).__name__} has no scores of each pixel's classes, which merging the maps of tiles needs. "
+            "Predict without tiles."
         )
 
 
@@ -324,7 +324,7 @@ class Evaluator(ABC):
     def statistics(self) -> Any:
         """Return each sample's contribution to the metrics, a `SampleStatistics`."""
         raise ConfigError(
-            f"{type(self).__name__} has no statistics of single samples, so its metrics cannot be resampled. Compare "
+            f"{type(self).__name__} has no per-sample statistics, so its metrics cannot be resampled. Compare "
             "models by another evaluator."
         )
 
