@@ -94,7 +94,7 @@ class Model(nn.Module):
     """Prefixes of parts that may be missing altogether from a checkpoint to start training from."""
 
     uses_targets: bool = False
-    """Whether `forward` also takes `targets` in training, the same as the criterion's, as it then has queries that are
+    """Whether `forward` also takes `targets` in training, the same as the criterion's, for queries that are
     made from them."""
 
     def variant_of(self, names: Iterable[str]) -> str:

@@ -36,7 +36,7 @@ class SetsGradCheckpointing(Protocol):
 class TimmBackbone(BackboneBase):
     """Any timm model: `BACKBONES.build("timm/convnext_tiny")`, `model.backbone=timm/convnext_tiny`.
 
-    Attention inside timm's models does not use vitkit's core, so that an AttentionRecorder does not see it.
+    Attention inside timm's models does not use vitkit's core: an AttentionRecorder does not see it.
 
     Args:
         name: timm's name of the model, optionally with the tag of its weights ("convnext_tiny.fb_in1k").

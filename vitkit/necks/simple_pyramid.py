@@ -44,8 +44,8 @@ class ConvLayerNorm(nn.Conv2d):
 
 @NECKS.register
 class SimpleFeaturePyramid(nn.Module):
-    """Maps "res2" to "res5" (res{log2 stride}), each made from the same map, so that a plain ViT can be used with heads
-    that read several levels (Li et al. 2022, section 3, https://arxiv.org/abs/2203.16527).
+    """Maps "res2" to "res5" (res{log2 stride}), each made from the same map, for a plain ViT with heads that read
+    several levels (Li et al. 2022, section 3, https://arxiv.org/abs/2203.16527).
 
     Finer maps are made by transposed convolutions, coarser ones by max pooling; a 1x1 and a 3x3 convolution follow,
     each with a layer norm.

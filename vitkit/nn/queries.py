@@ -35,7 +35,7 @@ class QueryHead(nn.Module, ABC):
     selects_boxes: bool = False
     """Whether the boxes that queries start from are selected from the image."""
     attends_in_masks: bool = False
-    """Whether queries attend within masks, so that `Queries.masks` has an effect."""
+    """Whether queries attend within masks, and so read `Queries.masks`."""
     query_outputs: tuple[str, ...]
     """Names of the outputs with a row for each query, (B, Q, ...)."""
     shared_outputs: tuple[str, ...] = ()

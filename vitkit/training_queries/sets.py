@@ -1,7 +1,7 @@
 """Sets of training queries: how they join a head's own queries, and how their outputs are separated again.
 
 A decoder's rows are those of each set, in the order of the config, and then the head's own queries. A mask in the
-self-attention separates them, so that leaving the sets out does not change what the head predicts.
+self-attention separates them: leaving the sets out does not change what the head predicts.
 """
 
 from abc import ABC, abstractmethod

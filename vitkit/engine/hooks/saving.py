@@ -1,4 +1,4 @@
-"""Decides what of a run is saved and when: the best epochs, checkpoints within epochs, and the end by a signal."""
+"""Decides what to save of a run and when: the best epochs, checkpoints within epochs, and the end by a signal."""
 
 import math
 import os
@@ -34,7 +34,7 @@ class Interrupted(SystemExit):
 
 
 class BestMetric(Hook):
-    """Keeps the best value of `train.best_metric`, and ends a run after `train.patience` evaluations without a better.
+    """Keeps the best value of `train.best_metric`; ends a run after `train.patience` evaluations without a better one.
 
     The trainer saves an epoch as best.pth if its evaluation has raised `progress.best`.
     """
