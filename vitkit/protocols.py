@@ -95,7 +95,7 @@ class Model(nn.Module):
     """Prefixes of parts that may be missing altogether from a checkpoint to start training from."""
 
     uses_targets: bool = False
-    """Whether `forward` also takes `targets` in training, the same as the criterion's, as it then has queries that are
+    """Whether `forward` also takes `targets` in training, the same as the criterion's, for queries that are
     made from them."""
 
     def variant_of(self, names: Iterable[str]) -> str:
@@ -110,8 +110,8 @@ class Model(nn.Module):
         See `MaskResults`; a ConfigError is raised by models that do not score the classes of each pixel.
         """
         raise ConfigError(
-            f"{type(self).__name__} has no scores of each pixel's classes, by which maps of tiles are merged. Predict "
-            "without tiles."
+            f"{type(self).__name__} has no scores of each pixel's classes, which merging the maps of tiles needs. "
+            "Predict without tiles."
         )
 
 
@@ -325,7 +325,7 @@ class Evaluator(ABC):
     def statistics(self) -> Any:
         """Return each sample's contribution to the metrics, a `SampleStatistics`."""
         raise ConfigError(
-            f"{type(self).__name__} has no statistics of single samples, so its metrics cannot be resampled. Compare "
+            f"{type(self).__name__} has no per-sample statistics, so its metrics cannot be resampled. Compare "
             "models by another evaluator."
         )
 

@@ -165,7 +165,7 @@ class Registry:
 
         Args:
             spec: a name, or a dict with `type`.
-            arguments: further constructor arguments (those that a config leaves open, such as a head's `num_classes`).
+            arguments: more constructor arguments (those that a config leaves open, such as a head's `num_classes`).
         Raises:
             ConfigError: the name or an argument is unknown, given twice, or missing; or the object is of a wrong class.
         """

@@ -160,7 +160,7 @@ class ScoreThresholds:
     """The lowest scores, overall and by class, at which predicted objects are shown."""
 
     overall: float = 0.5
-    """Threshold of the classes that have none of their own, in 0..1."""
+    """Threshold of the classes without a threshold of their own, in 0..1."""
     by_class: tuple[float | None, ...] = ()
     """Threshold of each class; `overall` where it is None, or for all classes if the tuple is empty."""
     origin: str = "the default"

@@ -171,17 +171,17 @@ def test_features_of_other_images_or_transforms_are_refused(folder):
     with pytest.raises(DataError, match=r"computed with the transforms null; this dataset has .*size"):
         dataset(folder, transforms=resized, features=str(path))
     change(folder, lambda c: c["images"].reverse())
-    with pytest.raises(DataError, match=r"is of 3 images \w+; this dataset has 3 images \w+\. Is it another dataset's"):
+    with pytest.raises(DataError, match=r"belongs to 3 images \w+; this dataset has 3 images \w+\. Is it"):
         dataset(folder, features=str(path))
     change(folder, lambda c: c["images"].reverse())
-    with pytest.raises(DataError, match=r"is of 3 images \w+; this dataset has 2 images of World\(.*split='val'"):
+    with pytest.raises(DataError, match=r"belongs to 3 images \w+; this dataset has 2 images of World\(.*split='val'"):
         DATASETS.build("ShapesCaptions", num_images=2, split="val", features=str(path))
     (folder / "cut.npy").write_bytes(path.read_bytes()[:-9])
     (folder / "cut.json").write_text(path.with_suffix(".json").read_text())
-    with pytest.raises(DataError, match=r"features: cannot read '.*cut\.npy'.*Write it anew"):
+    with pytest.raises(DataError, match=r"features: cannot read '.*cut\.npy'.*Write it again"):
         dataset(folder, features=str(folder / "cut.npy"))[0]
     (folder / "cut.json").write_text("[1]")
-    with pytest.raises(DataError, match=r"features: '.*cut\.json' holds \[1\]; expected what tools/cache_features"):
+    with pytest.raises(DataError, match=r"features: '.*cut\.json' contains \[1\]; expected what tools/cache_features"):
         dataset(folder, features=str(folder / "cut.npy"))
     with pytest.raises(DataError, match=r"image 30 has a map of \(2, 2, 3\)"):
         write_features(path, [torch.zeros(2, 2, 2, 2), torch.zeros(1, 2, 2, 3)], dataset(folder), weights_key=1)

@@ -133,7 +133,7 @@ def test_ids_of_the_map_and_of_the_list_must_be_the_same(tmp_path):
         load(tmp_path, ids=ids)[0]
     ids[ids == CAT] = ids[ids == SKY] = ids[ids == 77] = 0
     with pytest.raises(
-        DataError, match=r"no pixel has segment id 258, which 'panoptic.json' lists for it, and 1 more ids likewise"
+        DataError, match=r"no pixel has segment id 258, which 'panoptic.json' lists for it, and 1 more such ids"
     ):
         load(tmp_path, ids=ids)[0]
 
@@ -169,7 +169,7 @@ def test_a_map_or_image_of_another_size_is_an_error(tmp_path):
             lambda c: c["annotations"][1]["segments_info"][0].update(area="9"),
             "segment 258 has area '9'; expected a fin",
         ),
-        (lambda c: c["annotations"][1].update(segments_info=[7]), r"segments_info \[7\]; expected objects"),
+        (lambda c: c["annotations"][1].update(segments_info=[7]), r"segments_info \[7\]; expected only objects"),
         (lambda c: c["categories"][0].update(isthing="0"), r"category 120 \('sky'\) has isthing '0'; expected 0 or 1"),
         (lambda c: c["annotations"][1]["segments_info"][0].update(id=0), "segment 0 has id 0; expected 1 to 16777215"),
     ],

@@ -96,7 +96,7 @@ def test_yolo_is_read_from_one_folder_without_class_names(tmp_path):
     ("line", "message"),
     [
         ("0 10 20 30 40", "not a fraction of the image. Are these pixels"),
-        ("0 0.1 0.1 0.1", "got 3 numbers behind the class"),
+        ("0 0.1 0.1 0.1", "got 3 numbers after the class"),
         ("0 0.1 0.1 -0.1 0.1", "a size is negative"),
         ("7 0.1 0.1 0.1 0.1", "no class is numbered 7"),
         ("cat 0.1 0.1 0.1 0.1", "expected a class number"),
@@ -121,8 +121,8 @@ def test_voc_counts_pixels_from_one_and_keeps_its_flags(tmp_path):
     assert [category["name"] for category in data.categories] == ["cat", "dog"]
     assert data.annotations[0]["difficult"] == 1
     assert data.left_out == {
-        "XML files without a picture": ["lost.xml"],
-        "pictures without an XML file": ["unlabelled.jpg"],
+        "XML files without an image": ["lost.xml"],
+        "images without an XML file": ["unlabelled.jpg"],
     }
 
 
@@ -132,7 +132,7 @@ def test_version_number_in_a_name_is_not_taken_for_an_extension(tmp_path):
     voc(tmp_path, "other.v2", ("cell", 1, 1, 20, 10))
     data = read_annotations(tmp_path)
     assert [image["file_name"] for image in data.images] == ["other.v2.jpg"]
-    assert data.left_out["XML files without a picture"] == ["img.v1.xml"]
+    assert data.left_out["XML files without an image"] == ["img.v1.xml"]
 
 
 def test_voc_with_a_zero_coordinate_counts_from_zero(tmp_path):
@@ -225,7 +225,7 @@ def test_label_pictures_give_instances_and_classes(tmp_path):
         find_format(tmp_path / "masks", tmp_path / "images")
     data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_pictures")
     assert boxes(data) == [("a.jpg", "object", [3, 2, 6, 4]), ("a.jpg", "object", [20, 10, 10, 2])]
-    assert data.left_out == {"images without a label picture": ["b.jpg"]}
+    assert data.left_out == {"images without a label image": ["b.jpg"]}
     write(tmp_path / "masks" / "classes.txt", "\ufeffground\nroad\ntree\n")  # as Windows begins UTF-8
     data = read_annotations(tmp_path / "masks", tmp_path / "images")
     assert data.format == "semantic_pictures" and [name for _, name, _ in boxes(data)] == ["ground", "road", "tree"]
@@ -267,7 +267,7 @@ def test_unreadable_picture_is_named(tmp_path):
         write(tmp_path / f"{name}.txt", "0 0.5 0.5 0.1 0.1\n")
     data = read_annotations(tmp_path)
     assert [image["file_name"] for image in data.images] == ["a.jpg", "c.jpg"]
-    with pytest.raises(DataError, match=r"b\.jpg.*1 of the pictures"):
+    with pytest.raises(DataError, match=r"b\.jpg.*1 of the images"):
         CocoDetection(tmp_path, tmp_path)
 
 
@@ -324,7 +324,7 @@ def test_missing_yolo_label_files_are_not_taken_for_empty_images(tmp_path):
     pictures(tmp_path / "images", "a.png", "b.png")
     write(tmp_path / "annotations/a.txt", "0 0.5 0.5 0.1 0.1\n")
     write(tmp_path / "data.yaml", "train: images\nnames: [cat]\n")
-    with pytest.raises(DataError, match="data.yaml: no picture has a label file"):
+    with pytest.raises(DataError, match="data.yaml: no image has a label file"):
         read_annotations(tmp_path / "data.yaml")
 
 
@@ -333,7 +333,7 @@ def test_yolo_reports_training_images_in_the_test_split(tmp_path):
     write(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.1 0.1\n")
     write(tmp_path / "data.yaml", "train: images/train\nval: images/val\ntest: images/train\nnames: [cat]\n")
     notes = read_annotations(tmp_path / "data.yaml").notes
-    assert notes == ["1 pictures are in both train and test, such as images/train/a.png"]
+    assert notes == ["1 images are in both train and test, such as images/train/a.png"]
 
 
 def coco_with(folder, *boxes):

@@ -73,7 +73,7 @@ def test_group_of_images_with_zero_weight_has_no_batches():
 def test_settings_of_samplers_are_checked():
     with pytest.raises(ConfigError, match=r"data.repeat_threshold: got 0; expected above 0"):
         DataSettings(repeat_threshold=0)
-    with pytest.raises(ConfigError, match=r"data.sampler=class_aware: PlainDataset does not tell which classes"):
+    with pytest.raises(ConfigError, match=r"data.sampler=class_aware: PlainDataset does not list the classes"):
         DataSettings(sampler="class_aware").train_loader(PlainDataset(image_ids=[1, 2]), seed=0)
 
 

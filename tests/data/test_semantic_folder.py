@@ -1,4 +1,4 @@
-"""Folders of label pictures: which value is which class, and error messages for wrong ones."""
+"""Folders of label images: which value is which class, and error messages for wrong ones."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ CLASSES = ["sky", "road", "car"]
 
 
 def write(folder, labels, name="a", size=None, suffixes=(".jpg", ".png")):
-    """A picture and its label picture from an array of values."""
+    """A picture and its label image from an array of values."""
     labels = np.asarray(labels)
     for kind in ("images", "labels"):
         (folder / kind / name).parent.mkdir(parents=True, exist_ok=True)
@@ -131,9 +131,9 @@ def test_missing_files_are_errors_and_extra_files_are_counted(tmp_path, caplog):
     write(tmp_path, np.zeros((4, 6), np.uint8), "b")
     (tmp_path / "images" / "b.jpg").unlink()
     assert len(load(tmp_path)) == 1
-    assert "1 label pictures have no image" in caplog.text
+    assert "1 label images have no image" in caplog.text
     (tmp_path / "labels" / "a.png").unlink()
-    with pytest.raises(DataError, match=r"1 of 1 images have no label picture, such as .*a.jpg', which needs .*a.png"):
+    with pytest.raises(DataError, match=r"1 of 1 images have no label image, such as .*a.jpg', which needs .*a.png"):
         load(tmp_path)
     with pytest.raises(DataError, match=r"contains no file that ends in '.tif'. Set image_suffix"):
         load(tmp_path, image_suffix=".tif")
@@ -211,5 +211,5 @@ def test_label_pictures_in_the_colours_of_a_class_file(tmp_path, name, text):
     assert data.format == "semantic_pictures" and len(data.annotations) == len(dataset.classes)
     colors[0, 0] = 7
     Image.fromarray(colors).save(tmp_path / "labels" / "a.png")
-    with pytest.raises(DataError, match=r"colour \(7, 7, 7\) at 1 pixels is none of the 3 of the class file"):
+    with pytest.raises(DataError, match=r"colour \(7, 7, 7\) at 1 pixels is not one of the 3 in the class file"):
         dataset.load_semantic(0)

@@ -172,7 +172,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 def test_unsupported_datasets_are_an_error_when_built():
-    with pytest.raises(ConfigError, match=r"copy_paste=0.5 pastes objects by their masks.*Set masks=True"):
+    with pytest.raises(ConfigError, match=r"copy_paste=0.5 pastes objects by their masks.*Set its masks=True"):
         shapes(dict(type="MultiImageTransforms", copy_paste=0.5), masks=False)
     with pytest.raises(ConfigError, match="ShapesSegmentation: MultiImageTransforms needs images with boxes"):
         build_dataset(

@@ -84,7 +84,7 @@ def test_patterns_choose_splits(tmp_path):
         split_dataset(data, patterns={"val": ["z"]})
     with pytest.raises(DataError, match="no image is left for training"):
         split_dataset(data, patterns={"val": ["*"]})
-    with pytest.raises(ConfigError, match="less than 1 together"):
+    with pytest.raises(ConfigError, match="with a sum below 1"):
         split_dataset(data, {"val": 0.5, "test": 0.5})
 
 

@@ -253,7 +253,7 @@ def write_wrong(folder, change):
         (lambda a: a.pop("file_name"), "image 2 has no 'file_name'"),
         (lambda a: a.update(image_id=[2]), r"image_id \[2\]; expected one of the 3"),
         (lambda a: a.update(image_id=8), "image_id 8; expected an id that no earlier entry has"),
-        (lambda a: a.update(segments_info=[7]), r"image 2 has segments_info \[7\]; expected objects"),
+        (lambda a: a.update(segments_info=[7]), r"image 2 has segments_info \[7\]; expected only objects"),
         (lambda a: a["segments_info"][0].pop("id"), "image 2: segment None has no 'id'"),
     ],
 )
@@ -268,7 +268,7 @@ def test_empty_results_are_an_error(tmp_path):
     with pytest.raises(DataError, match="results: no file"):
         evaluator.load_results(tmp_path / "results.json")
     (tmp_path / "results.json").write_text("[1]")
-    with pytest.raises(DataError, match="the file holds .*; expected panoptic results"):
+    with pytest.raises(DataError, match="the file contains .*; expected panoptic results"):
         evaluator.load_results(tmp_path / "results.json")
 
 

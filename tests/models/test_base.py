@@ -1,4 +1,4 @@
-"""Properties of every dense model: the same result alone and in any batch, and clear errors."""
+"""Properties of every dense model: the same result on its own and in any batch, and clear errors."""
 
 import logging
 

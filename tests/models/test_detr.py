@@ -145,7 +145,7 @@ def test_isolation_needs_a_backbone_that_accepts_the_mask():
         def forward(self, images):
             return {"res5": images}
 
-    with pytest.raises(ConfigError, match=r"backbone Plain takes no padding mask.*isolate_padding=False"):
+    with pytest.raises(ConfigError, match=r"backbone Plain does not accept a padding mask.*isolate_padding=False"):
         build_model(small_spec(backbone=Plain(), isolate_padding=True))
     assert build_model(small_spec(backbone=Plain())).load_pretrained() is None
 
@@ -202,7 +202,7 @@ def test_head_and_neck_must_have_the_same_channels():
 
 
 def test_error_of_the_neck_names_an_unknown_feature():
-    with pytest.raises(ConfigError, match=r"gives no feature 'res5'.*Known: res3"):
+    with pytest.raises(ConfigError, match=r"has no feature 'res5'.*Known: res3"):
         build_model(small_spec(neck=dict(type="ChannelProjection", out_channels=32, in_features=["res5"])))
 
 

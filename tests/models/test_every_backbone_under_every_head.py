@@ -133,5 +133,5 @@ def test_every_pair_trains_at_odd_sizes(backbone, head):
 
 def test_multi_level_heads_name_the_remedy_for_a_single_map():
     spec = dict(HEADS["mask2former"], backbone=BACKBONES["vit"], num_queries=5, num_classes=3)
-    with pytest.raises(ConfigError, match=r"the backbone gives 1 \(res4\).*SimpleFeaturePyramid"):
+    with pytest.raises(ConfigError, match=r"the backbone returns 1 \(res4\).*SimpleFeaturePyramid"):
         build_model(spec)

@@ -124,7 +124,7 @@ def test_vitdet_names_load_into_backbone_and_neck(nested):
 @pytest.mark.parametrize(
     ("info", "arguments", "message"),
     [
-        (INFO, dict(in_feature="res3"), "gives no feature 'res3'. Did you mean 'res4'"),
+        (INFO, dict(in_feature="res3"), "has no feature 'res3'. Did you mean 'res4'"),
         ({"res4": FeatureInfo(16, 14)}, {}, "stride 14 of the map 'res4': expected a power of 2"),
         (INFO, dict(strides=(4, 6)), "stride 6 of a level: expected a power of 2"),
         (INFO, dict(strides=()), "strides is empty"),
@@ -142,7 +142,7 @@ def test_wrong_arguments_are_named(info, arguments, message):
 def test_the_remedy_for_a_backbone_of_one_map_works_when_pasted(config, overrides):
     overrides = [*overrides, "model.backbone=dict(type='ViT', d_model=16, depth=1, num_heads=2, image_size=32)"]
     path = f"configs/quickstart/{config}.py"
-    with pytest.raises(ConfigError, match="of a backbone with one map make several") as error:
+    with pytest.raises(ConfigError, match="for a backbone with one map, make several") as error:
         build_model(load_config(path, overrides)["model"], classes=["thing"])
     (pasted,) = shlex.split(str(error.value).partition("make several: ")[2])
     model = build_model(load_config(path, [*overrides, pasted])["model"], classes=["thing"])

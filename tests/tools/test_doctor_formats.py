@@ -92,7 +92,7 @@ def test_swapped_sizes_are_named_and_fixed():
     image = fixed(issue)["images"][0]
     assert (image["width"], image["height"]) == (WIDTH, HEIGHT)
     (unread,) = [issue for issue in issues("images", bad_boxes="drop") if issue.verdict == "fail"]
-    assert "Width and height are exchanged in the annotations" in unread.message and "EXIF" not in unread.message
+    assert "Width and height are swapped in the annotations" in unread.message and "EXIF" not in unread.message
     assert "--fix sizes" in unread.message
 
 
@@ -107,7 +107,7 @@ def test_dataset_that_cannot_be_built_always_fails():
     Path("labels").mkdir()
     dataset = dict(type="SemanticFolder", images="photos", labels="labels", classes=["road"], image_suffix=".png")
     (issue,) = diagnose({"data": {"train": dataset}}, Options(), checks=("images",))
-    assert issue.verdict == "fail" and "1 of 1 images have no label picture" in issue.message
+    assert issue.verdict == "fail" and "1 of 1 images have no label image" in issue.message
 
 
 def test_queries_are_compared_with_the_classes_of_one_image():
@@ -128,8 +128,8 @@ def test_queries_are_compared_with_the_classes_of_one_image():
     ("name", "text", "message"),
     [
         ("a.json", "<annotation></annotation>", "This is XML"),
-        ("data.yaml", "names: [cat]", "This is text, and no JSON"),
-        ("a.txt", "0 0.5 0.5 0.1 0.1", "This is text, and no JSON"),
+        ("data.yaml", "names: [cat]", "This is text, not JSON"),
+        ("a.txt", "0 0.5 0.5 0.1 0.1", "This is text, not JSON"),
         ("a.json", '{"images": [1, 2', "A truncated download looks like this"),
     ],
 )

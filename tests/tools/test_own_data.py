@@ -1,4 +1,4 @@
-"""A user's data as `vitkit start` reads it: classes of label pictures, existing splits."""
+"""A user's data as `vitkit start` reads it: classes of label images, existing splits."""
 
 import numpy as np
 import pytest

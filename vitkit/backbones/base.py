@@ -223,7 +223,7 @@ class BackboneBase(nn.Module):
         return [[self.stem], *([layer] for layer in self.layers.values())]
 
     def norm_of(self, feature: str) -> str | None:
-        """Return the name of the norm that is applied to this feature alone, or None if there is none."""
+        """Return the name of the norm that is applied only to this feature, or None."""
         return None
 
     def keep_features(self, names: Iterable[str]) -> None:
@@ -310,7 +310,7 @@ class BackboneBase(nn.Module):
             raise CheckpointError(
                 f"{source} does not fit this {type(self).__name__}: missing {', '.join(missing[:3])} ({len(missing)} "
                 f"in all); not used: {', '.join(report.unexpected[:3]) or 'none'} ({len(report.unexpected)} in all). "
-                "Are the weights of this variant?"
+                "Are the weights for this variant?"
             )
         return source.partition("#sha256=")[0]
 

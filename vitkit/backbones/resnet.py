@@ -36,7 +36,7 @@ def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
 
 
 def without_padding(x: Tensor, padding: Tensor | None) -> Tensor:
-    """Set padding, (B, 1, H, W) bool, to zero, so that no kernel carries it into the image."""
+    """Set padding, (B, 1, H, W) bool, to zero."""
     return x if padding is None else x.masked_fill(padding, 0.0)
 
 
@@ -195,12 +195,13 @@ class ResNet(BackboneBase, tv.ResNet):
         Args:
             images: (B, 3, H, W) float, normalised; any H and W.
             padding_mask: (B, H, W) bool, True = padding, which is set to zero before every kernel reads it, so that an
-                image's part of the maps is the same as for the image alone. None: padding is treated like the image.
+                image's part of the maps is the same as without padding. None: padding is treated like the image.
         """
         check_images(type(self).__name__, images)
         padding = None if padding_mask is None else padding_mask[:, None]
         # Channels last makes DETR 5 to 10 % faster on a CPU, and is the layout that tensor cores work in.
         x = images.contiguous(memory_format=torch.channels_last)
+        # A kernel would carry what is in the padding into the image.
         x = without_padding(x, padding)
         padding = subsample(padding, 2)
         x = self.maxpool(relu(conv_norm(x, self.conv1, self.bn1), padding))

@@ -317,12 +317,13 @@ class Swin(BackboneBase):
         self.freeze()
 
     def _set_positions(self, positions: str, embed_dim: int) -> None:
-        """Create the positions; without relative ones, their tables stay zero, so that weights have the same names."""
+        """Create absolute positions, or set the tables of relative ones to zero, as `positions` requires."""
         self.absolute_pos_embed = None
         if positions == "absolute":
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, math.prod(_GRID), embed_dim))
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         if positions != "relative":
+            # The tables are kept so that the weights have the same names.
             for name, table in self.named_parameters():
                 if name.endswith("relative_position_bias_table"):
                     nn.init.zeros_(table).requires_grad_(False)

@@ -36,7 +36,7 @@ class SetsGradCheckpointing(Protocol):
 class TimmBackbone(BackboneBase):
     """Any timm model: `BACKBONES.build("timm/convnext_tiny")`, `model.backbone=timm/convnext_tiny`.
 
-    Attention inside timm's models does not use vitkit's core, so that an AttentionRecorder does not see it.
+    Attention inside timm's models does not use vitkit's core: an AttentionRecorder does not see it.
 
     Args:
         name: timm's name of the model, optionally with the tag of its weights ("convnext_tiny.fb_in1k").
@@ -263,7 +263,7 @@ def _features(name: str, options: Mapping[str, Any]) -> tuple[dict[str, int], di
             info = _create(name, features_only=True, **options).feature_info
     except (RuntimeError, AttributeError, AssertionError) as error:
         raise ConfigError(
-            f"timm's {name} gives no feature maps ({str(error).splitlines()[0]}). timm.list_models(...) lists models; "
+            f"timm's {name} has no feature maps ({str(error).splitlines()[0]}). timm.list_models(...) lists models; "
             "those with features_only do."
         ) from error
     rows = sorted(zip(info.reduction(), info.out_indices, info.channels()))

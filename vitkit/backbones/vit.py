@@ -222,7 +222,7 @@ class ViT(BackboneBase):
         if distilled and not class_token:
             raise ConfigError("distilled=True: a distillation token needs a class token. Set class_token=True.")
         self.attends_globally = window_size is None and relative_positions is None
-        """Whether every block attends over all tokens by content, so that further tokens may join."""
+        """Whether every block attends over all tokens by content, so that other tokens may be added."""
         if not self.attends_globally and (class_token or num_registers or positions == "rotary"):
             raise ConfigError(
                 "windows: attention within windows or with relative positions takes only patches. Set "
@@ -334,7 +334,7 @@ class ViT(BackboneBase):
         return Tokens(x, size, pad_rotations(self.rotations(size), self.num_tokens))
 
     def prepend(self, tokens: Tokens, extra_tokens: Tensor) -> Tokens:
-        """Put further tokens, (N, d_model) and the same for all images, before the others.
+        """Put more tokens, (N, d_model) and the same for all images, before the others.
 
         They take part in the blocks run from then on, without positions. Needs `attends_globally`.
         """

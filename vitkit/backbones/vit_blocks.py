@@ -170,7 +170,8 @@ class Attention(nn.Module):
             self._adapt_biases(state, prefix)
 
     def _adapt_biases(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Set biases that weights lack to zero, and drop the keys' bias if this layer has none, as DINOv3 masks it."""
+        """Set biases that weights lack to zero, and drop the keys' bias if this layer has none."""
+        # DINOv3 masks the keys' bias.
         zeros = state[f"{prefix}qkv.weight"].new_zeros(self.proj.in_features)
         state.pop(f"{prefix}qkv.bias_mask", None)
         if f"{prefix}qkv.bias" in state:

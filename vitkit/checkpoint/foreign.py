@@ -13,7 +13,9 @@ from vitkit.errors import CheckpointError
 
 
 class _Unread:
-    """Placeholder for a numpy array or number in a PyTorch file: weights contain none, so nothing reads it."""
+    """Placeholder for a numpy array or number in a PyTorch file."""
+
+    # Weights contain neither, so nothing reads it.
 
     def __init__(self, *_: Any):
         pass

@@ -212,11 +212,12 @@ def _metadata(checkpoint: Path, shards: Mapping[str, Any]) -> Metadata:
 
 
 def _fill(checkpoint: Path, shards: Mapping[str, Any], metadata: Metadata, tensors: Mapping[str, Tensor]) -> None:
-    """Read full tensors, or this rank's shards of DTensors. Unlike in `dcp.load`, no rank waits for the others.
+    """Read full tensors, or this rank's shards of DTensors.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
+    # Not `dcp.load`, in which each rank waits for the others.
     reader = dcp.FileSystemReader(_folder(checkpoint, shards))
     planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
     planner.set_up_planner(dict(tensors), metadata, is_coordinator=True)

@@ -88,7 +88,7 @@ def load_weights(
             maps, a classifier's head does not count as unexpected, nor the norms of the maps as missing; the report
             lists them.
     Raises:
-        CheckpointError: the file cannot be read, does not fit the model, or has none of its entries.
+        CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model.
     """
     zoo, zoo_name = published(), None
     if is_hub_name(source):

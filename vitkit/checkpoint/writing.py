@@ -17,7 +17,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Write `state` to a temporary name and rename it, so that `path` is always a complete checkpoint.
+    """Write `state` to a temporary name and rename it: `path` is always a complete checkpoint.
 
     Raises:
         CheckpointError: it cannot be written, for instance because the disk is full. An earlier file at `path` is still

@@ -13,7 +13,7 @@ _ROOT = "{root}"
 
 
 def make_data_paths_absolute(cfg: dict[str, Any]) -> None:
-    """Make the paths of a checked config's data absolute, in place, so that a saved config is valid in any folder.
+    """Make the paths of a checked config's data absolute, in place; a saved config is then valid in any folder.
 
     These are `data.root`, and the arguments of `data.train`, `data.val` and `data.test` that their datasets annotate
     with `Path`.

@@ -39,7 +39,7 @@ def fault_issues(faults: Sequence[Fault], where: str, verdict: Verdict = "fail")
         message += f" Likewise: {enumerate_items(entries[1:])}" if entries[1:] else ""
         yield Issue(f"wrong {field}", verdict, message, where, {"faults": len(group), "entries": entries})
     if not faults:
-        yield Issue("fields", "ok", "all fields hold what COCO's format says", where)
+        yield Issue("fields", "ok", "all fields are as COCO's format defines them", where)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class DetectionFile:
         """Check whether the four numbers of the boxes are in the order that the format prescribes."""
         fractions, order, expected = wrong_scale(self.data), likely_order(self.data), read_as(self.data)
         if sizes_exchanged(self.data) and order == expected:
-            message = "the boxes fit their images only with width and height exchanged. Fix: " + self.command("sizes")
+            message = "the boxes fit their images only with width and height swapped. Fix: " + self.command("sizes")
             yield Issue("image sizes", "fail", message, self.where)
         if not fractions and order == expected:
             return

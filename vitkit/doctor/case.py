@@ -100,7 +100,7 @@ class Case:
                 message = f"backbone from {source}" if source else "random weights throughout"
                 issue = Issue("weights", "ok" if source else "note", message)
         except VitkitError as error:
-            message = f"the run cannot start: {error} The checks below go on with random weights."
+            message = f"the run cannot start: {error} The checks below continue with random weights."
             issue = Issue("weights", "fail", message)
         return model.to(self.options.device), [issue]
 

@@ -95,7 +95,7 @@ def _scan_label_map(statistics: DatasetStatistics, index: int, scan: ImageScan) 
         (height, width), (image_height, image_width) = labels.shape, scan.sizes[-1]
         scan.map_errors.append(
             f"image {statistics.image_ids[index]} is {image_width}x{image_height} pixels (width x height), its label "
-            f"picture {width}x{height}"
+            f"image {width}x{height}"
         )
 
 
@@ -147,10 +147,10 @@ def image_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Iss
         message = f"{scan.num_rotated} images are rotated by their EXIF tag and are read upright"
         yield Issue("rotated images", "note", message, where, {"images": scan.num_rotated})
     counts = Counter(scan.checksums)
-    copies = [statistics.image_ids[k] for k, checksum in zip(scan.readable, scan.checksums) if counts[checksum] > 1]
-    if copies:
-        message = f"{len(copies)} images have the pixels of another one: {enumerate_items(copies)}"
-        yield Issue("repeated images", "warn", message, where, {"images": len(copies)})
+    duplicates = [statistics.image_ids[k] for k, checksum in zip(scan.readable, scan.checksums) if counts[checksum] > 1]
+    if duplicates:
+        message = f"{len(duplicates)} images have the pixels of another one: {enumerate_items(duplicates)}"
+        yield Issue("repeated images", "warn", message, where, {"images": len(duplicates)})
 
 
 def map_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Issue]:
@@ -162,7 +162,7 @@ def map_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Issue
         yield Issue("maps", "fail", message, where, {"maps": len(scan.map_errors)})
     elif total:
         segments = "every map fits its image and its list of segments"
-        message = "every label picture fits its image and has known values only" if semantic else segments
+        message = "every label image fits its image and has known values only" if semantic else segments
         yield Issue("maps", "ok", message + scan.extent, where)
     if not total or statistics.kind == "instance":
         return

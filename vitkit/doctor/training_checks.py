@@ -133,7 +133,7 @@ def random_evaluation(case: Case) -> Iterator[Issue]:
         indices = range(min(2, len(statistics.dataset)))
         same = [is_same for index in indices for is_same in _same_with_other_seeds(statistics, index)]
         if not all(same):
-            message = "its transforms are random, so that results are compared with annotations of another picture: "
+            message = "its transforms are random, so that results are compared with annotations of another image: "
             message += "use EvalResize (for classes ClassificationEvalTransforms)"
             yield Issue("random evaluation", "fail", message, where)
         elif same:
@@ -354,11 +354,11 @@ def _judge_overfit(losses: list[float], terms: dict[str, float], batch: Batch, s
     if ratio < 0.15:
         return Issue("overfit", "ok", message, "train", details)
     if ratio < 0.8 and losses[-1] < min(losses[: max(1, 3 * len(losses) // 4)]):
-        return Issue("overfit", "note", f"{message}: it falls, and more steps would tell more", "train", details)
+        return Issue("overfit", "note", f"{message}: it falls, but it needs more steps to be sure", "train", details)
     if ratio < 0.8:
-        return Issue("overfit", "warn", f"{message}: it does not go on falling", "train", details)
+        return Issue("overfit", "warn", f"{message}: it stops falling", "train", details)
     if num_steps < 20:
-        return Issue("overfit", "note", f"{message}: too few steps in that time to tell", "train", details)
+        return Issue("overfit", "note", f"{message}: too few steps in that time to be sure", "train", details)
     return Issue("overfit", "fail", f"{message}: it does not fall. Check labels and learning rate", "train", details)
 
 

@@ -61,9 +61,9 @@ class Progress:
 class RunCheckpoints:
     """Saves a run's state in its folder, and restores it.
 
-    last.pth is the newest state; best.pth holds only the weights with the best metric, those of the moving average if
-    there is one. Each file is written under another name and then renamed, and older ones are only removed afterwards,
-    so that a run may be killed at any moment.
+    last.pth is the newest state; best.pth has only the weights with the best metric, those of the moving average if
+    there is one. A run may be killed at any moment: each file is written under another name and then renamed, and older
+    ones are only removed afterwards.
     """
 
     run_dir: Path
@@ -179,7 +179,8 @@ class RunCheckpoints:
         return written
 
     def _agreed(self, failure: str | None) -> str | None:
-        """Broadcast the main process's failure if all ranks save together, so that they all react in the same way."""
+        """Broadcast the main process's failure if all ranks save together."""
+        # All ranks must react in the same way.
         return broadcast_object(failure) if is_sharded(self.parts["model"]) else failure
 
     def _lost_folder(self) -> str | None:
@@ -269,7 +270,7 @@ class RunCheckpoints:
 
     def _load_per_rank(self, path: Path, state: Mapping[str, Any]) -> None:
         if not state["rng"] or not isinstance(state["rng"], list):
-            raise ValueError("it holds no per-rank state")
+            raise ValueError("it has no per-rank state")
         if len(state["rng"]) != world_size():
             logger.warning(
                 "%s was saved by %d ranks, this run has %d: it continues, but results will differ from "
@@ -402,7 +403,8 @@ def _is_like(value: Any, default: int | float | str) -> bool:
 
 
 def _check_same(path: Path, progress: Progress) -> None:
-    """Check that all ranks have read the same state, as each of them opens the path by itself."""
+    """Check that all ranks have read the same state."""
+    # Each rank opens the path by itself, which may be another folder on another machine.
     per_rank = gather_objects((progress.step, progress.epoch, progress.batch))
     different = [(number, position) for number, position in enumerate(per_rank) if position != per_rank[0]]
     if different:

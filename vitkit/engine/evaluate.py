@@ -105,14 +105,14 @@ def _evaluation_mode(model: nn.Module, criterion: nn.Module | None, meters: Mapp
 def _batches(loader: Iterable[Batch], model: nn.Module, *, generates: bool, precision: str) -> Iterator[Batch]:
     """Yield the batches, keeping a sharded model in step with the other ranks, whose shards it needs.
 
-    A rank that has fewer batches than others repeats its last one, whose predictions are ignored. If ranks cannot
-    stay in step, because they generate texts of different lengths or have no batch, each one gets the full weights.
+    A rank that has fewer batches than others repeats its last one, whose predictions are ignored.
     """
     if not is_sharded(model):
         yield from loader
         return
     numbers = broadcast_object(gather_objects(len(loader)))
     if generates or min(numbers) == 0:
+        # Ranks that generate texts of different lengths, or have no batch to repeat, cannot stay in step.
         with full_weights(model):
             yield from loader
         return

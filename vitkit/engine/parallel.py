@@ -92,7 +92,7 @@ def _no_sync_of_shards(model: FSDPModule) -> Iterator[None]:
 
 @contextmanager
 def full_weights(model: nn.Module) -> Iterator[None]:
-    """Give every rank the full weights inside the context, so that ranks may run different numbers of batches."""
+    """Give every rank the full weights inside the context; ranks may then run different numbers of batches."""
     sharded = [module for module in model.modules() if is_sharded(module)]
     for module in sharded:
         module.set_reshard_after_forward(False, recurse=False)

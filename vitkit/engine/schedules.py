@@ -79,7 +79,7 @@ def poly_lr(
     warmup_steps: int = 0,
     warmup_epochs: float = 0.0,
 ) -> LRScheduler:
-    """Decrease the rate as (1 - progress) ** power, as is usual for semantic segmentation."""
+    """Decrease the rate as (1 - progress) ** power, as usual for semantic segmentation."""
     warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
     return _with_warmup(optimizer, lambda: PolynomialLR(optimizer, steps, power=power), warmup_steps)

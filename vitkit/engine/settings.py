@@ -92,7 +92,7 @@ class TrainSettings:
         reference = self.reference_batch_size
         if reference is not None and reference != batch_size:
             logger.warning(
-                "optimizer.lr is meant for %d images (of text: tokens) per step, and this run has %d: multiply "
+                "optimizer.lr is meant for %d images (tokens for text) per step, and this run has %d: multiply "
                 "optimizer.lr (and backbone_lr) by about %.3g, or set train.accumulate so that the product fits.",
                 reference,
                 batch_size,

@@ -106,10 +106,8 @@ def run_training(
 
 
 def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: torch.device) -> None:
-    """Replace `train.precision="auto"` in a config: by the precision of the run that is resumed, or the device's.
-
-    The result is saved with the run, so that a resumption on another device does not change it.
-    """
+    """Replace `train.precision="auto"` in a config: by the precision of the run that is resumed, or the device's."""
+    # The result is saved with the run, so that a resumption on another device does not change it.
     train = config["train"]
     if train.get("precision") == "auto":
         train["precision"] = broadcast_object(resolve_precision("auto", device))  # ranks may have different devices

@@ -65,7 +65,7 @@ class CombinedEvaluator(Evaluator):
 
         Returns:
             the files: the first's `path`, the others' NAME_EVALUATOR.json beside it (NAME_EVALUATOR2.json and so on, if
-            there are several of a kind), and any further files that the evaluators write.
+            there are several of a kind), and any other files that the evaluators write.
         """
         written = []
         for evaluator, file in zip(self.evaluators, self._paths(path)):

@@ -165,7 +165,7 @@ def _errors_in(image: _Image, evidence: _Evidence) -> list[LabelError]:
         if kind == "box" and against >= 0:
             explained[against] = True
             blamed.add(against)
-    # Of predictions that overlap each other, only the best is considered.
+    # Only the best of predictions that overlap each other is considered.
     overlap = image.overlaps.max(axis=1, initial=0.0)
     for i in np.argsort(-image.scores, kind="stable").tolist():
         rivals = (image.among[i] >= _SAME) & (

@@ -96,7 +96,7 @@ class ClassificationStatistics(NamedTuple):
     sample_ids: list
     class_names: Sequence[str]
     labels: np.ndarray
-    """(N,) true classes; -1 for an image without a prediction, whose class is not known."""
+    """(N,) true classes; -1 for an image without a prediction, whose class is unknown."""
     best: np.ndarray
     """(N, K) predicted classes, best first."""
     best_scores: np.ndarray

@@ -64,7 +64,7 @@ class MaskConvHead(nn.Module):
         if wrong:
             raise ConfigError(
                 f"DETR's mask head: its {num_groups} groups must divide {widths} channels, but not {wrong}. Use a "
-                "transformer whose width is a multiple of 128 and whose heads are 8."
+                "transformer with a d_model that is a multiple of 128, and num_heads=8."
             )
         self.lay1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.gn1 = nn.GroupNorm(num_groups, channels)

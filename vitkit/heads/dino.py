@@ -166,7 +166,7 @@ class DINODecoder(nn.Module):
             if i + 1 < len(self.layers):
                 refined = boxes_around(references, bbox_embed(x), eps=LOGIT_EPS)
                 references = refined.detach()
-                # With its gradient, the next layer's loss trains this layer's box, too ("look forward twice").
+                # With its gradient, the next layer's loss also trains this layer's box ("look forward twice").
                 predicted_from = refined if self.look_forward_twice else references
         return decoded
 
@@ -207,11 +207,11 @@ class QuerySelection(nn.Module):
         x = self.enc_output_norm(self.enc_output(gather_rows(memory, best)))
         box_logits = self.bbox_embed(x).float() + gather_rows(anchor_logits, best)
         boxes = box_logits.sigmoid()
-        own = slice(self.content.num_embeddings)  # those selected for added queries have no loss here
+        head_queries = slice(self.content.num_embeddings)  # those selected for added queries have no loss here
         selection = {
             "name": "enc",
-            "pred_logits": self.class_embed(x)[:, own],  # (B, Q, num_classes)
-            "pred_boxes": boxes[:, own],  # (B, Q, 4)
+            "pred_logits": self.class_embed(x)[:, head_queries],  # (B, Q, num_classes)
+            "pred_boxes": boxes[:, head_queries],  # (B, Q, 4)
             "aux_outputs": [],
             "matches": None,
             "repeats": 1,

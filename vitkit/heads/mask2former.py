@@ -144,7 +144,8 @@ class Mask2FormerHead(QueryHead):
             "mask_embed": embeds,  # (B, Q, channels), whose product with the mask features is the masks
             "mask_features": mask_features,
             "pred_masks": mask_logits(embeds[:, -self.num_queries :], mask_features),  # (B, Q, h, w) logits
-            # Of the initial queries and each layer but the last, without pred_masks: losses need only matched queries'.
+            # One for the initial queries and each layer but the last, without pred_masks: losses need only those of
+            # matched queries.
             "aux_outputs": [{"pred_logits": l, "mask_embed": e, "mask_features": mask_features} for l, e in earlier],
         }
 

@@ -104,7 +104,7 @@ class MaskFormerHead(QueryHead):
             "mask_embed": embeds[-1],  # (B, Q, channels), whose product with the mask features is the masks
             "mask_features": mask_features,
             "pred_masks": mask_logits(embeds[-1][:, -self.num_queries :], mask_features),  # (B, Q, h, w) logits
-            # Of each decoder layer but the last, without pred_masks: losses need only those of the matched queries.
+            # One for each decoder layer but the last, without pred_masks: losses need only those of matched queries.
             "aux_outputs": [
                 {"pred_logits": l, "mask_embed": e, "mask_features": mask_features}
                 for l, e in zip(logits[:-1], embeds[:-1])

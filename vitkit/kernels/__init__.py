@@ -34,7 +34,7 @@ def plain_only() -> bool:
 
 @contextmanager
 def use_kernels(choice: str) -> Iterator[None]:
-    """Run "plain" definitions or "fast" paths inside a `with` block, whatever VITKIT_KERNELS says."""
+    """Run "plain" definitions or "fast" paths inside a `with` block, whatever the value of VITKIT_KERNELS."""
     global _choice
     assert choice in CHOICES
     before, _choice = _choice, choice

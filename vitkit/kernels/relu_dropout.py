@@ -23,11 +23,10 @@ def relu_dropout(x: Tensor, p: float) -> Tensor:
 
 
 class _ReluDropout(torch.autograd.Function):
-    """The output tells where a gradient passes through both, so nothing else is saved for the backward pass."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         output = _dropout_(x.relu(), p)
+        # The output is positive exactly where a gradient passes through both, so the backward pass needs nothing else.
         ctx.save_for_backward(output)
         ctx.gain = 1 / (1 - p) if p < 1 else 0.0
         return output
@@ -46,7 +45,7 @@ def _dropout_(x: Tensor, p: float) -> Tensor:
 
 
 def draw_dropped(shape: torch.Size, p: float) -> Tensor:
-    """Draw which elements dropout drops: bool, on the CPU, where drawing floats would take several times as long."""
-    # Four elements share one draw of 64 bits; p is rounded to a multiple of 1 / 65536.
+    """Draw which elements dropout drops: bool, on the CPU; p is rounded to a multiple of 1 / 65536."""
+    # Four elements share one draw of 64 bits: drawing floats would take several times as long.
     draws = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     return draws[: shape.numel()].view(shape) < round(p * 2**16) - 2**15

@@ -76,8 +76,7 @@ def varifocal_loss(
     """Compute the varifocal loss (Zhang et al. 2021, https://arxiv.org/abs/2008.13367, equation 2).
 
     With p the predicted probability and q the IoU of a matched box, a matched label costs q times the cross entropy of
-    p with target q, and everything else (including a match of IoU 0) alpha p^gamma times that with target 0. So a query
-    learns to predict how well its box fits, and well fitting boxes weigh more.
+    p with target q, and everything else (including a match of IoU 0) alpha p^gamma times that with target 0.
 
     Args:
         ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
@@ -87,6 +86,7 @@ def varifocal_loss(
     """
     class_targets = _at_labels(logits, query_indices, labels, ious)
     probabilities = logits.detach().sigmoid()
+    # A matched label weighs its IoU, so well fitting boxes weigh more; its target teaches how well the box fits.
     weights = class_targets.where(class_targets > 0, alpha * probabilities**gamma)
     return _sum(F.binary_cross_entropy_with_logits(logits, class_targets, weights, reduction="none"))
 
@@ -97,8 +97,7 @@ def matchability_aware_loss(
     """Compute the matchability-aware loss, MAL (Huang et al. 2025, https://arxiv.org/abs/2412.04234, equation 3).
 
     A matched label costs the cross entropy of p with target q^gamma, whatever the IoU q, and everything else p^gamma
-    times that with target 0. The varifocal loss nearly ignores a poorly fitting match; here it counts as much as
-    others, which lowers a confident prediction that fits badly.
+    times that with target 0.
 
     Args:
         ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
@@ -108,6 +107,8 @@ def matchability_aware_loss(
     class_targets = _at_labels(logits, query_indices, labels, ious**gamma)
     is_label = _at_labels(logits, query_indices, labels, 1.0) > 0
     probabilities = logits.detach().sigmoid()
+    # The varifocal loss nearly ignores a poorly fitting match; here it counts as much as others, which lowers a
+    # confident prediction that fits badly.
     weights = (probabilities**gamma).masked_fill(is_label, 1.0)
     return _sum(F.binary_cross_entropy_with_logits(logits, class_targets, weights, reduction="none"))
 

@@ -114,9 +114,9 @@ class MaskCriterion(Criterion):
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            sets = collect_sets(outputs, targets)
-            match_sets(sets, partial(self.matcher, input_size=input_size))
-            for queries in sets:
+            query_sets = collect_sets(outputs, targets)
+            match_sets(query_sets, partial(self.matcher, input_size=input_size))
+            for queries in query_sets:
                 losses |= self._set_losses(queries, input_size)
         return losses
 

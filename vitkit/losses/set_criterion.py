@@ -118,12 +118,12 @@ class SetCriterion(Criterion):
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            sets = collect_sets(outputs, targets)
-            match_sets(sets, self.matcher)
-            for queries in sets:
+            query_sets = collect_sets(outputs, targets)
+            match_sets(query_sets, self.matcher)
+            for queries in query_sets:
                 losses |= self._set_losses(queries)
             if "mask" in self.weights:
-                losses |= self._mask_losses(outputs, sets[0])
+                losses |= self._mask_losses(outputs, query_sets[0])
         return losses
 
     def box_losses(self, pred_cxcywh: Tensor, target_cxcywh: Tensor) -> dict[str, Tensor]:

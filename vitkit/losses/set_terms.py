@@ -77,29 +77,29 @@ def collect_sets(outputs: Mapping[str, Any], targets: Sequence[DetectionTarget])
     by_name: dict[str, list[Mapping[str, Any]]] = {"": [main]}
     for training_outputs in outputs.get("training_outputs", ()):
         by_name.setdefault(training_outputs["name"], []).append(training_outputs)
-    return [_joined(name, sets, targets) for name, sets in by_name.items()]
+    return [_joined(name, query_sets, targets) for name, query_sets in by_name.items()]
 
 
-def _joined(name: str, sets: Sequence[TrainingOutputs], targets: Sequence[DetectionTarget]) -> QuerySets:
-    _check_alike(name, sets)
-    has_matches = sets[0].get("matches") is not None
-    repeats = sets[0].get("repeats", 1)
-    if sets[0].get("class_agnostic", False):
+def _joined(name: str, query_sets: Sequence[TrainingOutputs], targets: Sequence[DetectionTarget]) -> QuerySets:
+    _check_alike(name, query_sets)
+    has_matches = query_sets[0].get("matches") is not None
+    repeats = query_sets[0].get("repeats", 1)
+    if query_sets[0].get("class_agnostic", False):
         targets = [{**target, "labels": torch.zeros_like(target["labels"])} for target in targets]
     if not has_matches and repeats > 1:
         # One-to-one matching then gives each target `repeats` queries.
         targets, repeats = repeat_targets(targets, repeats), 1
-    prefixes = [f"{name}_{layer}" if name else layer for layer in decoder_layers(sets[0])]
+    prefixes = [f"{name}_{layer}" if name else layer for layer in decoder_layers(query_sets[0])]
     return QuerySets(
         prefixes=prefixes,
-        layers=[layer for outputs in sets for layer in decoder_layers(outputs).values()],
+        layers=[layer for outputs in query_sets for layer in decoder_layers(outputs).values()],
         targets=targets,
         repeats=repeats,
-        matches=[outputs["matches"] for outputs in sets for _ in prefixes] if has_matches else None,
+        matches=[outputs["matches"] for outputs in query_sets for _ in prefixes] if has_matches else None,
     )
 
 
-def _check_alike(name: str, sets: Sequence[TrainingOutputs]) -> None:
+def _check_alike(name: str, query_sets: Sequence[TrainingOutputs]) -> None:
     """Raise ValueError unless the losses of the sets can be averaged."""
     properties = [
         {
@@ -109,7 +109,7 @@ def _check_alike(name: str, sets: Sequence[TrainingOutputs]) -> None:
             "class_agnostic": outputs.get("class_agnostic", False),
             "matched": outputs.get("matches") is not None,
         }
-        for outputs in sets
+        for outputs in query_sets
     ]
     for other in properties[1:]:
         if other != properties[0]:
@@ -119,9 +119,10 @@ def _check_alike(name: str, sets: Sequence[TrainingOutputs]) -> None:
             )
 
 
-def match_sets(sets: Sequence[QuerySets], matcher: Callable[[Sequence[tuple]], list[Matches]]) -> None:
+def match_sets(query_sets: Sequence[QuerySets], matcher: Callable[[Sequence[tuple]], list[Matches]]) -> None:
     """Match the sets that have no matches yet, all in one call of the matcher, and store the result in them."""
-    unmatched = [queries for queries in sets if queries.matches is None]
+    # In one call, the costs of all sets take a single transfer from the device.
+    unmatched = [queries for queries in query_sets if queries.matches is None]
     all_matches = matcher([(queries.layers, queries.targets) for queries in unmatched])
     for queries, matches in zip(unmatched, all_matches, strict=True):
         queries.matches = matches
@@ -142,7 +143,7 @@ def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[Detec
 
 
 class SurplusWarning:
-    """Warns once if an image has more targets than the model has queries, so that targets stay unmatched."""
+    """Warns once if an image has more targets than the model has queries."""
 
     def __init__(self):
         self.warned = False

@@ -50,24 +50,24 @@ class HungarianMatcher(Matcher):
 
     @torch.no_grad()
     def forward(
-        self, sets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]]
+        self, query_sets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]]
     ) -> list[Matches]:
         """Match every decoder layer of every set separately, with a single transfer from the device.
 
         Args:
-            sets: pairs of layers and targets. Layers have pred_logits (B, Q, C + 1) for "softmax" or (B, Q, C) for
-                "sigmoid", and pred_boxes (B, Q, 4) cxcywh in 0..1. The B targets have any number of objects (none, or
-                more than queries).
+            query_sets: pairs of layers and targets. Layers have pred_logits (B, Q, C + 1) for "softmax" or (B, Q, C)
+                for "sigmoid", and pred_boxes (B, Q, 4) cxcywh in 0..1. The B targets have any number of objects (none,
+                or more than queries).
         Returns:
             the matches of each set.
         Raises:
             DataError: a label is not in 0..C-1.
         """
-        costs = [self._costs(*queries) for queries in sets]
+        costs = [self._costs(*queries) for queries in query_sets]
         # The step's only transfer from the device; scipy computes in float64.
         flat = torch.cat([cost.flatten() for cost, _ in costs]).cpu().double().split([c.numel() for c, _ in costs])
         matches = []
-        for (layers, targets), (cost, terms), values in zip(sets, costs, flat):
+        for (layers, targets), (cost, terms), values in zip(query_sets, costs, flat):
             cost = values.view(cost.shape).numpy()
             if not np.isfinite(cost).all():
                 _report_non_finite(cost, terms, targets, num_classes=self._num_classes(layers[0]["pred_logits"]))

@@ -43,7 +43,7 @@ class DensePredictionModel(ModelOnBackbone):
         training_queries: specs of queries that exist in training only, see `vitkit.training_queries`.
         isolate_padding: in the original models, padding leaks into an image through convolutions, norms and resizing,
             so that results depend on the other images in the batch; official metrics include this. True prevents it: an
-            image's results are then the same, except for rounding, alone and in any batch.
+            image's results are then the same, except for rounding, on its own and in any batch.
         size_divisibility: images are padded with zeros to a multiple of this; the padding counts as part of the image.
     Raises:
         ConfigError: `isolate_padding` is set but the backbone or the neck does not support it, or the backbone's
@@ -70,7 +70,7 @@ class DensePredictionModel(ModelOnBackbone):
         check_feature_info(self.backbone)
         if isolate_padding and "padding_mask" not in inspect.signature(self.backbone.forward).parameters:
             raise ConfigError(
-                f"isolate_padding=True: backbone {type(self.backbone).__name__} takes no padding mask. "
+                f"isolate_padding=True: backbone {type(self.backbone).__name__} does not accept a padding mask. "
                 "Set model.isolate_padding=False or choose a ResNet."
             )
         isolated = {"isolate_padding": True} if isolate_padding else {}
@@ -94,7 +94,7 @@ class DensePredictionModel(ModelOnBackbone):
 
     @property
     def uses_targets(self) -> bool:
-        """Whether `forward` needs the targets in training, since there are training queries."""
+        """Whether `forward` needs the targets in training."""
         return self.training_queries is not None
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -106,7 +106,7 @@ class DensePredictionModel(ModelOnBackbone):
         if height < stride and width < stride:
             raise DataError(
                 f"{type(self).__name__}: images of {height}x{width} pixels are smaller than one "
-                f"location of the coarsest map (stride {stride}). Resize them to more, or leave coarse maps out "
+                f"location of the coarsest map (stride {stride}). Resize them, or leave coarse maps out "
                 "(model.backbone.out_features, model.neck)."
             )
         if self.isolate_padding and padding_mask is None:
@@ -121,9 +121,9 @@ class DensePredictionModel(ModelOnBackbone):
         """Make weights fit that were trained with other training queries, or without any, in place: their entries are
         dropped, and the model's own keep their initial values."""
         start = f"{prefix}training_queries."
-        own = {} if self.training_queries is None else self.training_queries.state_dict(prefix=start)
-        for part in {key.removeprefix(start).partition(".")[0] for key in (*own, *state) if key.startswith(start)}:
-            ours = {key: value for key, value in own.items() if key.startswith(f"{start}{part}.")}
+        initial = {} if self.training_queries is None else self.training_queries.state_dict(prefix=start)
+        for part in {key.removeprefix(start).partition(".")[0] for key in (*initial, *state) if key.startswith(start)}:
+            ours = {key: value for key, value in initial.items() if key.startswith(f"{start}{part}.")}
             theirs = [key for key in state if key.startswith(f"{start}{part}.")]
             if {key: state[key].shape for key in theirs} == {key: value.shape for key, value in ours.items()}:
                 continue

@@ -61,7 +61,7 @@ class DETRSegmentation(DETR):
         infos = list(self.backbone.feature_info.values())
         if len(infos) < 4:
             raise ConfigError(
-                f"DETRSegmentation: the mask head needs four maps, the backbone gives {len(infos)} "
+                f"DETRSegmentation: the mask head needs four maps, the backbone returns {len(infos)} "
                 f"({', '.join(self.backbone.feature_info)}): set model.backbone.out_features, or take a backbone with "
                 "several maps (a plain ViT has one)."
             )

@@ -131,9 +131,10 @@ class EoMT(MaskResults, ModelOnBackbone):
         return {**last, "aux_outputs": aux_outputs, "input_size": input_size, "image_sizes": image_sizes, **extra}
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """Normalise images and pad them, as the backbone requires, with black, which is not 0 after normalisation."""
+        """Normalise images and pad them with black, as the backbone requires."""
         is_normalized = images.is_floating_point()
         images = normalize_images(images)
+        # Black is not 0 after normalisation.
         black = -per_channel(IMAGENET_MEAN, images) / per_channel(IMAGENET_STD, images)
         if is_normalized and padding_mask is not None:
             images = torch.where(padding_mask[:, None], black, images)
@@ -183,7 +184,8 @@ class EoMT(MaskResults, ModelOnBackbone):
         return self.head(self.backbone.norm(tokens.x), tokens.size)
 
     def _masks(self, block: int) -> bool:
-        """Whether predictions are needed before a block to mask in it; in training all are, as each one has a loss."""
+        """Whether the head predicts before a block."""
+        # In training always, as each prediction has a loss; at inference only where the block masks by it.
         return self.masked_attention if self.training else self._masked_blocks[block]
 
     def _mask_bias(self, prediction: Mapping[str, Tensor], tokens: Tokens, block: int) -> Tensor:
@@ -245,7 +247,7 @@ def _check_backbone(backbone: nn.Module) -> None:
     if not isinstance(backbone, ViT):
         raise ConfigError(f"backbone: EoMT's queries join the blocks of a ViT; got {type(backbone).__name__}. {remedy}")
     if backbone.is_classifier or not backbone.attends_globally:
-        raise ConfigError(f"backbone: EoMT needs a ViT without windows, relative positions and num_classes. {remedy}")
+        raise ConfigError(f"backbone: EoMT needs a ViT without windows, relative positions or num_classes. {remedy}")
     (info,) = backbone.feature_info.values()
     if any(side % info.stride for side in backbone.image_size):
         height, width = backbone.image_size
@@ -256,5 +258,6 @@ def _check_backbone(backbone: nn.Module) -> None:
 
 
 def _note_masked_blocks(model: EoMT, _: Any) -> None:
-    """Update them after loading weights; a module-level function, so that the model can be pickled."""
+    """Update them after loading weights."""
+    # A module-level function: the model could not be pickled with a lambda or a nested one.
     model._note_masked_blocks()

@@ -234,8 +234,8 @@ class DeformablePixelDecoder(nn.Module):
             pyramid = pyramid_override(feature_info, "DeformablePixelDecoder", **arguments, **layer)
             raise ConfigError(
                 f"DeformablePixelDecoder: num_levels={num_levels} needs that many coarse maps and a finer one, but the "
-                f"backbone gives {len(names)} ({', '.join(names)}). Set model.neck.num_levels or "
-                f"model.backbone.out_features; of a backbone with one map make several: {pyramid}"
+                f"backbone returns {len(names)} ({', '.join(names)}). Set model.neck.num_levels or "
+                f"model.backbone.out_features; for a backbone with one map, make several: {pyramid}"
             )
         # Coarse to fine, in the order of the original's level numbers.
         self.levels = names[: -num_levels - 1 : -1]

@@ -35,7 +35,7 @@ class ChannelProjection(nn.Module):
         for name in names:
             if name not in feature_info:
                 raise ConfigError(
-                    f"ChannelProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)}"
+                    f"ChannelProjection: the backbone has no feature {name!r}. {nearest(name, feature_info)}"
                 )
         self.in_features = list(names)
         self.feature_info = {name: FeatureInfo(out_channels, feature_info[name].stride) for name in names}

@@ -16,7 +16,7 @@ class PyramidProjection(nn.Module):
     """Deformable DETR's levels (Zhu et al. 2021, section 4.1, https://arxiv.org/abs/2010.04159).
 
     A 1x1 convolution of each map; then, up to `num_levels`, 3x3 convolutions with stride 2, the first on the
-    unprojected coarsest map, each further one on the previous level. Every level has a group norm.
+    unprojected coarsest map, each of the others on the previous level. Every level has a group norm.
 
     Args:
         feature_info: description of the backbone's maps, fine to coarse.
@@ -50,8 +50,8 @@ class PyramidProjection(nn.Module):
                     arguments["num_groups"] = num_groups
                 pyramid = pyramid_override(feature_info, "PyramidProjection", **arguments)
                 raise ConfigError(
-                    f"PyramidProjection: the backbone gives no feature {name!r}. {nearest(name, feature_info)} "
-                    f"Name other maps in model.neck.in_features; of a backbone with one map make several: {pyramid}"
+                    f"PyramidProjection: the backbone has no feature {name!r}. {nearest(name, feature_info)} "
+                    f"Name other maps in model.neck.in_features; for a backbone with one map, make several: {pyramid}"
                 )
         self.in_features = [name for name in feature_info if in_features is None or name in in_features]
         num_levels = len(self.in_features) if num_levels is None else num_levels

@@ -44,8 +44,8 @@ class ConvLayerNorm(nn.Conv2d):
 
 @NECKS.register
 class SimpleFeaturePyramid(nn.Module):
-    """Maps "res2" to "res5" (res{log2 stride}), each made from the same map, so that a plain ViT can be used with heads
-    that read several levels (Li et al. 2022, section 3, https://arxiv.org/abs/2203.16527).
+    """Maps "res2" to "res5" (res{log2 stride}), each made from the same map, for a plain ViT with heads that read
+    several levels (Li et al. 2022, section 3, https://arxiv.org/abs/2203.16527).
 
     Finer maps are made by transposed convolutions, coarser ones by max pooling; a 1x1 and a 3x3 convolution follow,
     each with a layer norm.
@@ -77,7 +77,7 @@ class SimpleFeaturePyramid(nn.Module):
         self.in_feature = list(feature_info)[-1] if in_feature is None else in_feature
         if self.in_feature not in feature_info:
             raise ConfigError(
-                f"SimpleFeaturePyramid: the backbone gives no feature {in_feature!r}. "
+                f"SimpleFeaturePyramid: the backbone has no feature {in_feature!r}. "
                 f"{nearest(self.in_feature, feature_info)}"
             )
         self.in_features = [self.in_feature]
@@ -86,8 +86,8 @@ class SimpleFeaturePyramid(nn.Module):
         for value, whose in ((stride, f"the map {self.in_feature!r}"), *((s, "a level") for s in strides)):
             if not _is_power_of_2(value):
                 raise ConfigError(
-                    f"SimpleFeaturePyramid: stride {value} of {whose}: expected a power of 2. timm's plain ViTs of "
-                    "other patches take model.backbone.patch_size=16."
+                    f"SimpleFeaturePyramid: stride {value} of {whose}: expected a power of 2. For timm's "
+                    "plain ViTs with other patch sizes set model.backbone.patch_size=16."
                 )
         if not strides:
             raise ConfigError("SimpleFeaturePyramid: strides is empty; expected powers of 2, such as (4, 8, 16, 32).")

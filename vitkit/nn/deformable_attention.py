@@ -130,7 +130,8 @@ class MultiScaleDeformableAttention(nn.Module):
         return locations.unflatten(-1, (self.num_levels, self.num_points, 2))
 
     def _for_points(self, x: Tensor) -> Tensor:
-        """Repeat (..., levels, 2) as (..., 1, levels * points * 2), as operations on long rows are much faster."""
+        """Repeat (..., levels, 2) as (..., 1, levels * points * 2)."""
+        # Operations on long rows are much faster.
         return x[..., None, :, None, :].expand(*x.shape[:-2], 1, -1, self.num_points, -1).flatten(-3)
 
 

@@ -100,7 +100,8 @@ class TokenMLP(Mlp):
 class SwiGLU(nn.Module):
     """The gated two-layer network of large vision transformers (Shazeer 2020, https://arxiv.org/abs/2002.05202).
 
-    `fc1` computes the gate, then the values. The names of DINOv2 and DINOv3, and timm's separate layers, can be loaded.
+    `fc1` computes the gate, then the values. Loads the names of DINOv2 and DINOv3, and timm's
+    separate layers.
     """
 
     def __init__(self, d_model: int, d_hidden: int):

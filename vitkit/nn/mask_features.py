@@ -14,6 +14,6 @@ def check_pixel_decoder(owner: str, feature_info: Mapping[str, FeatureInfo], *, 
     names = list(feature_info)
     if MASK_FEATURES not in names or len(names) - 1 < num_levels:
         raise ConfigError(
-            f"{owner}: needs {MASK_FEATURES!r} and {num_levels} other map(s), but the neck gives {', '.join(names)}. "
+            f"{owner}: needs {MASK_FEATURES!r} and {num_levels} other map(s), but the neck returns {', '.join(names)}. "
             "Choose a pixel decoder: model.neck=FPNPixelDecoder, TransformerPixelDecoder or DeformablePixelDecoder."
         )

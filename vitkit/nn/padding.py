@@ -30,9 +30,10 @@ def group_norm(x: Tensor, padding_mask: Tensor | None, norm: nn.GroupNorm) -> Te
 
 
 def extend_edges(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Repeat an image's last row and column in its padding, so that bilinear resizing treats it like a border."""
+    """Repeat an image's last row and column in its padding."""
     if padding_mask is None:
         return x
+    # Bilinear resizing then treats the edge of the image as it treats the border of a map.
     padding = resize_mask(padding_mask, x.shape[-2:])
     for dim, inside in ((2, ~padding.all(2)), (3, ~padding.all(1))):  # (B, H), (B, W)
         last = (inside.sum(1, keepdim=True) - 1).clamp(min=0)

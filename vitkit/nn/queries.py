@@ -36,14 +36,14 @@ class QueryHead(nn.Module, ABC):
     d_model: int
     num_queries: int
     learned_channels: int = 0
-    """Channels of the learned vector that each query is made from; 0 if queries are made from the image alone."""
+    """Channels of the learned vector that each query is made from; 0 if queries are made only from the image."""
     reference: Literal["none", "points", "boxes"] = "none"
     """What the queries' references are. Boxes can be denoised with all but "points"; with "none", the positions of such
     queries are made from their boxes."""
     selects_boxes: bool = False
     """Whether the boxes that queries start from are selected from the image."""
     attends_in_masks: bool = False
-    """Whether queries attend within masks, so that `Queries.masks` has an effect."""
+    """Whether queries attend within masks, and so read `Queries.masks`."""
     query_outputs: tuple[str, ...]
     """Names of the outputs with a row for each query, (B, Q, ...)."""
     shared_outputs: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def inverse_sigmoid(x: Tensor, *, eps: float) -> Tensor:
-    """Return the logits of numbers in 0..1; x and 1 - x are at least `eps`, so that the logits are finite."""
+    """Return the finite logits of numbers in 0..1, of which x and 1 - x are at least `eps`."""
     x = x.clamp(0, 1)
     return (x.clamp(min=eps) / (1 - x).clamp(min=eps)).log()
 

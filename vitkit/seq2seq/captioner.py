@@ -45,7 +45,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
 
     Args:
         backbone: spec or module. Its coarsest map is used (`out_features=["res4"]` gives a finer one).
-        freeze_backbone: do not train the backbone, including its running statistics. Only then may inputs be features
+        freeze_backbone: do not train the backbone, including its running statistics. Inputs may only then be features
             from `tools/cache_features.py` instead of images.
         target_vocabulary: vocabulary of the captions; a run sets its dataset's.
         decoding: arguments of `DecodingSettings`.

@@ -286,20 +286,16 @@ def _worth_dropping(left: int, rows: int) -> bool:
 
 
 def _log_probs(logits: Tensor, *, may_end: bool) -> Tensor:
-    """Return log probabilities (N, V) float32, -inf for tokens that must not follow.
-
-    The other tokens are not renormalised, so that a text's score is the model's probability of it.
-    """
+    """Return log probabilities (N, V) float32, -inf for tokens that must not follow."""
     log_probs = logits.float().log_softmax(dim=-1)
+    # The other tokens are not renormalised, so that a text's score is the model's probability of it.
     log_probs[:, [PAD, BOS] if may_end else [PAD, BOS, EOS]] = float("-inf")
     return log_probs
 
 
 def _uniform_draws(rows: int, settings: DecodingSettings) -> Tensor:
-    """Draw uniform numbers (rows, max_length) in 0..1, with a separate generator for each row.
-
-    A row's draws therefore do not depend on the number of rows, or on when they finish.
-    """
+    """Draw uniform numbers (rows, max_length) in 0..1, with a separate generator for each row."""
+    # One generator a row: its draws do not depend on the number of rows, or on when they finish.
     streams = [torch.Generator().manual_seed(settings.seed + row) for row in range(rows)]
     return torch.stack([torch.rand(settings.max_length, generator=stream) for stream in streams])
 

@@ -313,7 +313,7 @@ class RNNTranslator(TextGenerator):
         """Load the word vectors; see `load_word_vectors`.
 
         Raises:
-            ConfigError: the model has no vocabulary, so rows cannot be matched to words.
+            ConfigError: the model has no vocabulary to match rows to words.
         """
         if self.word_vectors is None:
             return None

@@ -54,7 +54,7 @@ class ShowAttendTell(Captioner):
     Soft attention passes the expected annotation to the decoder; it is trained by backpropagation, with the penalty in
     `CaptionLoss` that encourages attending to each location once (doubly stochastic attention, section 4.2.1). Hard
     attention passes the annotation of one location, sampled by the weights; `CaptionLoss` trains the weights by the
-    reward of the sampled locations (section 4.1). For a random half of the images in training, chosen anew each time,
+    reward of the sampled locations (section 4.1). For a random half of the images in training, chosen again each time,
     it passes the expectation instead.
 
     Details follow the paper where it specifies them. The networks for the initial state and the output layer have one

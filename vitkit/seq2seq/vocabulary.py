@@ -26,7 +26,7 @@ SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 """The special tokens in the order of their ids: PAD, UNK, BOS, EOS."""
 MASK_TOKEN = "<mask>"
 SPACE = "\u2581"
-"""The character that stands for the space before a word, so that a text can be joined from its tokens alone."""
+"""The character that stands for the space before a word, so that a text can be joined from its tokens only."""
 _HIDDEN = "\ufdd0"
 """The character that stands for MASK_TOKEN while a text is split: a noncharacter, which no text contains."""
 _RESERVED = "\0\u2585"

@@ -79,7 +79,7 @@ class BoxDenoising(TrainingQueriesBase):
             raise ConfigError(f"label_noise={label_noise}, box_noise={box_noise}: expected 0 to 2, and at least 0.")
         self.num_classes, self.num_queries, self.contrastive = num_classes, num_queries, contrastive
         self.label_noise, self.box_noise = label_noise, box_noise
-        # The row after the classes exists in the original's weights, too; no query uses it.
+        # The original's weights also have the row after the classes; no query uses it.
         self.label_embed = nn.Embedding(num_classes + 1, head.d_model)
         self.box_embed = None
         if head.reference == "none":
@@ -96,10 +96,10 @@ class BoxDenoising(TrainingQueriesBase):
         most = max(counts)
         num_groups = max(self.num_queries // most, 1) if most else 1
         is_negative = [False, True] * num_groups if self.contrastive else [False] * num_groups
-        copies = len(is_negative)
+        num_copies = len(is_negative)
 
-        labels = torch.cat([target["labels"] for target in targets]).repeat(copies)
-        boxes = torch.cat([target["boxes_cxcywh"] for target in targets]).float().repeat(copies, 1)
+        labels = torch.cat([target["labels"] for target in targets]).repeat(num_copies)
+        boxes = torch.cat([target["boxes_cxcywh"] for target in targets]).float().repeat(num_copies, 1)
         negative = torch.tensor(is_negative).repeat_interleave(sum(counts))[:, None].to(device, non_blocking=True)
         noise = self.draw(len(labels), device)
         labels = labels.where(noise.label_chance >= self.label_noise / 2, noise.new_labels)
@@ -107,8 +107,8 @@ class BoxDenoising(TrainingQueriesBase):
 
         # Labels out of range are reported by the matcher, which can name the image.
         content = self.label_embed(labels.clamp(0, self.num_classes - 1))
-        rows = tuple(copied_rows(counts, copies).to(device, non_blocking=True))
-        shape = len(targets), copies * most
+        rows = tuple(copied_rows(counts, num_copies).to(device, non_blocking=True))
+        shape = len(targets), num_copies * most
         content = content.new_zeros(*shape, content.shape[1]).index_put(rows, content)
         boxes = boxes.new_full((*shape, 4), 0.5).index_put(rows, boxes)
         query_set = QuerySet(
@@ -149,11 +149,11 @@ def shifted_boxes(boxes_cxcywh: Tensor, moves: Tensor) -> Tensor:
     return inverse_sigmoid(xyxy_to_cxcywh(corners.clamp(0, 1)), eps=EDGE).sigmoid()
 
 
-def copied_rows(counts: Sequence[int], copies: int) -> Tensor:
+def copied_rows(counts: Sequence[int], num_copies: int) -> Tensor:
     """Return the image and row of each copied target, (2, K), copy by copy and image by image."""
     most = max(counts)
-    image = [i for i, count in enumerate(counts) for _ in range(count)] * copies
-    row = [copy * most + j for copy, count in itertools.product(range(copies), counts) for j in range(count)]
+    image = [i for i, count in enumerate(counts) for _ in range(count)] * num_copies
+    row = [copy * most + j for copy, count in itertools.product(range(num_copies), counts) for j in range(count)]
     return torch.tensor([image, row], dtype=torch.int64)
 
 

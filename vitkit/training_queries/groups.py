@@ -1,4 +1,4 @@
-"""Further queries like the head's own, by which each target is matched several times in training."""
+"""More queries like the head's own, by which each target is matched several times in training."""
 
 from collections.abc import Sequence
 

@@ -67,17 +67,17 @@ class MaskDenoising(TrainingQueriesBase):
         """
         counts = [len(target["labels"]) for target in targets]
         most = max(counts)
-        copies = max(self.num_queries // most, 1) if most else 1
-        labels = torch.cat([target["labels"] for target in targets]).repeat(copies)
+        num_copies = max(self.num_queries // most, 1) if most else 1
+        labels = torch.cat([target["labels"] for target in targets]).repeat(num_copies)
         content = self.label_embed(self._noised(labels))
-        rows = tuple(copied_rows(counts, copies).to(labels.device, non_blocking=True))
-        content = content.new_zeros(len(targets), copies * most, content.shape[1]).index_put(rows, content)
+        rows = tuple(copied_rows(counts, num_copies).to(labels.device, non_blocking=True))
+        content = content.new_zeros(len(targets), num_copies * most, content.shape[1]).index_put(rows, content)
         query_set = QuerySet(
             "dn",
-            Queries(content, torch.zeros_like(content), masks=NoisedMasks(targets, copies, self.mask_flips)),
-            matches=[match_rows(count, most, [False] * copies) for count in counts],
-            repeats=copies,
-            num_parts=copies,
+            Queries(content, torch.zeros_like(content), masks=NoisedMasks(targets, num_copies, self.mask_flips)),
+            matches=[match_rows(count, most, [False] * num_copies) for count in counts],
+            repeats=num_copies,
+            num_parts=num_copies,
             sees_own=True,
         )
         return [query_set]
@@ -90,22 +90,22 @@ class MaskDenoising(TrainingQueriesBase):
 
 
 class NoisedMasks:
-    """The masks of `copies` copies of the targets, in a given size and with newly drawn noise at each call."""
+    """The masks of `num_copies` copies of the targets, in a given size and with newly drawn noise at each call."""
 
-    def __init__(self, targets: Sequence[DetectionTarget], copies: int, mask_flips: float):
+    def __init__(self, targets: Sequence[DetectionTarget], num_copies: int, mask_flips: float):
         self.masks = [target["masks"] for target in targets]
-        self.copies = copies
+        self.num_copies = num_copies
         self.mask_flips = mask_flips
         self._resized: dict[tuple[int, int], Tensor] = {}  # several layers attend in the same size
 
     def __call__(self, size: tuple[int, int]) -> Tensor:
-        """Return (B, copies * most, *size) bool, `most` being the largest number of targets; empty beyond them."""
+        """Return (B, num_copies * most, *size) bool, `most` being the largest number of targets; empty beyond them."""
         size = tuple(size)
         if size not in self._resized:
             most = max(len(masks) for masks in self.masks)
             padded = [F.pad(resize(masks, size), (0, 0, 0, 0, 0, most - len(masks))) for masks in self.masks]
             self._resized[size] = torch.stack(padded)
-        return flip_points(self._resized[size].repeat(1, self.copies, 1, 1), self.mask_flips)
+        return flip_points(self._resized[size].repeat(1, self.num_copies, 1, 1), self.mask_flips)
 
 
 def resize(masks: Tensor, size: tuple[int, int]) -> Tensor:

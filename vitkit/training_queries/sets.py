@@ -1,7 +1,7 @@
 """Sets of training queries: how they join a head's own queries, and how their outputs are separated again.
 
 A decoder's rows are those of each set, in the order of the config, and then the head's own queries. A mask in the
-self-attention separates them, so that leaving the sets out does not change what the head predicts.
+self-attention separates them: leaving the sets out does not change what the head predicts.
 """
 
 from abc import ABC, abstractmethod
@@ -115,20 +115,22 @@ class BatchQueries(AddedQueries):
         self.kinds = kinds
         self.targets = targets
         self.num_selected = sum(kind.num_selected for kind in kinds)
-        self.sets: list[QuerySet] = []
+        self.query_sets: list[QuerySet] = []
 
     @torch.compiler.disable
     def join(self, queries: Queries, head: QueryHead, selected: Tensor | None = None) -> Queries:
         """See `AddedQueries`."""
         counts = [kind.num_selected for kind in self.kinds]
         boxes = [None] * len(counts) if selected is None else selected.split(counts, dim=1)
-        sets = [query_set for kind, part in zip(self.kinds, boxes) for query_set in kind(head, self.targets, part)]
+        query_sets = [
+            query_set for kind, part in zip(self.kinds, boxes) for query_set in kind(head, self.targets, part)
+        ]
         # Masks are for the first queries.
-        self.sets = sorted(sets, key=lambda query_set: query_set.queries.masks is None)
-        every = [*(query_set.queries for query_set in self.sets), queries]
+        self.query_sets = sorted(query_sets, key=lambda query_set: query_set.queries.masks is None)
+        all_queries = [*(query_set.queries for query_set in self.query_sets), queries]
 
         def joined(name: str) -> Tensor | None:
-            values = [getattr(part, name) for part in every]
+            values = [getattr(part, name) for part in all_queries]
             return None if values[-1] is None else torch.cat(values, dim=1)
 
         content = joined("content")
@@ -137,22 +139,22 @@ class BatchQueries(AddedQueries):
             joined("positions"),
             joined("references"),
             self._attention_bias(queries.content.shape[1], content),
-            next((part.masks for part in every if part.masks is not None), None),
+            next((part.masks for part in all_queries if part.masks is not None), None),
         )
 
     def _attention_bias(self, num_own: int, like: Tensor) -> Tensor | None:
         """Return the bias of the self-attention, (L, L); None if there are no added queries in this batch."""
-        sizes = [size for query_set in self.sets for size in query_set.sizes()]
+        sizes = [size for query_set in self.query_sets for size in query_set.sizes()]
         if not sum(sizes):
             return None
-        sees_own = [query_set.sees_own for query_set in self.sets for _ in query_set.sizes()]
+        sees_own = [query_set.sees_own for query_set in self.query_sets for _ in query_set.sizes()]
         masked = attention_mask(sizes, sees_own, num_own)
         return mask_bias(masked.to(like.device, non_blocking=True), like.dtype)
 
     @torch.compiler.disable
     def separate(self, outputs: Mapping[str, Any], head: QueryHead) -> dict[str, Any]:
         """Separate a head's outputs into those of its own queries and those of each set."""
-        sizes = [query_set.queries.content.shape[1] for query_set in self.sets]
+        sizes = [query_set.queries.content.shape[1] for query_set in self.query_sets]
         sizes.append(outputs[head.query_outputs[0]].shape[1] - sum(sizes))
         layers = [outputs, *outputs["aux_outputs"]]
         split = [
@@ -165,11 +167,12 @@ class BatchQueries(AddedQueries):
                 {**{name: parts[i] for name, parts in layer.items()}, **common} for layer, common in zip(split, shared)
             ]
 
-        *by_set, own = (rows(i) for i in range(len(sizes)))
+        *by_set, main = (rows(i) for i in range(len(sizes)))
         entries = [
-            _training_outputs(query_set, last, earlier, head) for query_set, (last, *earlier) in zip(self.sets, by_set)
+            _training_outputs(query_set, last, earlier, head)
+            for query_set, (last, *earlier) in zip(self.query_sets, by_set)
         ]
-        last, *earlier = own
+        last, *earlier = main
         first_stage = outputs.get("training_outputs", [])
         return {**outputs, **last, "aux_outputs": earlier, "training_outputs": [*first_stage, *entries]}
 
@@ -177,7 +180,7 @@ class BatchQueries(AddedQueries):
 def _training_outputs(
     query_set: QuerySet, last: Mapping[str, Tensor], earlier: Sequence[Mapping[str, Tensor]], head: QueryHead
 ) -> TrainingOutputs:
-    # What is predicted before the first layer says nothing of queries whose masks are given.
+    # What is predicted before the first layer does not apply to queries whose masks are given.
     skipped = head.num_initial_outputs if query_set.queries.masks is not None else 0
     return {
         **last,

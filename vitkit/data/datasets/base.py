@@ -44,8 +44,8 @@ class BaseImageDataset(Dataset):
         if isinstance(self.transforms, MixesImages):
             if not isinstance(self, ImageSource):
                 raise ConfigError(
-                    f"dataset {type(self).__name__}: {type(self.transforms).__name__} needs images with boxes, as "
-                    "those of CocoDetection. Leave it out, and only give its `transforms`."
+                    f"dataset {type(self).__name__}: {type(self.transforms).__name__} needs images with boxes, "
+                    "such as those of CocoDetection. Leave it out, and set only its `transforms`."
                 )
             self.transforms.check_source(self)
 

@@ -45,7 +45,7 @@ class CaptionDataset(BaseImageDataset):
 
     A sample has `image` (3, H, W) uint8, or `features` (C, h, w) float32 and `features_key`, and a target with
         tokens: (T,) int64, the caption's words and EOS,
-        references: all captions as they stand in the data,
+        references: all captions as they are in the data,
         image_id, image_size, original_size: see DetectionTarget.
 
     Args:
@@ -189,7 +189,7 @@ class CocoCaptions(CaptionDataset):
             raise DataError(
                 f"images: '{path}' lists '{missing['file_name']}', which is not in '{images}' ({num_missing} "
                 f"of {len(captioned)} images are missing). Give the folder that belongs to these captions, or leave "
-                "missing images out by missing_images='drop'."
+                "out missing images with missing_images='drop'."
             )
         num_captions = sum(len(captions[entry["id"]]) for entry in usable)
         logger.info(f"{path.name}: {len(usable)} images, {num_captions} captions")

@@ -36,7 +36,7 @@ class CocoDetection(ListedImages, DetectionDataset):
     the samples but included in `ground_truth()`. Boxes that extend beyond their image are clipped and counted.
 
     Args:
-        images: folder of the images; None: the format's usual location.
+        images: folder of the images; None: the format's default location.
         annotations: COCO's JSON file, or the file or folder of another format; see vitkit.data.formats.
         transforms: see `BaseImageDataset`.
         masks: also load instance masks, in which case every annotation needs one; objects without a visible pixel are
@@ -162,14 +162,14 @@ class CocoDetection(ListedImages, DetectionDataset):
     def _size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
         """Explain why the (height, width) of an image file differs from the annotated one, and what to do about it."""
         if size != annotated[::-1]:
-            return "Save the picture in the size that was annotated."
+            return "Save the image in the size that was annotated."
         if is_rotated(path, max_pixels=self.max_image_pixels):
             return (
-                "The picture is rotated by its EXIF tag and the annotations were made before that rotation: Save the "
-                "picture in the size that was annotated."
+                "The image is rotated by its EXIF tag and the annotations were made before that rotation: Save the "
+                "image in the size that was annotated."
             )
         return (
-            "Width and height are exchanged in the annotations: vitkit convert "
+            "Width and height are swapped in the annotations: vitkit convert "
             f"{self.annotation_file} --images {self.folder} --fix sizes --out {self.annotation_file.stem}_fixed.json"
         )
 

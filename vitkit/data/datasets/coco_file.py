@@ -22,7 +22,7 @@ class AnnotationSource:
     annotations: Path
     """A file in COCO's format; or a file or folder in another one, see vitkit.data.formats."""
     images: Path | None = None
-    """Folder of the images; None: the format's usual location."""
+    """Folder of the images; None: the format's default location."""
     format: str | None = None
     """A key of vitkit.data.formats.READERS; None: detected from the files."""
     split: str | None = None
@@ -75,7 +75,7 @@ def _report(data: AnnotatedImages) -> None:
     for reason, names in data.left_out.items():
         if reason == UNREADABLE:
             raise DataError(
-                f"{names[0]} {len(names)} of the pictures of '{data.source}' cannot be read; `vitkit convert` leaves "
+                f"{names[0]} {len(names)} of the images in '{data.source}' cannot be read; `vitkit convert` leaves "
                 "them out."
             )
         logger.warning("%s: left out %d %s, such as %s", data.source, len(names), reason, names[0])

@@ -117,7 +117,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
             raise DataError(
                 f"{self.annotation_file.name}: {name} is {image.shape[1]}x{image.shape[0]} pixels (width x height) "
                 f"and image {self.image_ids[index]} is annotated as {width}x{height}. Image, map and annotation must "
-                "have one size: save the file anew in the size that was annotated."
+                "have one size: save the file again in the size that was annotated."
             )
 
 
@@ -157,4 +157,4 @@ def check_segment_ids(ids: np.ndarray, listed_ids: list[int], map_name: str, lis
 
 
 def _and_others(ids: list[int]) -> str:
-    return f", and {len(ids) - 1} more ids likewise" if len(ids) > 1 else ""
+    return f", and {len(ids) - 1} more such ids" if len(ids) > 1 else ""

@@ -195,12 +195,12 @@ def paired_names(images: str | Path, labels: str | Path, *, image_suffix: str, l
     if unlabelled:
         name = unlabelled[0]
         raise DataError(
-            f"labels: {len(unlabelled)} of {len(names)} images have no label picture, such as "
+            f"labels: {len(unlabelled)} of {len(names)} images have no label image, such as "
             f"'{images / name}{image_suffix}', which needs '{labels / name}{label_suffix}'. Add the files, "
             "or set label_suffix."
         )
     if label_names - names:
-        logger.warning(f"'{labels}': {len(label_names - names)} label pictures have no image; left out")
+        logger.warning(f"'{labels}': {len(label_names - names)} label images have no image; left out")
     return sorted(names)
 
 

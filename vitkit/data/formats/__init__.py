@@ -40,7 +40,7 @@ def read_annotations(
 
     Args:
         annotations: a file, or a folder of files.
-        images: folder of the images; None: the format's usual location.
+        images: folder of the images; None: the format's default location.
         format: one of READERS; None: detected from the files.
     Raises:
         DataError: there is no such file, its format is unknown or ambiguous, or its content is invalid.

@@ -78,7 +78,7 @@ class AnnotatedImages:
         Args:
             category: the name of its class, which is added if it is new, or the class's id.
             bbox: xywh, pixels.
-            fields: further fields of the annotation, such as `segmentation`; `area` defaults to that of the box.
+            fields: other fields of the annotation, such as `segmentation`; `area` defaults to that of the box.
         """
         bbox = [rounded(value) for value in bbox]
         category_id = category if isinstance(category, int) else self.category_id(category)
@@ -149,7 +149,7 @@ class ImageFiles:
 
     def __init__(self, folder: Path):
         if not folder.is_dir():
-            raise DataError(f"images: no folder '{folder}'. Give the folder of the pictures.")
+            raise DataError(f"images: no folder '{folder}'. Give the folder of the images.")
         self.folder = folder
         files = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
         self.names = sorted(path.relative_to(folder).as_posix() for path in files)
@@ -165,7 +165,7 @@ class ImageFiles:
         """Return the image file that the first matching name refers to, or None.
 
         A name may be a path on another machine, whose last folders and file name are looked for, the longest match
-        first, and its ending may be missing or another picture's.
+        first, and its ending may be missing or another image's.
 
         Raises:
             DataError: several images have that name.
@@ -180,8 +180,8 @@ class ImageFiles:
                         return key
                     if len(matches) > 1:
                         raise DataError(
-                            f"'{name}' names {len(matches)} pictures below '{self.folder}': {matches[0]} and "
-                            f"{matches[1]}. Give each picture a name of its own, or read one folder at a time."
+                            f"'{name}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
+                            f"{matches[1]}. Give each image a name of its own, or read one folder at a time."
                         )
                     if matches:
                         return matches[0]

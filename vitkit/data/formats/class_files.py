@@ -59,7 +59,7 @@ def parse_class_file(path: str | Path) -> ClassFile:
         colors = _colors(entries)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"classes: '{path}' holds {json.dumps(entries)[:80]} ({type(error).__name__}: {error}); expected names: "
+            f"classes: '{path}' contains {json.dumps(entries)[:80]} ({type(error).__name__}: {error}); expected names: "
             '["sky", "road"], [{"id": 0, "name": "sky"}] or {"0": "sky"}.'
         ) from error
     if not names:
@@ -83,8 +83,8 @@ def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int =
         wrong = int(ids[values == _NO_VALUE][0])
         rgb = wrong & 255, wrong >> 8 & 255, wrong >> 16
         raise DataError(
-            f"labels '{path}': colour {rgb} at {int((ids == wrong).sum())} pixels is none of the "
-            f"{len(colors)} of the class file. Add it there, or save the picture without smoothing, as PNG."
+            f"labels '{path}': colour {rgb} at {int((ids == wrong).sum())} pixels is not one of the "
+            f"{len(colors)} in the class file. Add it there, or save the image without smoothing, as PNG."
         )
     return values
 

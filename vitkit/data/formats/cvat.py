@@ -43,7 +43,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         listed = element.get("name", "")
         name = files.find(listed)
         if name is None:
-            data.leave_out("pictures that the XML lists and the folder lacks", listed)
+            data.leave_out("images that the XML lists and the folder lacks", listed)
             continue
         width, height = (int(_number(element, side, path)) for side in ("width", "height"))
         if not (0 < width <= _LARGEST_SIDE and 0 < height <= _LARGEST_SIDE):
@@ -53,7 +53,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         for shape in element:
             _add_shape(data, shape, path)
     if not data.images:
-        raise DataError(f"'{path}': none of its pictures is below '{files.folder}'. Give the pictures' folder.")
+        raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
     return data
 
 
@@ -90,7 +90,7 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
                 f"annotations: '{path}': a polygon of {image['file_name']!r}: {error}. Correct it."
             ) from error
         if len(points) < 6 or len(points) % 2 or not all(map(math.isfinite, points)):
-            raise DataError(f"annotations: '{path}': a polygon of {image['file_name']!r} has not three points x,y.")
+            raise DataError(f"annotations: '{path}': a polygon of {image['file_name']!r} needs at least three points.")
         return polygon_fields([points])
     if shape.tag == "ellipse":
         x, y, radius_x, radius_y = map(number, ("cx", "cy", "rx", "ry"))
@@ -112,7 +112,7 @@ def _mask(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> d
     fits = left >= 0 and top >= 0 and left + width <= image["width"] and top + height <= image["height"]
     if not fits or min(runs, default=-1) < 0 or sum(runs) != width * height:
         raise DataError(
-            f"annotations: '{path}': a mask of {image['file_name']!r} does not fill its part. Export it again."
+            f"annotations: '{path}': a mask of {image['file_name']!r} does not fill its rectangle. Export it again."
         )
     mask = np.zeros((image["height"], image["width"]), bool)
     values = np.arange(len(runs)) % 2 == 1

@@ -167,7 +167,7 @@ def fix_ids(data: AnnotatedImages) -> int:
 
 
 FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
-    "fractions": (fix_fractions, "boxes multiplied with the sizes of their images"),
+    "fractions": (fix_fractions, "boxes multiplied by the sizes of their images"),
     "xywh": (lambda data: _fix_order(data, "xywh"), "boxes read as x, y, width, height"),
     "xyxy": (lambda data: _fix_order(data, "xyxy"), "boxes read as x0, y0, x1, y1"),
     "cxcywh": (lambda data: _fix_order(data, "cxcywh"), "boxes read as centre x, y, width, height"),
@@ -202,14 +202,14 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
     categories = {category["name"]: category["id"] for category in data.categories}
     done: Counter[str] = Counter()
     for number, entry in enumerate(corrections, start=1):
-        where = f"{path.name}: correction {number}"
+        context = f"{path.name}: correction {number}"
         action, bbox, name = (entry.get(key) for key in ("action", "bbox", "category"))
         if entry.get("image") not in images:
-            raise DataError(f"{where}: no image is called {entry.get('image')!r}. Is it of another dataset?")
+            raise DataError(f"{context}: no image is called {entry.get('image')!r}. Is it of another dataset?")
         if bbox is not None and not is_box(bbox):
-            raise DataError(f"{where}: bbox is {bbox}; expected [x, y, width, height]. Correct it.")
+            raise DataError(f"{context}: bbox is {bbox}; expected [x, y, width, height]. Correct it.")
         if name is not None and name not in categories:
-            raise DataError(f"{where}: no class is called {name!r}; they are {', '.join(categories)}. Correct it.")
+            raise DataError(f"{context}: no class is called {name!r}; they are {', '.join(categories)}. Correct it.")
         if action == "add" and bbox is not None and name is not None:
             data.add_object(images[entry["image"]], categories[name], bbox)
             data.annotations[-1]["id"] = max(by_id, default=0) + 1
@@ -218,7 +218,7 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
             annotation = by_id.get(entry.get("annotation_id"))
             if annotation is None or annotation["image_id"] != images[entry["image"]]:
                 raise DataError(
-                    f"{where}: image {entry['image']!r} has no annotation {entry.get('annotation_id')}. Was it "
+                    f"{context}: image {entry['image']!r} has no annotation {entry.get('annotation_id')}. Was it "
                     "corrected before, or is it of another dataset?"
                 )
             if action == "remove":
@@ -229,7 +229,9 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
                     annotation.pop("segmentation", None)  # it belongs to the old box
                     _set_box(annotation, bbox)
         else:
-            raise DataError(f"{where}: action {action!r} with bbox {bbox} and category {name!r}; see `convert --help`.")
+            raise DataError(
+                f"{context}: action {action!r} with bbox {bbox} and category {name!r}; see `convert --help`."
+            )
         done[action] += 1
     kept = {id(annotation) for annotation in by_id.values()}
     data.annotations[:] = [annotation for annotation in data.annotations if id(annotation) in kept]

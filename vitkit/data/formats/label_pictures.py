@@ -52,7 +52,7 @@ def has_one_channel(path: Path) -> bool:
 
 def _read(format: str, annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
     if images is None:
-        raise DataError(f"images: label pictures in '{annotations}' need the folder of their images, too. Give it.")
+        raise DataError(f"images: label images in '{annotations}' also need the folder of their images. Give it.")
     labels, files = ImageFiles(annotations), ImageFiles(images)
     data = AnnotatedImages(format, annotations, images)
     class_file = class_file_near(annotations)
@@ -63,7 +63,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
     for label_name in labels.names:
         name = _image_of(label_name, files)
         if name is None:
-            data.leave_out("label pictures without an image", label_name)
+            data.leave_out("label images without an image", label_name)
             continue
         used.add(name)
         try:
@@ -90,10 +90,10 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
             data.add_object(image_id, value, **mask_annotation(mask))
     for name in files.names:
         if name not in used:
-            data.leave_out("images without a label picture", name)
+            data.leave_out("images without a label image", name)
     if not data.images:
         raise DataError(
-            f"'{annotations}': no label picture has its image below '{images}'. Give folders that belong together."
+            f"'{annotations}': no label image has its image below '{images}'. Give folders that belong together."
         )
     return data
 

@@ -43,15 +43,15 @@ def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
             continue
         name = files.find(path.relative_to(folder).with_suffix("").as_posix(), str(content.get("imagePath") or "?"))
         if name is None:
-            data.leave_out("JSON files without a picture", path.name)
+            data.leave_out("JSON files without an image", path.name)
             continue
         _add_file(data, files, name, path, content)
     if not data.images:
-        raise DataError(f"'{annotations}': no JSON file has its picture below '{files.folder}'. Give their folder.")
+        raise DataError(f"'{annotations}': no JSON file has its image below '{files.folder}'. Give their folder.")
     used = {image["file_name"] for image in data.images}
     for name in files.names if single is None else ():
         if name not in used:
-            data.leave_out("pictures without a JSON file", name)
+            data.leave_out("images without a JSON file", name)
     data.sort_classes()
     return data
 
@@ -67,13 +67,13 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, name: str, path: Path, c
         return
     groups: dict[Any, list[list[float]]] = {}
     for number, shape in enumerate(content["shapes"], start=1):
-        where = f"annotations: '{path}': shape {number}"
+        context = f"annotations: '{path}': shape {number}"
         if not isinstance(shape, dict) or not isinstance(shape.get("label"), str) or not shape["label"]:
-            raise DataError(f"{where} has no label. Correct it.")
+            raise DataError(f"{context} has no label. Correct it.")
         label, kind = shape["label"], shape.get("shape_type") or "polygon"
-        points = _points(shape.get("points"), where)
+        points = _points(shape.get("points"), context)
         if kind == "mask":
-            data.add_object(image["id"], label, **_mask(shape, points, image, where))
+            data.add_object(image["id"], label, **_mask(shape, points, image, context))
         elif kind == "rectangle" and len(points) == 2 and shape.get("group_id") is None:
             (x0, y0), (x1, y1) = points
             data.add_object(image["id"], label, [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)])
@@ -86,10 +86,10 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, name: str, path: Path, c
         data.add_object(image["id"], label, **polygon_fields(polygons))
 
 
-def _points(points: Any, where: str) -> list[tuple[float, float]]:
+def _points(points: Any, context: str) -> list[tuple[float, float]]:
     pairs = points if isinstance(points, list) else [None]
     if not all(isinstance(p, list) and len(p) == 2 and all(map(is_number, p)) for p in pairs):
-        raise DataError(f"{where} has points {str(points)[:80]}; expected [[x, y], ...]. Correct it.")
+        raise DataError(f"{context} has points {str(points)[:80]}; expected [[x, y], ...]. Correct it.")
     return [(float(x), float(y)) for x, y in pairs]
 
 
@@ -108,7 +108,7 @@ def _polygon(kind: str, points: list[tuple[float, float]]) -> list[float] | None
 
 
 def _mask(
-    shape: Mapping[str, Any], points: list[tuple[float, float]], image: Mapping[str, Any], where: str
+    shape: Mapping[str, Any], points: list[tuple[float, float]], image: Mapping[str, Any], context: str
 ) -> dict[str, Any]:
     """Return the annotation fields of a mask that is stored as a PNG between two corners."""
     try:
@@ -116,7 +116,9 @@ def _mask(
             part = np.asarray(picture.convert("L")) > 0
         (left, top), _ = [(round(x), round(y)) for x, y in points]
     except (KeyError, TypeError, ValueError, OSError, binascii.Error) as error:
-        raise DataError(f"{where}: its mask is no PNG between two points ({error}). Save the file again.") from error
+        raise DataError(
+            f"{context}: its mask is not a PNG between two points ({error}). Save the file again."
+        ) from error
     mask = np.zeros((image["height"], image["width"]), bool)
     inside = mask[max(0, top) : top + part.shape[0], max(0, left) : left + part.shape[1]]
     inside[:] = part[max(0, -top) :, max(0, -left) :][: inside.shape[0], : inside.shape[1]]

@@ -21,8 +21,8 @@ FORMAT_NAMES = {
     "labelme": "LabelMe's JSON files",
     "cvat": "CVAT for images 1.1, an XML file",
     "csv": "a CSV file of boxes",
-    "instance_pictures": "label pictures of instances",
-    "semantic_pictures": "label pictures of classes",
+    "instance_pictures": "label images of instances",
+    "semantic_pictures": "label images of classes",
 }
 _MAX_SNIFFED = 50
 """The most files of one extension that are opened to detect their format."""

@@ -41,7 +41,7 @@ def split_dataset(
     if not fractions and not patterns:
         raise ConfigError("split: give a fraction or patterns of val or test.")
     if not all(0 < share < 1 for share in fractions.values()) or sum(fractions.values()) >= 1:
-        raise ConfigError(f"split: fractions {fractions}; expected numbers between 0 and 1, less than 1 together.")
+        raise ConfigError(f"split: fractions {fractions}; expected numbers between 0 and 1 with a sum below 1.")
     named = _named(data, patterns)
     rest = [k for k in range(len(data.images)) if k not in {p for positions in named.values() for p in positions}]
     splits = {"train": rest}
@@ -87,7 +87,7 @@ def _at_random(
         data.leave_out(UNREADABLE, error)
     if series:
         kept = "each stays in one split" if blocks == 1 else f"of each, {blocks} parts of adjacent frames stay together"
-        data.notes.append(f"names tell {num_recordings} recordings: {kept}")
+        data.notes.append(f"{num_recordings} recordings by their file names: {kept}")
     num_groups = len(np.unique(groups[groups >= 0]))
     num_joined = len(positions) - len(errors) - num_groups
     if num_joined:

@@ -48,7 +48,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         listed, label = row[file_column].strip(), row[class_column].strip()
         name = files.find(listed)
         if name is None:
-            data.leave_out("lines without a picture", f"line {number} ({listed})")
+            data.leave_out("lines without an image", f"line {number} ({listed})")
             continue
         if name not in by_name:
             split = SPLIT_NAMES.get(row[split_column].strip().lower()) if split_column else None
@@ -62,13 +62,13 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         a, b, c, d = (value * side for value, side in zip(box, (width, height, width, height)))
         xywh = {"xyxy": [a, b, c - a, d - b], "xywh": [a, b, c, d], "cxcywh": [a - c / 2, b - d / 2, c, d]}[order]
         if min(xywh[2:]) < 0:
-            raise DataError(f"{path.name} line {number}: the box {box} ends before it begins. Exchange its ends.")
+            raise DataError(f"{path.name} line {number}: the box {box} ends before it begins. Swap its ends.")
         data.add_object(image["id"], label, xywh)
     for name in files.names:
         if name not in by_name:
-            data.leave_out("pictures that no line names", name)
+            data.leave_out("images that no line names", name)
     if not data.images:
-        raise DataError(f"'{path}': none of its pictures is below '{files.folder}'. Give the pictures' folder.")
+        raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
     data.sort_classes()
     return data
 
@@ -124,13 +124,13 @@ def _column(columns: Sequence[str], names: Sequence[str], what: str, path: Path)
     return column
 
 
-def _box(row: Mapping[str, str], columns: Sequence[str], where: str) -> list[float] | None:
+def _box(row: Mapping[str, str], columns: Sequence[str], context: str) -> list[float] | None:
     """Return the four numbers of a line, or None if all of them are empty."""
     texts = [row[name].strip() for name in columns]
     if not any(texts):
         return None
     if not all(map(_is_number, texts)):
-        raise DataError(f"{where}: the box is {','.join(texts)}; expected four numbers. Correct it.")
+        raise DataError(f"{context}: the box is {','.join(texts)}; expected four numbers. Correct it.")
     return [float(text) for text in texts]
 
 

@@ -28,7 +28,7 @@ def parse_xml(path: Path) -> ElementTree.Element:
     try:
         data = path.read_bytes()
         if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-            raise DataError(f"annotations: '{path}' declares a document type, which is not read. Remove it.")
+            raise DataError(f"annotations: '{path}' declares a document type, which is not supported. Remove it.")
         return ElementTree.fromstring(data)
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
         if isinstance(error, DataError):
@@ -67,15 +67,15 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
     for path, root in roots.items():
         name = files.find(path.relative_to(folder).with_suffix("").as_posix(), root.findtext("filename") or path.stem)
         if name is None:
-            data.leave_out("XML files without a picture", path.name)
+            data.leave_out("XML files without an image", path.name)
             continue
         used.add(name)
         _add_file(data, files, name, path, root, corners[path], origin)
     for name in files.names if single is None else ():
         if name not in used:
-            data.leave_out("pictures without an XML file", name)
+            data.leave_out("images without an XML file", name)
     if not data.images:
-        raise DataError(f"'{annotations}': no XML file has its picture below '{images}'. Give the pictures' folder.")
+        raise DataError(f"'{annotations}': no XML file has its image below '{images}'. Give the images' folder.")
     if not listed:
         data.sort_classes()
     _add_splits(data, folder.parent)
@@ -106,9 +106,7 @@ def _add_file(
         flags = {flag: 1 for flag in _FLAGS if _number(obj, flag, path, default=0)}
         box = [x0 - origin, y0 - origin, x1 - x0 + origin, y1 - y0 + origin]
         if min(box[2:]) < 0:
-            raise DataError(
-                f"annotations: '{path}': {label!r} from {x0:g}, {y0:g} to {x1:g}, {y1:g}. Exchange its ends."
-            )
+            raise DataError(f"annotations: '{path}': {label!r} from {x0:g}, {y0:g} to {x1:g}, {y1:g}. Swap its ends.")
         data.add_object(image["id"], label, box, **flags)
 
 
@@ -145,7 +143,7 @@ def _add_splits(data: AnnotatedImages, folder: Path) -> None:
         data.splits[SPLIT_NAMES[name]] = [by_stem[stem] for stem in stems if stem in by_stem]
         for stem in stems:
             if stem not in by_stem:
-                data.leave_out(f"names in {path.name} without annotated picture", stem)
+                data.leave_out(f"names in {path.name} without annotated image", stem)
     tops = {image["file_name"].partition("/")[0] for image in data.images if "/" in image["file_name"]}
     if not lists and tops and tops <= SPLIT_NAMES.keys():
         for image in data.images:

@@ -165,7 +165,7 @@ def _flat_names(data: AnnotatedImages) -> dict[int, str]:
     for key, path in names.items():
         if taken.setdefault(PurePosixPath(flat[key]).stem, path) != path:
             other = taken[PurePosixPath(flat[key]).stem]
-            raise DataError(f"'{path}' and '{other}' would have one label file. Give each picture a name of its own.")
+            raise DataError(f"'{path}' and '{other}' would have one label file. Give each image a name of its own.")
     return flat
 
 

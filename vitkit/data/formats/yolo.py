@@ -50,7 +50,7 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
         reader.add(name, label_file, SPLIT_NAMES[path.parts[0]] if use_splits else None)
     for file in labels.rglob("*.txt"):
         if file not in used and file.name not in _NAME_FILES and not file.name.startswith("README"):
-            data.leave_out("label files without a picture", file.name)
+            data.leave_out("label files without an image", file.name)
     if used == {None}:
         raise DataError(
             f"'{labels}' has no label files for the images in '{images}', such as '{PurePosixPath(files.names[0]).stem}"
@@ -73,7 +73,7 @@ def read_yaml_settings(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict) or not isinstance(settings.get("names"), list | dict):
         raise DataError(
             f"annotations: '{path}' has no class names; expected YOLO's data.yaml: `train:` and `val:`, folders of "
-            "pictures, and `names:`, a list or numbers with names."
+            "images, and `names:`, a list or numbers with names."
         )
     return settings
 
@@ -90,26 +90,26 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
         for entry in value if isinstance(value, list) else [value] if value else []:
             names = list(_split_names(str(entry), settings, path, root, files))
             if not names and split == "test":
-                data.notes.append(f"{path.name} names a test split, '{entry}', which is not there")
+                data.notes.append(f"{path.name} names a test split, '{entry}', which does not exist")
             elif not names:
                 raise DataError(
-                    f"{path.name}: {key} is '{entry}', and no picture is there below '{root}'. Correct it, or give the "
-                    "folder that it is relative to as the images."
+                    f"{path.name}: {key} is '{entry}', and there is no such image below '{root}'. Correct it, or give "
+                    "the folder that it is relative to as the images."
                 )
             for name in names:
                 label_file = _label_file(root / name, None, PurePosixPath(name))
                 has_labels |= label_file is not None
                 reader.add(name, label_file, split)
     if not data.images:
-        raise DataError(f"{path.name}: has neither train nor val; expected folders of pictures. Add them.")
+        raise DataError(f"{path.name}: has neither train nor val; expected folders of images. Add them.")
     if not has_labels:
         raise DataError(
-            f"{path.name}: no picture has a label file, a .txt in `labels` beside `images`, or beside the picture. Put "
+            f"{path.name}: no image has a label file, a .txt in `labels` beside `images`, or beside the image. Put "
             "the label files there."
         )
     for (a, ids), (b, others) in combinations(data.splits.items(), 2):
         if shared := _names_of(data, ids) & _names_of(data, others):
-            data.notes.append(f"{len(shared)} pictures are in both {a} and {b}, such as {min(shared)}")
+            data.notes.append(f"{len(shared)} images are in both {a} and {b}, such as {min(shared)}")
     return data
 
 
@@ -128,10 +128,10 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
         if not location.is_relative_to(root.resolve()) or not location.exists():
             continue
         if location.is_file():
-            for _, line in read_lines(location, "annotations", remedy="Expected a picture's path in each line."):
+            for _, line in read_lines(location, "annotations", remedy="Expected an image's path in each line."):
                 name = files.find(line.removeprefix("./"))
                 if name is None:
-                    raise DataError(f"'{location}' lists '{line}', and no such picture is below '{root}'. Correct it.")
+                    raise DataError(f"'{location}' lists '{line}', which is not below '{root}'. Correct it.")
                 yield name
             return
         prefix = location.relative_to(root.resolve()).as_posix() + "/"
@@ -201,14 +201,14 @@ class _Reader:
                 seen.add(tokens)
                 self._add_object(image, tokens, f"'{label_file}' line {number}: {line[:80]!r}")
 
-    def _add_object(self, image: Mapping[str, Any], tokens: Sequence[str], where: str) -> None:
-        label, values = _numbers(tokens, where)
+    def _add_object(self, image: Mapping[str, Any], tokens: Sequence[str], context: str) -> None:
+        label, values = _numbers(tokens, context)
         if len(values) == 4 + self.num_keypoint_values:
             values = values[:4]
         if label not in self.names and self.is_named:
             numbers = f"{min(self.names)} to {max(self.names)}"
             raise DataError(
-                f"{where}: no class is numbered {label} (they are {numbers}). Correct it, or name the class."
+                f"{context}: no class is numbered {label} (they are {numbers}). Correct it, or name the class."
             )
         if label not in self.names:
             self.names[label] = f"class_{label}"
@@ -217,27 +217,29 @@ class _Reader:
         if len(values) <= 5:  # the fifth is a confidence
             center_x, center_y, box_width, box_height = values[:4]
             if box_width < 0 or box_height < 0:
-                raise DataError(f"{where}: a size is negative; expected `CLASS CX CY W H`. Correct the line.")
+                raise DataError(f"{context}: a size is negative; expected `CLASS CX CY W H`. Correct the line.")
             x, y = (center_x - box_width / 2) * width, (center_y - box_height / 2) * height
             self.data.add_object(image["id"], label, [x, y, box_width * width, box_height * height])
             return
         if len(values) % 2:
-            raise DataError(f"{where}: {len(values)} numbers make no polygon; expected pairs x y. Correct the line.")
+            raise DataError(
+                f"{context}: {len(values)} numbers are not a polygon; expected pairs x y. Correct the line."
+            )
         polygon = [value * (height if k % 2 else width) for k, value in enumerate(values)]
         self.data.add_object(image["id"], label, **polygon_fields([polygon]))
 
 
-def _numbers(tokens: Sequence[str], where: str) -> tuple[int, list[float]]:
+def _numbers(tokens: Sequence[str], context: str) -> tuple[int, list[float]]:
     try:
         label, values = float(tokens[0]), [float(token) for token in tokens[1:]]
     except ValueError as error:
-        raise DataError(f"{where}: {error}; expected a class number and fractions. Correct the line.") from error
+        raise DataError(f"{context}: {error}; expected a class number and fractions. Correct the line.") from error
     if not label.is_integer() or label < 0 or len(values) < 4 or not all(map(math.isfinite, values)):
         expected = "`CLASS CX CY W H`, or `CLASS X Y X Y X Y ...`"
-        raise DataError(f"{where}: got {len(values)} numbers behind the class; expected {expected}. Correct the line.")
+        raise DataError(f"{context}: got {len(values)} numbers after the class; expected {expected}. Correct the line.")
     if max(map(abs, values[:4])) > _LARGEST_FRACTION:
         raise DataError(
-            f"{where}: {max(values[:4], key=abs):g} is not a fraction of the image. Are these pixels? YOLO's boxes are "
-            "`CX CY W H`, divided by the image's width and height."
+            f"{context}: {max(values[:4], key=abs):g} is not a fraction of the image. Are these pixels? YOLO's boxes "
+            "are `CX CY W H`, divided by the image's width and height."
         )
     return int(label), values

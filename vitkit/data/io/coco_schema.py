@@ -379,7 +379,7 @@ def _segment_faults(annotations: Sequence[Mapping[str, Any]], references: Mappin
     listed = [a["segments_info"] if isinstance(a.get("segments_info"), list) else [] for a in annotations]
     all_segments = [(position, segment) for position, segments in enumerate(listed) for segment in segments]
     no_objects = [position for position, segment in all_segments if not isinstance(segment, dict)]
-    faults += [entries.fault(k, "segments_info", "objects in it, {...}, alone") for k in no_objects]
+    faults += [entries.fault(k, "segments_info", "only objects, {...}, in it") for k in no_objects]
     if no_objects:
         return faults
 
@@ -420,4 +420,4 @@ def _object_faults(entries: Sequence[Any], part: str) -> list[Fault]:
 
 
 def _file_fault(content: Any, expected: str) -> Fault:
-    return Fault("", 0, "the file", "content", f"holds {reprlib.repr(content)}; expected {expected}.")
+    return Fault("", 0, "the file", "content", f"contains {reprlib.repr(content)}; expected {expected}.")

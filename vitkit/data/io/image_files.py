@@ -98,7 +98,7 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
         mode, values = label_map.mode, np.asarray(label_map)
     if values.ndim != 2 or mode not in ONE_CHANNEL_MODES:
         raise DataError(
-            f"{what} '{path}': the picture is of mode {mode} with shape {values.shape}; expected one channel whose "
+            f"{what} '{path}': the image has mode {mode} and shape {values.shape}; expected one channel whose "
             "values are classes. Convert colours to class numbers first."
         )
     if values.dtype not in (np.uint8, np.uint16):
@@ -185,7 +185,7 @@ def _header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_
     with _decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
         header = ImageHeader(image.height, image.width, image.mode)
         if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:
-            raise Image.DecompressionBombError(f"it says that it has {header.width}x{header.height} pixels")
+            raise Image.DecompressionBombError(f"its header gives {header.width}x{header.height} pixels")
     return header
 
 
@@ -221,11 +221,11 @@ def _decode_opencv(data: bytes) -> np.ndarray | None:
     return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
-def check_inside(folder: str | Path, names: Iterable[str], where: str, *, allow_outside: bool = False) -> None:
-    """Check that file names refer to files below a folder, judging by the names alone (links may lead anywhere).
+def check_inside(folder: str | Path, names: Iterable[str], context: str, *, allow_outside: bool = False) -> None:
+    """Check that file names refer to files below a folder, judging only by the names (links may lead anywhere).
 
     Args:
-        where: beginning of the error message.
+        context: beginning of the error message.
         allow_outside: check nothing.
     Raises:
         DataError: a name is absolute, or leads upwards out of the folder.
@@ -240,7 +240,7 @@ def check_inside(folder: str | Path, names: Iterable[str], where: str, *, allow_
         path = Path(os.path.normpath(os.path.join(root, name)))
         if not path.is_relative_to(root):
             raise DataError(
-                f"{where}: file_name '{name}' lies outside the folder '{folder}'. Files are read from that folder "
+                f"{context}: file_name '{name}' lies outside the folder '{folder}'. Files are read from that folder "
                 "only; give the folder that they all lie in, or set allow_outside=true for this dataset, if you trust "
                 "the annotation file."
             )

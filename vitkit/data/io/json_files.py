@@ -38,10 +38,10 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
         raise DataError(f"{path.name}: '{path}' is not text ({error}). Expected JSON.") from error
     except RecursionError as error:
         raise DataError(
-            f"{path.name}: '{path}' nests lists too deep to be read. Expected a file for vitkit."
+            f"{path.name}: '{path}' nests lists too deeply to be read. Expected a file for vitkit."
         ) from error
     except ValueError as error:  # Python converts numbers of at most 4300 digits
-        raise DataError(f"{path.name}: '{path}' holds a number that is too long ({error}). Correct it.") from error
+        raise DataError(f"{path.name}: '{path}' contains a number that is too long ({error}). Correct it.") from error
 
 
 def _explanation(path: Path, data: bytes) -> str:
@@ -50,9 +50,7 @@ def _explanation(path: Path, data: bytes) -> str:
     if start == b"<":
         return "This is XML or HTML. Give the JSON, or convert Pascal VOC's and CVAT's XML: vitkit convert --to coco"
     if path.suffix.lower() in (".yaml", ".yml", ".txt", ".csv") or start not in (b"{", b"["):
-        return (
-            f"This is text, and no JSON. Give the JSON, or convert it: vitkit convert {path} --to coco --out NEW.json"
-        )
+        return f"This is text, not JSON. Give the JSON, or convert it: vitkit convert {path} --to coco --out NEW.json"
     return "A truncated download looks like this: fetch the file again."
 
 

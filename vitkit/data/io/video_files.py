@@ -25,7 +25,7 @@ VIDEO_EXTENSIONS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".m
 FRAME_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpeg", "mpegts", "mpegvideo", "flv", "asf", "h264", "hevc", "ogg")
 """FFmpeg's names of the formats that are read, regardless of file extensions. The formats left out include playlists,
-which make FFmpeg open further files, or the network."""
+which make FFmpeg open other files, or the network."""
 ASSUMED_FRAME_RATE = 30
 """Frames per second of folders of frames, and of files that do not state when a frame is shown."""
 _NEAR = 50
@@ -109,7 +109,7 @@ class FrameFolder(nullcontext):
             shape = shape or frame.shape
             if frame.shape != shape:
                 raise DataError(
-                    f"{self.what}: frame '{self._files[number]}' is of shape {frame.shape}, others are {shape}. The "
+                    f"{self.what}: frame '{self._files[number]}' has shape {frame.shape}, others have {shape}. The "
                     "frames of a video need one size."
                 )
             yield frame
@@ -187,7 +187,7 @@ class VideoFile:
                 f"its frames of {decoder.width}x{decoder.height} pixels are too large. If that is right, set "
                 f"data.max_image_pixels (default: {MAX_PIXELS})"
             )
-        decoder.options = {"max_pixels": str(self.max_pixels)}  # applies to later frames, too
+        decoder.options = {"max_pixels": str(self.max_pixels)}  # also applies to later frames
         decoder.thread_count = torch.get_num_threads()  # 1 in loading processes
         decoder.open(strict=False)
         self._demuxed, self._next_packet = self._demux(), 0

@@ -21,7 +21,7 @@ def image_weights(dataset: Dataset, sampler: Sampler, *, repeat_threshold: float
     image_classes = dataset.image_classes()
     if image_classes is None:
         raise ConfigError(
-            f"data.sampler={sampler}: {type(dataset).__name__} does not tell which classes its images show. "
+            f"data.sampler={sampler}: {type(dataset).__name__} does not list the classes in its images. "
             "Leave data.sampler out."
         )
     images, labels = image_classes

@@ -115,7 +115,7 @@ class DataSettings:
         if split != "train" and isinstance(dataset, BaseImageDataset) and isinstance(dataset.transforms, MixesImages):
             raise ConfigError(
                 f"{key}.transforms: {type(dataset.transforms).__name__} combines images, while results are compared "
-                "with the annotations of single ones. It is for data.train; use EvalResize here."
+                "with the annotations of single ones. Use it only in data.train; use EvalResize here."
             )
         return dataset
 
@@ -275,7 +275,7 @@ class BatchLoader:
         named = self._named[kind]
         if len(named) < _MAX_LOGGED and message not in named:
             named.add(message)
-            more = " Those to come are only counted." if len(named) == _MAX_LOGGED else ""
+            more = " Later ones are only counted." if len(named) == _MAX_LOGGED else ""
             logger.log(level, "%s%s", message, more)
 
     def set_position(self, epoch: int, batch: int = 0) -> None:

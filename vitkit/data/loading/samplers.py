@@ -95,12 +95,10 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """Evaluation batches of this rank: every image exactly once over all ranks, in order.
-
-    No image is repeated to fill a batch, which would count it twice.
-    """
+    """Evaluation batches of this rank: every image exactly once over all ranks, in order."""
 
     def __init__(self, num_images: int, *, batch_size: int, rank: int = 0, world_size: int = 1):
+        # Ranks may have different numbers of images: one that is repeated to even them out would count twice.
         self.indices = range(rank, num_images, world_size)
         self.batch_size = batch_size
 
@@ -143,8 +141,8 @@ class TokenBatches:
         self.longest = lengths.max(axis=1)
         if self.longest.max() > batch_tokens:
             raise DataError(
-                f"data.tokens_per_gpu={batch_tokens}: a sentence has {self.longest.max()} tokens, which fit no batch. "
-                "Raise it, or lower the dataset's max_length."
+                f"data.tokens_per_gpu={batch_tokens}: a sentence has {self.longest.max()} tokens, which do not fit in "
+                "a batch. Raise it, or lower the dataset's max_length."
             )
         self.training = training
         self.seed = seed

@@ -41,7 +41,7 @@ def share(array: np.ndarray) -> np.ndarray:
         return array
     array = np.ascontiguousarray(array)
     # Not in /dev/shm, as PyTorch's shared tensors are: containers often limit it to 64 MB, of which COCO's annotations
-    # alone take 42. Systems other than Linux get a file that is already deleted.
+    # take 42. Systems other than Linux get a file that is already deleted.
     file = os.memfd_create("vitkit") if hasattr(os, "memfd_create") else _deleted_file()
     os.ftruncate(file, array.nbytes)
     with mmap.mmap(file, array.nbytes) as memory:

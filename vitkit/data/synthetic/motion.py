@@ -22,7 +22,7 @@ class ShapesMotion(ClipDataset):
 
     A clip of one direction is a clip of the opposite one in reverse. So a single frame says nothing about the class,
     and neither do all frames of a clip without their order: a model that ignores the order is right no more often than
-    chance with "left" and "right" alone, and no more than half of the time with all four directions.
+    chance with only "left" and "right", and no more than half of the time with all four directions.
 
     Args:
         num_videos: number of clips, divided equally among the classes.

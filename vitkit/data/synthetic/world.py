@@ -1,4 +1,4 @@
-"""The synthetic world: overlapping shapes on textured grounds, drawn from an index alone.
+"""The synthetic world: overlapping shapes on textured grounds, drawn only from an index.
 
 It needs no download and its annotations are exact, so quickstarts and tests run on it.
 """

@@ -50,8 +50,8 @@ class Crop(NamedTuple):
 class _CropAndResize(A.DualTransform):
     """Crops and resizes in one step, then pads images with `pad_value` and masks with 0. A subclass draws the crop.
 
-    A crop drawn in a resized image is converted to one of the original image, rounded to its pixels, so that only the
-    pixels that remain are resized; boxes follow the rounded crop and so match the pixels exactly.
+    A crop drawn in a resized image is converted to one of the original image, rounded to its pixels; boxes follow the
+    rounded crop and so match the pixels exactly.
     """
 
     _targets = (Targets.IMAGE, Targets.MASK, Targets.BBOXES)
@@ -67,6 +67,7 @@ class _CropAndResize(A.DualTransform):
 
     def apply(self, img: np.ndarray, *, crop: Crop, **params: Any) -> np.ndarray:
         """Crop, resize and pad an image."""
+        # Cropped first, so that only the pixels that remain are resized.
         x0, y0, x1, y1 = crop.box
         return _pad(resize_image(img[y0:y1, x0:x1], crop.size), crop, self.pad_value)
 

@@ -272,8 +272,7 @@ class ComposedTransforms(_Pipeline):
         transforms: a list of `dict(type=NAME, **arguments)`, where NAME is a class of albumentations
             (https://explore.albumentations.ai), "MultiScaleCrop" or "ColorDistortion"; groups such as OneOf take
             `transforms` themselves.
-        min_visible: an object is removed if a crop leaves a smaller fraction of its box than this, as it could not be
-            recognised.
+        min_visible: an object is removed if a crop leaves a smaller fraction of its box than this.
         min_box_side: an object is removed if its box is narrower or lower than this many pixels of the result.
     Raises:
         ConfigError: a name or an argument is unknown, or the transform cannot move boxes.
@@ -294,8 +293,8 @@ class ComposedTransforms(_Pipeline):
         cls(transforms=transforms, min_visible=min_visible, min_box_side=min_box_side)
 
 
-def _build_albumentation(spec: Any, where: str) -> A.BasicTransform | A.BaseCompose:
-    where = f"ComposedTransforms {where}"
+def _build_albumentation(spec: Any, context: str) -> A.BasicTransform | A.BaseCompose:
+    context = f"ComposedTransforms {context}"
     constructors = {
         name: value
         for name, value in vars(A).items()
@@ -304,27 +303,27 @@ def _build_albumentation(spec: Any, where: str) -> A.BasicTransform | A.BaseComp
     constructors |= {"MultiScaleCrop": MultiScaleCrop, "ColorDistortion": ColorDistortion}
     if not isinstance(spec, dict) or not isinstance(spec.get("type"), str) or spec["type"] not in constructors:
         name = spec.get("type") if isinstance(spec, dict) else spec
-        raise ConfigError(f"{where}: unknown transform {name!r}. {nearest(str(name), constructors)}")
+        raise ConfigError(f"{context}: unknown transform {name!r}. {nearest(str(name), constructors)}")
     arguments = {name: value for name, value in spec.items() if name != "type"}
     constructor = constructors[spec["type"]]
-    check_names(constructor, arguments, f"{where} {spec['type']}")
+    check_names(constructor, arguments, f"{context} {spec['type']}")
     if issubclass(constructor, A.BaseCompose) and "transforms" in arguments:
         if not isinstance(arguments["transforms"], list | tuple):
-            raise ConfigError(f"{where} {spec['type']}: transforms is {arguments['transforms']!r}; expected a list.")
+            raise ConfigError(f"{context} {spec['type']}: transforms is {arguments['transforms']!r}; expected a list.")
         inner = enumerate(arguments["transforms"])
-        arguments["transforms"] = [_build_albumentation(part, f"{where}.transforms[{i}]") for i, part in inner]
+        arguments["transforms"] = [_build_albumentation(part, f"{context}.transforms[{i}]") for i, part in inner]
     try:
         built = constructor(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where} {spec['type']}: {error}") from error
+        raise ConfigError(f"{context} {spec['type']}: {error}") from error
     others = sorted(set(getattr(built, "targets_as_params", ())) - _GIVEN_TARGETS)
     if others or isinstance(built, A.Transform3D):
         needs = f"needs {', '.join(others)}" if others else "is for volumes"
         raise ConfigError(
-            f"{where}: {spec['type']} {needs}, and a dataset's transforms get one image with its boxes and masks. "
+            f"{context}: {spec['type']} {needs}, and a dataset's transforms get one image with its boxes and masks. "
             "Mosaic, copy-paste and mixup of images with boxes are in MultiImageTransforms, mixup and cutmix of images "
             "that are classified in ClassificationTrainTransforms."
         )
     if isinstance(built, A.DualTransform) and Targets.BBOXES not in built._targets:
-        raise ConfigError(f"{where}: {spec['type']} cannot move boxes, so it cannot be used for detection.")
+        raise ConfigError(f"{context}: {spec['type']} cannot move boxes, so it cannot be used for detection.")
     return built

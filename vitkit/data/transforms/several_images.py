@@ -96,7 +96,7 @@ class MultiImageTransforms:
         self.pad_value = pad_value
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
-        """Raise an error, as a single image is not enough: see `mix`."""
+        """Raise an error: a single image is not enough, see `mix`."""
         raise ConfigError(
             f"{type(self).__name__} is for a dataset's training images. For a single image use its `transforms`."
         )
@@ -106,7 +106,7 @@ class MultiImageTransforms:
         if self.copy_paste and not source.masks:
             raise ConfigError(
                 f"{type(self).__name__}: copy_paste={self.copy_paste} pastes objects by their masks, and this "
-                f"{type(source).__name__} loads none. Set masks=True of the dataset, or leave copy_paste out."
+                f"{type(source).__name__} does not load masks. Set its masks=True, or leave copy_paste out."
             )
 
     def mix(self, sample: AnnotatedImage, source: ImageSource, *, seed: int | None = None) -> AnnotatedImage:

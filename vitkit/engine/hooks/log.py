@@ -51,7 +51,8 @@ class ProgressLog(Hook):
                 self._file.close()
 
     def before_epoch(self, run: TrainRun) -> None:
-        """Start a window of steps, so that the time of an evaluation is not part of it."""
+        """Start a window of steps."""
+        # Here, so that the time of an evaluation is not part of it.
         self._start = time.monotonic()
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0

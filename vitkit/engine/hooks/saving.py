@@ -1,4 +1,4 @@
-"""Decides what of a run is saved and when: the best epochs, checkpoints within epochs, and the end by a signal."""
+"""Decides what to save of a run and when: the best epochs, checkpoints within epochs, and the end by a signal."""
 
 import math
 import os
@@ -24,17 +24,17 @@ LOWER_IS_BETTER = ("loss", "nll", "perplexity")
 class Interrupted(SystemExit):
     """Raised when a run has saved its state and ends because a signal requested it.
 
-    The exit status is 128 + the signal's number, 143 for SIGTERM and 130 for SIGINT, as in shells: 0 would tell
-    a scheduler that the run is complete, and 1 that it failed.
+    The exit status is 128 + the signal's number, 143 for SIGTERM and 130 for SIGINT, as in shells.
     """
 
     def __init__(self, number: signal.Signals):
+        # 0 would tell a scheduler that the run is complete, and 1 that it failed.
         super().__init__(128 + number)
         self.signal = number
 
 
 class BestMetric(Hook):
-    """Keeps the best value of `train.best_metric`, and ends a run after `train.patience` evaluations without a better.
+    """Keeps the best value of `train.best_metric`; ends a run after `train.patience` evaluations without a better one.
 
     The trainer saves an epoch as best.pth if its evaluation has raised `progress.best`.
     """
@@ -135,11 +135,12 @@ class Signals(Hook):
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
-        """Let a request end the evaluation at once: it changes no weights, so the run can be saved without it.
+        """Let a request end the evaluation at once.
 
         Raises:
             Interrupted: a signal was received, during the evaluation or before it.
         """
+        # An evaluation changes no weights, so the run can be saved without its end.
         self._interrupts = not is_sharded(run.model)  # ranks of a sharded model could not save, see `Saving`
         try:
             if self._interrupts and self.received is not None:

@@ -223,9 +223,6 @@ def _add_value_gradients(
 ) -> None:
     """Add to each row of the table the weighted gradients of the queries that read it.
 
-    A cell's samples are sorted once for all its four corners, since the same queries read them: the sums for a corner
-    are those of the cells, moved by a number of rows.
-
     Args:
         grad_table: (R, d), changed in place.
         grad_rows: (L * heads, d), gradients of the queries.
@@ -236,6 +233,8 @@ def _add_value_gradients(
     start = 0
     for level, (height, width) in enumerate(shapes):
         count = height * width * heads
+        # One sort serves a cell's four corners, since the same queries read them: the sums for a corner are those of
+        # the cells, moved by a number of rows.
         sorted_rows, order = (rows[:, :, level] - start).flatten().sort()
         bounds = torch.searchsorted(sorted_rows, torch.arange(count + 1, dtype=torch.int32), out_int32=True)
         order = order.int()
