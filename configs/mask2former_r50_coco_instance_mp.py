@@ -1,7 +1,7 @@
 """Mask2Former-R50 with known queries (MP-Former, Zhang et al. 2023, https://arxiv.org/abs/2303.07336) on COCO 2017
 instance segmentation.
 
-In addition to the usual queries, there are as many noised copies of the targets' classes and masks as fit into 100.
+In addition to the learned queries, there are as many noised copies of the targets' classes and masks as fit into 100.
 They attend within the targets' masks in every layer, and have to predict the targets. Inference is the same as
 Mask2Former's.
 

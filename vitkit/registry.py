@@ -114,7 +114,7 @@ class Registry:
 
     def _check_base(self, cls: type) -> None:
         if self._base is not None:
-            # Protocols stand beside registries, so they are imported by name, like the packages.
+            # Imported by name, like the packages: vitkit.protocols is on the same level as registries.
             protocols = importlib.import_module("vitkit.protocols")
             protocols.require_base(self.kind, cls, getattr(protocols, self._base))
 

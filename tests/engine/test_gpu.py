@@ -13,10 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 import vitkit
 from vitkit.engine.failures import memory_explained, training_remedies
 from vitkit.engine.parallel import shard
-from vitkit.engine.step import train_step
+from vitkit.engine.step import train_step, training_inputs
 from vitkit.errors import TrainingError
 from vitkit.models.detr import DETR
-from vitkit.protocols import training_inputs
 
 pytestmark = pytest.mark.gpu
 MODELS = ["detr", "deformable_detr", "dino", "maskformer_semantic", "mask2former_instance", "eomt"]

@@ -136,7 +136,8 @@ def test_every_dense_model_is_tested():
 
 
 @pytest.mark.parametrize(("height", "width"), [(69, 51), (64, 96), (32, 40)])
-@pytest.mark.parametrize("name", DENSE_MODELS)
+# DINO's positions are those of boxes in the padded maps, as published, so they depend on the amount of padding.
+@pytest.mark.parametrize("name", [name for name in DENSE_MODELS if name != "dino"])
 def test_isolated_images_have_the_same_results_in_any_batch(name, height, width):
     model = build(name, isolate_padding=True)
     image = torch.randint(256, (3, height, width), dtype=torch.uint8)

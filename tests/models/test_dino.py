@@ -13,9 +13,9 @@ from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
 from vitkit.data.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.distributed import close_distributed
+from vitkit.engine.step import training_inputs
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.models import build_model
-from vitkit.protocols import training_inputs
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from vitkit.checkpoint import load_weights
+from vitkit.engine.step import training_inputs
 from vitkit.models import build_model
-from vitkit.protocols import training_inputs
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
 

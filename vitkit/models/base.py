@@ -43,7 +43,8 @@ class DensePredictionModel(ModelOnBackbone):
         training_queries: specs of queries that exist in training only, see `vitkit.training_queries`.
         isolate_padding: in the original models, padding leaks into an image through convolutions, norms and resizing,
             so that results depend on the other images in the batch; official metrics include this. True prevents it: an
-            image's results are then the same, except for rounding, on its own and in any batch.
+            image's results are then the same, except for rounding, on its own and in any batch (but for DINO, whose
+            queries' positions are those in the padded map).
         size_divisibility: images are padded with zeros to a multiple of this; the padding counts as part of the image.
     Raises:
         ConfigError: `isolate_padding` is set but the backbone or the neck does not support it, or the backbone's
