@@ -202,10 +202,7 @@ def test_things_of_the_dataset_override_those_of_the_model():
             dict(head=dict(type="Mask2FormerHead", num_levels=0)),
             "model.head: Mask2FormerHead: num_levels=0, expected at least 1",
         ),
-        (
-            dict(head=dict(type="Mask2FormerHead")),
-            "needs 'mask_features' and 3 other map.* returns mask_features, res5",
-        ),
+        (dict(head=dict(type="Mask2FormerHead")), "needs 'mask_features' and 3 other map.* returns mask_features"),
     ],
 )
 def test_wrong_settings_are_named(changes, message):
