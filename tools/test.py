@@ -166,7 +166,7 @@ def show(evaluator: Any, args: argparse.Namespace) -> None:
     print(table)
     thresholds = evaluator.score_thresholds()
     if thresholds is not None:
-        print(f"objects are best shown above {thresholds}")
+        print(f"show objects above {thresholds}")
     detection = next((part for part in evaluator.parts if isinstance(part, CocoEvaluator)), None)
     if args.per_class and detection is evaluator:
         print_numbers(evaluator.details()[0])

@@ -160,7 +160,7 @@ def test_checkpoints_keep_what_the_evaluation_measured(tiny, monkeypatch, capsys
     assert load("runs/tiny").thresholds == found
     capsys.readouterr()
     evaluate("runs/tiny/last.pth")
-    assert "objects are best shown above score 0.25 to 0.50, by class (highest F1" in capsys.readouterr().out
+    assert "show objects above score 0.25 to 0.50, by class (highest F1" in capsys.readouterr().out
     # A resumed run has the thresholds from the start, not only after its next evaluation.
     monkeypatch.setattr(CocoEvaluator, "score_thresholds", lambda evaluator: None)
     train("--resume", "runs/tiny")
