@@ -8,6 +8,7 @@ from vitkit.errors import ConfigError
 from vitkit.models import build_model
 from vitkit.models.mask_postprocess import resize
 from vitkit.models.tta import MultiScaleFlip
+from vitkit.protocols import Model
 
 SMALL = dict(
     type="MaskFormer",
@@ -20,9 +21,11 @@ SMALL = dict(
 )
 
 
-class Reds(nn.Module):
+class Reds(Model):
     """A model of two classes: the first one's score is a pixel's red value times the input's width, the second one's
     is 1000 minus that."""
+
+    tasks = ("semantic",)
 
     def forward(self, images):
         return dict(scores=images[:, :1].float() * images.shape[-1])
@@ -106,7 +109,11 @@ def test_images_of_a_batch_are_augmented_separately():
 def test_unsupported_models_are_an_error():
     with pytest.raises(ConfigError, match=r"not defined for MaskFormer of task instance.*tasks=\['semantic'\]"):
         MultiScaleFlip(build_model(dict(SMALL, tasks=["instance"])))
-    with pytest.raises(ConfigError, match="not defined for Identity: it averages the class scores of pixels"):
+    detector = dict(type="ChannelProjection", out_channels=32), dict(type="DETRHead", d_model=32, num_heads=4)
+    spec = dict(type="DETR", num_classes=4, num_queries=6, backbone=SMALL["backbone"])
+    with pytest.raises(ConfigError, match=r"not defined for DETR: it averages .* Evaluate without it\.$"):
+        MultiScaleFlip(build_model(spec | dict(zip(("neck", "head"), detector))))
+    with pytest.raises(ConfigError, match="Identity"):
         MultiScaleFlip(nn.Identity())
     with pytest.raises(ConfigError, match=r"got scales \[0, 1\]; expected numbers above 0"):
         MultiScaleFlip(Reds(), scales=(0, 1))

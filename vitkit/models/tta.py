@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
 from vitkit.errors import ConfigError
+from vitkit.models.mask_results import MaskResults
 from vitkit.ops.images import unpadded_sizes
-from vitkit.protocols import Model
+from vitkit.protocols import Model, require_base
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 """Scales of MaskFormer's and Mask2Former's multi-scale results."""
@@ -33,15 +34,15 @@ class MultiScaleFlip(Model):
         ConfigError: the model predicts no semantic maps, or a scale is not positive.
     """
 
-    def __init__(self, model: nn.Module, *, scales: Sequence[float] = SCALES, flip: bool = True):
+    def __init__(self, model: Model, *, scales: Sequence[float] = SCALES, flip: bool = True):
         super().__init__()
-        tasks, has_scores = getattr(model, "tasks", ()), hasattr(model, "semantic_scores")
-        if not has_scores or (tasks and "semantic" not in tasks):
-            of_task = f" of task {', '.join(tasks)}" if tasks else ""
+        require_base("model", type(model), Model)
+        if "semantic" not in model.tasks:
+            of_task = f" of task {', '.join(model.tasks)}" if model.tasks else ""
             raise ConfigError(
                 f"test-time augmentation: not defined for {type(model).__name__}{of_task}: it averages the class "
                 "scores of pixels, which semantic segmentation has. Evaluate without it"
-                + (", or set model.tasks=['semantic']." if has_scores else ".")
+                + (", or set model.tasks=['semantic']." if isinstance(model, MaskResults) else ".")
             )
         if not scales or min(scales) <= 0:
             raise ConfigError(f"test-time augmentation: got scales {list(scales)}; expected numbers above 0.")

@@ -74,7 +74,7 @@ class ConditionalDETRHead(QueryHead):
         positions = positions.flatten(1, 2).to(image.dtype)  # (B or 1, h * w, d_model)
 
         memory = self.encoder(image.flatten(2).transpose(1, 2), positions, bias=memory_bias)  # (B, h * w, d_model)
-        queries = self.make_queries(self.query_embed.weight, None, len(image))
+        queries = self.make_queries(self.query_embed.weight, None, image.shape[0])
         if added is not None:
             queries = added.join(queries, self)
         states = self.decoder(queries, memory, memory_positions=positions, memory_bias=memory_bias)
