@@ -69,8 +69,8 @@ def tiling_of(args: argparse.Namespace) -> Tiling | None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust, without which a saved config imports only code that the user has run or trusted before."""
-    text = "import the modules that a saved config names in `imports`; remembered until their code changes"
+    """Add --trust, without which files run only code that the user has run or trusted before."""
+    text = "run the modules that a saved config imports, and exported programs (.pt2); remembered until they change"
     parser.add_argument("--trust", action="store_true", help=text)
 
 

@@ -1,10 +1,12 @@
 """Exported files: they compute what their model does, for any size and number of images, and run without torch."""
 
 import importlib
+import io
 import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from PIL import Image
 
 from vitkit import build_model, load_config, model_zoo
 from vitkit.checkpoint import save_checkpoint
-from vitkit.config import save_config
+from vitkit.config import save_config, trust
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference import Predictor, Translator, exported, load
 from vitkit.inference import export as export_module
@@ -289,8 +291,59 @@ def test_other_files_are_refused_as_exported_models(tmp_path):
     (tmp_path / "a.onnx").write_bytes(b"no model")
     with pytest.raises(CheckpointError, match=r"a.onnx: ONNX Runtime cannot open it"):
         load(tmp_path / "a.onnx")
+    (tmp_path / "a.pt2").write_bytes(b"no archive")
+    with pytest.raises(CheckpointError, match=r"a.pt2: was not written by `vitkit export`, or is damaged"):
+        load(tmp_path / "a.pt2")
     with pytest.raises(ConfigError, match="'missing.onnx' is neither"):
         load("missing.onnx")
+
+
+class Attack:
+    """Unpickling it runs code, which writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def with_member(source, target, ending, content):
+    """Copy an archive with the content of a member replaced."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        names = old.namelist()
+        assert any(name.endswith(ending) for name in names)
+        for name in names:
+            new.writestr(name, content if name.endswith(ending) else old.read(name))
+
+
+@pytest.fixture(scope="module")
+def program(run):
+    path = run / "program" / "tiny.pt2"
+    export_tool.main([str(run / "run"), "--format", "torch", "--out", str(path)])
+    return path
+
+
+def test_a_program_of_somebody_else_runs_only_if_it_is_trusted(program, tmp_path, monkeypatch):
+    victim, path = tmp_path / "written", tmp_path / "a.pt2"
+    pickled = io.BytesIO()
+    torch.save(Attack(victim), pickled)
+    with_member(program, path, "sample_inputs/model.pt", pickled.getvalue())
+    with pytest.raises(ConfigError, match="this exported program would run code .*\n.*a.pt2 .*sha256"):
+        load(path)
+    assert not victim.exists()
+    monkeypatch.setattr(trust, "_trusted_here", set())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="--trust"):
+        load(program)
+    assert load(program, trust=True).classes == load(program).classes
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"config": "1"}', b'{"config": 1}', b"[" * 100_000, b"\xff"])
+def test_a_program_without_its_metadata_is_refused(content, program, tmp_path):
+    with_member(program, tmp_path / "a.pt2", "extra/vitkit.json", content)
+    with pytest.raises(CheckpointError, match="a.pt2: was not written by `vitkit export`"):
+        load(tmp_path / "a.pt2", trust=True)
 
 
 def test_an_operation_that_a_format_lacks_is_named(tmp_path):

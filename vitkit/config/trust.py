@@ -1,4 +1,4 @@
-"""Decides which code saved configs may import: what the user has run or trusted before, identified by its content."""
+"""Decides which code files of others may run: what the user has run or trusted before, identified by its content."""
 
 import hashlib
 import importlib.util
@@ -7,11 +7,25 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from vitkit.errors import ConfigError
 
 _trusted_here: set[str] = set()
 """Checksums of the code that this process has imported, whether or not they could be stored."""
+
+
+class Code(Protocol):
+    """Code that a file would run."""
+
+    name: str
+
+    @property
+    def checksum(self) -> str:
+        """Identifies the code by its content."""
+
+    def __str__(self) -> str:
+        """Return the line that describes it to the user."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +55,36 @@ class ImportedCode:
         return f"{self.key}: {self.name} ({size}, sha256 {self.checksum[:12]}…)"
 
 
+@dataclass(frozen=True)
+class ProgramCode:
+    """A program of torch.export, which is code: reading it evaluates expressions and looks up functions by name."""
+
+    name: str
+    """The file's path."""
+
+    @property
+    def checksum(self) -> str:
+        """Return the SHA-256 of the file."""
+        digest = hashlib.sha256()
+        with open(self.name, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.name} ({os.path.getsize(self.name)} bytes, sha256 {self.checksum[:12]}…)"
+
+
 def trust_file() -> Path:
     """The user's list of trusted code: vitkit/trusted.json in $XDG_CONFIG_HOME, or in ~/.config."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vitkit" / "trusted.json"
 
 
-def require_trust(code: Sequence[ImportedCode], path: Path) -> None:
-    """Check that the user has run or trusted all code that a saved config imports.
+def require_trust(code: Sequence[Code], path: str | Path, *, kind: str = "saved config") -> None:
+    """Check that the user has run or trusted all code that a file would run.
 
     Args:
-        path: path of the config, for the error.
+        path, kind: the file and what it is, for the error.
     Raises:
         ConfigError: code is unknown; all of it is listed.
     """
@@ -59,13 +93,13 @@ def require_trust(code: Sequence[ImportedCode], path: Path) -> None:
     if unknown:
         listed = "".join(f"\n  - {item}" for item in unknown)
         raise ConfigError(
-            f"{path}: this saved config would run code that you have neither run nor trusted before:{listed}\n"
+            f"{path}: this {kind} would run code that you have neither run nor trusted before:{listed}\n"
             "Read it first. If you trust it, add --trust to the command (in Python: trust=True), which is remembered "
             "until it changes."
         )
 
 
-def remember(code: Sequence[ImportedCode]) -> None:
+def remember(code: Sequence[Code]) -> None:
     """Record that the user runs or trusts code, in this process and, if it can be written, in `trust_file`."""
     checksums = {item.checksum: item.name for item in code}
     _trusted_here.update(checksums)

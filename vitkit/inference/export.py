@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.export import Dim, ExportedProgram
 
+from vitkit.config.trust import ProgramCode, remember
 from vitkit.errors import ConfigError
 from vitkit.inference.export_checks import (
     NUM_TOKENS,
@@ -252,6 +253,7 @@ def write_part(part: Part, path: Path, settings: ExportSettings, metadata: Mappi
     texts = {name: json.dumps(value) for name, value in metadata.items()}
     if settings.format == "torch":
         torch.export.save(program, path, extra_files={METADATA: json.dumps(texts)})
+        remember([ProgramCode(str(path))])
     else:
         write_onnx(program, path, settings, texts, axes=graph.axes, outputs=outputs)
 

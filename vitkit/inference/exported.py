@@ -4,6 +4,8 @@ import importlib
 import inspect
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference.export_graphs import FROM_MODEL
 from vitkit.ops.images import unpadded_sizes
@@ -26,6 +29,8 @@ NEW = "new_"
 """Prefix of the outputs of a step that replace its inputs, as ONNX requires inputs and outputs to differ by name."""
 METADATA = "vitkit.json"
 """The name under which a program of torch.export stores its metadata."""
+_MAX_METADATA = 256 * 2**20
+"""The most bytes of metadata that are read; vocabularies may take a few megabytes."""
 
 
 def is_exported(path: Any) -> bool:
@@ -101,20 +106,23 @@ class OnnxFile:
 
 
 class ProgramFile:
-    """A program of torch.export.
+    """A program of torch.export, which the user has exported or trusted.
 
     Raises:
+        ConfigError: the user has neither exported nor trusted the file.
         CheckpointError: torch.export cannot read the file.
     """
 
     def __init__(self, path: str | Path):
         self.path = path
-        texts = {METADATA: ""}
+        self.metadata = program_metadata(path)
+        # torch.export unpickles inputs and constants, evaluates the text of shapes, and calls functions by their names,
+        # so that a file cannot be shown to be harmless by its content.
+        require_trust([ProgramCode(str(path))], path, kind="exported program")
         try:
-            program = torch.export.load(path, extra_files=texts)
+            program = torch.export.load(path)
         except Exception as error:  # from reading archives, JSON or pickles, depending on where the file is damaged
             raise CheckpointError(f"{path}: torch.export cannot read it ({_first_line(error)}).") from error
-        self.metadata = _parse(json.loads(texts[METADATA] or "{}"), path)
         self.inputs = list(self.metadata["inputs"])
         # The tracer's guards reject sizes that need no padding, although the graph computes them correctly.
         has_guards = "check_guards" in inspect.signature(program.module).parameters  # since PyTorch 2.9
@@ -128,6 +136,56 @@ class ProgramFile:
         except (RuntimeError, AssertionError) as error:
             raise _refused(self.path, inputs, error) from error
         return {name: value for name, value in values.items() if outputs is None or name in outputs}
+
+
+def program_metadata(path: str | Path) -> dict[str, Any]:
+    """Read the metadata of a program of torch.export, without running anything in the file.
+
+    Raises:
+        CheckpointError: the file was not written by `vitkit export`, or is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # PyTorch up to 2.7 names the folder "extra_files".
+            members = [
+                m for m in archive.infolist() if m.filename.endswith((f"extra/{METADATA}", f"extra_files/{METADATA}"))
+            ]
+            if len(members) != 1 or members[0].file_size > _MAX_METADATA:
+                raise ValueError(f"{len(members)} entries named {METADATA}")
+            texts = json.loads(archive.read(members[0]))
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+    ) as error:
+        raise CheckpointError(
+            f"{path}: was not written by `vitkit export`, or is damaged ({_first_line(error)}). Export the model again."
+        ) from error
+    return _parse(texts, path)
+
+
+def trust_program(path: str | Path) -> None:
+    """Record that the user trusts a program, and that of its decoding step."""
+    programs = [Path(path)]
+    step = program_metadata(path).get("step")
+    if step is not None:
+        programs.append(_beside(path, step))
+    remember([ProgramCode(str(program)) for program in programs if program.is_file()])
+
+
+def _beside(path: str | Path, name: Any) -> Path:
+    """Return the path of a file in the same folder.
+
+    Raises:
+        CheckpointError: the name is not that of a file.
+    """
+    if not isinstance(name, str) or Path(name).name != name:
+        raise CheckpointError(f"{path}: its metadata names the decoding step {name!r}; expected the name of a file.")
+    return Path(path).with_name(name)
 
 
 def open_exported(path: str | Path) -> ExportedFile:
@@ -155,9 +213,11 @@ def _modified(path: str | Path) -> int:
 def _parse(texts: Mapping[str, str], path: str | Path) -> dict[str, Any]:
     try:
         metadata = {name: json.loads(value) for name, value in texts.items()}
-        metadata["config"]
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: was not written by `vitkit export`, so its model is not known.") from error
+        is_ours = {"config", "inputs", "size", "postprocessing"} <= metadata.keys()
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        is_ours = False
+    if not is_ours:
+        raise CheckpointError(f"{path}: was not written by `vitkit export`, so its model is not known.")
     return metadata
 
 
@@ -176,7 +236,8 @@ def checkpoint_of(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError, ConfigError: see `open_exported`.
     """
-    metadata = _opened(path, _modified(path)).metadata
+    is_program = Path(path).suffix == PROGRAM_SUFFIX
+    metadata = program_metadata(path) if is_program else _opened(path, _modified(path)).metadata
     measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
     names = ("classes", "category_ids", "things", "vocabularies")
     return {name: metadata[name] for name in names if metadata.get(name) is not None} | {
@@ -263,7 +324,7 @@ class ExportedGenerator(TextGenerator):
         super().__init__(model.vocabulary, model.decoding)
         self.model = model
         self.encoder = encoder
-        self.stepper = open_exported(Path(encoder.path).with_name(encoder.metadata["step"]))
+        self.stepper = open_exported(_beside(encoder.path, encoder.metadata.get("step")))
 
     def start(self, **inputs: Tensor) -> ExportedState:
         """Encode a batch's inputs."""

@@ -21,7 +21,7 @@ from vitkit.data.datasets.video import sampling_of
 from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.inference.exported import checkpoint_of, exported_model, is_exported
+from vitkit.inference.exported import PROGRAM_SUFFIX, checkpoint_of, exported_model, is_exported, trust_program
 from vitkit.inference.language import MaskFiller, TextContinuer
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.transformers_configs import check_architecture, config_of, lacks_tokens
@@ -63,7 +63,7 @@ def load(
         things: for panoptic models, whether each class has instances; None: as it was trained.
         device: such as "cpu", "cuda" or "mps".
         precision: the precision of autocast.
-        trust: let a run's saved config import the code that it names, see `load_config`.
+        trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
     Raises:
         ConfigError: there is no such config or run, or it has no weights.
         CheckpointError: the weights cannot be read, or do not fit the model.
@@ -175,11 +175,15 @@ def find_model(
             the name of an installed config, such as "quickstart/detr".
         weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`, if it has any.
         overrides: `key.sub=value` changes to the config.
-        trust: let a run's saved config import the code that it names, see `load_config`.
+        trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
     Raises:
         ConfigError: there is no such model, or its config is wrong.
         CheckpointError: the checkpoint cannot be read, or holds no config.
     """
+    if trust:
+        for path in (source, weights):
+            if isinstance(path, str | Path) and Path(path).suffix == PROGRAM_SUFFIX and isfile(path):
+                trust_program(path)
     if is_hub_name(weights):
         weights = hub_folder(weights, check=check_architecture)
     if weights is not None and isdir(weights) and not is_transformers_folder(Path(weights)):
