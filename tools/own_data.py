@@ -127,7 +127,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
     if splits is None:
         files = [f"{name}{suffixes['image_suffix']}" for name in names]
         splits = split_images(images, files, [of_image & classes.keys() for of_image in values], share)
-    lines = [f"classes = dict(classes={json.dumps(list(classes.values()))}, values={list(classes)}, ignore={ignored})"]
+    lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)}, ignore={ignored})"]
     for name, positions in splits.items():
         list_file = out / f"{name}.txt"
         list_file.parent.mkdir(parents=True, exist_ok=True)
@@ -231,7 +231,7 @@ def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:
 
 def _update(part: str, *starred: str, **values: Any) -> str:
     """Write the line that sets keys of a split's dataset, with absolute paths."""
-    texts = [f"{key}={json.dumps(str(v.resolve()) if isinstance(v, Path) else v)}" for key, v in values.items()]
+    texts = [f"{key}={(str(v.resolve()) if isinstance(v, Path) else v)!r}" for key, v in values.items()]
     return "\n".join([f'cfg["data"]["{part}"].update(', *(f"    {text}," for text in [*starred, *texts]), ")"])
 
 

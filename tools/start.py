@@ -12,6 +12,9 @@ Examples:
     vitkit start cells/data.yaml --hours 0.25 --dry-run
     vitkit start images masks --task semantic
     vitkit start flowers --task classification model.backbone.pretrained=resnet50.pth
+
+ImageNet weights of Keras or Caffe, whose blocks have their stride in the first convolution, also need
+model.backbone.stride_in_1x1=true, and for Keras model.backbone.pixel_mean=[0.48502,0.45796,0.40760].
 """
 
 import argparse
@@ -139,7 +142,7 @@ def start(args: argparse.Namespace) -> None:
     )
     check(folder / CONFIG, args)
     if args.dry_run:
-        print(f"train it  {shlex.join(['vitkit', 'train', str(folder / CONFIG), *args.overrides])}")
+        print(f"train it  {shlex.join(['vitkit', 'train', str(folder / CONFIG)])}")
         return
     train(args, data, choice, folder)
     print(f"ended     after {(time.monotonic() - began) / 60:.0f} min")
@@ -147,7 +150,7 @@ def start(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path) -> None:
     """Train with the chosen settings, write the report, and print the results and possible next steps."""
-    config = load_config(folder / CONFIG, args.overrides)
+    config = load_config(folder / CONFIG)
     began = time.monotonic()
     try:
         run = vitkit.train(config, run_dir=folder / "run", device=args.device)
@@ -214,7 +217,7 @@ def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
     def timed(choice: Choice) -> Choice:
         choice = replace(choice, epochs=1000, cost=None)
         write_config(folder / CONFIG, args, data, choice)
-        command = ["vitkit", "train", str(folder / CONFIG), *args.overrides, "--device", args.device]
+        command = ["vitkit", "train", str(folder / CONFIG), "--device", args.device]
         cost = time_steps(command, folder / "timing")
         settings = f"{choice.size} pixels, {choice.precision}{', frozen up to res3' * choice.freezes_res3}"
         print(f"timed     {settings}: {60 * cost.minutes:.2f} s a step", flush=True)
@@ -253,28 +256,34 @@ def write_config(path: Path, args: argparse.Namespace, data: OwnData, choice: Ch
     if choice.freezes_res3:
         reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"
     frozen = ", frozen_stages=3" * choice.freezes_res3
-    command = [str(word) for word in (args.images, args.annotations, *args.overrides) if word is not None]
+    words = [str(word) for word in (args.images, args.annotations, *args.overrides) if word is not None]
+    command = shlex.join(["vitkit", "start", *words, "--task", args.task, "--hours", f"{args.hours:g}"])
     lines = [
-        f'"""{data.summary}',
+        comment(data.summary),
+        comment(f"Written by: {command}"),
+        comment(f"Evidence:   {recipe.evidence}"),
         "",
-        f"Written by: {shlex.join(['vitkit', 'start', *command, '--task', args.task, '--hours', f'{args.hours:g}'])}",
-        f"Evidence:   {recipe.evidence}",
-        '"""',
-        "",
+        *["from vitkit.config import with_overrides"] * bool(args.overrides),
         f"from vitkit.configs.start.{args.task} import config as base",
         "",
         "",
         "def config():",
-        f"    # {choice.weights}",
-        f"    # {choice.size} pixels: {reason}",
+        f"    {comment(choice.weights)}",
+        f"    {comment(f'{choice.size} pixels: {reason}')}",
         f"    cfg = base(size={choice.size}, pretrained={choice.pretrained}{frozen})",
         textwrap.indent("\n".join(data.config_lines), "    "),
-        f"    # {choice.precision}: the faster one of float32 and bfloat16 here",
+        f"    {comment(f'{choice.precision}: the faster one of float32 and bfloat16 here')}",
         f'    cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',
         f'    cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
-        "    return cfg",
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if args.overrides:
+        lines += ["    # from the command line", f"    cfg = with_overrides(cfg, {args.overrides!r})"]
+    path.write_text("\n".join([*lines, "    return cfg"]) + "\n", encoding="utf-8")
+
+
+def comment(text: str) -> str:
+    """Return a one-line comment; characters that could end the line are written as escape sequences."""
+    return "# " + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def check(path: Path, args: argparse.Namespace) -> None:
@@ -283,7 +292,7 @@ def check(path: Path, args: argparse.Namespace) -> None:
     Raises:
         DataError: a check fails, so that training would end with an error.
     """
-    issues = diagnose(load_config(path, args.overrides), Options(device=torch.device(args.device)), checks=CHECKS)
+    issues = diagnose(load_config(path), Options(device=torch.device(args.device)), checks=CHECKS)
     issues = [issue for issue in issues if issue.verdict in ("warn", "fail")]
     print(report(issues) if issues else "doctor    no issues")
     if any(issue.verdict == "fail" for issue in issues):

@@ -2,6 +2,7 @@
 
 from vitkit.config.check import check_config
 from vitkit.config.load import Config, cfg_diff, config_names, load_config, load_saved_config, save_config, value_at
+from vitkit.config.overrides import with_overrides
 from vitkit.config.paths import make_data_paths_absolute
 from vitkit.config.show import format_config
 
@@ -16,4 +17,5 @@ __all__ = [
     "make_data_paths_absolute",
     "save_config",
     "value_at",
+    "with_overrides",
 ]

@@ -1,7 +1,7 @@
 """Overrides from the command line: `key.sub=value`, converted to the type that the key expects."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitkit.config.schema import (
@@ -30,6 +30,18 @@ def split_override(text: str) -> tuple[str, str]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {text!r} does not parse; expected KEY=VALUE, such as train.epochs=2.")
     return key, raw.strip()
+
+
+def with_overrides(cfg: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a copy of a config with `key.sub=value` overrides applied, for use in a config file.
+
+    Raises:
+        ConfigError: an override does not parse, or does not fit the config.
+    """
+    changed = plain_copy(cfg, "")
+    for text in overrides:
+        apply_override(changed, *split_override(text))
+    return changed
 
 
 def apply_override(cfg: dict[str, Any], key: str, raw: str) -> None:
