@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import hashlib
 import http.server
@@ -5,6 +6,7 @@ import threading
 
 import pytest
 
+from vitkit.checkpoint import download
 from vitkit.checkpoint.download import cached_file
 from vitkit.errors import CheckpointError
 
@@ -127,3 +129,110 @@ def test_full_or_unwritable_cache_is_a_one_line_error(address, tmp_path, monkeyp
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
         cached_file(f"{address}/weights.pth", folder=tmp_path / "file" / "below")
+
+
+class _Hostile(http.server.BaseHTTPRequestHandler):
+    """Answers each request with the next of `answers`: status, headers, body."""
+
+    answers: list = []
+    asked: list = []
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        type(self).asked.append(dict(self.headers))
+        status, headers, body = self.answers.pop(0)
+        self.send_response(status)
+        for name, value in {"Connection": "close", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hostile():
+    server = http.server.HTTPServer(("127.0.0.1", 0), _Hostile)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    _Hostile.asked = []
+
+    def answers(*given):
+        _Hostile.answers = list(given)
+        return f"http://127.0.0.1:{server.server_port}/a.pth"
+
+    yield answers
+    server.shutdown()
+    server.server_close()
+
+
+WHOLE = (200, {"Content-Length": "6", "ETag": '"new"'}, b"abcdef")
+CUT = (200, {"Content-Length": "6", "ETag": '"old"'}, b"abc")
+
+
+@pytest.mark.parametrize(
+    "continued",
+    [
+        [WHOLE],  # the file has changed, so the server ignores the range
+        [(206, {"Content-Length": "3", "Content-Range": "bytes 3-5/6"}, b"def")],
+        [(416, {"Content-Length": "0", "Content-Range": "bytes */2"}, b""), WHOLE],
+        [(416, {"Content-Length": "0"}, b""), WHOLE],
+        [(206, {"Content-Length": "3", "Content-Range": "bytes 1-3/6"}, b"xyz"), WHOLE],
+        [(206, {"Content-Length": "3"}, b"xyz"), WHOLE],
+    ],
+)
+def test_continued_download_is_the_whole_file(hostile, tmp_path, continued):
+    url = hostile(CUT)
+    with pytest.raises(CheckpointError, match="broke after 3 of 6 bytes"):
+        cached_file(url, checksum="", folder=tmp_path)
+    hostile(*continued)
+    assert cached_file(url, checksum="", folder=tmp_path).read_bytes() == b"abcdef"
+    assert _Hostile.asked[1]["Range"] == "bytes=3-" and _Hostile.asked[1]["If-Range"] == '"old"'
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.pth", "a.pth.sha256"]
+
+
+def test_a_part_of_an_unknown_version_is_downloaded_again(hostile, tmp_path):
+    url = hostile((200, {"Content-Length": "6"}, b"old"), WHOLE)
+    with pytest.raises(CheckpointError, match="broke after 3 of 6 bytes"):
+        cached_file(url, checksum="", folder=tmp_path)
+    assert cached_file(url, checksum="", folder=tmp_path).read_bytes() == b"abcdef"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((200, {"Content-Length": "-5"}, b"abc"), "states the length '-5'"),
+        ((200, {"Content-Length": "1e3"}, b"abc"), "states the length '1e3'"),
+        ((200, {}, b"abc"), "states the length ''"),
+        ((200, {"Content-Length": "9" * 17}, b"abc"), "expected at most"),
+        ((200, {"Content-Length": "9" * 5000}, b"abc"), "states the length"),
+        ((200, {"Transfer-Encoding": "chunked"}, b"zz\r\nabc"), "cannot download"),
+        ((200, {"Transfer-Encoding": "chunked"}, b"3\r\nabc\r\n5\r\nab"), "cannot download"),
+        ((404, {"Content-Length": "0"}, b""), "404"),
+    ],
+)
+def test_wrong_answers_are_errors_of_one_line_and_nothing_is_recorded(hostile, tmp_path, answer, message):
+    with pytest.raises(CheckpointError, match=message) as raised:
+        cached_file(hostile(answer), checksum="", folder=tmp_path)
+    assert "\n" not in str(raised.value)
+    assert not {"a.pth", "a.pth.sha256"} & {file.name for file in tmp_path.iterdir()}
+
+
+def test_endless_and_slow_answers_end(hostile, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_MAX_BYTES", 5)
+    with pytest.raises(CheckpointError, match="more than 5 bytes"):
+        chunks = (200, {"Transfer-Encoding": "chunked"}, b"6\r\nabcdef\r\n" * 9)
+        cached_file(hostile(chunks), checksum="", folder=tmp_path)
+    monkeypatch.setattr(download, "_MAX_BYTES", 100)
+    monkeypatch.setattr(download, "_GRACE", -1.0)
+    monkeypatch.setattr(download, "_MIN_RATE", 1e12)
+    with pytest.raises(CheckpointError, match="only 6 bytes arrived in 0 s"):
+        cached_file(hostile(WHOLE), checksum="", folder=tmp_path)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://a/..", "http://[a/b.pth", "nonsense", "http://127.0.0.1:99999/a"])
+def test_wrong_addresses_are_errors_of_one_line(url, tmp_path):
+    with pytest.raises(CheckpointError, match="cannot download"):
+        cached_file(url, folder=tmp_path)

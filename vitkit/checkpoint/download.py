@@ -2,10 +2,15 @@
 
 import errno
 import hashlib
+import http.client
 import logging
 import os
+import re
+import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,6 +23,12 @@ logger = logging.getLogger("vitkit")
 CHUNK_BYTES = 1 << 20
 RECORD_SUFFIX = ".sha256"
 """Suffix of the file with the checksum recorded at the first download, in the format of `sha256sum -c`."""
+VERSION_SUFFIX = ".version"
+"""Suffix of the file beside an unfinished download with the server's name for this version of the file."""
+_MAX_BYTES = 16 * 2**30
+"""The largest file that is downloaded."""
+_MIN_RATE, _GRACE = 1000, 60.0
+"""Bytes per second below which a download is given up, after this many seconds."""
 _STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
@@ -38,56 +49,121 @@ def cached_file(url: str, *, checksum: str | None = None, name: str | None = Non
         CheckpointError: the URL cannot be reached, the file's checksum differs, or the cache cannot be
             written.
     """
-    path = (folder or cache_folder()) / (name or url.rsplit("/", 1)[-1])
+    path = (folder or cache_folder()) / (name or _name_in(url))
     try:
         if path.is_file():
             _check(path, path, checksum, url)
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
-        _fetch(url, part)
+        _fetch(url, part, resumable=bool(checksum))
         try:
             _check(part, path, checksum, url)
         except CheckpointError:
             part.unlink()  # Continuing from wrong bytes could never succeed.
             raise
         os.replace(part, path)
-    except OSError as error:  # including network errors
-        if error.errno in _STORAGE_ERRORS:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # including network errors
+        if isinstance(error, OSError) and error.errno in _STORAGE_ERRORS:
             raise CheckpointError(
                 f"{error.filename or path}: cannot be written ({error.strerror}). Make room or set the rights there, "
                 "or set TORCH_HOME to another folder."
             ) from error
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
-            f"cannot download {url} ({error}). Put the file at {path} yourself, or try again: "
+            f"cannot download {url} ({reason}). Put the file at {path} yourself, or try again: "
             f"what has arrived is kept in {path.name}.part."
         ) from error
     return path
 
 
-def _fetch(url: str, part: Path) -> None:
-    """Append the missing part of `url` to `part`."""
-    start = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+def _name_in(url: str) -> str:
+    """Return the last part of a URL's path.
+
+    Raises:
+        CheckpointError: the URL has none.
+    """
     try:
-        response = urllib.request.urlopen(request, timeout=60)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # The range begins at the end: the file was already complete.
-            return
-        raise
-    with response:
-        if "text/html" in response.headers.get("Content-Type", ""):
-            raise OSError("the address answers with a web page: open it in a browser, and download the file there")
-        resumed = response.status == 206
-        done = start if resumed else 0
-        total = done + int(response.headers.get("Content-Length") or 0)
-        with part.open("ab" if resumed else "wb") as file, tqdm(total=total, unit="B", unit_scale=True) as bar:
-            bar.update(done)
-            while chunk := response.read(CHUNK_BYTES):
-                file.write(chunk)
-                bar.update(len(chunk))
-                done += len(chunk)
-    if done < total:
+        name = urllib.parse.urlsplit(url).path.rpartition("/")[2]
+    except ValueError:
+        name = ""
+    if name in ("", ".", ".."):
+        raise CheckpointError(f"cannot download {url!r}: expected an address that ends in the name of a file.")
+    return name
+
+
+def _fetch(url: str, part: Path, *, resumable: bool) -> None:
+    """Append the missing part of `url` to `part`, or download it again if what was there belongs to another file.
+
+    Args:
+        resumable: whether a part may be continued although the server has not named its version, because the complete
+            file is checked afterwards.
+    """
+    version = part.with_name(part.name + VERSION_SUFFIX)
+    start = part.stat().st_size if part.exists() else 0
+    known = version.read_text(encoding="utf-8") if version.is_file() else ""
+    if start and (known or resumable):
+        headers = {"Range": f"bytes={start}-"} | ({"If-Range": known} if known else {})
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as response:
+                begins = _range_of(response.headers)[0] if response.status == 206 else 0
+                if begins in (0, start) or (begins is None and resumable):
+                    _receive(response, part, start if response.status == 206 and begins != 0 else 0)
+                    version.unlink(missing_ok=True)
+                    return
+        except urllib.error.HTTPError as error:
+            if error.code != 416:
+                raise
+            if _range_of(error.headers)[1] == start:  # the file was already complete
+                version.unlink(missing_ok=True)
+                return
+    with urllib.request.urlopen(url, timeout=60) as response:
+        # A weak ETag may be the same for files that differ.
+        etag = response.headers.get("ETag", "")
+        name = response.headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
+        version.write_text(name, encoding="utf-8")
+        _receive(response, part, 0)
+    version.unlink(missing_ok=True)
+
+
+def _range_of(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Return the start of an answer's part and the size of the file, from "bytes 5-9/10" or "bytes */10"."""
+    match = re.fullmatch(r"bytes (?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)", headers.get("Content-Range", "").strip())
+    start, size = match.groups() if match else (None, None)
+    return None if start is None else int(start), None if size in (None, "*") else int(size)
+
+
+def _receive(response: http.client.HTTPResponse, part: Path, done: int) -> None:
+    """Write an answer to a file, after its first `done` bytes.
+
+    Raises:
+        OSError: the answer is a web page, its length is not known, too large or not reached, or it takes too long.
+    """
+    if "text/html" in response.headers.get("Content-Type", ""):
+        raise OSError("the address answers with a web page: open it in a browser, and download the file there")
+    length = response.headers.get("Content-Length", "").strip()
+    is_chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()  # whose end the client checks
+    if not is_chunked and not re.fullmatch(r"\d{1,18}", length):
+        raise OSError(f"the server states the length {length!r}; expected a number of bytes")
+    start, total = done, None if is_chunked else done + int(length)
+    if total is not None and total > _MAX_BYTES:
+        raise OSError(f"the file has {total} bytes; expected at most {_MAX_BYTES}")
+    began = time.monotonic()
+    with part.open("r+b" if done else "wb") as file, tqdm(total=total, unit="B", unit_scale=True) as bar:
+        file.seek(done)
+        file.truncate()
+        bar.update(done)
+        # read1 returns what has arrived, so that a slow server is noticed.
+        while chunk := response.read1(CHUNK_BYTES):
+            file.write(chunk)
+            bar.update(len(chunk))
+            done += len(chunk)
+            if done > _MAX_BYTES:
+                raise OSError(f"the file has more than {_MAX_BYTES} bytes")
+            seconds = time.monotonic() - began
+            if seconds > _GRACE and done - start < _MIN_RATE * seconds:
+                raise OSError(f"only {done - start} bytes arrived in {seconds:.0f} s")
+    if total is not None and done < total:
         raise OSError(f"the connection broke after {done} of {total} bytes")
 
 
