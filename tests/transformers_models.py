@@ -89,10 +89,15 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build_theirs(transformers, name: str) -> nn.Module:
+def build_theirs(transformers, name: str, *, num_labels: int = 3) -> nn.Module:
     """Build a model with random values, so that every weight and statistic affects its outputs."""
     torch.manual_seed(0)
-    model = BUILDERS[name](transformers).eval()
+    model = BUILDERS[name](transformers)
+    if num_labels != model.config.num_labels:
+        config = model.config
+        config.num_labels = num_labels
+        model = type(model)(config)
+    model.eval()
     for key, parameter in model.named_parameters():
         if "embed_positions" not in key:
             nn.init.normal_(parameter, mean=float("norm" in key and "weight" in key), std=0.1)

@@ -1,6 +1,7 @@
 import os
 import pickle
 import re
+import zipfile
 
 import pytest
 import torch
@@ -224,3 +225,12 @@ def test_dtype_changes_are_not_silent():
         },
         strict=False,
     )
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.npz"])
+def test_archive_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, name):
+    with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", bytes(50 * 2**20))
+    for read in (read_checkpoint, read_metadata) if name == "a.pth" else (read_checkpoint,):
+        with pytest.raises(CheckpointError, match=f"{name}: damaged: .* bytes that claim to contain 52428800"):
+            read(tmp_path / name)

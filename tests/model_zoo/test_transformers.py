@@ -80,6 +80,17 @@ def folder_of(tmp_path, name="detr", **changes):
     return tmp_path
 
 
+@pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"detr_own_resnet", "marian", "marian_swish"}))
+def test_a_folder_that_names_no_classes_has_the_default_of_two(name, tmp_path):
+    theirs = build_theirs(transformers, name, num_labels=2)
+    theirs.save_pretrained(tmp_path)
+    assert "id2label" not in json.loads((tmp_path / "config.json").read_text())
+    things = [True, True] if name == "detr_masks" else None
+    ours = load(tmp_path, things=things)
+    assert ours.classes == ["LABEL_0", "LABEL_1"]
+    compare(theirs, ours.model)
+
+
 def test_classes_and_sizes_come_from_the_folder(tmp_path):
     folder = folder_of(tmp_path, id2label={"0": "cat", "2": "N/A", "1": "dog"})
     processor = dict(size=dict(shortest_edge=64, longest_edge=100), image_mean=[0.485, 0.456, 0.406])

@@ -22,6 +22,8 @@ from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_ar
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
 
+_MOST_COMPRESSED = 50
+"""How much smaller than its arrays an .npz file may be; PyTorch's files are not compressed."""
 _STARTS = (b"PK", b"\x80")
 """First bytes of checkpoints: those of a zip archive, and those of a pickle, the format before PyTorch 1.6."""
 
@@ -45,6 +47,7 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     if path.name.endswith(INDEX_SUFFIX):
         return read_shards(path, read_checkpoint)
     if path.suffix == ".npz":
+        _check_sizes(path, _MOST_COMPRESSED)
         return read_arrays(path)
     if path.suffix == ".pkl":
         return read_pickled_arrays(path)
@@ -107,6 +110,27 @@ def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
     return state
 
 
+def _check_sizes(path: Path, most_compressed: int) -> None:
+    """Check that an archive's contents are not larger than it can hold, before they are read into memory.
+
+    Raises:
+        CheckpointError: they are larger.
+    """
+    if not zipfile.is_zipfile(path):
+        return  # reported by whoever reads it
+    try:
+        with zipfile.ZipFile(path) as file:
+            claimed = sum(member.file_size for member in file.infolist())
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
+    size = path.stat().st_size
+    if claimed > most_compressed * size:
+        raise CheckpointError(
+            f"{path}: damaged: {size} bytes that claim to contain {claimed}; expected at most {most_compressed} times "
+            "as many. Get the file again."
+        )
+
+
 def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
     """Verify the checksums in the file.
 
@@ -116,6 +140,7 @@ def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
     # `torch.load` does not verify them, so damage would change weights unnoticed.
     if not zipfile.is_zipfile(path):
         return  # an older format, or a truncated file, which `torch.load` reports
+    _check_sizes(path, 1)
     try:
         with zipfile.ZipFile(path) as file:
             if of_tensors:

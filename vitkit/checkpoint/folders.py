@@ -28,6 +28,8 @@ WEIGHTS = (
 ReadFile = Callable[[Path], dict[str, Any]]
 """Function that reads one file of weights."""
 
+_CLASSIFYING = r"For\w*(Classification|Detection|Segmentation)$"
+"""Pattern of the library's architectures with classes."""
 _NUM_RAW_IDS, _NUM_PANOPTIC_IDS = 91, 250
 """Numbers of classes of detectors that have one for each of COCO's raw category ids."""
 
@@ -160,14 +162,19 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 def stated_classes(config: Path) -> dict[str, Any]:
     """Return "classes" and, if known, "things" from a folder's `config.json`, in the form that checkpoints have.
 
-    COCO detectors have a class for each raw id there, many without a name: they are mapped to COCO's 80 or 133 classes.
+    A file that names none has the library's default of two. COCO detectors have a class for each raw id, many without
+    a name: they are mapped to COCO's 80 or 133 classes.
 
     Raises:
         CheckpointError: the file is damaged.
     """
-    labels = read_object(config).get("id2label")
+    values = read_object(config)
+    labels = values.get("id2label")
     if not labels:
-        return {}
+        # The library leaves its default out when it saves a config.
+        names = values.get("architectures")
+        has_classes = isinstance(names, list) and any(re.search(_CLASSIFYING, str(name)) for name in names)
+        return {"classes": ["LABEL_0", "LABEL_1"], "things": None} if has_classes else {}
     try:
         names: Sequence[str] = [str(labels[key]) for key in sorted(labels, key=int)]
     except (TypeError, ValueError, LookupError) as error:

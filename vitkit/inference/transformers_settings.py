@@ -12,9 +12,14 @@ INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's number of a resampling filter -> its name."""
 
 
-_LARGEST = 1 << 20
-"""The upper limit of any whole number: a damaged file may have a larger one, and building that model would exhaust the
-memory."""
+_MOST = {"layers": 512, "depths": 512, "levels": 64, "vocab_size": 1 << 20, "queries": 1 << 16}
+_LARGEST = 1 << 14
+"""Upper limits of whole numbers by the end of their names, and of all others: a damaged file may have larger ones, and
+building that model would exhaust memory and time."""
+
+
+def _most(name: str) -> int:
+    return next((limit for end, limit in _MOST.items() if name.endswith(end)), _LARGEST)
 
 
 class Settings:
@@ -48,15 +53,21 @@ class Settings:
     def number(self, name: str) -> int:
         """Return a whole number above 0."""
         value = self[name]
-        if type(value) is not int or not 0 < value <= _LARGEST:
-            raise ConfigError(f"{self.where}: {name}={value!r}: expected a whole number above 0, at most {_LARGEST}.")
+        if type(value) is not int or not 0 < value <= _most(name):
+            raise ConfigError(
+                f"{self.where}: {name}={value!r:.100}: expected a whole number above 0, at most {_most(name)}."
+            )
         return value
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """Return a list of numbers; without a default it is required."""
         values = self[name] if default is None else self.get(name, default)
         if not isinstance(values, list | tuple) or not all(type(value) in (int, float) for value in values):
-            raise ConfigError(f"{self.where}: {name}={values!r}: expected a list of numbers.")
+            raise ConfigError(f"{self.where}: {name}={values!r:.100}: expected a list of numbers.")
+        if len(values) > _MOST["levels"] or any(not abs(value) <= _most(name) for value in values):
+            raise ConfigError(
+                f"{self.where}: {name}={values!r:.100}: expected at most {_MOST['levels']} numbers up to {_most(name)}."
+            )
         return list(values)
 
     def names(self, name: str) -> list[str]:
