@@ -32,9 +32,9 @@ def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -
         )
 
 
-def read_source(source: str | Path, args: argparse.Namespace) -> AnnotatedImages:
+def read_source(source: str | Path, args: argparse.Namespace, *, check_segmentations: bool = True) -> AnnotatedImages:
     """Read annotations as the options say, and print their format, their summary, and what was left out."""
-    data = read_annotations(source, args.images, format=args.format)
+    data = read_annotations(source, args.images, format=args.format, check_segmentations=check_segmentations)
     print(f"{source}: {FORMAT_NAMES[data.format]}: {data.summary()}")
     for note in data.notes:
         print(f"  note: {note}")

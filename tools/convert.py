@@ -41,6 +41,7 @@ from vitkit.checkpoint.writing import write_safetensors
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.fixing import FIXES, apply_corrections
 from vitkit.data.formats.writing import WRITERS
+from vitkit.data.io.coco_schema import raise_faults, segmentation_faults
 from vitkit.errors import CheckpointError
 from vitkit.inference import Predictor, Translator, find_trained, load
 from vitkit.inference.load import own_checkpoint
@@ -101,8 +102,10 @@ def run(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.overwrite:
         raise CheckpointError(f"--out {args.out}: exists already. Choose another name, or add --overwrite.")
     if args.to in WRITERS:
-        data = read_source(args.model, args)
-        apply_fixes(data, args.fix or ())
+        data = read_source(args.model, args, check_segmentations=not args.fix)
+        if args.fix:
+            apply_fixes(data, args.fix)
+            raise_faults(segmentation_faults(data.content, required=False), data.source.name)
         write_annotations(data, args.to, args.out)
         return
     config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)

@@ -6,6 +6,7 @@ mask of every polygon as an array of the image's size, loses VOC's flags, writes
 supports neither CVAT nor CSV. The tests compare with it.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from vitkit.data.formats.recognise import FORMAT_NAMES, find_format
 from vitkit.data.formats.table import read_csv
 from vitkit.data.formats.voc import read_voc
 from vitkit.data.formats.yolo import read_yolo
+from vitkit.data.io.coco_schema import detection_faults, raise_faults, segmentation_faults
+from vitkit.data.io.values import check_count
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
 
@@ -34,14 +37,19 @@ READERS: dict[str, Callable[[Path, Path | None], AnnotatedImages]] = {
 
 
 def read_annotations(
-    annotations: str | Path, images: str | Path | None = None, *, format: str | None = None
+    annotations: str | Path,
+    images: str | Path | None = None,
+    *,
+    format: str | None = None,
+    check_segmentations: bool = True,
 ) -> AnnotatedImages:
-    """Read annotations of any format.
+    """Read annotations of any format, and check every object.
 
     Args:
         annotations: a file, or a folder of files.
         images: folder of the images; None: the format's default location.
         format: one of READERS; None: detected from the files.
+        check_segmentations: False if the caller checks them, because it can do without them or changes sizes first.
     Raises:
         DataError: there is no such file, its format is unknown or ambiguous, or its content is invalid.
         ConfigError: there is no such format.
@@ -50,7 +58,18 @@ def read_annotations(
     if format is not None and format not in READERS:
         raise ConfigError(f"format: no {format!r}. {nearest(format, READERS)}")
     format = format or find_format(annotations, images)
-    return READERS[format](annotations, images)
+    data = READERS[format](annotations, images)
+    if data.images and data.categories:
+        raise_faults(detection_faults(data.content), annotations.name)
+    counts = Counter(annotation["image_id"] for annotation in data.annotations)
+    check_count(max(counts.values(), default=0), f"'{annotations}'")
+    if check_segmentations:
+        raise_faults(segmentation_faults(data.content, required=False), annotations.name)
+    if outside := data.outside():
+        count = len(outside)
+        lie = "1 object lies outside its image:" if count == 1 else f"{count} objects lie outside their images, such as"
+        data.notes.append(f"{lie} {outside[0]}")
+    return data
 
 
 __all__ = ["FORMAT_NAMES", "READERS", "AnnotatedImages", "find_format", "read_annotations"]

@@ -14,6 +14,8 @@ IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".p
 UNREADABLE = "images whose file cannot be read"
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """Name of a folder or key -> the split that it stands for."""
+_MOST_FOLDERS = 16
+"""How many of the last folders of a name are compared."""
 _DECIMALS = 3
 """Decimals of a box's pixels: finer than any annotation, and integer pixels survive a detour via other formats."""
 
@@ -99,6 +101,16 @@ class AnnotatedImages:
         self._ids = {name: k for k, name in enumerate(names, start=1)}
         self.categories[:] = [{"id": k, "name": name} for name, k in self._ids.items()]
 
+    def outside(self) -> list[str]:
+        """Return the objects whose box has no part inside their image: "annotation 3 of 'a.jpg'"."""
+        images = {image["id"]: image for image in self.images}
+        names = []
+        for annotation in self.annotations:
+            image, (x, y, width, height) = images[annotation["image_id"]], annotation["bbox"]
+            if x >= image["width"] or y >= image["height"] or x + width <= 0 or y + height <= 0:
+                names.append(f"annotation {annotation.get('id')} of {image['file_name']!r}")
+        return names
+
     def selected(self, image_ids: Iterable[int]) -> "AnnotatedImages":
         """Return only these images, in the dataset's order, with all classes."""
         chosen = set(image_ids)
@@ -171,7 +183,7 @@ class ImageFiles:
             DataError: several images have that name.
         """
         for name in names:
-            path = PurePosixPath(name.replace("\\", "/"))
+            path = PurePosixPath(*name.replace("\\", "/").split("/")[-_MOST_FOLDERS - 1 :])
             stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
             for k in range(len(path.parts)):
                 for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):
@@ -206,7 +218,7 @@ def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: s
 def rounded(value: float) -> float:
     """Round pixels; integral values become int."""
     value = round(float(value), _DECIMALS)
-    return int(value) if value.is_integer() else value
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def polygon_box(polygons: Iterable[Sequence[float]]) -> list[float]:

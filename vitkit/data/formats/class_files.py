@@ -1,7 +1,8 @@
 """Files that name the classes of label images, shared by all splits."""
 
-import json
 import re
+import reprlib
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from vitkit.data.io.image_files import MAX_PIXELS, read_image
 from vitkit.data.io.json_files import read_json
 from vitkit.data.io.text_files import read_lines
+from vitkit.data.io.values import check_distinct, class_name, class_number
 from vitkit.errors import DataError
 from vitkit.ops.label_maps import colors_to_ids, replace_values
 
@@ -54,14 +56,18 @@ def parse_class_file(path: str | Path) -> ClassFile:
         ignored = entries.get("ignore_index") if isinstance(entries, dict) else None
         if isinstance(entries, dict) and isinstance(entries.get("classes"), list | dict):
             entries = entries["classes"]
-    try:
-        names = {number: name for number, name in sorted(_numbered(entries)) if number != ignored}
-        colors = _colors(entries)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    context = f"classes: '{path}'"
+    if not isinstance(entries, list | dict) or (ignored is not None and type(ignored) is not int):
         raise DataError(
-            f"classes: '{path}' contains {json.dumps(entries)[:80]} ({type(error).__name__}: {error}); expected names: "
-            '["sky", "road"], [{"id": 0, "name": "sky"}] or {"0": "sky"}.'
-        ) from error
+            f"{context} contains {reprlib.repr(entries)}; expected names: "
+            '["sky", "road"], [{"id": 0, "name": "sky"}] or {"0": "sky"}, and a number as ignore_index.'
+        )
+    numbered = _numbered(entries, context)
+    if repeated := [number for number, count in Counter(number for number, _ in numbered).items() if count > 1]:
+        raise DataError(f"{context}: two classes have the number {repeated[0]}. Give each a number of its own.")
+    names = {number: name for number, name in sorted(numbered) if number != ignored}
+    check_distinct(names.values(), context)
+    colors = _colors(entries, context)
     if not names:
         raise DataError(f"classes: '{path}' contains no class name. Write one in each line.")
     return ClassFile(names, colors, ignored)
@@ -95,12 +101,16 @@ def class_file_near(folder: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _numbered(names: Any) -> list[tuple[int, str]]:
+def _numbered(names: list | dict, context: str) -> list[tuple[int, str]]:
     if isinstance(names, dict):
-        return [(int(number), str(name)) for number, name in names.items()]
-    if all(isinstance(name, str) for name in names):
-        return list(enumerate(names))
-    return [(_number(entry), entry["name"]) for entry in names]
+        pairs = list(names.items())
+    elif all(isinstance(name, str) for name in names):
+        pairs = list(enumerate(names))
+    else:
+        pairs = [(_number(entry, context), entry.get("name")) for entry in names]
+    return [
+        (class_number(number, f"{context}: a number"), class_name(name, f"{context}: a name")) for number, name in pairs
+    ]
 
 
 def _entries_of(lines: list[str]) -> list[Any]:
@@ -112,16 +122,29 @@ def _entries_of(lines: list[str]) -> list[Any]:
     return [{"id": k, "name": match[1], "color": [int(match[i]) for i in (2, 3, 4)]} for k, match in enumerate(matches)]
 
 
-def _colors(entries: Any) -> dict[int, int]:
+def _colors(entries: list | dict, context: str) -> dict[int, int]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and "color" in entry for entry in entries):
         return {}
-    packed = {}
+    packed: dict[int, int] = {}
     for entry in entries:
-        red, green, blue = map(int, entry["color"])
-        packed[red | green << 8 | blue << 16] = _number(entry)
+        color = entry["color"]
+        is_color = isinstance(color, list) and len(color) == 3
+        if not is_color or not all(type(value) is int and 0 <= value <= 255 for value in color):
+            raise DataError(
+                f"{context}: the colour of {entry.get('name')!r:.50} is {reprlib.repr(color)}; expected three numbers, "
+                "0 to 255. Correct it."
+            )
+        red, green, blue = color
+        packed[red | green << 8 | blue << 16] = class_number(_number(entry, context), f"{context}: a number")
+    if len(packed) < len(entries):
+        raise DataError(f"{context}: two classes have the same colour. Give each a colour of its own.")
     return packed
 
 
-def _number(entry: dict[str, Any]) -> int:
-    key = next((key for key in ("id", "index", "value") if key in entry), "id")
-    return int(entry[key])
+def _number(entry: Any, context: str) -> Any:
+    key = next((key for key in ("id", "index", "value") if isinstance(entry, dict) and key in entry), None)
+    if key is None:
+        raise DataError(
+            f"{context} contains {reprlib.repr(entry)}; expected {{'id': number, 'name': text}}. Correct it."
+        )
+    return entry[key]

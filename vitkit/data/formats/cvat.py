@@ -12,12 +12,11 @@ from xml.etree import ElementTree
 import numpy as np
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, polygon_fields
-from vitkit.data.formats.voc import parse_xml
-from vitkit.data.io.segmentations import mask_annotation
+from vitkit.data.io.segmentations import is_side, mask_annotation
+from vitkit.data.io.values import check_count, class_name, coordinate, read_xml
 from vitkit.errors import DataError
 
 _CORNERS_OF_ELLIPSE = 32
-_LARGEST_SIDE = 1 << 20
 
 
 def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
@@ -30,15 +29,14 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         DataError: the file is invalid, is of videos, or none of its images exists.
     """
     path = annotations if annotations.is_file() else next(iter(sorted(annotations.glob("*.xml"))))
-    root = parse_xml(path)
+    root = read_xml(path)
     if root.find("track") is not None:
         raise DataError(f"'{path}' has tracks of a video. Export it from CVAT as 'CVAT for images 1.1'.")
     beside = path.parent / "images"
     files = ImageFiles(images or (beside if beside.is_dir() else path.parent))
     data = AnnotatedImages("cvat", annotations, files.folder)
     for label in root.iterfind("meta//labels/label/name"):
-        if label.text:
-            data.category_id(label.text.strip())
+        data.category_id(class_name((label.text or "").strip(), f"annotations: '{path}': the name of a label"))
     for element in root.iterfind("image"):
         listed = element.get("name", "")
         name = files.find(listed)
@@ -46,11 +44,17 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
             data.leave_out("images that the XML lists and the folder lacks", listed)
             continue
         width, height = (int(_number(element, side, path)) for side in ("width", "height"))
-        if not (0 < width <= _LARGEST_SIDE and 0 < height <= _LARGEST_SIDE):
+        if not is_side(width) or not is_side(height):
             raise DataError(f"annotations: '{path}': image {listed!r} is {width}x{height} pixels. Correct its size.")
         split = SPLIT_NAMES.get(element.get("subset", "").lower())
         data.add_image(name, width, height, split)
+        check_count(len(element), f"annotations: '{path}': {name!r}")
         for shape in element:
+            if shape.tag == "mask" and files.size(name) != (width, height):
+                raise DataError(
+                    f"annotations: '{path}': image {name!r} is {width}x{height} pixels there, and its file "
+                    f"{'x'.join(map(str, files.size(name)))}. Masks need the same size: give the images as annotated."
+                )
             _add_shape(data, shape, path)
     if not data.images:
         raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
@@ -64,6 +68,7 @@ def _add_shape(data: AnnotatedImages, shape: ElementTree.Element, path: Path) ->
     if fields is None or not label:
         data.leave_out(f"shapes of type {shape.tag}", f"{image['file_name']}")
         return
+    label = class_name(label, f"annotations: '{path}': the label of a {shape.tag}")
     flags = {"occluded": 1} if shape.get("occluded") == "1" else {}
     data.add_object(image["id"], label, **fields, **flags)
 
@@ -83,13 +88,9 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
         corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
         return polygon_fields([[v for corner in corners for v in _rotated(corner, center, angle)]])
     if shape.tag == "polygon":
-        try:
-            points = [float(value) for point in shape.get("points", "").split(";") for value in point.split(",")]
-        except ValueError as error:
-            raise DataError(
-                f"annotations: '{path}': a polygon of {image['file_name']!r}: {error}. Correct it."
-            ) from error
-        if len(points) < 6 or len(points) % 2 or not all(map(math.isfinite, points)):
+        texts = [value for point in shape.get("points", "").split(";") for value in point.split(",")]
+        points = [coordinate(text, f"annotations: '{path}': a point of {image['file_name']!r}") for text in texts]
+        if len(points) < 6 or len(points) % 2:
             raise DataError(f"annotations: '{path}': a polygon of {image['file_name']!r} needs at least three points.")
         return polygon_fields([points])
     if shape.tag == "ellipse":
@@ -130,10 +131,4 @@ def _rotated(point: tuple[float, float], center: tuple[float, float], angle: flo
 def _number(element: ElementTree.Element, name: str, path: Path, default: float | None = None) -> float:
     if default is not None and not element.get(name):
         return default
-    try:
-        value = float(element.get(name, ""))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"annotations: '{path}': {element.tag} has {name} {element.get(name)!r}; expected a number.")
-    return value
+    return coordinate(element.get(name, ""), f"annotations: '{path}': {name} of {element.tag}")

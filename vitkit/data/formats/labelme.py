@@ -4,9 +4,9 @@ Shapes of the same class and `group_id` form one object. Points and lines are no
 """
 
 import base64
-import binascii
 import io
 import math
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.formats.annotated import AnnotatedImages, ImageFiles, add_image_file, polygon_fields
-from vitkit.data.io.coco_schema import is_number
 from vitkit.data.io.json_files import read_json
 from vitkit.data.io.segmentations import is_side, mask_annotation
+from vitkit.data.io.values import check_count, class_name, coordinate
 from vitkit.errors import DataError
 
 _CORNERS_OF_CIRCLE = 32
+_POINTS = ("point", "points", "line", "linestrip")
+"""Types of shapes that enclose nothing."""
 
 
 def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
@@ -65,14 +67,20 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, name: str, path: Path, c
         image = add_image_file(data, files, name)
     if image is None:
         return
+    check_count(len(content["shapes"]), f"annotations: '{path}'")
     groups: dict[Any, list[list[float]]] = {}
     for number, shape in enumerate(content["shapes"], start=1):
         context = f"annotations: '{path}': shape {number}"
-        if not isinstance(shape, dict) or not isinstance(shape.get("label"), str) or not shape["label"]:
-            raise DataError(f"{context} has no label. Correct it.")
-        label, kind = shape["label"], shape.get("shape_type") or "polygon"
+        if not isinstance(shape, dict):
+            raise DataError(f"{context} is {reprlib.repr(shape)}; expected an object, {{...}}. Correct it.")
+        label, kind = class_name(shape.get("label"), f"{context}: its label"), shape.get("shape_type") or "polygon"
         points = _points(shape.get("points"), context)
         if kind == "mask":
+            if files.size(name) != (image["width"], image["height"]):
+                raise DataError(
+                    f"{context}: image {name!r} is {image['width']}x{image['height']} pixels there, and its file "
+                    f"{'x'.join(map(str, files.size(name)))}. Masks need the same size: give the image as annotated."
+                )
             data.add_object(image["id"], label, **_mask(shape, points, image, context))
         elif kind == "rectangle" and len(points) == 2 and shape.get("group_id") is None:
             (x0, y0), (x1, y1) = points
@@ -81,16 +89,19 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, name: str, path: Path, c
             group = shape.get("group_id")
             groups.setdefault((label, f"shape {number}" if group is None else repr(group)), []).append(polygon)
         else:
-            data.leave_out(f"shapes of type {kind}", f"{path.name} shape {number}")
+            data.leave_out(
+                f"shapes of type {kind!r:.50}" if kind not in _POINTS else f"shapes of type {kind}",
+                f"{path.name} shape {number}",
+            )
     for (label, _), polygons in groups.items():
         data.add_object(image["id"], label, **polygon_fields(polygons))
 
 
 def _points(points: Any, context: str) -> list[tuple[float, float]]:
     pairs = points if isinstance(points, list) else [None]
-    if not all(isinstance(p, list) and len(p) == 2 and all(map(is_number, p)) for p in pairs):
-        raise DataError(f"{context} has points {str(points)[:80]}; expected [[x, y], ...]. Correct it.")
-    return [(float(x), float(y)) for x, y in pairs]
+    if not all(isinstance(p, list) and len(p) == 2 and {*map(type, p)} <= {int, float} for p in pairs):
+        raise DataError(f"{context} has points {str(points)[:80]!r}; expected [[x, y], ...]. Correct it.")
+    return [(coordinate(x, f"{context}: x"), coordinate(y, f"{context}: y")) for x, y in pairs]
 
 
 def _polygon(kind: str, points: list[tuple[float, float]]) -> list[float] | None:
@@ -113,9 +124,12 @@ def _mask(
     """Return the annotation fields of a mask that is stored as a PNG between two corners."""
     try:
         with Image.open(io.BytesIO(base64.b64decode(shape["mask"])), formats=("PNG",)) as picture:
+            if picture.width > image["width"] or picture.height > image["height"]:
+                raise ValueError(f"it has {picture.width}x{picture.height} pixels, more than the image")
             part = np.asarray(picture.convert("L")) > 0
         (left, top), _ = [(round(x), round(y)) for x, y in points]
-    except (KeyError, TypeError, ValueError, OSError, binascii.Error) as error:
+    # Pillow raises a SyntaxError for some damaged PNGs.
+    except (KeyError, TypeError, ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
             f"{context}: its mask is not a PNG between two points ({error}). Save the file again."
         ) from error

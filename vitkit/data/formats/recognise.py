@@ -27,7 +27,8 @@ FORMAT_NAMES = {
 _MAX_SNIFFED = 50
 """The most files of one extension that are opened to detect their format."""
 _YOLO_LINE = re.compile(rb"\s*\d+(\.0*)?(\s+[-+.\deE]+){4,}\s*")
-_XML_HEAD = 4096
+_HEAD = 4096
+"""Bytes of text that are read to detect a format."""
 
 
 def find_format(annotations: str | Path, images: str | Path | None = None) -> str:
@@ -42,7 +43,12 @@ def find_format(annotations: str | Path, images: str | Path | None = None) -> st
     path = Path(annotations)
     if not path.exists():
         raise DataError(f"annotations: no file or folder '{path}'. Correct the path.")
-    formats = dict(_formats_of([path] if path.is_file() else sorted(path.rglob("*"))))
+    if path.is_file() and path.suffix.lower() in _SNIFFERS:
+        # What is wrong with the only file is more useful than that it has no known format.
+        name = _SNIFFERS[path.suffix.lower()](path)
+        formats = {name: path.name} if name else {}
+    else:
+        formats = dict(_formats_of([path] if path.is_file() else sorted(path.rglob("*"))))
     if not formats and path.is_file() and path.suffix not in _SNIFFERS and _sniffed(_sniff_json, path):
         return str(_sniff_json(path))
     if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
@@ -89,13 +95,16 @@ def _sniff_yaml(path: Path) -> str | None:
 
 def _sniff_text(path: Path) -> str | None:
     with path.open("rb") as file:
-        line = next(filter(None, map(bytes.strip, file)), b"")
+        head = file.read(_HEAD)
+    if len(head) == _HEAD:  # a number may be cut in two
+        head = head[: head.rfind(b" ") + 1]
+    line = next(filter(None, map(bytes.strip, head.splitlines())), b"")
     return "yolo" if _YOLO_LINE.fullmatch(line) else None
 
 
 def _sniff_xml(path: Path) -> str | None:
     with path.open("rb") as file:
-        head = file.read(_XML_HEAD)
+        head = file.read(_HEAD).replace(b"\0", b"")  # UTF-16
     if b"<annotations" in head:
         return "cvat"
     return "voc" if b"<annotation" in head else None

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
+from vitkit.data.io.values import class_name, coordinate
 from vitkit.errors import DataError
 
 _FILE = ("filename", "file_name", "file", "image", "image_path", "path", "img", "image_name", "imageid", "image_id")
@@ -41,6 +42,9 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     parsed = [(number, row, _box(row, boxes, f"{path.name} line {number}")) for number, row in rows]
     numbers = [value for _, _, box in parsed for value in box or ()]
     fractions = bool(numbers) and max(numbers) <= 1 and any(not value.is_integer() for value in numbers)
+    for number, _, box in () if fractions else parsed:
+        if box and max(box) <= 1 and any(not value.is_integer() for value in box):
+            raise DataError(f"{path.name} line {number}: {box} are fractions, others are pixels. Use one of the two.")
     if fractions:
         data.notes.append("all numbers are at most 1: the boxes are fractions of their image")
     by_name: dict[str, dict | None] = {}
@@ -58,6 +62,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
             continue
         if not label:
             raise DataError(f"{path.name} line {number}: has no class name. Correct it.")
+        label = class_name(label, f"{path.name} line {number}: the class")
         width, height = (image["width"], image["height"]) if fractions else (1, 1)
         a, b, c, d = (value * side for value, side in zip(box, (width, height, width, height)))
         xywh = {"xyxy": [a, b, c - a, d - b], "xywh": [a, b, c, d], "cxcywh": [a - c / 2, b - d / 2, c, d]}[order]
@@ -96,6 +101,8 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
     else:
         columns = [name.strip().lower() for name in first]
         lines = lines[1:]
+    if repeated := [name for name in columns if name and columns.count(name) > 1]:
+        raise DataError(f"{path.name}: two columns are called {repeated[0]!r}. Remove or rename one.")
     for number, row in lines:
         if len(row) != len(columns):
             raise DataError(f"{path.name} line {number}: {len(row)} columns; expected {len(columns)}, as in the first.")
@@ -131,7 +138,7 @@ def _box(row: Mapping[str, str], columns: Sequence[str], context: str) -> list[f
         return None
     if not all(map(_is_number, texts)):
         raise DataError(f"{context}: the box is {','.join(texts)}; expected four numbers. Correct it.")
-    return [float(text) for text in texts]
+    return [coordinate(text, f"{context}: a number of the box") for text in texts]
 
 
 def _is_number(text: str) -> bool:

@@ -5,7 +5,6 @@ are taken to begin at 0 with exclusive ends, as some tools write them. Classes a
 exists, otherwise by name. The flags `difficult`, `truncated` and `occluded` are kept in the annotations.
 """
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,27 +12,11 @@ from xml.etree import ElementTree
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.data.io.text_files import read_lines
+from vitkit.data.io.values import class_name, coordinate, read_xml
 from vitkit.errors import DataError
 
 _FLAGS = ("difficult", "truncated", "occluded")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-
-
-def parse_xml(path: Path) -> ElementTree.Element:
-    """Parse an XML file, rejecting document types, whose entities could exhaust the memory.
-
-    Raises:
-        DataError: the file cannot be read, is not XML, or declares a document type.
-    """
-    try:
-        data = path.read_bytes()
-        if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-            raise DataError(f"annotations: '{path}' declares a document type, which is not supported. Remove it.")
-        return ElementTree.fromstring(data)
-    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"annotations: cannot read '{path}' as XML: {error}. Export it again.") from error
 
 
 def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
@@ -54,7 +37,7 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
         images = next((path for path in siblings if path.is_dir()), folder)
     files = ImageFiles(images)
     data = AnnotatedImages("voc", annotations, images)
-    roots = {path: parse_xml(path) for path in ([single] if single else sorted(folder.rglob("*.xml")))}
+    roots = {path: read_xml(path) for path in ([single] if single else sorted(folder.rglob("*.xml")))}
     corners = {path: [_corners(obj, path) for obj in root.iter("object")] for path, root in roots.items()}
     origin = 1
     if any(min(box[:2]) <= 0 for boxes in corners.values() for box in boxes):
@@ -100,9 +83,7 @@ def _add_file(
     for obj, (x0, y0, x1, y1) in zip(root.iter("object"), corners):
         if image is None:
             return
-        label = (obj.findtext("name") or "").strip()
-        if not label:
-            raise DataError(f"annotations: '{path}': an object has no name. Correct it.")
+        label = class_name((obj.findtext("name") or "").strip(), f"annotations: '{path}': the name of an object")
         flags = {flag: 1 for flag in _FLAGS if _number(obj, flag, path, default=0)}
         box = [x0 - origin, y0 - origin, x1 - x0 + origin, y1 - y0 + origin]
         if min(box[2:]) < 0:
@@ -118,13 +99,7 @@ def _number(element: ElementTree.Element, tag: str, path: Path, default: float |
     text = (element.findtext(tag) or "").strip()
     if not text and default is not None:
         return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"annotations: '{path}': {tag} is {text!r}; expected a number. Correct it.")
-    return value
+    return coordinate(text, f"annotations: '{path}': {tag}")
 
 
 def _listed_classes(folder: Path) -> list[str]:

@@ -5,16 +5,16 @@ file has no objects. Class ids are those of the text files.
 """
 
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, polygon_fields
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.data.io.text_files import read_lines
+from vitkit.data.io.values import check_count, check_distinct, class_name, class_number, is_name, read_yaml
 from vitkit.errors import DataError
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
@@ -65,11 +65,7 @@ def read_yaml_settings(path: Path) -> dict[str, Any]:
     Raises:
         DataError: the file cannot be read, or has no class names.
     """
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"annotations: cannot read '{path}' as YAML: {reason}. Correct it.") from error
+    settings = read_yaml(path)
     if not isinstance(settings, dict) or not isinstance(settings.get("names"), list | dict):
         raise DataError(
             f"annotations: '{path}' has no class names; expected YOLO's data.yaml: `train:` and `val:`, folders of "
@@ -88,6 +84,10 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
     for key, split in SPLIT_NAMES.items():
         value = settings.get(key)
         for entry in value if isinstance(value, list) else [value] if value else []:
+            if not is_name(entry):
+                raise DataError(
+                    f"{path.name}: {key} is {reprlib.repr(entry)}; expected a folder or a file. Correct it."
+                )
             names = list(_split_names(str(entry), settings, path, root, files))
             if not names and split == "test":
                 data.notes.append(f"{path.name} names a test split, '{entry}', which does not exist")
@@ -122,7 +122,8 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
     # Roboflow writes ../train/images for a folder beside the YAML; `path` may be from another machine.
     entry = entry.replace("\\", "/")
     stripped = entry.lstrip("./")
-    base = Path(str(settings.get("path") or "."))
+    base = settings.get("path") or "."
+    base = Path(base if is_name(base) else ".")
     for location in (root / base / entry, path.parent / base / entry, root / entry, root / stripped):
         location = Path(location).resolve()
         if not location.is_relative_to(root.resolve()) or not location.exists():
@@ -169,10 +170,10 @@ def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
         file = next((file for file in files if file.is_file()), None)
         return read_class_file(file) if file else {}
     pairs = names.items() if isinstance(names, Mapping) else enumerate(names)
-    try:
-        return dict(sorted((int(number), str(name)) for number, name in pairs))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"names of the classes: a key is not a number ({error}). Correct the YAML file.") from error
+    context = f"'{folder}': names of the classes"
+    numbered = {class_number(key, f"{context}: a key"): class_name(v, f"{context}: {key!r:.50}") for key, v in pairs}
+    check_distinct(numbered.values(), context)
+    return dict(sorted(numbered.items()))
 
 
 class _Reader:
@@ -185,7 +186,12 @@ class _Reader:
         if not self.is_named:
             data.notes.append("no data.yaml or classes.txt names the classes: they are called class_0, class_1, …")
         data.categories.extend({"id": number, "name": name} for number, name in self.names.items())
-        self.num_keypoint_values = math.prod(settings.get("kpt_shape") or [0])
+        shape = settings.get("kpt_shape") or [0]
+        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 1000 for size in shape):
+            raise DataError(
+                f"'{folder}': kpt_shape is {shape!r:.100}; expected [points, 2 or 3]. Correct the YAML file."
+            )
+        self.num_keypoint_values = math.prod(shape)
 
     def add(self, name: str, label_file: Path | None, split: str | None) -> None:
         """Add an image, with its objects if it has a text file."""
@@ -193,7 +199,9 @@ class _Reader:
         if image is None or label_file is None:
             return
         seen = set()
-        for number, line in read_lines(label_file, "annotations", remedy="Expected lines of text."):
+        lines = read_lines(label_file, "annotations", remedy="Expected lines of text.")
+        check_count(len(lines), f"'{label_file}'")
+        for number, line in lines:
             tokens = tuple(line.split())
             if tokens in seen:
                 self.data.leave_out("lines that repeat another one", f"{label_file.name} line {number}")
@@ -234,7 +242,7 @@ def _numbers(tokens: Sequence[str], context: str) -> tuple[int, list[float]]:
         label, values = float(tokens[0]), [float(token) for token in tokens[1:]]
     except ValueError as error:
         raise DataError(f"{context}: {error}; expected a class number and fractions. Correct the line.") from error
-    if not label.is_integer() or label < 0 or len(values) < 4 or not all(map(math.isfinite, values)):
+    if not label.is_integer() or not 0 <= label < 2**31 or len(values) < 4 or not all(map(math.isfinite, values)):
         expected = "`CLASS CX CY W H`, or `CLASS X Y X Y X Y ...`"
         raise DataError(f"{context}: got {len(values)} numbers after the class; expected {expected}. Correct the line.")
     if max(map(abs, values[:4])) > _LARGEST_FRACTION:

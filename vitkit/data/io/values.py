@@ -1,0 +1,154 @@
+"""Values of files that others wrote: numbers, names, YAML and XML, checked before anything is computed from them."""
+
+import math
+import reprlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+from xml.parsers import expat
+
+import yaml
+
+from vitkit.errors import DataError
+
+MAX_COORDINATE = 2**31
+"""Largest coordinate in pixels, of either sign, that is read."""
+MAX_OBJECTS = 20_000
+"""The most objects of one image that are read."""
+_MAX_NAME = 1024
+_MAX_YAML = 1 << 20
+_MAX_XML = 1 << 29
+_MAX_DEPTH = 100
+
+
+def coordinate(value: Any, context: str) -> float:
+    """Return a number, or the number in a text.
+
+    Args:
+        context: beginning of the error message: the file, and what the value is.
+    Raises:
+        DataError: it is not a finite number within `MAX_COORDINATE`.
+    """
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) < MAX_COORDINATE:
+        raise DataError(f"{context} is {reprlib.repr(value)}; expected a finite number below 2^31. Correct it.")
+    return number
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can be the name of a class or a file: a text of 1 to 1024 characters that can be printed in one
+    line."""
+    # Besides control characters, half a character (a lone surrogate) cannot be printed either.
+    return isinstance(value, str) and 0 < len(value) <= _MAX_NAME and not any(map(_breaks_line, value))
+
+
+def _breaks_line(letter: str) -> bool:
+    return (not letter.isprintable() and not letter.isspace()) or letter in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+
+
+def class_name(value: Any, context: str) -> str:
+    """Return the name of a class; a number, as YAML reads a name like 12, is converted.
+
+    Raises:
+        DataError: it cannot be a name.
+    """
+    name = str(value) if type(value) in (int, float) and abs(value) < MAX_COORDINATE else value
+    if not is_name(name) or name.isspace():
+        expected = f"a text of 1 to {_MAX_NAME} characters in one line"
+        raise DataError(f"{context} is {reprlib.repr(value)}; expected the name of a class, {expected}. Correct it.")
+    return name
+
+
+def class_number(value: Any, context: str) -> int:
+    """Return the number of a class, or the number in a text.
+
+    Raises:
+        DataError: it is not a whole number from 0.
+    """
+    number = coordinate(value, context)
+    if number < 0 or not number.is_integer():
+        raise DataError(f"{context} is {reprlib.repr(value)}; expected a whole number from 0. Correct it.")
+    return int(number)
+
+
+def check_distinct(names: Iterable[str], context: str) -> None:
+    """Raise DataError if two classes have the same name."""
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"{context}: two classes are called {name!r}. Give each class a name of its own.")
+        seen.add(name)
+
+
+def check_count(count: int, context: str) -> None:
+    """Raise DataError if an image has more than `MAX_OBJECTS` objects."""
+    if count > MAX_OBJECTS:
+        raise DataError(
+            f"{context}: {count} objects in one image; expected at most {MAX_OBJECTS}. Is the file damaged?"
+        )
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file of plain values.
+
+    Raises:
+        DataError: it cannot be read, is larger than a megabyte, has aliases, or is nested too deeply.
+    """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        if path.stat().st_size > _MAX_YAML:
+            raise DataError(f"annotations: '{path}' has more than {_MAX_YAML} bytes; expected a small YAML file.")
+        text = path.read_text(encoding="utf-8")
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            if isinstance(event, yaml.AliasEvent):  # a few of them can stand for gigabytes
+                raise DataError(f"annotations: '{path}' has aliases (*{event.anchor}). Write the values out.")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise DataError(f"annotations: '{path}' is nested more than {_MAX_DEPTH} levels deep. Correct it.")
+        return yaml.load(text, Loader=loader)
+    # Dates, numbers and tags with wrong texts raise Python's own errors.
+    except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"annotations: cannot read '{path}' as YAML: {reason}. Correct it.") from error
+
+
+def read_xml(path: Path) -> ElementTree.Element:
+    """Read an XML file without a document type, whose entities could exhaust the memory.
+
+    Raises:
+        DataError: it cannot be read, is not XML, declares a document type, or is nested too deeply.
+    """
+    builder, parser, depth = ElementTree.TreeBuilder(), expat.ParserCreate(), 0
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise DataError(f"annotations: '{path}' is nested more than {_MAX_DEPTH} levels deep. Export it again.")
+        builder.start(name, attributes)
+
+    def end(name: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(name)
+
+    def refuse(*_: Any) -> None:
+        raise DataError(f"annotations: '{path}' declares a document type, which is not supported. Remove it.")
+
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, refuse
+    try:
+        if path.stat().st_size > _MAX_XML:
+            raise DataError(f"annotations: '{path}' has more than {_MAX_XML} bytes. Divide it into several files.")
+        parser.Parse(path.read_bytes(), True)
+        return builder.close()
+    except (OSError, expat.ExpatError, ValueError, LookupError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"annotations: cannot read '{path}' as XML: {error}. Export it again.") from error
