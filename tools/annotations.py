@@ -1,14 +1,16 @@
 """Shared parts of the tools on annotations: reading, printing summaries, and drawing a sheet of pictures."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from vitkit.data.formats import FORMAT_NAMES, READERS, AnnotatedImages, read_annotations
-from vitkit.data.formats.writing import WRITERS, Lost
-from vitkit.data.io.image_files import read_image
+from vitkit.data.formats.writing import WRITERS, Lost, check_size
+from vitkit.data.io.image_files import path_inside, read_image
 from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import DataError
 from vitkit.visualization.boxes import draw_detections
@@ -48,8 +50,26 @@ def require_new(out: Path) -> None:
         raise DataError(f"--out {out}: exists already. Choose another name, or remove it.")
 
 
+@contextmanager
+def image_folder(out: Path, to: str) -> Iterator[Path]:
+    """Yield the folder below which `images` are made: OUT for COCO's format, whose images stay there, otherwise a
+    temporary one beside OUT, as other formats store images in folders of their own."""
+    if to == "coco":
+        yield out
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=f"{out.name}.", suffix=".tmp", dir=out.parent)
+    except OSError as error:
+        raise DataError(f"--out {out}: cannot be written ({error.strerror}). Choose another folder.") from error
+    with folder as name:
+        yield Path(name)
+
+
 def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
     """Write annotations, read them again, and print the numbers before and after and what was lost; draw a sheet."""
+    if not data.images:
+        raise DataError(f"{data.source.name}: no image is left to write. Choose other annotations, or another --split.")
     lost: Lost = {}
     if data.splits and out.suffix != ".json":
         in_splits = {image_id for ids in data.splits.values() for image_id in ids}
@@ -89,12 +109,8 @@ def draw_sheet(data: AnnotatedImages, path: Path) -> None:
     for image in (images[k] for k in chosen):
         annotations = objects.get(image["id"], [])
         labels = [label_of[annotation["category_id"]] for annotation in annotations]
-        pixels = read_image(data.folder / image["file_name"])
-        if pixels.shape[:2] != (image["height"], image["width"]):
-            raise DataError(
-                f"image '{image['file_name']}' is {pixels.shape[1]}x{pixels.shape[0]} pixels (width x height) and "
-                f"annotated as {image['width']}x{image['height']}. Fix it: vitkit convert … --fix sizes"
-            )
+        pixels = read_image(path_inside(data.folder, image["file_name"], data.source.name))
+        check_size(image, (pixels.shape[1], pixels.shape[0]))
         if annotations and all(annotation.get("segmentation") for annotation in annotations):
             size = pixels.shape[:2]
             masks = np.stack([decode_segmentation(a["segmentation"], *size) for a in annotations]).astype(bool)

@@ -10,14 +10,29 @@ from pathlib import Path
 from vitkit import __version__
 from vitkit.errors import VitkitError
 from vitkit.registry import nearest
+from vitkit.tools.console import printing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool that the first argument names, with the remaining arguments.
 
     Returns:
-        the exit status.
+        the exit status; 141 if the reader of the output has closed the pipe.
     """
+    try:
+        with printing():
+            return run(argv)
+    except BrokenPipeError:
+        return 141
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        print(f"vitkit: standard output: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Run the tool; see `main`."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "--version":
         print(f"vitkit {__version__}")

@@ -16,6 +16,7 @@ from vitkit.devices import accelerators, default_device
 from vitkit.errors import ConfigError, DataError, VitkitError, error_line
 from vitkit.inference import Loaded, Predictor, Tiling, Translator
 from vitkit.inference.ahead import map_ahead
+from vitkit.tools.console import printing
 
 
 def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
@@ -104,11 +105,9 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
     If the reader of its output has closed the pipe, such as `head`, the program ends without a line, as if by SIGPIPE.
     """
     try:
-        yield
-        sys.stdout.flush()
+        with printing():
+            yield
     except BrokenPipeError:
-        # Flushing the rest of the buffer must not fail again when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (VitkitError, *others) as error:
         sys.exit(error_line(error))

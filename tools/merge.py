@@ -14,7 +14,7 @@ from vitkit.data.formats import FORMAT_NAMES, read_annotations
 from vitkit.data.formats.merging import merge_datasets
 from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import ConfigError
-from vitkit.tools.annotations import print_left_out, require_new, write_annotations
+from vitkit.tools.annotations import image_folder, print_left_out, require_new, write_annotations
 from vitkit.tools.common import errors_in_one_line
 
 
@@ -52,9 +52,10 @@ def run(args: argparse.Namespace) -> None:
         print_left_out(data.left_out, "left out")
         datasets.append(data)
     classes = {name: new for name, _, new in (entry.partition("=") for entry in args.map)}
-    merged = merge_datasets(datasets, classes, args.out)
-    print_left_out(merged.left_out, "left out")
-    write_annotations(merged, args.to, args.out)
+    with image_folder(args.out, args.to) as folder:
+        merged = merge_datasets(datasets, classes, folder)
+        print_left_out(merged.left_out, "left out")
+        write_annotations(merged, args.to, args.out)
 
 
 if __name__ == "__main__":

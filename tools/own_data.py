@@ -17,8 +17,9 @@ from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES
 from vitkit.data.formats.class_files import class_file_near, read_class_file
 from vitkit.data.formats.splitting import split_dataset
-from vitkit.data.formats.writing import link_image, write_coco
+from vitkit.data.formats.writing import write_coco
 from vitkit.data.io.image_files import read_label_map, upright_size
+from vitkit.data.io.output import link_image, write_text
 from vitkit.errors import DataError
 from vitkit.structures import IGNORE_INDEX
 from vitkit.tools.annotations import print_left_out
@@ -130,8 +131,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
     lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)}, ignore={ignored})"]
     for name, positions in splits.items():
         list_file = out / f"{name}.txt"
-        list_file.parent.mkdir(parents=True, exist_ok=True)
-        list_file.write_text("".join(f"{names[k]}\n" for k in positions), encoding="utf-8")
+        write_text(list_file, "".join(f"{names[k]}\n" for k in positions))
         lines.append(_update(name, "**classes", images=images, labels=labels, names=list_file, **suffixes))
     files = [images / f"{name}{suffixes['image_suffix']}" for name in names]
     summary = f"label pictures: {_counts(splits)} of {len(classes)} classes"
@@ -154,8 +154,7 @@ def read_panoptic(images: Path, annotations: Path | None, share: float, out: Pat
     for name, positions in splits.items():
         chosen = [entries[k] for k in positions]
         part = {**content, "images": [by_id[entry["image_id"]] for entry in chosen], "annotations": chosen}
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.json").write_text(json.dumps(part), encoding="utf-8")
+        write_text(out / f"{name}.json", json.dumps(part))
         lines.append(_update(name, images=images, maps=annotations.with_suffix(""), annotations=out / f"{name}.json"))
     summary = f"panoptic maps: {_counts(splits)} of {len(content['categories'])} classes"
     return OwnData(summary, *_sizes(splits), _short_side([images / name for name in files]), lines)
@@ -173,7 +172,7 @@ def read_classification(images: Path, annotations: Path | None, share: float, ou
         splits = split_images(images, data.image_ids, [{Path(name).parts[0]} for name in data.image_ids], share)
         for name, positions in splits.items():
             for k in positions:
-                link_image(data.image_path(k), folders[name] / data.image_ids[k])
+                link_image(data.image_path(k), folders[name], data.image_ids[k])
     parts = {name: ImageFolder(folders[name]) for name in ("train", "val")}
     splits = {name: list(range(len(part))) for name, part in parts.items()}
     lines = [_update(name, folder=folders[name]) for name in parts]

@@ -17,6 +17,7 @@ from vitkit.data.formats import AnnotatedImages, find_format
 from vitkit.data.formats.label_pictures import read_semantic_pictures
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import WRITERS
+from vitkit.data.io.output import write_text
 from vitkit.errors import DataError
 from vitkit.tools.annotations import add_source, print_left_out, read_source, require_new, write_annotations
 from vitkit.tools.common import errors_in_one_line
@@ -88,11 +89,10 @@ def print_splits(data: AnnotatedImages, noun: str) -> None:
 
 def write_names(data: AnnotatedImages, out: Path) -> None:
     """Write the names of each split's images, without extensions."""
-    out.mkdir(parents=True, exist_ok=True)
     for split in data.splits:
         names = [PurePosixPath(image["file_name"]).with_suffix("").as_posix() for image in data.split(split).images]
         path = out / f"{split}.txt"
-        path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        write_text(path, "".join(f"{name}\n" for name in names))
         print(f"wrote {path}: for data.{split}.names={path}")
 
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from vitkit.data.formats.merging import tile_dataset
 from vitkit.data.formats.writing import WRITERS
 from vitkit.inference import Tiling
-from vitkit.tools.annotations import add_source, print_left_out, read_source, require_new, write_annotations
+from vitkit.tools.annotations import (
+    add_source,
+    image_folder,
+    print_left_out,
+    read_source,
+    require_new,
+    write_annotations,
+)
 from vitkit.tools.common import errors_in_one_line
 
 
@@ -49,9 +56,10 @@ def run(args: argparse.Namespace) -> None:
     require_new(args.out)
     tiling = Tiling(args.size, args.overlap)
     data = read_source(args.source, args)
-    tiled = tile_dataset(data, tiling.tiles, args.out, min_visible=args.min_visible, keep_empty=args.keep_empty)
-    print_left_out(tiled.left_out, "left out")
-    write_annotations(tiled, args.to, args.out)
+    with image_folder(args.out, args.to) as folder:
+        tiled = tile_dataset(data, tiling.tiles, folder, min_visible=args.min_visible, keep_empty=args.keep_empty)
+        print_left_out(tiled.left_out, "left out")
+        write_annotations(tiled, args.to, args.out)
 
 
 if __name__ == "__main__":

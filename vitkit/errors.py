@@ -2,9 +2,20 @@
 
 import os
 
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160))}
+"""Control characters other than tabs and ends of lines."""
+
+
+def printable(text: str) -> str:
+    """Return a text whose control characters, which a terminal would obey, are escape sequences."""
+    return text.translate(_CONTROL)
+
 
 class VitkitError(ValueError):
     """Base of all errors that a user's input can cause; tools print its message without a stack trace."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 def error_line(error: Exception) -> str:

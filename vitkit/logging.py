@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.distributed import is_main
-from vitkit.errors import VitkitError, error_line
+from vitkit.errors import VitkitError, error_line, printable
 
 LOG_NAME = "log.jsonl"
 CONSOLE_NAME = "console.txt"
@@ -39,6 +39,7 @@ def print_line(line: str) -> None:
     """
     if not is_main():
         return
+    line = printable(line)
     _printed.info(line)
     try:
         print(line, flush=True)

@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.tensor import DTensor
 
-from vitkit.checkpoint.writing import TEMPORARY_SUFFIX, sync_folder
 from vitkit.distributed import broadcast_object, gather_objects, is_main, rank
 from vitkit.errors import CheckpointError
+from vitkit.files import TEMPORARY_SUFFIX, sync_folder
 
 SHARDS_SUFFIX = ".shards"
 """Suffix of the folders' names."""

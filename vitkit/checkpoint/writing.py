@@ -1,9 +1,6 @@
 """Checkpoint files, written atomically: a file with its final name is always complete."""
 
-import os
-import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,9 +8,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-
-TEMPORARY_SUFFIX = ".tmp"
-"""Suffix of files and folders that are being written; one that is left over is from a killed run."""
+from vitkit.files import link_atomically, write_atomically
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
@@ -26,7 +21,7 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:
     _write(Path(path), lambda file: torch.save(dict(state), file))
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Write bytes in the same way as `save_checkpoint`."""
     _write(path, lambda file: file.write(data))
 
@@ -43,20 +38,14 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"{path}: writing it needs safetensors: pip install 'vitkit[hub]'.") from error
     # Each tensor is stored separately, even if several are views of one.
     data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, {"format": "pt"})
-    write_atomically(path, data)
+    write_bytes(path, data)
 
 
 def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        _rename(temporary, path)
+        write_atomically(path, write)
     except (OSError, RuntimeError) as error:
-        raise _not_saved(path, temporary, error) from error
+        raise _not_saved(path, error) from error
 
 
 def link_checkpoint(source: str | Path, target: str | Path) -> None:
@@ -65,40 +54,13 @@ def link_checkpoint(source: str | Path, target: str | Path) -> None:
     Raises:
         CheckpointError: see `save_checkpoint`.
     """
-    target = Path(target)
-    temporary = target.with_name(target.name + TEMPORARY_SUFFIX)
     try:
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-        _rename(temporary, target)
+        link_atomically(source, Path(target))
     except OSError as error:
-        raise _not_saved(target, temporary, error) from error
+        raise _not_saved(Path(target), error) from error
 
 
-def _rename(temporary: Path, path: Path) -> None:
-    os.replace(temporary, path)
-    temporary.unlink(missing_ok=True)  # os.replace keeps it if both are names of one file
-    sync_folder(path.parent)  # the new name is only on the disk when its folder is synced
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are written to the disk, if the system supports it."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _not_saved(path: Path, temporary: Path, error: BaseException) -> CheckpointError:
-    with suppress(OSError):
-        temporary.unlink(missing_ok=True)
+def _not_saved(path: Path, error: BaseException) -> CheckpointError:
     cause: BaseException | None = error  # torch raises an error of its own while handling that of a failed write
     while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
         cause = cause.__context__

@@ -20,11 +20,11 @@ from torch.optim.swa_utils import AveragedModel
 from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.checkpoint.files import shards_folder_of
 from vitkit.checkpoint.sharded import SHARDS_SUFFIX, check_shards, read_local, write_shards
-from vitkit.checkpoint.writing import TEMPORARY_SUFFIX
 from vitkit.devices import accelerator_rng_state, set_accelerator_rng_state
 from vitkit.distributed import RatioMeter, broadcast_object, gather_objects, is_main, rank, world_size
 from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.files import TEMPORARY_SUFFIX
 
 logger = logging.getLogger("vitkit")
 LAST_NAME, BEST_NAME = "last.pth", "best.pth"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from vitkit.checkpoint.folders import CONFIG, WEIGHTS
 from vitkit.checkpoint.hub import PREPROCESSOR
 from vitkit.checkpoint.marian import FILES, TARGET_NUMBERS
-from vitkit.checkpoint.writing import write_atomically, write_safetensors
+from vitkit.checkpoint.writing import write_bytes, write_safetensors
 from vitkit.config.schema import Slot, slots_in
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.clips import ClipEvalTransforms
@@ -51,7 +51,7 @@ def write_folder(folder: Path, loaded: Predictor | Translator, spec: str | Mappi
     else:
         files[PREPROCESSOR] = _as_json(_preprocessor(loaded, values["model_type"]))
     for name, data in files.items():
-        write_atomically(folder / name, data)
+        write_bytes(folder / name, data)
     write_safetensors(folder / WEIGHTS[0], result.state)
     return result
 

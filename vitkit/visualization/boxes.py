@@ -51,7 +51,10 @@ def draw_detections(
     order = list(range(len(labels)))
     if scores is not None:
         order.sort(key=torch.as_tensor(scores).tolist().__getitem__)
-    boxes = (torch.as_tensor(boxes_xyxy, dtype=torch.float32).reshape(-1, 4) * scale).tolist()
+    boxes = torch.as_tensor(boxes_xyxy, dtype=torch.float32).reshape(-1, 4) * scale
+    # Pillow takes time and memory in proportion to what is drawn, even outside of the picture.
+    sides = torch.tensor(canvas.size, dtype=torch.float32).repeat(2)
+    boxes = boxes.nan_to_num().minimum(sides + 2 * line).maximum(torch.tensor(-2.0 * line)).tolist()
     for i in order:
         draw.rectangle(boxes[i], outline=named_color(labels[i], class_names), width=line)
     # Names are drawn after all boxes, the highest score first: each takes the first free position around its box.

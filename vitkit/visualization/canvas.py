@@ -1,6 +1,7 @@
 """Shared parts of all drawings on images: colours of classes, name tags, figures of pictures side by side."""
 
 import colorsys
+import io
 import math
 import re
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+from vitkit.data.io.output import write_bytes
 
 Labels = Sequence[int] | np.ndarray | Tensor
 Scores = Sequence[float] | np.ndarray | Tensor
@@ -163,7 +166,9 @@ def save_grid(
                 draw.text(at, text, fill=colors[k], font=font, anchor="lm")
             canvas.paste(fitted[k], (left, top + heading))
         top += height
-    canvas.save(make_folder(path), format="PNG")
+    encoded = io.BytesIO()
+    canvas.save(encoded, format="PNG")
+    write_bytes(Path(path), encoded.getvalue())
 
 
 def break_lines(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
@@ -190,7 +195,9 @@ def scaled(image: np.ndarray, side: int = 640) -> tuple[np.ndarray, float]:
 
 def save_figure(figure: Figure, path: str | Path, *, dpi: int) -> None:
     """Save a PNG of a figure; its folder is made."""
-    figure.savefig(make_folder(path), dpi=dpi, format="png")
+    encoded = io.BytesIO()
+    figure.savefig(encoded, dpi=dpi, format="png")
+    write_bytes(Path(path), encoded.getvalue())
 
 
 def make_folder(path: str | Path) -> Path:

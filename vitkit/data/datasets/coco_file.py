@@ -48,7 +48,9 @@ class AnnotationSource:
             content = read_json(self.annotations)
             if self.images is not None and not (isinstance(content, dict) and "shapes" in content):
                 return content, self.images
-        data = read_annotations(self.annotations, self.images, format=self.format, check_segmentations=False)
+        data = read_annotations(
+            self.annotations, self.images, format=self.format, check_segmentations=False, allow_outside=True
+        )
         if self.split is not None or self.names is None:
             data = data.split(self.split)
         _report(data)

@@ -20,6 +20,7 @@ from vitkit.data.formats.table import read_csv
 from vitkit.data.formats.voc import read_voc
 from vitkit.data.formats.yolo import read_yolo
 from vitkit.data.io.coco_schema import detection_faults, raise_faults, segmentation_faults
+from vitkit.data.io.image_files import check_inside
 from vitkit.data.io.values import check_count
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
@@ -42,6 +43,7 @@ def read_annotations(
     *,
     format: str | None = None,
     check_segmentations: bool = True,
+    allow_outside: bool = False,
 ) -> AnnotatedImages:
     """Read annotations of any format, and check every object.
 
@@ -50,6 +52,7 @@ def read_annotations(
         images: folder of the images; None: the format's default location.
         format: one of READERS; None: detected from the files.
         check_segmentations: False if the caller checks them, because it can do without them or changes sizes first.
+        allow_outside: whether file names may lead out of the folder of the images.
     Raises:
         DataError: there is no such file, its format is unknown or ambiguous, or its content is invalid.
         ConfigError: there is no such format.
@@ -61,6 +64,7 @@ def read_annotations(
     data = READERS[format](annotations, images)
     if data.images and data.categories:
         raise_faults(detection_faults(data.content), annotations.name)
+    check_inside(data.folder, (i["file_name"] for i in data.images), annotations.name, allow_outside=allow_outside)
     counts = Counter(annotation["image_id"] for annotation in data.annotations)
     check_count(max(counts.values(), default=0), f"'{annotations}'")
     if check_segmentations:

@@ -25,7 +25,8 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
         folder = images or _images_of(annotations)
         return AnnotatedImages("coco", annotations, folder, _read(annotations))
     paths = [path for path in sorted(annotations.rglob("*.json")) if is_coco_file(path)]
-    files = ImageFiles(images or annotations)
+    beside = annotations / "images"
+    files = ImageFiles(images or (beside if beside.is_dir() else annotations))
     data = AnnotatedImages("coco", annotations, files.folder)
     for path in paths:
         content = _read(path)

@@ -204,18 +204,19 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
     for number, entry in enumerate(corrections, start=1):
         context = f"{path.name}: correction {number}"
         action, bbox, name = (entry.get(key) for key in ("action", "bbox", "category"))
-        if entry.get("image") not in images:
+        if not isinstance(entry.get("image"), str) or entry["image"] not in images:
             raise DataError(f"{context}: no image is called {entry.get('image')!r}. Is it of another dataset?")
         if bbox is not None and not is_box(bbox):
             raise DataError(f"{context}: bbox is {bbox}; expected [x, y, width, height]. Correct it.")
-        if name is not None and name not in categories:
+        if name is not None and not (isinstance(name, str) and name in categories):
             raise DataError(f"{context}: no class is called {name!r}; they are {', '.join(categories)}. Correct it.")
         if action == "add" and bbox is not None and name is not None:
             data.add_object(images[entry["image"]], categories[name], bbox)
             data.annotations[-1]["id"] = max(by_id, default=0) + 1
             by_id[data.annotations[-1]["id"]] = data.annotations[-1]
         elif action in ("remove", "change"):
-            annotation = by_id.get(entry.get("annotation_id"))
+            annotation_id = entry.get("annotation_id")
+            annotation = by_id.get(annotation_id) if type(annotation_id) is int else None
             if annotation is None or annotation["image_id"] != images[entry["image"]]:
                 raise DataError(
                     f"{context}: image {entry['image']!r} has no annotation {entry.get('annotation_id')}. Was it "

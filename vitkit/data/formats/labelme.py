@@ -134,6 +134,7 @@ def _mask(
             f"{context}: its mask is not a PNG between two points ({error}). Save the file again."
         ) from error
     mask = np.zeros((image["height"], image["width"]), bool)
-    inside = mask[max(0, top) : top + part.shape[0], max(0, left) : left + part.shape[1]]
+    bottom, right = max(0, top + part.shape[0]), max(0, left + part.shape[1])
+    inside = mask[max(0, top) : bottom, max(0, left) : right]
     inside[:] = part[max(0, -top) :, max(0, -left) :][: inside.shape[0], : inside.shape[1]]
     return mask_annotation(mask)

@@ -1,5 +1,7 @@
 """Merges several datasets into one, with their classes mapped, and cuts images into tiles."""
 
+import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
@@ -8,8 +10,9 @@ import cv2
 import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
-from vitkit.data.formats.writing import link_image
-from vitkit.data.io.image_files import read_image
+from vitkit.data.formats.writing import check_size, image_files
+from vitkit.data.io.image_files import path_inside, read_image
+from vitkit.data.io.output import link_image, write_bytes
 from vitkit.data.io.segmentations import decode_segmentation, mask_annotation
 from vitkit.errors import DataError
 from vitkit.registry import nearest
@@ -34,6 +37,7 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
         raise DataError(f"--map {unknown[0]}: no dataset has this class. {nearest(unknown[0], class_set)}")
     merged = AnnotatedImages("coco", out, out / "images")
     with_splits = all(data.splits for data in datasets)
+    sources = [image_files(data) for data in datasets]
     for number, data in enumerate(datasets):
         names = class_names(data.content)
         split_of = {image_id: split for split, ids in data.splits.items() for image_id in ids}
@@ -42,8 +46,9 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
                 merged.category_id(classes.get(name, name))
         ids = {}
         for image in data.images:
-            name = f"{number}_{data.source.stem}/{image['file_name']}"
-            link_image(data.folder / image["file_name"], merged.folder / name)
+            source = sources[number][image["id"]]
+            name = f"{number}_{data.source.stem}/{_relative(source, data.folder)}"
+            link_image(source, merged.folder, name)
             split = split_of.get(image["id"]) if with_splits else None
             ids[image["id"]] = merged.add_image(name, image["width"], image["height"], split)
         for annotation in data.annotations:
@@ -99,13 +104,13 @@ def tile_dataset(
     objects: dict[int, list[dict[str, Any]]] = {}
     for annotation in data.annotations:
         objects.setdefault(annotation["image_id"], []).append(annotation)
+    if repeated := [n for n, count in Counter(image["file_name"] for image in data.images).items() if count > 1]:
+        raise DataError(f"'{repeated[0]}' is listed twice, and its tiles would have one file. List each image once.")
+    sources = image_files(data)
     for image in data.images:
-        pixels = read_image(data.folder / image["file_name"])
-        if pixels.shape[:2] != (image["height"], image["width"]):
-            raise DataError(
-                f"image '{image['file_name']}' is {pixels.shape[1]}x{pixels.shape[0]} pixels and annotated as "
-                f"{image['width']}x{image['height']}. Fix it: vitkit convert … --fix sizes"
-            )
+        pixels = read_image(sources[image["id"]])
+        check_size(image, (pixels.shape[1], pixels.shape[0]))
+        file_name = _relative(sources[image["id"]], data.folder)
         annotations, shown = objects.get(image["id"], []), set()
         for tile in tiles_of(image["height"], image["width"]):
             parts = [(annotation, _part(annotation, tile, image)) for annotation in annotations]
@@ -113,7 +118,7 @@ def tile_dataset(
             if annotations and not kept and not keep_empty:
                 tiled.leave_out("tiles without an object", f"{image['file_name']} at {tile.left}, {tile.top}")
                 continue
-            name = _write_tile(pixels, tile, image["file_name"], tiled.folder)
+            name = _write_tile(pixels, tile, file_name, tiled.folder)
             height, width = tile.bottom - tile.top, tile.right - tile.left
             image_id = tiled.add_image(name, width, height, split_of.get(image["id"]))
             for annotation, part in kept:
@@ -148,8 +153,12 @@ def _write_tile(pixels: np.ndarray, tile: Rectangle, file_name: str, folder: Pat
     path = PurePosixPath(file_name)
     ending = ".png" if path.suffix.lower() in _LOSSLESS else ".jpg"
     name = f"{path.with_suffix('')}_{tile.left}_{tile.top}{ending}"
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
     part = cv2.cvtColor(pixels[tile.top : tile.bottom, tile.left : tile.right], cv2.COLOR_RGB2BGR)
-    if not cv2.imwrite(str(folder / name), part, [cv2.IMWRITE_JPEG_QUALITY, 95]):
-        raise DataError(f"'{folder / name}' cannot be written. Free space, or choose another folder.")
+    _, encoded = cv2.imencode(ending, part, [cv2.IMWRITE_JPEG_QUALITY, 95] if ending == ".jpg" else [])
+    write_bytes(path_inside(folder, name, file_name), encoded.tobytes())
     return name
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """Return the name of a file below a folder, which annotations may give as an absolute path."""
+    return path.relative_to(os.path.abspath(folder)).as_posix()

@@ -75,7 +75,7 @@ def _add_file(
     origin: int,
 ) -> None:
     size = [_number(root, f"size/{side}", path, default=0) for side in ("width", "height")]
-    if min(size) > 0:
+    if all(side.is_integer() and side > 0 for side in map(float, size)):
         data.add_image(name, *map(int, size))
         image = data.images[-1]
     else:

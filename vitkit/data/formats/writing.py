@@ -5,8 +5,6 @@ format cannot hold is counted in `lost`.
 """
 
 import json
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -18,7 +16,10 @@ import numpy as np
 import yaml
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names, rounded
+from vitkit.data.io.image_files import path_inside, upright_size
+from vitkit.data.io.output import link_image, write_bytes, write_text
 from vitkit.data.io.segmentations import decode_segmentation
+from vitkit.data.io.values import is_name
 from vitkit.errors import DataError
 
 Lost = dict[str, list[str]]
@@ -35,8 +36,7 @@ def write_coco(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     else:
         parts = {out / "instances.json": data}
     for path, part in parts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(part.content), encoding="utf-8")
+        write_text(path, json.dumps(part.content))
     return list(parts)
 
 
@@ -49,36 +49,39 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     ids = sorted(category["id"] for category in data.categories)
     number = {category_id: k for k, category_id in enumerate(ids)}
     with_masks = any(annotation.get("segmentation") for annotation in data.annotations)
-    targets = _targets(data, out / "images")
+    check_names(data)
+    sources, targets = image_files(data), _targets(data)
     for image, annotations in _by_image(data, lost):
-        lines = []
+        lines: dict[str, None] = {}
         for annotation in annotations:
             values = _yolo_values(annotation, image, with_masks, lost)
             numbers = " ".join(f"{min(max(value, 0.0), 1.0):.10g}" for value in values)
-            lines.append(f"{number[annotation['category_id']]} {numbers}")
+            line = f"{number[annotation['category_id']]} {numbers}"
+            if line in lines:  # which readers take for a mistake
+                lost.setdefault("objects that repeat another one", []).append(str(annotation.get("id")))
+            lines[line] = None
         for target in targets[image["id"]]:
-            link_image(data.folder / image["file_name"], target)
-            label_file = out / "labels" / target.relative_to(out / "images").with_suffix(".txt")
-            label_file.parent.mkdir(parents=True, exist_ok=True)
-            label_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            link_image(sources[image["id"]], out / "images", str(target))
+            label_file = (out / "labels" / target).with_suffix(".txt")
+            write_text(label_file, "".join(f"{line}\n" for line in lines))
     splits = list(data.splits) or [_ALL]
     names = class_names(data.content)
     # Trainers require both keys: without splits both name the same images.
     keys = {key: key if key in splits else splits[0] for key in ("train", "val")} | {s: s for s in splits if s != _ALL}
     settings = {key: f"images/{split}" for key, split in keys.items()} | {"names": [names[i] for i in ids]}
-    (out / "data.yaml").write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_text(out / "data.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     return [out / "data.yaml", out / "labels"]
 
 
 def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     """Write JPEGImages, Annotations, ImageSets/Main/SPLIT.txt, and classes.txt with the order of the classes."""
     names = class_names(data.content)
-    (out / "Annotations").mkdir(parents=True, exist_ok=True)
-    stems, file_names = {}, _flat_names(data)
+    check_names(data, stripped=True)
+    stems, sources, file_names = {}, image_files(data), _flat_names(data)
     for image, annotations in _by_image(data, lost):
         name = file_names[image["id"]]
         stems[image["id"]] = PurePosixPath(name).stem
-        link_image(data.folder / image["file_name"], out / "JPEGImages" / name)
+        link_image(sources[image["id"]], out / "JPEGImages", name)
         root = ElementTree.Element("annotation")
         _add_text(root, filename=name)
         size = ElementTree.SubElement(root, "size")
@@ -93,13 +96,12 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
             box = ElementTree.SubElement(obj, "bndbox")
             _add_text(box, xmin=rounded(x + 1), ymin=rounded(y + 1), xmax=rounded(x + width), ymax=rounded(y + height))
         ElementTree.indent(root)
-        ElementTree.ElementTree(root).write(out / "Annotations" / f"{stems[image['id']]}.xml", encoding="utf-8")
+        write_bytes(out / "Annotations" / f"{stems[image['id']]}.xml", ElementTree.tostring(root, encoding="utf-8"))
     for split, image_ids in data.splits.items():
-        path = out / "ImageSets" / "Main" / f"{split}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{stems[image_id]}\n" for image_id in image_ids), encoding="utf-8")
+        path = path_inside(out / "ImageSets" / "Main", f"{split}.txt", f"split {split!r}")
+        write_text(path, "".join(f"{stems[image_id]}\n" for image_id in image_ids))
     ordered = sorted(names)
-    (out / "classes.txt").write_text("".join(f"{names[i]}\n" for i in ordered), encoding="utf-8")
+    write_text(out / "classes.txt", "".join(f"{names[i]}\n" for i in ordered))
     return [out / "Annotations", out / "classes.txt"]
 
 
@@ -110,23 +112,43 @@ WRITERS: dict[str, Callable[[AnnotatedImages, Path, Lost], list[Path]]] = {
 }
 
 
-def link_image(source: Path, target: Path) -> None:
-    """Link an image file, or copy it where files cannot be linked.
+def image_files(data: AnnotatedImages) -> dict[int, Path]:
+    """Return the file of each image by its id, before anything is written.
 
     Raises:
-        DataError: there is no such file.
+        DataError: a file lies outside the dataset's folder, cannot be read, or has another size than annotated.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not source.is_file():
-        raise DataError(f"images: no file '{source}', which the annotations list. Give the folder that has it.")
-    if target.exists():
-        if target.samefile(source):
-            return
-        target.unlink()
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    files = {}
+    for image in data.images:
+        files[image["id"]] = path_inside(data.folder, image["file_name"], data.source.name)
+        check_size(image, upright_size(files[image["id"]]))
+    return files
+
+
+def check_size(image: Mapping[str, Any], size: tuple[int, int]) -> None:
+    """Raise DataError unless an image has the annotated size; `size` is the file's (width, height)."""
+    if size != (image["width"], image["height"]):
+        raise DataError(
+            f"image {image['file_name']!r} is {size[0]}x{size[1]} pixels (width x height) and annotated as "
+            f"{image['width']}x{image['height']}. Fix it: vitkit convert … --fix sizes"
+        )
+
+
+def check_names(data: AnnotatedImages, *, stripped: bool = False) -> None:
+    """Check that names can be written as lines of text, before anything is written.
+
+    Args:
+        stripped: whether blanks around a name are lost when the format is read.
+    Raises:
+        DataError: a name cannot.
+    """
+    names = [*class_names(data.content).values(), *data.splits, *(image["file_name"] for image in data.images)]
+    for name in names:
+        if not is_name(name) or (stripped and name != name.strip()):
+            raise DataError(
+                f"{data.source.name}: the name {name!r:.200} cannot be written in this format; expected a line of "
+                f"text{' without blanks around it' if stripped else ''}. Rename it, or write COCO's format."
+            )
 
 
 def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -163,20 +185,22 @@ def _flat_names(data: AnnotatedImages) -> dict[int, str]:
     flat = {key: str(path).replace("/", "_") if is_repeated else path.name for key, path in names.items()}
     taken: dict[str, PurePosixPath] = {}
     for key, path in names.items():
-        if taken.setdefault(PurePosixPath(flat[key]).stem, path) != path:
-            other = taken[PurePosixPath(flat[key]).stem]
-            raise DataError(f"'{path}' and '{other}' would have one label file. Give each image a name of its own.")
+        stem = PurePosixPath(flat[key]).stem
+        if stem in taken:
+            which = f"'{path}' and '{taken[stem]}'" if taken[stem] != path else f"two images are called '{path}' and"
+            raise DataError(f"{which} would have one label file. Give each image a name of its own.")
+        taken[stem] = path
     return flat
 
 
-def _targets(data: AnnotatedImages, folder: Path) -> dict[int, list[Path]]:
-    """Return the files that each image is written to: one in the folder of every split that it is in."""
+def _targets(data: AnnotatedImages) -> dict[int, list[PurePosixPath]]:
+    """Return the names that each image is written to: one in the folder of every split that it is in."""
     names = _flat_names(data)
     splits = data.splits or {_ALL: list(names)}
-    targets: dict[int, list[Path]] = {image_id: [] for image_id in names}
+    targets: dict[int, list[PurePosixPath]] = {image_id: [] for image_id in names}
     for split, image_ids in splits.items():
-        for image_id in image_ids:
-            targets[image_id].append(folder / split / names[image_id])
+        for image_id in dict.fromkeys(image_ids):
+            targets[image_id].append(PurePosixPath(split, names[image_id]))
     return targets
 
 

@@ -8,6 +8,7 @@ import math
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from os.path import exists
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -47,7 +48,8 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
         path = PurePosixPath(name)
         label_file = _label_file(images / name, labels, path)
         used.add(label_file)
-        reader.add(name, label_file, SPLIT_NAMES[path.parts[0]] if use_splits else None)
+        # Images beside the folders of the splits are in none.
+        reader.add(name, label_file, SPLIT_NAMES.get(path.parts[0]) if use_splits else None)
     for file in labels.rglob("*.txt"):
         if file not in used and file.name not in _NAME_FILES and not file.name.startswith("README"):
             data.leave_out("label files without an image", file.name)
@@ -126,13 +128,13 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
     base = Path(base if is_name(base) else ".")
     for location in (root / base / entry, path.parent / base / entry, root / entry, root / stripped):
         location = Path(location).resolve()
-        if not location.is_relative_to(root.resolve()) or not location.exists():
+        if not location.is_relative_to(root.resolve()) or not exists(location):
             continue
         if location.is_file():
             for _, line in read_lines(location, "annotations", remedy="Expected an image's path in each line."):
                 name = files.find(line.removeprefix("./"))
                 if name is None:
-                    raise DataError(f"'{location}' lists '{line}', which is not below '{root}'. Correct it.")
+                    raise DataError(f"'{location}' lists {line!r:.200}, which is not below '{root}'. Correct it.")
                 yield name
             return
         prefix = location.relative_to(root.resolve()).as_posix() + "/"

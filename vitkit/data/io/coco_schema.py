@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vitkit.data.io.segmentations import is_side, wrong_run_lengths, wrong_segmentation
+from vitkit.data.io.values import is_name
 from vitkit.errors import DataError
 
 MAX_SEGMENT_ID = (1 << 24) - 1
@@ -83,12 +84,8 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and (value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value))
 
 
-def _is_name(value: Any) -> bool:
-    return _is_text(value) and 0 < len(value) <= _NAME_LIMIT and "\0" not in value
-
-
 def _is_file_name(value: Any) -> bool:
-    return _is_name(value) and all(len(part.encode()) <= _NAME_BYTES for part in value.split("/"))
+    return is_name(value) and all(len(part.encode()) <= _NAME_BYTES for part in value.split("/"))
 
 
 def _one_of(ids: Collection[int | str], what: str, remedy: str) -> Field:
@@ -112,7 +109,7 @@ _OBJECT = {"area": _optional(Field(_is_area, "a finite number of at least 0"), 0
 
 IMAGE = {"id": _ID, "file_name": _FILE_NAME, "width": _SIDE, "height": _SIDE}
 CAPTIONED_IMAGE = IMAGE | {"width": _optional(_SIDE, 1), "height": _optional(_SIDE, 1)}
-CATEGORY = {"id": _ID, "name": Field(_is_name, f"a name, a text of 1 to {_NAME_LIMIT} characters")}
+CATEGORY = {"id": _ID, "name": Field(is_name, f"a name, a text of 1 to {_NAME_LIMIT} characters in one line")}
 PANOPTIC_CATEGORY = CATEGORY | {"isthing": _FLAG}
 ANNOTATION = {"id": _optional(_ID, 0), "bbox": _BOX, **_OBJECT}
 PANOPTIC_ANNOTATION = {

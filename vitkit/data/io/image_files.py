@@ -246,6 +246,21 @@ def check_inside(folder: str | Path, names: Iterable[str], context: str, *, allo
             )
 
 
+def path_inside(folder: Path, name: str, context: str) -> Path:
+    """Return the path of a file below a folder.
+
+    Raises:
+        DataError: the name is absolute and elsewhere, or leads upwards out of the folder.
+    """
+    path = Path(os.path.normpath(os.path.join(os.path.abspath(folder), name)))
+    if "\0" in name or not path.is_relative_to(os.path.normpath(os.path.abspath(folder))):
+        raise DataError(
+            f"{context}: file_name {name!r:.300} lies outside the folder '{folder}'. Give the folder of the images "
+            "that holds them all."
+        )
+    return path
+
+
 def to_tensor(image: np.ndarray) -> Tensor:
     """Convert (H, W, 3) uint8 to a contiguous (3, H, W) uint8 tensor."""
     planes = np.empty((3, *image.shape[:2]), np.uint8)

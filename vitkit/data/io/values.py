@@ -1,6 +1,7 @@
 """Values of files that others wrote: numbers, names, YAML and XML, checked before anything is computed from them."""
 
 import math
+import re
 import reprlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,8 @@ MAX_COORDINATE = 2**31
 MAX_OBJECTS = 20_000
 """The most objects of one image that are read."""
 _MAX_NAME = 1024
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, which a terminal would obey, ends of lines, and halves of characters, which JSON can hold."""
 _MAX_YAML = 1 << 20
 _MAX_XML = 1 << 29
 _MAX_DEPTH = 100
@@ -42,12 +45,7 @@ def coordinate(value: Any, context: str) -> float:
 def is_name(value: Any) -> bool:
     """Whether a value can be the name of a class or a file: a text of 1 to 1024 characters that can be printed in one
     line."""
-    # Besides control characters, half a character (a lone surrogate) cannot be printed either.
-    return isinstance(value, str) and 0 < len(value) <= _MAX_NAME and not any(map(_breaks_line, value))
-
-
-def _breaks_line(letter: str) -> bool:
-    return (not letter.isprintable() and not letter.isspace()) or letter in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+    return isinstance(value, str) and 0 < len(value) <= _MAX_NAME and not _UNPRINTABLE.search(value)
 
 
 def class_name(value: Any, context: str) -> str:
@@ -56,7 +54,7 @@ def class_name(value: Any, context: str) -> str:
     Raises:
         DataError: it cannot be a name.
     """
-    name = str(value) if type(value) in (int, float) and abs(value) < MAX_COORDINATE else value
+    name = str(value) if type(value) is int and abs(value) < MAX_COORDINATE else value
     if not is_name(name) or name.isspace():
         expected = f"a text of 1 to {_MAX_NAME} characters in one line"
         raise DataError(f"{context} is {reprlib.repr(value)}; expected the name of a class, {expected}. Correct it.")

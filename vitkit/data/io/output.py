@@ -1,0 +1,59 @@
+"""Files that a dataset is written to: all below one folder, complete or not there at all."""
+
+from pathlib import Path
+
+from vitkit.data.io.image_files import path_inside, read_header
+from vitkit.errors import DataError
+from vitkit.files import link_atomically, write_atomically
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file; an earlier one is replaced when the new one is complete.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    try:
+        write_atomically(path, lambda file: file.write(data), sync=False)
+    except (OSError, ValueError) as error:  # ValueError: a name with half a character
+        raise _unwritable(path, error) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file; see `write_bytes`."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:  # JSON can hold half a character
+        raise DataError(f"{path}: a name is not text that can be stored ({error.reason}). Correct it.") from error
+    write_bytes(path, data)
+
+
+def link_image(source: Path, out: Path, name: str) -> Path:
+    """Link an image into a folder, or copy it if the file system has no links.
+
+    Args:
+        out, name: the folder, and the file below it.
+    Returns:
+        the file.
+    Raises:
+        DataError: the source is not an image, or the name leads out of the folder.
+    """
+    target = path_inside(out, name, f"'{source}'")
+    # Only what is an image is linked: annotations could name any file.
+    read_header(source)
+    if target.exists() and target.samefile(source):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # A link in the folder may lead elsewhere.
+        if not target.parent.resolve().is_relative_to(out.resolve()):
+            raise DataError(f"'{target}' lies outside '{out}', as a folder in between is a link. Remove it.")
+        link_atomically(source, target, sync=False)
+    except (OSError, ValueError) as error:
+        raise _unwritable(target, error) from error
+    return target
+
+
+def _unwritable(path: Path, error: Exception) -> DataError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+    return DataError(f"'{path}' cannot be written ({reason}). Make room, set the rights, or choose another --out.")

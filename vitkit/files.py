@@ -1,0 +1,76 @@
+"""Files written atomically: a file with its final name is always complete, and an earlier one stays until then."""
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Suffix of files and folders that are being written; one that is left over is from a killed run."""
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], Any], *, sync: bool = True) -> None:
+    """Write a file under a temporary name, and rename it.
+
+    Args:
+        write: writes the content to an open file.
+        sync: wait until the file is on the disk, so that it also survives a loss of power.
+    Raises:
+        OSError, RuntimeError: it cannot be written; the temporary file is removed, and an earlier file is intact.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            write(file)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        _rename(temporary, path, sync=sync)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> None:
+    """Give a file a second name, or copy it if the file system has no links.
+
+    Raises:
+        OSError: see `write_atomically`.
+    """
+    temporary = target.with_name(target.name + TEMPORARY_SUFFIX)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+            if sync:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+        _rename(temporary, target, sync=sync)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _rename(temporary: Path, path: Path, *, sync: bool) -> None:
+    os.replace(temporary, path)
+    temporary.unlink(missing_ok=True)  # os.replace keeps it if both are names of one file
+    if sync:
+        sync_folder(path.parent)  # the new name is only on the disk when its folder is synced
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are written to the disk, if the system supports it."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
