@@ -1,5 +1,6 @@
 """The reports of maps, classes, captions and texts have the evaluators' numbers, and their cells open pictures."""
 
+import json
 import re
 
 import numpy as np
@@ -9,6 +10,8 @@ from browser import open_page
 from plain_dataset import PlainDataset
 
 from vitkit import EVALUATORS, build_dataset
+from vitkit.engine.results import score_file
+from vitkit.errors import VitkitError
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
 from vitkit.report import write_report
 from vitkit.report.matrix import ranked, shown_classes
@@ -158,3 +161,28 @@ def test_matrix_cell_opens_its_images_in_a_browser(make, tmp_path):
         assert page.locator("dialog[open] img").count() >= 1
         page.keyboard.press("Escape")
         assert page.locator("dialog[open]").count() == 0 and not problems
+
+
+CLASSES = {"classes": ["a", "b"], "confusion_matrix": [[1, 0], [0, 0]], "top1": 1.0}
+IMAGE = {"image_id": "x.png", "class": "a", "predicted": ["a", "b"], "scores": [0.9, 0.1]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(CLASSES | {"images": [IMAGE]} | {"classes": x} for x in ([], ["a", "a"], [1, 2], "ab", {"a": 1}, None)),
+        *(CLASSES | {"images": images} for images in ([], {}, "x", [1], [{}], [IMAGE, IMAGE], None)),
+        *(CLASSES | {"images": [IMAGE | {"image_id": x}]} for x in (None, 1.5, [1], {})),
+        *(CLASSES | {"images": [IMAGE | {"predicted": x}]} for x in (None, ["a"], ["c", "b"], [["a"], "b"], "ab")),
+        *(
+            CLASSES | {"images": [IMAGE | {"scores": x}]}
+            for x in (None, [1], ["a", "b"], [1, float("nan")], [1, 10**400])
+        ),
+        *({"sentences": x} for x in ([], [1], [{}], [{"index": 0, "text": 5}])),
+    ],
+)
+def test_results_of_others_are_checked(tmp_path, content):
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    with pytest.raises(VitkitError) as raised:
+        score_file(tmp_path / "r.json")
+    assert "\n" not in str(raised.value)

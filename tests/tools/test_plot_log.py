@@ -8,7 +8,7 @@ import pytest
 
 from vitkit.errors import DataError
 from vitkit.tools import plot_log
-from vitkit.visualization.curves import plot_runs, smooth
+from vitkit.visualization.curves import _colors, plot_runs, smooth
 
 
 def write_log(folder, *, best_epoch, metric="bbox/AP", epochs=6):
@@ -78,3 +78,25 @@ def test_run_without_validation_is_drawn_with_others(tmp_path):
     assert plot_runs(logs, tmp_path / "c.png") == {"whole": {"bbox/AP": (0.5, 3.0)}, "young": {}}
     with pytest.raises(DataError, match="no run has a 'bbox/AP'"):
         plot_runs({"young": log}, tmp_path / "c.png", metrics=["bbox/AP"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(step="1"), dict(step=-1), dict(step=[1]), dict(step=None), dict(epoch="1"), dict(epoch=1e400),
+        dict(epoch=None), dict(loss="x"), dict(loss=[1]), dict(losses=[1]), dict(losses={"a": "b"}),
+        dict(losses={"a": 10**400}), dict(losses=5),
+    ],
+)  # fmt: skip
+def test_records_that_are_not_of_a_run_are_named(tmp_path, changes):
+    record = {"kind": "train", "step": 1, "epoch": 1.0, "loss": 1.0, "losses": {"a": 1.0}}
+    lines = [json.dumps(record), "not JSON", "[" * 100_000, json.dumps(record | changes)]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    with pytest.raises(SystemExit, match=r"log.jsonl' line 4: \w+ is ") as stopped:
+        plot_log.main([str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "a.png")])
+    assert "\n" not in str(stopped.value)
+
+
+def test_each_term_of_the_loss_has_a_colour_of_its_own(tmp_path):
+    for count in (3, 10, 25):
+        assert len({str(color) for color in _colors(count)}) == count

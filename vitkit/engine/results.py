@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
-from vitkit.data.io.image_files import read_image
+from vitkit.data.io.coco_schema import classified_faults, raise_faults, sentence_faults
+from vitkit.data.io.image_files import path_inside, read_image
 from vitkit.data.loading.loader import DataSettings, Split
 from vitkit.engine.api import test
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME
@@ -79,7 +80,7 @@ class AnnotatedFile(_GroundTruth):
         name = self._content["images"][index]["file_name"]
         if self._images is None:
             raise DataError(f"no image '{name}': set the folder of the images (--images).")
-        return read_image(self._images / name, "images")
+        return read_image(path_inside(self._images, name, self.annotation_file.name), "images")
 
 
 class _Classified(_GroundTruth):
@@ -119,9 +120,11 @@ def score_file(
     results = Path(results)
     content = read_results(results)
     if isinstance(content, dict) and {"images", "classes", "confusion_matrix"} <= content.keys():
+        raise_faults(classified_faults(content), results.name)
         evaluator = ClassificationEvaluator(_Classified(content))
         evaluator.load_results(results)
     elif isinstance(content, dict) and isinstance(content.get("sentences"), list) and annotations is None:
+        raise_faults(sentence_faults(content, len(content["sentences"])), results.name)
         evaluator = TextEvaluator(_Sentences(content["sentences"]))
         evaluator.load_results(results)
     elif isinstance(content, list) and not any(isinstance(entry, dict) and "caption" in entry for entry in content):

@@ -2,11 +2,13 @@
 
 import json
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -24,22 +26,48 @@ def read_log(log_path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
     A line that an interrupted run left unfinished is skipped. If a resumed run repeats a step, the last record is kept.
 
     Raises:
-        DataError: there is no such file, or it has no record.
+        DataError: there is no such file, it has no record, or a record is not of a run.
     """
     path = Path(log_path)
     if not path.is_file():
         raise DataError(f"no log {str(path)!r}: give the JSON-lines file that training writes into the run's folder.")
     records: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "val": {}}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
             record = json.loads(line)
-            records[record["kind"]][record["step"]] = record
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, RecursionError):
             continue
+        if isinstance(record, dict) and record.get("kind") in ("train", "val"):
+            if wrong := _wrong_field(record):
+                raise DataError(
+                    f"'{path}' line {number}: {wrong} is {reprlib.repr(record.get(wrong))}; expected the record of a "
+                    "run, with numbers. Give the log that training wrote."
+                )
+            records[record["kind"]][record["step"]] = record
     train, val = ([by_step[step] for step in sorted(by_step)] for by_step in records.values())
     if not train and not val:
         raise DataError(f"{str(path)!r} holds no train or val record: expected one JSON object with 'kind' per line.")
     return train, val
+
+
+def _wrong_field(record: Mapping[str, Any]) -> str | None:
+    """Return the first field of a record that is not as training writes it; None if all are."""
+    if type(record.get("step")) is not int or not 0 <= record["step"] < 2**63:
+        return "step"
+    if not _is_number(record.get("epoch")) or not math.isfinite(record["epoch"]):
+        return "epoch"
+    if not _is_number(record.get("loss", 0)):
+        return "loss"
+    for field in ("losses", "metrics"):
+        values = record.get(field, {})
+        if not isinstance(values, dict) or not all(value is None or _is_number(value) for value in values.values()):
+            return field
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that fits a float; a diverged run logs nan and infinity."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
 def plot_training(log_path: str | Path, out_path: str | Path) -> None:
@@ -58,7 +86,7 @@ def plot_training(log_path: str | Path, out_path: str | Path) -> None:
     total = {name: losses.pop(name) for name in ("total", "validation total") if name in losses}
     panels = {"loss": total, "terms of the loss": losses if len(losses) > 1 else {}, "validation": _metric_curves(val)}
     lines = {
-        title: [Line(name, f"C{number}", name, *curve) for number, (name, curve) in enumerate(curves.items())]
+        title: [Line(name, color, name, *curve) for color, (name, curve) in zip(_colors(len(curves)), curves.items())]
         for title, curves in panels.items()
         if curves
     }
@@ -97,12 +125,12 @@ def plot_runs(
     for title in (*losses, *metrics):
         names = ["total", "validation total"] if title == "loss" else [title]
         lines = []
-        for number, (run, (train, val)) in enumerate(records.items()):
+        for color, (run, (train, val)) in zip(_colors(len(records)), records.items()):
             curves = _loss_curves(train, val, x) | _metric_curves(val, metrics, x)
             for name in names:
                 if name in curves:
                     label = f"{run}, validation" if name.startswith("validation") else run
-                    lines.append(Line(label, f"C{number}", name, *curves[name]))
+                    lines.append(Line(label, color, name, *curves[name]))
                 if name in metrics and name in curves:
                     positions, values = curves[name]
                     best[run][name] = float(values.max()), float(positions[values.argmax()])
@@ -115,11 +143,18 @@ def plot_runs(
     return best
 
 
+def _colors(count: int) -> list[Any]:
+    """Return a different colour for each of `count` curves."""
+    if count <= 10:
+        return [f"C{number}" for number in range(count)]
+    return [colormaps["turbo"](0.05 + 0.9 * number / (count - 1)) for number in range(count)]
+
+
 class Line(NamedTuple):
     """A curve to draw."""
 
     label: str
-    color: str
+    color: Any
     name: str
     """The name of the loss or metric."""
     positions: np.ndarray

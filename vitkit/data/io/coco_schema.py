@@ -280,6 +280,22 @@ def panoptic_result_faults(
     )
 
 
+def classified_faults(content: Mapping[str, Any]) -> list[Fault]:
+    """Check predicted classes of images, in vitkit's own result format, before they have a dataset."""
+    classes, images = content["classes"], content["images"]
+    if not isinstance(classes, list) or not classes or not all(map(is_name, classes)):
+        return [_file_fault(classes, "a list of the names of classes under 'classes'")]
+    if len(set(classes)) < len(classes):
+        return [_file_fault(classes, "different names under 'classes'")]
+    if not isinstance(images, list) or not images:
+        return [_file_fault(images, "a list of images that is not empty under 'images'")]
+    if no_objects := _object_faults(images, "images"):
+        return no_objects
+    entries = _Entries("images", images, "entry {}".format)
+    image_id = Field(lambda value: type(value) in (int, str), "a number or a text")
+    return [*entries.field_faults({"image_id": image_id}), *entries.repeated("image_id")]
+
+
 def sentence_faults(content: Any, num_sentences: int) -> list[Fault]:
     """Check predicted texts with their sources and references, in vitkit's own result format.
 
@@ -287,8 +303,8 @@ def sentence_faults(content: Any, num_sentences: int) -> list[Fault]:
         num_sentences: number of sentences in the dataset.
     """
     sentences = content.get("sentences") if isinstance(content, dict) else None
-    if not isinstance(sentences, list):
-        return [_file_fault(content, "texts that tools/test.py wrote: {'sentences': [{...}, ...]}")]
+    if not isinstance(sentences, list) or not sentences:
+        return [_file_fault(content, "texts that tools/test.py wrote: {'sentences': [{...}, ...]}, not empty")]
     if no_objects := _object_faults(sentences, "sentences"):
         return no_objects
     entries = _Entries("sentences", sentences, "entry {}".format)
