@@ -10,7 +10,8 @@ PACKAGE = ROOT / "vitkit"
 
 # Lowest first. A room may import itself and the rooms of lower lines; rooms on the same line do not import each other.
 LAYERS = (
-    ("errors", "structures", "files"),
+    ("words", "files"),
+    ("errors", "structures"),
     ("protocols", "registry", "devices", "data.io", "seq2seq.vocabulary"),
     ("distributed",),
     ("logging",),

@@ -29,7 +29,7 @@ import argparse
 import fnmatch
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -242,10 +242,10 @@ def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> N
     ]
     columns = [column for column in columns if column[0] in report["parts"][""]]
     lines = [["part", "type", *(title for _, title, _, _ in columns)]]
-    for name, row in report["parts"].items():
+    for name, row in with_own(report["parts"]):
         indent = "  " * (name.count(".") + 1 if name else 0)
         lines.append(
-            [indent + (name.rpartition(".")[2] or "(all)"), types[name]]
+            [indent + (name.rpartition(".")[2] or "(all)"), types.get(name, "")]
             + [format(row[field] / unit, spec) if field in row else "" for field, _, unit, spec in columns]
         )
     notes = []
@@ -261,6 +261,16 @@ def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> N
         if report["unknown"]:
             notes.append(f"UNKNOWN, not counted: {join_counts(report['unknown'])}")
     print_table(report, "", lines, notes)
+
+
+def with_own(rows: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows and, below a part whose listed parts have fewer MACs than itself, the rest as "(itself)"."""
+    for name, row in rows.items():
+        yield name, row
+        inside = [other.get("macs", 0) for part, other in rows.items() if part and part.rpartition(".")[0] == name]
+        own = row.get("macs", 0) - sum(inside)
+        if inside and own > 0:
+            yield f"{name}.(itself)" if name else "(itself)", {"macs": own}
 
 
 def join_counts(counts: dict[str, int]) -> str:

@@ -2,7 +2,9 @@
 
 import argparse
 import errno
+import itertools
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -128,8 +130,25 @@ def storage_error_line(error: BaseException) -> str | None:
 
 
 def is_override(text: str | None) -> bool:
-    """Whether an argument is `key.sub=value` rather than a file."""
-    return text is not None and "=" in text and not os.path.exists(text)
+    """Whether an argument is `key.sub=value` rather than a file or an address."""
+    return text is not None and bool(re.match(r"[A-Za-z_][\w.]*=", text)) and not os.path.exists(text)
+
+
+def new_file(name: str, model: str | Path = "") -> Path:
+    """Return the default path of a tool's output: in the folder of a run, or else the current one.
+
+    It gets a number if there is a file of that name, so that none is replaced that the user has not named.
+
+    Args:
+        model: a run or one of its checkpoints; anything else stands for the current folder.
+    """
+    folders = (Path(model), Path(model).parent)
+    folder = next((f for f in folders if model and os.path.isfile(f / "config.json")), Path())
+    path = folder / name
+    for number in itertools.count(2):
+        if not path.exists():
+            return path
+        path = folder / f"{Path(name).stem}-{number}{Path(name).suffix}"
 
 
 def require_pictures(loaded: Loaded, name: str) -> None:

@@ -24,7 +24,7 @@ from vitkit.engine.results import ScoredResults, score_file, score_run, score_wi
 from vitkit.errors import ConfigError
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.report.comparison import Compared, Comparison, is_better, write_comparison
-from vitkit.tools.common import add_device, add_trust, errors_in_one_line, unique_names
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line, new_file, unique_names
 from vitkit.visualization.curves import plot_runs
 from vitkit.visualization.html import jpeg_url
 
@@ -41,7 +41,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--names", nargs="+", help="names of the models on the page (default: the names of their folders and files)"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("comparison.html"), help="the page to write (default: comparison.html)"
+        "--out", type=Path, help="the page to write (default: comparison.html, or comparison-2.html if there is one)"
     )
     add_trust(parser)
     add_device(parser)
@@ -59,6 +59,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    args.out = args.out or new_file("comparison.html")
     with errors_in_one_line():
         setup_logging()
         run(args)

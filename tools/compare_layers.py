@@ -24,7 +24,7 @@ from vitkit.inference import find_trained
 from vitkit.models.detr import DETR
 from vitkit.registry import EVALUATORS
 from vitkit.structures import Detections
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, new_file, sort_model
 from vitkit.visualization.canvas import save_figure
 
 METRICS = ("bbox/AP", "bbox/AP50")
@@ -38,9 +38,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--iou", type=float, default=0.5, help="suppress boxes of one class with a higher IoU than this (default: 0.5)"
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("layers.png"), metavar="PNG", help="the plot to write (default: layers.png)"
-    )
+    parser.add_argument("--out", type=Path, metavar="PNG", help="the plot to write (default: layers.png)")
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
@@ -55,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with errors_in_one_line():
         config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
         rows = evaluate_layers(config, weights, torch.device(args.device), iou=args.iou)
+        args.out = args.out or new_file("layers.png")
         plot(rows, args.out)
     print("layer  " + "  ".join(f"{name:>9}  with NMS" for name in METRICS))
     for i, (plain, suppressed) in enumerate(zip(rows[False], rows[True]), start=1):

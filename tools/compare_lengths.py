@@ -13,15 +13,13 @@ from pathlib import Path
 
 from vitkit.errors import DataError
 from vitkit.evaluation.text import METRICS, LengthGroup, draw_by_length
-from vitkit.tools.common import errors_in_one_line
+from vitkit.tools.common import errors_in_one_line, new_file
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", metavar="[NAME=]RESULTS", help="results files that tools/test.py wrote")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bleu_by_length.png"), metavar="PNG", help="(default: bleu_by_length.png)"
-    )
+    parser.add_argument("--out", type=Path, metavar="PNG", help="the plot to write (default: bleu_by_length.png)")
     return parser.parse_args(argv)
 
 
@@ -29,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
         metric, curves = read_curves(args.results)
+        args.out = args.out or new_file("bleu_by_length.png")
         args.out.parent.mkdir(parents=True, exist_ok=True)
         draw_by_length(curves, args.out, metric=METRICS[metric])
     decimals = 3 if metric == "exact_match" else 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
-from vitkit.errors import printable
+from vitkit.words import printable
 
 
 class _AnyText:

@@ -25,8 +25,8 @@ from vitkit.errors import ConfigError
 from vitkit.evaluation import CocoEvaluator
 from vitkit.inference import find_model, find_trained
 from vitkit.logging import setup_logging
-from vitkit.report.label_errors import write_label_errors
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.report.label_errors import WEAK, is_weak, write_label_errors
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, new_file, sort_model
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -40,15 +40,14 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--most", type=int, default=200, metavar="N", help="maximum number of labels to list (default: 200)"
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("label_errors.html"), help="the page to write (default: label_errors.html)"
-    )
+    parser.add_argument("--out", type=Path, help="the page to write (default: label_errors.html in the run's folder)")
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
     sort_model(args)
     if args.most < 1:
         parser.error("--most is at least 1")
+    args.out = args.out or new_file("label_errors.html", args.model)
     if args.out.suffix != ".html":
         parser.error(f"--out {args.out}: expected a name that ends in .html")
     if args.eval_only and args.eval_only.resolve() == args.out.with_suffix(".json").resolve():
@@ -94,6 +93,9 @@ def run(args: argparse.Namespace) -> None:
     )
     if trained_on:
         print("the model was trained on these labels, and may have learned their errors")
+    num_labels = len(evaluator.dataset.ground_truth()["annotations"])
+    if is_weak(len(errors), num_labels):
+        print(WEAK.format(found=len(errors), labels=num_labels))
     counts = Counter(error.kind for error in errors)
     print(f"{len(errors)} suspicious labels: {', '.join(f'{n} {kind}' for kind, n in counts.most_common()) or 'none'}")
     print(f"{args.out} shows them; {corrections} holds their corrections, for vitkit convert --fix")

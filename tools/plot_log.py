@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitkit.errors import DataError
 from vitkit.logging import LOG_NAME
-from vitkit.tools.common import errors_in_one_line
+from vitkit.tools.common import errors_in_one_line, new_file
 from vitkit.visualization.curves import plot_runs, plot_training
 
 
@@ -32,7 +32,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--smooth", type=float, metavar="PART", help="average losses over this fraction of a curve (default: 0.025)"
     )
     parser.add_argument("--x", choices=("epoch", "step"), default="epoch", help="horizontal axis (default: epoch)")
-    parser.add_argument("--out", type=Path, default=Path("curves.png"), help="the PNG to write (default: curves.png)")
+    parser.add_argument("--out", type=Path, help="the PNG to write (default: curves.png)")
     args = parser.parse_intermixed_args(argv)
     if args.names and len(args.names) != len(args.runs):
         parser.error(f"--names: got {len(args.names)} for {len(args.runs)} runs")
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> None:
     names = args.names or names_of(logs)
     if len(set(names)) < len(names):
         raise DataError(f"--names: {', '.join(names)} are not different.")
+    args.out = args.out or new_file("curves.png")
     if len(logs) == 1 and args.losses is args.metrics is args.smooth is None and args.x == "epoch":
         plot_training(logs[0], args.out)
     else:

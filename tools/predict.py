@@ -57,6 +57,7 @@ from vitkit.tools.common import (
     add_tiles,
     add_trust,
     errors_in_one_line,
+    is_override,
     readable,
     report_unreadable,
     require_pictures,
@@ -104,6 +105,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
     sort_model(args)
+    # Words after --input are inputs, also those that are meant for the config.
+    args.overrides += [word for word in args.input if is_override(word)]
+    args.input = [word for word in args.input if not is_override(word)]
+    if not args.input:
+        parser.error("--input: expected pictures or videos")
     if args.batch < 1 or args.every < 1:
         parser.error("--batch and --every are at least 1")
     args.json_threshold = args.threshold if args.json_threshold is None else args.json_threshold
@@ -232,8 +238,11 @@ def predict_pictures(
 
 
 def noting_empty(predictions: Iterable[Prediction], threshold: float | None, empty: list[str]) -> Iterator[Prediction]:
-    """Yield the predictions; add a line to `empty` for each in which no object reaches the threshold."""
-    for prediction in predictions:
+    """Yield the predictions; add a line to `empty` for each in which no object reaches the threshold, and print the
+    classes of the first images of a classifier."""
+    for number, prediction in enumerate(predictions):
+        if "class_scores" in prediction.fields and number < MAX_LISTED:
+            print(f"  {prediction.summary()}")
         shown = prediction if threshold is None else prediction.filter(score=threshold)
         if "scores" in prediction.fields and not len(shown):
             empty.append(shown.summary())

@@ -14,7 +14,7 @@ from pathlib import Path
 from vitkit.engine.results import score_file
 from vitkit.logging import setup_logging
 from vitkit.report import write_report
-from vitkit.tools.common import errors_in_one_line
+from vitkit.tools.common import errors_in_one_line, new_file
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -24,9 +24,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--annotations", type=Path, metavar="FILE", help="annotations of boxes or masks in COCO's format"
     )
     parser.add_argument("--images", type=Path, metavar="DIR", help="folder of their pictures (default: none are shown)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), help="the page to write (default: report.html)"
-    )
+    parser.add_argument("--out", type=Path, help="the page to write (default: report.html)")
     return parser.parse_args(argv)
 
 
@@ -37,7 +35,8 @@ def main(argv: list[str] | None = None) -> None:
         evaluation = score_file(args.results, annotations=args.annotations, images=args.images)
         print(evaluation.evaluator.table())
         facts = {"results": str(args.results)}
-        path = write_report(evaluation.evaluator, args.out, title=args.results.stem, facts=facts)
+        out = args.out or new_file("report.html")
+        path = write_report(evaluation.evaluator, out, title=args.results.stem, facts=facts)
         print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -21,6 +21,7 @@ from vitkit.data.io.output import write_text
 from vitkit.errors import DataError
 from vitkit.tools.annotations import add_source, print_left_out, read_source, require_new, write_annotations
 from vitkit.tools.common import errors_in_one_line
+from vitkit.words import counted
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -58,7 +59,9 @@ def run(args: argparse.Namespace) -> None:
     is_semantic = (args.format or find_format(args.source, args.images)) == "semantic_pictures"
     if is_semantic:
         data = read_semantic_pictures(args.source, args.images, regions=False)
-        print(f"{args.source}: {len(data.images)} label pictures of {len(data.categories)} classes")
+        print(
+            f"{args.source}: {counted(len(data.images), 'label picture')} of {counted(len(data.categories), 'class')}"
+        )
         print_left_out(data.left_out, "left out")
     else:
         data = read_source(args.source, args)

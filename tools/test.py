@@ -36,7 +36,16 @@ from vitkit.inference import find_model, find_trained
 from vitkit.logging import setup_logging
 from vitkit.models.tta import SCALES
 from vitkit.report import write_report
-from vitkit.tools.common import add_device, add_model, add_tiles, add_trust, errors_in_one_line, sort_model, tiling_of
+from vitkit.tools.common import (
+    add_device,
+    add_model,
+    add_tiles,
+    add_trust,
+    errors_in_one_line,
+    new_file,
+    sort_model,
+    tiling_of,
+)
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -81,7 +90,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--iou", type=float, default=MATCHED, help="minimum IoU for --thresholds and --confusion (default: 0.5)"
     )
-    parser.add_argument("--out", type=Path, help="results file to write (default: results.json in this folder)")
+    parser.add_argument(
+        "--out", type=Path, help="results file to write (default: results.json in the run's folder, or in this one)"
+    )
     parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and pictures")
     add_trust(parser)
     add_device(parser)
@@ -128,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(config: Config, weights: str | Path, args: argparse.Namespace, device: torch.device) -> None:
     """Predict every image once, and print and write the results."""
-    out = args.out or Path("results.json")
+    out = args.out or new_file("results.json", args.model)
     out.parent.mkdir(parents=True, exist_ok=True)
     tta_scales = args.tta_scales if args.tta else None
     result = evaluate_model(config, weights, device, tta_scales=tta_scales, tiling=tiling_of(args), split=args.split)
@@ -239,7 +250,7 @@ def print_confusion(evaluator: Any, args: argparse.Namespace, iou_type: str) -> 
             elif names[row] is names[-1]:
                 confusion = f"{names[column]} where nothing is"
             print(f"  {wrong[row, column]:6} {confusion}")
-    out = args.out or Path("results.json")
+    out = args.out or new_file("results.json", args.model)
     out.parent.mkdir(parents=True, exist_ok=True)
     picture = out.with_name(f"{out.stem}_confusion.png")
     draw_confusion_matrix(matrix, names, picture, what="objects and predictions")

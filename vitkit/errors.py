@@ -2,13 +2,7 @@
 
 import os
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160))}
-"""Control characters other than tabs and ends of lines."""
-
-
-def printable(text: str) -> str:
-    """Return a text whose control characters, which a terminal would obey, are escape sequences."""
-    return text.translate(_CONTROL)
+from vitkit.words import printable
 
 
 class VitkitError(ValueError):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.distributed import is_main
-from vitkit.errors import VitkitError, error_line, printable
+from vitkit.errors import VitkitError, error_line
+from vitkit.words import printable
 
 LOG_NAME = "log.jsonl"
 CONSOLE_NAME = "console.txt"

@@ -10,6 +10,7 @@ from vitkit.data.recordings import frame_number, series_of, similar_pairs
 from vitkit.doctor.images import ImageScan
 from vitkit.doctor.issues import Issue, enumerate_items, percent
 from vitkit.doctor.statistics import DatasetStatistics
+from vitkit.words import counted
 
 
 def leakage_issues(
@@ -45,7 +46,7 @@ def leakage_issues(
         message = f"{len(similar)} images of {name} look like one of train, saved again or the next frame: {pairs}"
         yield Issue("near leakage", "warn", message, where, {"images": len(similar)})
     if train.files is not None and held_out.files is not None:
-        yield from _shared_recordings(train.files, held_out.files, name, where)
+        yield from _shared_recordings(train.files, held_out.files, name, where, looks_alike=bool(similar or identical))
 
 
 def _similar_pairs(train: ImageScan, val: ImageScan) -> Iterator[tuple[int, int]]:
@@ -55,8 +56,14 @@ def _similar_pairs(train: ImageScan, val: ImageScan) -> Iterator[tuple[int, int]
             yield train.readable[a], val.readable[b]
 
 
-def _shared_recordings(train: list[Path], val: list[Path], name: str, where: str) -> Iterator[Issue]:
-    """Report names such as RECORDING_FRAME that show that both datasets have frames of the same recording."""
+def _shared_recordings(
+    train: list[Path], val: list[Path], name: str, where: str, *, looks_alike: bool
+) -> Iterator[Issue]:
+    """Report names such as RECORDING_FRAME by which both datasets may have frames of the same recording.
+
+    Args:
+        looks_alike: whether an image looks like one of train. Neighbouring frames do; photos that are numbered do not.
+    """
     stems = [Path(path.stem) for path in [*train, *val]]  # names of the datasets' folders are not recordings
     series = series_of(stems)
     if series is None:
@@ -78,11 +85,13 @@ def _shared_recordings(train: list[Path], val: list[Path], name: str, where: str
     ]
     names = enumerate_items([f"{key}* ({in_train[key]} and {in_val[key]} images)" for key in shared])
     low, high = min(gaps), max(gaps)
+    distance = counted(low, "frame") if low == high else f"{low} to {high} frames, median {np.median(gaps):g},"
+    alike = "" if looks_alike else "none of them looks like one of train, so they may be numbered photos; if not, "
     message = (
-        f"{len(shared)} of {len(set(series))} recordings, by their file names, are in both: {names}. {len(gaps)} of "
-        f"{len(val)} images of {name} lie {low} to {high} frames, median {np.median(gaps):g}, from one of train: "
-        "neighbouring frames are nearly alike, so the score is too good. Hold recordings out, by `names=` of the "
-        "datasets or `vitkit split`"
+        f"{len(shared)} of {counted(len(set(series)), 'recording')}, by their file names, are in both: {names}. "
+        f"{len(gaps)} of {counted(len(val), 'image')} of {name} lie {distance} from one of train: {alike}neighbouring "
+        "frames may be nearly alike, and the score too good. Hold recordings out, by `names=` of the datasets or "
+        "`vitkit split`"
     )
     details = {"series": shared, "images": len(gaps), "frames": [low, high]}
     yield Issue("leakage", "warn", message, where, details)

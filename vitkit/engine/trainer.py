@@ -43,6 +43,7 @@ from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import Batch
 from vitkit.visualization.curves import plot_training
+from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -170,7 +171,7 @@ def build_run(
 def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: Mapping[str, Vocabulary]) -> str:
     """Return the first line of a run's output: its folder, data, parameters and devices."""
     if train_set.classes is not None:
-        sizes = [f"{len(train_set.classes)} classes"]
+        sizes = [counted(len(train_set.classes), "class")]
     else:
         sizes = [f"{len(vocabulary)} {side} tokens" for side, vocabulary in vocabularies.items()]
     num_trained, num_training = len(train_set.training_indices()), len(train_set)

@@ -18,6 +18,7 @@ from vitkit.evaluation.base import SampleEvaluator, read_results, require_annota
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
+from vitkit.words import counted
 
 _NUM_BEST = 5
 _MOST_NAMED = 40  # with more classes, the figure does not name them
@@ -102,7 +103,7 @@ class ClassificationEvaluator(SampleEvaluator):
         names, matrix = self.dataset.classes, self.confusion_matrix()
         lines = [
             f"top-1 accuracy {self.metrics['top1']:.4f}   top-5 accuracy {self.metrics['top5']:.4f}   "
-            f"{len(self.dataset.image_ids)} {self.dataset.noun}, {len(names)} classes"
+            f"{len(self.dataset.image_ids)} {self.dataset.noun}, {counted(len(names), 'class')}"
         ]
         wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
         for position in np.argsort(-wrong, axis=None, kind="stable")[:3]:

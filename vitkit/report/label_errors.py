@@ -30,6 +30,17 @@ _CONTROLS = """<div class="controls"><label>show <select class="kind" aria-label
 <div class="gallery"></div>"""
 
 
+WEAK = (
+    "{found} suspicions for {labels} labels: the detector is weak, and most of them are its own errors. Review the "
+    "first ones only, or train a better detector."
+)
+
+
+def is_weak(num_found: int, num_labels: int) -> bool:
+    """Whether a detector contradicts so many labels that it is rather wrong itself."""
+    return num_found > num_labels / 2
+
+
 def write_label_errors(
     evaluator: CocoEvaluator,
     path: str | Path,
@@ -52,13 +63,16 @@ def write_label_errors(
         the listed errors, the most likely first, and the JSON file.
     """
     truth, results = evaluator.dataset.ground_truth(), evaluator.results()
-    errors = find_label_errors(truth, results, list(evaluator.dataset.category_ids))[:most]
+    found = find_label_errors(truth, results, list(evaluator.dataset.category_ids))
+    errors = found[:most]
     entries = corrections(errors, truth, results)
     list_file = Path(path).with_suffix(".json")
     pictures = PictureBudget(evaluator.dataset, PICTURE_BYTES)
     parts = [
         section("Suspicious labels", *_page_parts(evaluator, errors, entries, truth, results, pictures), note=_NOTE)
     ]
+    if is_weak(len(found), len(truth["annotations"])):
+        parts.insert(0, warning(WEAK.format(found=len(found), labels=len(truth["annotations"]))))
     if trained_on:
         text = "The model was trained on these labels and may have learned their errors: it will find fewer of them."
         parts.insert(0, warning(text))

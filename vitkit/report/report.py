@@ -24,6 +24,7 @@ from vitkit.report.segmentation import panoptic_sections, semantic_sections
 from vitkit.report.text import caption_sections, language_model_sections, text_sections
 from vitkit.visualization.canvas import make_folder
 from vitkit.visualization.html import html_page
+from vitkit.words import counted
 
 PICTURE_BYTES = 6_500_000
 """Total size of all images in a page, so that it stays below 10 MB with its numbers."""
@@ -69,7 +70,7 @@ def describe_data(evaluator: Evaluator) -> str:
     file = dataset.annotation_file
     words = [type(dataset).__name__ + (f" of {Path(file).name}" if file else ""), f"{len(dataset)} {dataset.noun}"]
     if dataset.classes is not None:
-        words.append(f"{len(dataset.classes)} classes")
+        words.append(counted(len(dataset.classes), "class"))
     return ", ".join(words)
 
 

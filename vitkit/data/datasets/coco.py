@@ -21,6 +21,7 @@ from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import DATASETS, Spec
+from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 
@@ -122,7 +123,8 @@ class CocoDetection(ListedImages, DetectionDataset):
         if self.masks:
             self._index_masks([objects[position] for position in order])
         logger.info(
-            f"{self.annotation_file.name}: {len(self)} images, {len(objects)} objects of {len(self.classes)} classes; "
+            f"{self.annotation_file.name}: {counted(len(self), 'image')}, {counted(len(objects), 'object')} of "
+            f"{counted(len(self.classes), 'class')}; "
             f"{num_clipped} boxes clipped to their image, {file.num_dropped} bad boxes dropped, "
             f"{len(annotations) - len(objects)} crowd regions left out"
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from vitkit.data.io.image_files import upright_size
 from vitkit.errors import DataError
+from vitkit.words import counted
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
 UNREADABLE = "images whose file cannot be read"
@@ -139,8 +140,8 @@ class AnnotatedImages:
     def summary(self) -> str:
         """Summarise the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
         parts = ", ".join(f"{len(ids)} {name}" for name, ids in self.splits.items())
-        text = f"{len(self.images)} images{f' ({parts})' if parts else ''}, {len(self.annotations)} objects of "
-        text += f"{len(self.categories)} classes"
+        text = f"{counted(len(self.images), 'image')}{f' ({parts})' if parts else ''}, "
+        text += f"{counted(len(self.annotations), 'object')} of {counted(len(self.categories), 'class')}"
         num_masks = sum(bool(a.get("segmentation")) for a in self.annotations)
         return text + (f", {num_masks} with masks" if num_masks else "")
 
