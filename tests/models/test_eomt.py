@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from vitkit.checkpoint import load_weights
-from vitkit.engine.guard import Decision
 from vitkit.engine.hooks import MaskAnnealing
+from vitkit.engine.step import Decision
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models import build_model
 from vitkit.models.eomt import window_starts
