@@ -63,9 +63,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         (..., D).
     """
-    if plain_only() or is_traced() or not onednn.is_faster(x, weight):
+    if plain_only() or is_traced() or not _is_large_on_cpu(x, weight) or not onednn.is_fast():
         return F.linear(x, weight, bias)
     return onednn.linear(x, weight, bias)
+
+
+def _is_large_on_cpu(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        # From this number of multiplications on, the faster product outweighs its larger overhead.
+        and x.numel() * len(weight) >= 2**20
+        and x.numel() >= 8 * x.shape[-1]
+        and torch.backends.mkldnn.enabled
+        and not torch.is_autocast_enabled("cpu")  # which converts the arguments of F.linear
+    )
 
 
 def relu_dropout(x: Tensor, p: float) -> Tensor:

@@ -14,26 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_SMALLEST = 2**20
-"""Number of multiplications from which the faster product outweighs its larger overhead."""
-
-
-def is_faster(x: Tensor, weight: Tensor) -> bool:
-    """Return whether oneDNN computes F.linear(x, weight) faster than PyTorch's default library."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and x.numel() * len(weight) >= _SMALLEST
-        and x.numel() >= 8 * x.shape[-1]
-        and _mkl_is_slow()
-        and torch.backends.mkldnn.enabled
-        and not torch.is_autocast_enabled("cpu")  # F.linear converts its arguments
-    )
-
 
 @functools.cache
-def _mkl_is_slow() -> bool:
-    """Whether this is an AMD processor with AVX-512."""
+def is_fast() -> bool:
+    """Return whether this is an AMD processor with AVX-512, and PyTorch has oneDNN's product."""
     processor = Path("/proc/cpuinfo")
     return (
         torch.backends.mkl.is_available()
