@@ -31,6 +31,7 @@ class TransformerEncoderLayer(nn.Module):
     """Self-attention and a feed-forward network, each with dropout, a residual sum and a norm."""
 
     activation_checkpointing = False
+    # Layers that write text token by token have another one, see `vitkit.seq2seq.incremental`.
     attention_class: type[MultiHeadAttention] = MultiHeadAttention
 
     def __init__(
@@ -78,6 +79,7 @@ class TransformerDecoderLayer(nn.Module):
     """Self-attention, cross-attention and a feed-forward network, each with dropout, a residual sum and a norm."""
 
     activation_checkpointing = False
+    # Layers that write text token by token have another one, see `vitkit.seq2seq.incremental`.
     attention_class: type[MultiHeadAttention] = MultiHeadAttention
 
     def __init__(
