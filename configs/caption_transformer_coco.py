@@ -27,7 +27,7 @@ def config():
         evaluator=dict(type="CaptionEvaluator"),
         train=dict(
             # An epoch shows one of five captions of each image.
-            epochs=50, clip_grad_norm=1.0, precision="bf16", reference_batch_size=256, best_metric="CIDEr-D",
+            epochs=50, clip_grad_norm=1.0, precision="auto", reference_batch_size=256, best_metric="CIDEr-D",
             eval_every=2,
         ),
     )  # fmt: skip

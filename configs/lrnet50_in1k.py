@@ -17,5 +17,5 @@ def config():
         optimizer=dict(type="SGD", lr=0.4, momentum=0.9, weight_decay=1e-4),
         schedule=dict(type="CosineLR", warmup_epochs=10),
         evaluator=dict(type="ClassificationEvaluator"),
-        train=dict(epochs=110, precision="bf16", reference_batch_size=1024, best_metric="top1"),
+        train=dict(epochs=110, precision="auto", reference_batch_size=1024, best_metric="top1"),
     )

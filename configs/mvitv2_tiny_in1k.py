@@ -18,5 +18,5 @@ def config():
         optimizer=dict(type="AdamW", lr=2e-3, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=70, end_factor=0.004),
         evaluator=dict(type="ClassificationEvaluator"),
-        train=dict(epochs=300, clip_grad_norm=1.0, precision="bf16", reference_batch_size=2048, best_metric="top1"),
+        train=dict(epochs=300, clip_grad_norm=1.0, precision="auto", reference_batch_size=2048, best_metric="top1"),
     )

@@ -18,5 +18,5 @@ def config():
         ),
         schedule=dict(type="CosineLR", warmup_epochs=20, end_factor=0.01),
         evaluator=dict(type="ClassificationEvaluator"),
-        train=dict(epochs=300, clip_grad_norm=5.0, precision="bf16", reference_batch_size=1024, best_metric="top1"),
+        train=dict(epochs=300, clip_grad_norm=5.0, precision="auto", reference_batch_size=1024, best_metric="top1"),
     )  # fmt: skip

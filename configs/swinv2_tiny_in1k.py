@@ -15,5 +15,5 @@ def config():
         optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, no_weight_decay=["vectors", "cpb_mlp", "logit_scale"]),
         schedule=dict(type="CosineLR", warmup_epochs=20, end_factor=0.01),
         evaluator=dict(type="ClassificationEvaluator"),
-        train=dict(epochs=300, clip_grad_norm=5.0, precision="bf16", reference_batch_size=1024, best_metric="top1"),
+        train=dict(epochs=300, clip_grad_norm=5.0, precision="auto", reference_batch_size=1024, best_metric="top1"),
     )

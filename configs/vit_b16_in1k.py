@@ -23,6 +23,6 @@ def config():
         schedule=dict(type="CosineLR", warmup_epochs=5, end_factor=0.01),
         evaluator=dict(type="ClassificationEvaluator"),
         train=dict(
-            epochs=300, precision="bf16", ema_decay=0.99996, reference_batch_size=1024, best_metric="top1"
+            epochs=300, precision="auto", ema_decay=0.99996, reference_batch_size=1024, best_metric="top1"
         ),
     )  # fmt: skip

@@ -56,7 +56,7 @@ def mvit(backbone, num_frames, sampling_rate):
         schedule=dict(type="CosineLR", warmup_epochs=30, end_factor=0.01),
         evaluator=dict(type="ClassificationEvaluator"),
         train=dict(
-            epochs=200, clip_grad_norm=1.0, precision="bf16", reference_batch_size=256, best_metric="top1"
+            epochs=200, clip_grad_norm=1.0, precision="auto", reference_batch_size=256, best_metric="top1"
         ),
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ def timesformer(backbone, num_frames=8, sampling_rate=32, size=224, short_sides=
         optimizer=dict(type="SGD", lr=0.005, momentum=0.9, weight_decay=1e-4),
         schedule=dict(type="MultiStepLR", drop_at_epochs=[11, 14]),
         evaluator=dict(type="ClassificationEvaluator"),
-        train=dict(epochs=15, precision="bf16", reference_batch_size=8, best_metric="top1"),
+        train=dict(epochs=15, precision="auto", reference_batch_size=8, best_metric="top1"),
     )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from vitkit.checkpoint import read_checkpoint
 from vitkit.engine.checkpointing import LAST_NAME, Progress
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.failures import memory_explained, training_remedies
-from vitkit.engine.guard import Decision, StepGuard
 from vitkit.engine.hooks import Hook
 from vitkit.engine.settings import TrainSettings
+from vitkit.engine.step import Decision, StepGuard
 from vitkit.errors import TrainingError
 from vitkit.evaluation import LanguageModelEvaluator
 from vitkit.protocols import Evaluator

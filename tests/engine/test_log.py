@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from vitkit.engine.checkpointing import Progress
-from vitkit.engine.guard import Decision
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard, cut_log, peak_memory_mb
+from vitkit.engine.step import Decision
 from vitkit.logging import LOG_NAME
 
 TAKEN = Decision(step=True, save=False, stop=False)
@@ -31,7 +31,7 @@ def run_of(run_dir):
         hooks=[ProgressLog(), TensorBoard()],
         settings=SimpleNamespace(epochs=2, accumulate=1, log_every=10, eval_every=1, best_metric="bbox/AP"),
         progress=Progress(step=20, batch=10, num_batches=20),
-        schedule=SimpleNamespace(get_last_lr=lambda: [1e-5, 1e-4]),
+        lr=1e-4,
         losses=[{"labels": torch.tensor(1.0), "l1": torch.tensor(2.0), "aux0_labels": torch.tensor(0.5)}],
         device=torch.device("cpu"),
         data_seconds=0.0,
@@ -46,7 +46,6 @@ def write(run_dir, metrics=METRICS):
             spans.enter_context(hook.during_training(run))
         for hook in run.hooks:
             hook.before_epoch(run)
-            hook.before_step(run)
             hook.after_step(run, TAKEN)
         run.progress.step = 40
         for hook in run.hooks:
@@ -59,7 +58,6 @@ def lines_of(run, seconds, capsys):
     log._printed_at = min(log._printed_at, time.monotonic()) - seconds
     run.progress.step += 1
     run.progress.batch += 1
-    log.before_step(run)
     log.after_step(run, TAKEN)
     return capsys.readouterr().out.splitlines()
 

@@ -34,7 +34,7 @@ def test_step_synchronises_once_for_matching_and_once_for_the_guard(name, tmp_pa
         decision = train_step(run, iter([batch]), 1)
     assert decision.step and run.progress.step == 1
     waits = {where.split(":")[0]: count for where, count in gpu.waits.items()}
-    assert waits == {MATCHING[name]: 1, "guard.py": 1}, gpu.waits
+    assert waits == {MATCHING[name]: 1, "step.py": 1}, gpu.waits
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"])

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from vitkit.kernels import use_kernels
-from vitkit.kernels.attention import attend, attend_explicit
+from vitkit.kernels import attend_explicit, scaled_dot_product_attention, use_kernels
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -11,7 +10,7 @@ def test_fast_equals_plain(learned):
     for shape in ((5, 7), (2, 1, 1, 7), (2, 3, 5, 7)):
         bias = torch.randn(shape, requires_grad=learned)
         inputs = [q, k, v, *([bias] if learned else [])]
-        outputs = [attend(q, k, v, bias, scale=0.3), attend_explicit(q, k, v, bias, scale=0.3)[0]]
+        outputs = [scaled_dot_product_attention(q, k, v, bias, scale=0.3), attend_explicit(q, k, v, bias, scale=0.3)[0]]
         torch.testing.assert_close(*outputs)
         torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), inputs) for x in outputs))
 
@@ -20,7 +19,7 @@ def test_plain_form_can_be_requested():
     q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
     torch.manual_seed(0)
     with use_kernels("plain"):
-        chosen = attend(q, k, v, dropout_p=0.5)
+        chosen = scaled_dot_product_attention(q, k, v, dropout_p=0.5)
     torch.manual_seed(0)
     assert torch.equal(chosen, attend_explicit(q, k, v, dropout_p=0.5)[0])
 
@@ -33,12 +32,14 @@ def test_dropout_applies_to_the_weights_and_their_gradients(num_keys, with_bias)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     torch.manual_seed(1)
     # Values of one channel for each key show the weights after dropout.
-    shown = attend(q, k, torch.eye(num_keys, dtype=torch.float64).expand(2, 3, -1, -1), bias, dropout_p=0.3)
+    shown = scaled_dot_product_attention(
+        q, k, torch.eye(num_keys, dtype=torch.float64).expand(2, 3, -1, -1), bias, dropout_p=0.3
+    )
     dropped = shown == 0
     assert 0.15 < dropped.double().mean() < 0.45
 
     torch.manual_seed(1)
-    output = attend(*inputs, bias, dropout_p=0.3)
+    output = scaled_dot_product_attention(*inputs, bias, dropout_p=0.3)
     _, weights = attend_explicit(*inputs, bias)
     expected = weights.masked_fill(dropped, 0) / 0.7 @ v
     torch.testing.assert_close(output, expected)
@@ -52,5 +53,5 @@ def test_dropout_saves_a_single_tensor_of_the_size_of_the_weights():
     q, k, v = (torch.randn(1, 2, 64, 8, requires_grad=True) for _ in range(3))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        attend(q, k, v, dropout_p=0.1)
+        scaled_dot_product_attention(q, k, v, dropout_p=0.1)
     assert [size for size in kept if size >= 2 * 64 * 64] == [2 * 64 * 64]

@@ -2,9 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.kernels import linear as module
-from vitkit.kernels import use_kernels
-from vitkit.kernels.linear import linear
+from vitkit.kernels import linear, onednn, use_kernels
 from vitkit.nn.layers import Linear
 
 
@@ -13,10 +11,10 @@ def by_onednn(monkeypatch):
     """Use the product that is chosen on AMD's processors, on any processor."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         pytest.skip("PyTorch without oneDNN")
-    monkeypatch.setattr(module, "_mkl_is_slow", lambda: True)
+    monkeypatch.setattr(onednn, "is_fast", lambda: True)
     calls = []
-    product = module.onednn_product
-    monkeypatch.setattr(module, "onednn_product", lambda *args: calls.append(len(args)) or product(*args))
+    product = onednn.onednn_product
+    monkeypatch.setattr(onednn, "onednn_product", lambda *args: calls.append(len(args)) or product(*args))
     return calls
 
 
@@ -89,9 +87,9 @@ def test_plain_form_is_that_of_pytorch(by_onednn):
 def test_operands_of_backward_products_have_contiguous_rows(by_onednn, monkeypatch):
     """A chunk's rows have gaps, with which oneDNN's transposed product would take a hundred times as long."""
     gaps = []
-    product = module.onednn_product
+    product = onednn.onednn_product
     monkeypatch.setattr(
-        module,
+        onednn,
         "onednn_product",
         lambda a, b, *bias: gaps.append([max(t.stride()) > min(t.shape) for t in (a, b)]) or product(a, b, *bias),
     )

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from vitkit.kernels import use_kernels
-from vitkit.kernels.relu_dropout import _dropout_, relu_dropout
+from vitkit.kernels import relu_dropout, use_kernels
+from vitkit.kernels.dropout import _dropout_
 from vitkit.nn.layers import FeedForward
 
 

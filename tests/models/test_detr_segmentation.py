@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError
 from vitkit.models import build_model, mask_postprocess
-from vitkit.models.detr_segmentation import instance_masks, mask_argmax
+from vitkit.models.detr_masks import instance_masks, mask_argmax, panoptic_map
 from vitkit.registry import CRITERIA
 
 NAMES = (
@@ -132,7 +132,7 @@ def test_transformer_is_frozen_and_mask_head_trains():
 
 
 def test_panoptic_maps_drop_small_segments_and_reassign_their_pixels():
-    model = build_model(small_spec(things=[True, False, False, True, True], object_threshold=0.5))
+    rules = dict(things=[True, False, False, True, True], threshold=0.5)
     masks = torch.full((6, 8, 8), -5.0)
     masks[0, :, :4] = 5  # a thing
     masks[1, :4, 4:] = 5  # stuff
@@ -143,10 +143,10 @@ def test_panoptic_maps_drop_small_segments_and_reassign_their_pixels():
     logits = torch.full((6, 6), -9.0)
     for query, label in enumerate([0, 1, 1, 3, 5, 5]):
         logits[query, label] = 9
-    found = model._panoptic(logits.softmax(-1), masks, (8, 8), (8, 8))
+    found = panoptic_map(logits.softmax(-1), masks, (8, 8), (8, 8), **rules)
     assert [(s["label"], s["is_thing"]) for s in found.segments] == [(0, True), (1, False)]
     assert (found.segment_ids[:, :4] == 1).all() and (found.segment_ids[:, 4:] == 2).all()
-    nothing = model._panoptic(torch.full((6, 6), 1 / 6), masks, (8, 8), (4, 4))
+    nothing = panoptic_map(torch.full((6, 6), 1 / 6), masks, (8, 8), (4, 4), **rules)
     assert nothing.segments == [] and not nothing.segment_ids.any()
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from vitkit.checkpoint import load_weights
-from vitkit.engine.guard import Decision
 from vitkit.engine.hooks import MaskAnnealing
+from vitkit.engine.step import Decision
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models import build_model
-from vitkit.models.eomt import window_starts
 from vitkit.models.mask_postprocess import Geometry, WindowMasks, semantic_scores, windowed_scores
+from vitkit.models.windows import window_starts
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.ops.images import normalize_images
 from vitkit.ops.masks import mask_logits

@@ -12,7 +12,7 @@ from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
-from vitkit.kernels.linear import linear
+from vitkit.kernels import linear
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
 from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from vitkit.errors import ConfigError
-from vitkit.kernels.linear import linear
+from vitkit.kernels import linear
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
 from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP

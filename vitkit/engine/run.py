@@ -15,9 +15,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitkit.devices import resolve_precision
 from vitkit.engine.checkpointing import Progress, RunCheckpoints
-from vitkit.engine.guard import Decision, StepGuard
 from vitkit.engine.parallel import wrap
 from vitkit.engine.settings import TrainSettings
+from vitkit.engine.step import Decision, StepGuard
 from vitkit.protocols import Loader
 from vitkit.structures import Batch
 
@@ -99,6 +99,8 @@ class TrainRun:
     hooks: Sequence[Hook] = field(default=(), init=False)
     guard: StepGuard = field(default_factory=StepGuard, init=False)
     progress: Progress = field(default_factory=Progress, init=False)
+    lr: float = field(default=0.0, init=False)
+    """Largest learning rate of the step's parameter groups."""
     data_seconds: float = field(default=0.0, init=False)
     """Time spent waiting for batches, in seconds."""
 

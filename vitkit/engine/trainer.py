@@ -3,8 +3,7 @@
 import json
 import logging
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,6 @@ from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.seq2seq.vocabulary import Vocabulary
-from vitkit.structures import Batch
 from vitkit.visualization.curves import plot_training
 from vitkit.words import counted
 
@@ -274,7 +272,7 @@ def train_epoch(run: TrainRun, epoch: int) -> None:
     run.guard.watch(run.model)
     for hook in run.hooks:
         hook.before_epoch(run)
-    batches = _timed(run, run.loader)
+    batches = iter(run.loader)
     while progress.batch < progress.num_batches:
         decision = train_step(run, batches, min(run.settings.accumulate, progress.num_batches - progress.batch))
         for hook in run.hooks:
@@ -312,18 +310,6 @@ def save_epoch(run: TrainRun, best_before: float) -> None:
 
 def _should_end(run: TrainRun) -> bool:
     return any(hook.should_end(run) for hook in run.hooks)
-
-
-def _timed(run: TrainRun, loader: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the loader's batches, adding the time spent waiting for each one to `run.data_seconds`."""
-    batches = iter(loader)
-    while True:
-        start = time.monotonic()
-        batch = next(batches, None)
-        run.data_seconds += time.monotonic() - start
-        if batch is None:
-            return
-        yield batch
 
 
 def _check_position(run: TrainRun) -> None:

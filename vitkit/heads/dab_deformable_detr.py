@@ -83,7 +83,7 @@ class DABDeformableDETRHead(QueryHead):
         levels = flatten_levels(features, self.level_embed, padding_mask, position_offset=-0.5)
         memory = self.encoder(levels)  # (B, S, d_model)
         learned = torch.cat((self.query_embed.weight, self.reference_boxes.weight), dim=1)
-        queries = self.make_queries(learned, None, memory.shape[0])
+        queries = self.make_queries(learned.expand(memory.shape[0], -1, -1))
         if added is not None:
             queries = added.join(queries, self)
         decoded = self.decoder(queries, memory, levels)
@@ -98,9 +98,9 @@ class DABDeformableDETRHead(QueryHead):
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
         }
 
-    def make_queries(self, vectors: Tensor, boxes: None, batch_size: int) -> Queries:
-        """Return queries whose content and box are learned, from (Q, d_model + 4); see `QueryHead`."""
-        content, boxes = vectors.expand(batch_size, -1, -1).split((self.d_model, 4), dim=-1)
+    def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
+        """Return queries whose content and box are learned, from (B, Q, d_model + 4); see `QueryHead`."""
+        content, boxes = learned.split((self.d_model, 4), dim=-1)
         return Queries(content, references=boxes.sigmoid())
 
 

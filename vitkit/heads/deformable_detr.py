@@ -109,9 +109,9 @@ class DeformableDETRHead(QueryHead):
             proposals, boxes = self.proposals(memory, levels, num_selected)
             first_stage.append(proposals)
             boxes, selected = boxes[:, : self.num_queries], boxes[:, self.num_queries :]
-            queries = self.make_queries(None, boxes, memory.shape[0])
+            queries = self.make_queries(None, boxes)
         else:
-            queries = self.make_queries(self.query_embed.weight, None, memory.shape[0])
+            queries = self.make_queries(self.query_embed.weight.expand(memory.shape[0], -1, -1))
         if added is not None:
             queries = added.join(queries, self, selected)
         decoded = self.decoder(queries, memory, levels)
@@ -131,12 +131,12 @@ class DeformableDETRHead(QueryHead):
             "training_outputs": first_stage,  # with two stages, the predictions for all locations, (B, S, ...)
         }
 
-    def make_queries(self, vectors: Tensor | None, boxes: Tensor | None, batch_size: int) -> Queries:
-        """Return queries at learned points, from (Q, 2 * d_model), or with two stages at boxes; see `QueryHead`."""
+    def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
+        """Return queries at learned points, from (B, Q, 2 * d_model), or with two stages at boxes; see `QueryHead`."""
         if self.two_stage:
             positions, content = self.proposals.encode(boxes)
             return Queries(content, positions, references=boxes)
-        positions, content = vectors.expand(batch_size, -1, -1).chunk(2, dim=-1)
+        positions, content = learned.chunk(2, dim=-1)
         return Queries(content, positions, references=self.reference_points(positions).float().sigmoid())
 
     def queries_at(self, content: Tensor, boxes: Tensor) -> Queries:

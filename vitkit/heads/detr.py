@@ -99,7 +99,7 @@ class DETRHead(QueryHead):
             tokens, positions = tokens + positions, None
 
         memory = self.encoder(tokens, positions, bias=memory_bias)
-        queries = self.make_queries(self.query_embed.weight, None, image.shape[0])
+        queries = self.make_queries(self.query_embed.weight.expand(image.shape[0], -1, -1))
         if added is not None:
             queries = added.join(queries, self)
         states = self.decoder(
@@ -122,10 +122,9 @@ class DETRHead(QueryHead):
             "memory": memory,  # (B, h * w, d_model), the encoded map
         }
 
-    def make_queries(self, vectors: Tensor, boxes: None, batch_size: int) -> Queries:
-        """Return queries with learned positions (Q, d_model) and without content; see `QueryHead`."""
-        positions = vectors.expand(batch_size, -1, -1)
-        return Queries(content=torch.zeros_like(positions), positions=positions)
+    def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
+        """Return queries with learned positions, (B, Q, d_model), and without content; see `QueryHead`."""
+        return Queries(content=torch.zeros_like(learned), positions=learned)
 
     def _encode_positions(self, image: Tensor, padding: Tensor | None) -> Tensor | None:
         """Return the positions of a map's locations, (B or 1, h * w, d_model); None if the head uses none."""

@@ -99,7 +99,8 @@ class DINOHead(QueryHead):
         memory = self.encoder(levels)  # (B, S, d_model)
         num_selected = self.num_queries + (0 if added is None else added.num_selected)
         selection, boxes = self.proposals(memory, levels, num_selected)
-        queries = self.make_queries(self.proposals.content.weight, boxes[:, : self.num_queries], memory.shape[0])
+        learned = self.proposals.content.weight.expand(memory.shape[0], -1, -1)
+        queries = self.make_queries(learned, boxes[:, : self.num_queries])
         if added is not None:
             queries = added.join(queries, self, boxes[:, self.num_queries :])
         decoded = self.decoder(queries, memory, levels)
@@ -119,9 +120,9 @@ class DINOHead(QueryHead):
             "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
         }
 
-    def make_queries(self, vectors: Tensor, boxes: Tensor, batch_size: int) -> Queries:
-        """Return queries with learned content, (Q, d_model), at selected boxes; see `QueryHead`."""
-        return Queries(vectors.expand(batch_size, -1, -1), references=boxes)
+    def make_queries(self, learned: Tensor, boxes: Tensor) -> Queries:
+        """Return queries with learned content, (B, Q, d_model), at selected boxes; see `QueryHead`."""
+        return Queries(learned, references=boxes)
 
 
 class DINODecoder(nn.Module):

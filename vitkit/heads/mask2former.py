@@ -112,7 +112,7 @@ class Mask2FormerHead(QueryHead):
             )
 
         learned = torch.cat((self.query_feat.weight, self.query_embed.weight), dim=1)
-        queries = self.make_queries(learned, None, mask_features.shape[0])
+        queries = self.make_queries(learned.expand(mask_features.shape[0], -1, -1))
         if added is not None:
             queries = added.join(queries, self)
         x = queries.content
@@ -149,9 +149,9 @@ class Mask2FormerHead(QueryHead):
             "aux_outputs": [{"pred_logits": l, "mask_embed": e, "mask_features": mask_features} for l, e in earlier],
         }
 
-    def make_queries(self, vectors: Tensor, boxes: None, batch_size: int) -> Queries:
-        """Return queries with learned content and positions, from (Q, 2 * d_model); see `QueryHead`."""
-        content, positions = vectors.expand(batch_size, -1, -1).chunk(2, dim=-1)
+    def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
+        """Return queries with learned content and positions, from (B, Q, 2 * d_model); see `QueryHead`."""
+        content, positions = learned.chunk(2, dim=-1)
         return Queries(content, positions)
 
     def _predict(self, x: Tensor) -> tuple[Tensor, Tensor]:

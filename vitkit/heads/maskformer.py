@@ -86,7 +86,7 @@ class MaskFormerHead(QueryHead):
         positions = positions.flatten(1, 2).to(image.dtype)
 
         memory = self.encoder(image.flatten(2).transpose(1, 2), positions, bias=memory_bias)
-        queries = self.make_queries(self.query_embed.weight, None, image.shape[0])
+        queries = self.make_queries(self.query_embed.weight.expand(image.shape[0], -1, -1))
         if added is not None:
             queries = added.join(queries, self)
         states = self.decoder(
@@ -111,7 +111,6 @@ class MaskFormerHead(QueryHead):
             ],
         }
 
-    def make_queries(self, vectors: Tensor, boxes: None, batch_size: int) -> Queries:
-        """Return queries with learned positions (Q, d_model) and without content; see `QueryHead`."""
-        positions = vectors.expand(batch_size, -1, -1)
-        return Queries(content=torch.zeros_like(positions), positions=positions)
+    def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
+        """Return queries with learned positions, (B, Q, d_model), and without content; see `QueryHead`."""
+        return Queries(content=torch.zeros_like(learned), positions=learned)

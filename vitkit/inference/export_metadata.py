@@ -13,7 +13,8 @@ from vitkit.inference.predictor import Predictor
 from vitkit.inference.translator import Translator
 from vitkit.models.base import DensePredictionModel
 from vitkit.models.classifier import Classifier
-from vitkit.models.detr_segmentation import SMALLEST_AREA, DETRSegmentation
+from vitkit.models.detr_masks import SMALLEST_AREA
+from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.eomt import EoMT
 from vitkit.models.mask_results import MaskResults
 from vitkit.ops.images import pixel_statistics

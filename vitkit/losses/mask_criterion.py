@@ -2,40 +2,25 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
-from vitkit.losses.set_terms import (
-    QuerySets,
-    SurplusWarning,
-    check_weights,
-    class_weight_sum,
-    collect_sets,
-    count_correct_classes,
-    match_sets,
-    matched_indices,
-    normalizers,
-    set_cross_entropy,
-)
+from vitkit.losses.matched import MatchedCriterion, QuerySets
 from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
-from vitkit.protocols import Criterion
-from vitkit.registry import CRITERIA, MATCHERS, Spec
+from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
 
 
 @CRITERIA.register
-class MaskCriterion(Criterion):
+class MaskCriterion(MatchedCriterion):
     """Cross entropy of every query, and mask and dice losses of the matched ones, for every decoder layer.
 
-    `meters["matched_accuracy"]` counts how many of the last layer's matched queries predict their target's class. A
-    subclass adds terms to `terms` and `mask_losses`.
+    A subclass adds terms to `terms` and `mask_losses`.
 
     Args:
         matcher: a spec of the matcher (see `HungarianMaskMatcher`), or the matcher.
@@ -50,7 +35,7 @@ class MaskCriterion(Criterion):
         ConfigError: a term or `mask_loss` is unknown, a term is missing, or a number is out of range.
     """
 
-    terms: Sequence[str] = ("labels", "mask", "dice")
+    terms = ("labels", "mask", "dice")
 
     def __init__(
         self,
@@ -63,8 +48,8 @@ class MaskCriterion(Criterion):
         oversample: float = 3.0,
         importance: float = 0.75,
     ):
-        super().__init__()
         self.check_arguments(weights)
+        super().__init__(matcher, weights, no_object_weight)
         if not no_object_weight > 0:
             raise ConfigError(f"no_object_weight={no_object_weight}: expected a positive number.")
         if not (0 <= importance <= 1 and oversample >= 1 and num_points >= 1):
@@ -74,20 +59,10 @@ class MaskCriterion(Criterion):
             )
         if mask_loss not in ("points", "focal"):
             raise ConfigError(f"mask_loss={mask_loss!r}: expected 'points' or 'focal'.")
-        self.matcher = MATCHERS.build(matcher)
-        self.weights = dict(weights)
-        self.no_object_weight = no_object_weight
         self.mask_loss = mask_loss
         self.num_points = num_points
         self.oversample = oversample
         self.importance = importance
-        self.meters = {"matched_accuracy": RatioMeter()}
-        self._warn_of_surplus = SurplusWarning()
-
-    @classmethod
-    def check_arguments(cls, weights: Mapping[str, float], **_: Any) -> None:
-        """Check the names of the weights; raises like the constructor."""
-        check_weights(weights, cls.terms)
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Match queries to targets, and compute the losses of every layer.
@@ -111,42 +86,27 @@ class MaskCriterion(Criterion):
         input_size = outputs["input_size"]
         if "windows" in outputs:
             targets = targets_in_windows(targets, outputs["windows"], input_size)
-        self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            query_sets = collect_sets(outputs, targets)
-            match_sets(query_sets, partial(self.matcher, input_size=input_size))
-            for queries in query_sets:
+            for queries in self.match(outputs, targets, input_size=input_size):
                 losses |= self._set_losses(queries, input_size)
         return losses
 
     def _set_losses(self, queries: QuerySets, input_size: tuple[int, int]) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
-        logits = queries.stack("pred_logits")  # (L, B, Q, C + 1), all sets' layers
-        *query_indices, target = matched_indices(queries.matches, queries.counts, logits.device)  # (L, M) each
-        _, image, query = query_indices
-        labels = torch.cat([t["labels"] for t in queries.targets])[target]  # (L, M)
-        if queries.is_main:
-            # The last layer of the main queries comes first.
-            count_correct_classes(self.meters["matched_accuracy"], logits[0, image[0], query[0]], labels[0])
-
-        num_queries, num_matched = logits[0, ..., 0].numel(), labels.shape[1]
-        class_weights = class_weight_sum(num_queries, num_matched, self.no_object_weight)
-        class_normalizer, num_targets = normalizers(
-            class_weights, sum(queries.counts), logits.device, training=self.training
-        )
-        mask_normalizer = queries.repeats * num_targets
-        class_losses = set_cross_entropy(logits, query_indices, labels, no_object_weight=self.no_object_weight)
+        matched = self.matched_queries(queries)
+        class_losses = self.cross_entropy(matched)
+        _, image, query = matched.indices
         matches_per_image = [len(query) for query, _ in queries.matches[0]]
         masks = matched_masks(queries.layers, image[0], query, matches_per_image)
         starts = list(itertools.accumulate(queries.counts, initial=0))
         layer_losses = []
-        for layer, layer_target in enumerate(target):
+        for layer, layer_target in enumerate(matched.target):
             by_image = layer_target.split(matches_per_image)
             target_masks = [t["masks"][j - start] for t, j, start in zip(queries.targets, by_image, starts)]
             layer_losses.append(self.mask_losses(layer, masks[layer], target_masks, input_size))
-        # The normaliser is 0 if no rank has queries in this set, as in denoising without targets.
-        terms = {"labels": class_losses / class_normalizer.clamp(min=1e-6)}
+        mask_normalizer = queries.repeats * matched.num_targets
+        terms = {"labels": class_losses}
         for name in layer_losses[0]:
             terms[name] = torch.stack([losses[name].sum() for losses in layer_losses]) / mask_normalizer
         return queries.named_losses(terms, self.weights)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
-from vitkit.losses.set_terms import decoder_layers, normalizers
+from vitkit.losses.matched import decoder_layers, normalizers
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import DetectionTarget, describe_image

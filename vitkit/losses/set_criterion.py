@@ -6,35 +6,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
 from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
-from vitkit.losses.set_terms import (
-    QuerySets,
-    SurplusWarning,
-    check_weights,
-    class_weight_sum,
-    collect_sets,
-    count_correct_classes,
-    match_sets,
-    matched_indices,
-    normalizers,
-    set_cross_entropy,
-)
+from vitkit.losses.matched import MatchedCriterion, QuerySets, normalizers
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy, generalized_box_iou
 from vitkit.ops.masks import pad_masks
-from vitkit.protocols import Criterion
-from vitkit.registry import CRITERIA, MATCHERS, Spec
+from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
 
 
 @CRITERIA.register
-class SetCriterion(Criterion):
+class SetCriterion(MatchedCriterion):
     """Class loss of every query, and L1 and GIoU losses of the matched ones, for every decoder layer.
 
-    Each layer is matched separately and all layers have the same weight. `meters["matched_accuracy"]` counts how many
-    of the last layer's matched queries predict their target's class. A subclass adds terms to `terms` and `box_losses`.
+    Each layer is matched separately and all layers have the same weight. A subclass adds terms to `terms` and
+    `box_losses`.
 
     Args:
         matcher: a spec of the matcher (see `HungarianMatcher`), or the matcher.
@@ -52,8 +39,8 @@ class SetCriterion(Criterion):
             loss does not have an argument that is set, or the matcher's costs are for other logits.
     """
 
-    terms: Sequence[str] = ("labels", "l1", "giou")
-    mask_terms: Sequence[str] = ("mask", "dice")
+    terms = ("labels", "l1", "giou")
+    mask_terms = ("mask", "dice")
 
     def __init__(
         self,
@@ -65,8 +52,8 @@ class SetCriterion(Criterion):
         focal_alpha: float | None = None,
         focal_gamma: float | None = None,
     ):
-        super().__init__()
         self.check_arguments(weights)
+        super().__init__(matcher, weights, no_object_weight or 0)
         self.sigmoid_settings = sigmoid_settings(class_loss, alpha=focal_alpha, gamma=focal_gamma)
         if class_loss == "cross_entropy" and not (no_object_weight or 0) > 0:
             raise ConfigError(
@@ -80,22 +67,12 @@ class SetCriterion(Criterion):
                 "out."
             )
         self.class_activation = "softmax" if class_loss == "cross_entropy" else "sigmoid"
-        self.matcher = MATCHERS.build(matcher)
         if self.matcher.activation != self.class_activation:
             raise ConfigError(
                 f"matcher.activation={self.matcher.activation!r} is for other logits than class_loss={class_loss!r}: "
                 f"expected {self.class_activation!r}."
             )
-        self.weights = dict(weights)
         self.class_loss = class_loss
-        self.no_object_weight = no_object_weight
-        self.meters = {"matched_accuracy": RatioMeter()}
-        self._warn_of_surplus = SurplusWarning()
-
-    @classmethod
-    def check_arguments(cls, weights: Mapping[str, float], **_: Any) -> None:
-        """Check the names of the weights; raises like the constructor."""
-        check_weights(weights, cls.terms, optional=cls.mask_terms)
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Match queries to targets, and compute the losses of every layer.
@@ -115,11 +92,9 @@ class SetCriterion(Criterion):
             DataError: a label is out of range.
             ConfigError: mask terms have weights, but the model predicts no masks.
         """
-        self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            query_sets = collect_sets(outputs, targets)
-            match_sets(query_sets, self.matcher)
+            query_sets = self.match(outputs, targets)
             for queries in query_sets:
                 losses |= self._set_losses(queries)
             if "mask" in self.weights:
@@ -133,31 +108,19 @@ class SetCriterion(Criterion):
 
     def _set_losses(self, queries: QuerySets) -> dict[str, Tensor]:
         """Return the weighted class and box losses of each layer, averaged over the sets."""
-        logits, boxes = queries.stack("pred_logits"), queries.stack("pred_boxes")  # (L, B, Q, ...), all sets' layers
-        *query_indices, target = matched_indices(queries.matches, queries.counts, logits.device)  # (L, M) each
-        labels = torch.cat([t["labels"] for t in queries.targets])[target]  # (L, M)
-        target_boxes = torch.cat([t["boxes_cxcywh"] for t in queries.targets]).float()[target]  # (L, M, 4)
-        matched_boxes = boxes[tuple(query_indices)]
-        if queries.is_main:
-            _, image, query = query_indices
-            # The last layer of the main queries comes first.
-            count_correct_classes(self.meters["matched_accuracy"], logits[0, image[0], query[0]], labels[0])
-
-        num_queries, num_matched = logits[0, ..., 0].numel(), labels.shape[1]
-        class_weights = class_weight_sum(num_queries, num_matched, self.no_object_weight or 0)
-        class_normalizer, num_targets = normalizers(
-            class_weights, sum(queries.counts), logits.device, training=self.training
-        )
-        box_normalizer = queries.repeats * num_targets
+        matched = self.matched_queries(queries)
+        boxes = queries.stack("pred_boxes")[tuple(matched.indices)]  # (L, M, 4), all sets' layers
+        target_boxes = torch.cat([t["boxes_cxcywh"] for t in queries.targets]).float()[matched.target]  # (L, M, 4)
+        box_normalizer = queries.repeats * matched.num_targets
         if self.class_loss == "cross_entropy":
-            class_losses = set_cross_entropy(logits, query_indices, labels, no_object_weight=self.no_object_weight)
-            # The normaliser is 0 if no rank has queries in this set, as in denoising without targets.
-            class_losses = class_losses / class_normalizer.clamp(min=1e-6)
+            class_losses = self.cross_entropy(matched)
         else:
-            ious = box_iou(cxcywh_to_xyxy(matched_boxes.detach()), cxcywh_to_xyxy(target_boxes))
-            class_losses = sigmoid_loss(self.class_loss, logits, query_indices, labels, ious, **self.sigmoid_settings)
+            ious = box_iou(cxcywh_to_xyxy(boxes.detach()), cxcywh_to_xyxy(target_boxes))
+            class_losses = sigmoid_loss(
+                self.class_loss, matched.logits, matched.indices, matched.labels, ious, **self.sigmoid_settings
+            )
             class_losses = class_losses / box_normalizer
-        box_losses = self.box_losses(matched_boxes, target_boxes)
+        box_losses = self.box_losses(boxes, target_boxes)
         terms = {name: values.sum(1) / box_normalizer for name, values in box_losses.items()}
         return queries.named_losses({"labels": class_losses, **terms}, self.weights)
 
@@ -169,7 +132,7 @@ class SetCriterion(Criterion):
                 "criterion.weights, or use a model that predicts masks (model.type=DETRSegmentation)."
             )
         masks = outputs["pred_masks"].float()
-        _, image, query, target = matched_indices(queries.matches[:1], queries.counts, masks.device)
+        _, image, query, target = queries.matched_indices()
         if query.numel():
             target_masks = torch.cat([pad_masks(t["masks"], outputs["input_size"]) for t in queries.targets])
             focal, dice = whole_mask_losses(masks[image[0], query[0]], target_masks[target[0]])

@@ -118,6 +118,10 @@ class DensePredictionModel(ModelOnBackbone):
             padding_mask = without_divisibility_padding(padding_mask, self.size_divisibility)
         return images, padding_mask
 
+    def backbone_maps(self, images: Tensor, padding_mask: Tensor | None) -> dict[str, Tensor]:
+        """Return the backbone's maps of prepared images; it is told of the padding only if that is isolated."""
+        return self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
+
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Make weights fit that were trained with other training queries, or without any, in place: their entries are
         dropped, and the model's own keep their initial values."""

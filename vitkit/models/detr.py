@@ -62,8 +62,7 @@ class DETR(DensePredictionModel):
             training_outputs: only with training queries, a list of their outputs, see `TrainingOutputs`.
         """
         images, padding_mask = self.prepare(images, padding_mask)
-        maps = self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
-        features = self.neck(maps, padding_mask)
+        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
         if targets is None:
             return self.head(features, padding_mask)
         return self.training_queries(self.head, features, padding_mask, targets)

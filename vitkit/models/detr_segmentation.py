@@ -4,22 +4,15 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.heads.detr_masks import BoxAttention, MaskConvHead
 from vitkit.models.base import check_tasks
 from vitkit.models.detr import DETR
-from vitkit.models.mask_postprocess import Panoptic, chunks, resize
+from vitkit.models.detr_masks import instance_masks, panoptic_map
 from vitkit.ops.images import resize_mask, unpadded_sizes
 from vitkit.registry import MODELS, Spec
-
-SMALLEST_AREA = 4
-"""Panoptic segments with no more than this number of pixels are dropped."""
 
 
 @MODELS.register
@@ -97,7 +90,7 @@ class DETRSegmentation(DETR):
         """
         image_sizes = unpadded_sizes(images, padding_mask)
         images, padding_mask = self.prepare(images, padding_mask)
-        maps = self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
+        maps = self.backbone_maps(images, padding_mask)
         features = self.neck(maps, padding_mask)
         outputs = self.head(features, padding_mask)
         image = features[self.head.feature_name]  # (B, d_model, h, w)
@@ -130,63 +123,8 @@ class DETRSegmentation(DETR):
                     )
                     masks = masks[:, :height, :width]
                 probabilities = outputs["pred_logits"][i].float().softmax(-1)
-                panoptic = self._panoptic(probabilities, masks, inside, original)
+                panoptic = panoptic_map(
+                    probabilities, masks, inside, original, things=self.things, threshold=self.object_threshold
+                )
                 result |= dict(panoptic=panoptic.segment_ids, segments_info=panoptic.segments)
         return results
-
-    def _panoptic(
-        self, probabilities: Tensor, masks: Tensor, processed: tuple[int, int], original: tuple[int, int]
-    ) -> Panoptic:
-        """Assign each pixel to the query with the highest mask logit; drop small segments and reassign their pixels."""
-        scores, labels = probabilities.max(-1)
-        confident = (labels != probabilities.shape[-1] - 1) & (scores > self.object_threshold)
-        scores, labels, masks = scores[confident], labels[confident].tolist(), masks[confident]
-        # Segments of the same stuff class are only merged in the first round.
-        first_of_class = [labels.index(label) if not self.things[label] else i for i, label in enumerate(labels)]
-        chosen, owner = list(range(len(labels))), torch.zeros(processed, dtype=torch.int64)
-        first_round = True
-        while chosen:
-            owner = mask_argmax(masks[chosen], processed).cpu()
-            if first_round:
-                owner = torch.tensor(first_of_class)[owner]
-                first_round = False
-            owner = resize_nearest(owner, original)
-            areas = owner.flatten().bincount(minlength=len(chosen)).tolist()
-            large = [query for query, area in zip(chosen, areas) if area > SMALLEST_AREA]
-            if len(large) == len(chosen):
-                break
-            chosen = large
-        segments = [
-            dict(id=n, label=labels[q], score=float(scores[q]), is_thing=bool(self.things[labels[q]]))
-            for n, q in enumerate(chosen, start=1)
-        ]
-        if not chosen:
-            return Panoptic(torch.zeros(original, dtype=torch.int32), [])
-        return Panoptic(owner.int() + 1, segments)
-
-
-def instance_masks(masks: Tensor, padded: tuple[int, int], image: tuple[int, int], original: tuple[int, int]) -> Tensor:
-    """Resize (Q, h, w) logits to (Q, H, W) bool of the original image, thresholding before the last resizing."""
-    original = tuple(original)
-    resized = torch.zeros(len(masks), *original, dtype=torch.bool, device=masks.device)
-    for chunk in chunks(len(masks), (padded, original)):
-        inside = resize(masks[chunk], padded)[:, : image[0], : image[1]].sigmoid() > 0.5
-        resized[chunk] = F.interpolate(inside[:, None].float(), size=original, mode="nearest")[:, 0].bool()
-    return resized
-
-
-def mask_argmax(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return (*size) int64, the index of the highest of N > 0 masks (N, h, w) at each pixel, the first if equal."""
-    best = masks.new_full(size, -torch.inf)
-    owner = torch.zeros(size, dtype=torch.int64, device=masks.device)
-    for chunk in chunks(len(masks), (size,)):
-        value, index = resize(masks[chunk], size).max(0)
-        owner = torch.where(value > best, index + chunk.start, owner)
-        best = torch.maximum(best, value)
-    return owner
-
-
-def resize_nearest(labels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize an (h, w) map as Pillow does, which the original uses."""
-    resized = Image.fromarray(labels.int().numpy()).resize((size[1], size[0]), Image.Resampling.NEAREST)
-    return torch.from_numpy(np.array(resized)).long()

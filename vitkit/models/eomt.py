@@ -1,7 +1,6 @@
 """EoMT (Kerssies et al. 2025, https://arxiv.org/abs/2503.19108): a plain ViT whose last blocks also process queries."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,8 +11,7 @@ from vitkit.backbones.vit import Tokens, ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.eomt import EoMTHead
 from vitkit.models.base import ModelOnBackbone
-from vitkit.models.mask_postprocess import Geometry, WindowMasks, windowed_scores
-from vitkit.models.mask_results import MaskResults
+from vitkit.models.windows import WindowedMaskResults, cut_windows
 from vitkit.nn.attention import mask_bias
 from vitkit.ops.images import (
     IMAGENET_MEAN,
@@ -28,7 +26,7 @@ from vitkit.registry import BACKBONES, MODELS, Spec
 
 
 @MODELS.register
-class EoMT(MaskResults, ModelOnBackbone):
+class EoMT(WindowedMaskResults, ModelOnBackbone):
     """Encoder-only mask transformer.
 
     Before each of the last blocks, the queries predict masks; in that block, patches outside its mask are masked for a
@@ -121,10 +119,7 @@ class EoMT(MaskResults, ModelOnBackbone):
         images = self.prepare(images, padding_mask)
         extra = {}
         if self._takes_windows() and tuple(images.shape[-2:]) != tuple(self.image_size):
-            windows = self._windows(image_sizes)
-            height, width = self.image_size
-            images = torch.stack([images[i, :, y : y + height, x : x + width] for i, y, x in windows])
-            extra = {"windows": torch.tensor(windows)}
+            images, extra["windows"] = cut_windows(images, image_sizes, self.image_size)
         *aux_outputs, last = self._predict(images)
         last["pred_masks"] = mask_logits(last["mask_embed"], last["mask_features"])
         input_size = tuple(images.shape[-2:])
@@ -155,15 +150,6 @@ class EoMT(MaskResults, ModelOnBackbone):
 
     def _takes_windows(self) -> bool:
         return not self.training and self.tasks == ("semantic",)
-
-    def _windows(self, image_sizes: Tensor) -> list[tuple[int, int, int]]:
-        """Return the windows (image, top, left) that cover the images."""
-        return [
-            (i, top, left)
-            for i, (height, width) in enumerate(image_sizes.tolist())
-            for top in window_starts(height, self.image_size[0])
-            for left in window_starts(width, self.image_size[1])
-        ]
 
     def _predict(self, images: Tensor) -> list[dict[str, Tensor]]:
         """Return the head's predictions, in the order in which they are made."""
@@ -203,43 +189,11 @@ class EoMT(MaskResults, ModelOnBackbone):
         """Draw (B, Q) uniform in 0..1: queries with more than the block's `attn_mask_probs` attend to all patches."""
         return torch.rand(shape, device=device)
 
-    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """See `MaskResults`."""
-        if "windows" not in outputs:
-            return super().postprocess(outputs, image_sizes)
-        bands = [self.semantic_scores(outputs, i, tuple(size)) for i, size in enumerate(image_sizes)]
-        return [dict(semantic=torch.cat([scores.argmax(0) for _, scores in image])) for image in bands]
-
-    def semantic_scores(
-        self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
-    ) -> Iterator[tuple[range, Tensor]]:
-        """See `MaskResults`; overlapping windows of an image are averaged."""
-        if "windows" not in outputs:
-            return super().semantic_scores(outputs, index, original, within=within)
-        windows = [
-            WindowMasks(
-                outputs["pred_logits"][i].float().softmax(-1)[:, :-1], outputs["pred_masks"][i].float(), top, left
-            )
-            for i, (image, top, left) in enumerate(outputs["windows"].tolist())
-            if image == index
-        ]
-        image_size = tuple(outputs["image_sizes"][index].tolist())
-        return windowed_scores(windows, Geometry(outputs["input_size"], image_size, tuple(original)), within=within)
-
     def variant_of(self, names: Mapping[str, Tensor]) -> str:
         """Return a description of the variant that a state dict belongs to, for error messages."""
         expected = self.state_dict()  # a state dict that is not of an EoMT is rejected elsewhere
         queries, blocks = (len(names.get(key, expected[key])) for key in ("head.query_embed.weight", "attn_mask_probs"))
         return f"with num_queries={queries} and num_blocks={blocks}"
-
-
-def window_starts(length: int, size: int) -> list[int]:
-    """Return the starts of windows of `size` that cover `length` with the least overlap, distributed evenly."""
-    count = math.ceil(length / size)
-    if count < 2:
-        return [0]
-    step = size - (count * size - length) / (count - 1)
-    return [int(i * step) for i in range(count)]
 
 
 def _check_backbone(backbone: nn.Module) -> None:

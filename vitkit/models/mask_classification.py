@@ -90,8 +90,7 @@ class MaskClassification(MaskResults, DensePredictionModel):
         image_sizes = unpadded_sizes(images, padding_mask)
         images, padding_mask = self.prepare(images, padding_mask)
         input_size = tuple(images.shape[-2:])
-        maps = self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
-        features = self.neck(maps, padding_mask)
+        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
         attended = padding_mask if self.isolate_padding else None
         if targets is None:
             outputs = self.head(features, attended)

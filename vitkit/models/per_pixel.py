@@ -49,8 +49,7 @@ class PerPixelClassification(DensePredictionModel):
         """
         image_sizes = unpadded_sizes(images, padding_mask)
         images, padding_mask = self.prepare(images, padding_mask)
-        maps = self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
-        features = self.neck(maps, padding_mask)
+        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
         outputs = self.head(features, padding_mask if self.isolate_padding else None)
         input_size = tuple(side * self.stride for side in outputs["pred_semantic"].shape[-2:])
         return {**outputs, "input_size": input_size, "image_sizes": image_sizes}

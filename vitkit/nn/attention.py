@@ -9,11 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.kernels import attention as kernels
-from vitkit.kernels.attention import attend_explicit
-from vitkit.kernels.attention import attention_weights as attention_weights
-from vitkit.kernels.linear import linear
-from vitkit.nn.kv_cache import KeyValueCache
+from vitkit.kernels import attend_explicit, linear, scaled_dot_product_attention
 from vitkit.nn.layers import Linear
 
 
@@ -34,10 +30,21 @@ def attend(
         (B, heads, L, d_v).
     """
     if _recorder is None:
-        return kernels.attend(q, k, v, bias, dropout_p=dropout_p, scale=scale)
+        return scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout_p, scale=scale)
     output, weights = attend_explicit(q, k, v, bias, dropout_p=dropout_p, scale=scale)
     _recorder.add(weights)
     return output
+
+
+def attention_weights(scores: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the softmax of scores plus bias over the keys, in float32 or higher precision.
+
+    Args:
+        scores: (..., S).
+        bias: broadcastable to `scores`.
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return torch.softmax(scores if bias is None else scores + bias, dim=-1)
 
 
 def padding_bias(padding_mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -104,55 +111,6 @@ class MultiHeadAttention(nn.Module):
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._project(queries, keys, values))
         output = attend(q, k, v, bias, dropout_p=self.dropout if self.training else 0.0)
         return self.out_proj(output.transpose(1, 2).flatten(2))
-
-    def attend_on(self, x: Tensor, cache: KeyValueCache, *, bias: Tensor | None = None) -> Tensor:
-        """Let new tokens of a sequence attend to the cached ones and to themselves, and append them to the cache.
-
-        Args:
-            x: (B, L, d_model), the tokens that follow the cached ones.
-            bias: float, broadcastable to (B, heads, L, cached + L).
-        Returns:
-            (B, L, d_model).
-        """
-        projected = linear(x, self.in_proj_weight, self.in_proj_bias)
-        q, keys_values = projected.split([x.shape[-1], 2 * x.shape[-1]], dim=-1)
-        k, v = self._heads(cache.append(keys_values))
-        return self._attend(q, k, v, bias)[0]
-
-    def project_memory(self, memory: Tensor) -> Tensor:
-        """Project a memory (B, S, d_model) to keys and values for `attend_to`, (2, B, heads, S, d)."""
-        d_model = memory.shape[-1]
-        keys_values = linear(memory, self.in_proj_weight[d_model:], self.in_proj_bias[d_model:])
-        return self._heads(keys_values).contiguous()
-
-    def attend_to(
-        self, queries: Tensor, memory: Tensor, *, bias: Tensor | None = None, with_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend to keys and values that are already projected.
-
-        Args:
-            queries: (B, L, d_model).
-            memory: (2, B, heads, S, d), from `project_memory`.
-            bias: float, broadcastable to (B, heads, L, S).
-            with_weights: whether to return the weights.
-        Returns:
-            (B, L, d_model), and the weights (B, heads, L, S) or None.
-        """
-        d_model = queries.shape[-1]
-        q = linear(queries, self.in_proj_weight[:d_model], self.in_proj_bias[:d_model])
-        return self._attend(q, *memory, bias, with_weights=with_weights)
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, with_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend from projected queries (B, L, d_model) to keys and values (B, heads, S, d), without dropout."""
-        q = q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        output, weights = attend_explicit(q, k, v, bias) if with_weights else (attend(q, k, v, bias), None)
-        return self.out_proj(output.transpose(1, 2).flatten(2)), weights
-
-    def _heads(self, keys_values: Tensor) -> Tensor:
-        """(B, S, 2 * d_model) -> (2, B, heads, S, d)."""
-        return keys_values.unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
 
     def _project(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         """Project to q, k and v: (B, length, d_model); inputs that are the same tensor share one matrix product."""

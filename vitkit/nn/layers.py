@@ -14,8 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import ConfigError
-from vitkit.kernels.linear import linear
-from vitkit.kernels.relu_dropout import relu_dropout
+from vitkit.kernels import linear, relu_dropout
 
 
 def init_xavier(*modules: nn.Module) -> None:

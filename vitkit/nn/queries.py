@@ -68,11 +68,12 @@ class QueryHead(nn.Module, ABC):
         """
 
     @abstractmethod
-    def make_queries(self, vectors: Tensor | None, boxes: Tensor | None, batch_size: int) -> Queries:
+    def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
         """Make queries as the head's own are made.
 
         Args:
-            vectors: (Q, learned_channels), for each image the same; None if that is 0. Q may differ from `num_queries`.
+            learned: (B, Q, learned_channels), the learned vector of each query; None if `learned_channels` is 0. Q may
+                differ from `num_queries`.
             boxes: (B, Q, 4) cxcywh in 0..1, for heads that select queries' boxes from the image; None for others.
         """
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.nn.attention import MultiHeadAttention
-from vitkit.nn.kv_cache import KeyValueCache
 from vitkit.nn.layers import FeedForward, checkpoint_block
 
 
@@ -32,6 +31,8 @@ class TransformerEncoderLayer(nn.Module):
     """Self-attention and a feed-forward network, each with dropout, a residual sum and a norm."""
 
     activation_checkpointing = False
+    # Layers that write text token by token have another one, see `vitkit.seq2seq.incremental`.
+    attention_class: type[MultiHeadAttention] = MultiHeadAttention
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class TransformerEncoderLayer(nn.Module):
     ):
         super().__init__()
         self.norm_first = norm_first
-        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.self_attn = self.attention_class(d_model, num_heads, dropout)
         self.ffn = FeedForward(d_model, d_ffn, dropout=dropout, activation=activation)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
@@ -66,13 +67,6 @@ class TransformerEncoderLayer(nn.Module):
 
         return self._with_residuals(x, self_attention)
 
-    def step(self, x: Tensor, cache: KeyValueCache, *, bias: Tensor | None = None) -> Tensor:
-        """Encode the tokens (B, L, d_model) that follow those in the cache, and append them to it.
-
-        See `MultiHeadAttention.attend_on`.
-        """
-        return self._with_residuals(x, lambda x: self.self_attn.attend_on(x, cache, bias=bias))
-
     def _with_residuals(self, x: Tensor, self_attention: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm_first:
             x = x + self.dropout(self_attention(self.norm1(x)))
@@ -85,6 +79,8 @@ class TransformerDecoderLayer(nn.Module):
     """Self-attention, cross-attention and a feed-forward network, each with dropout, a residual sum and a norm."""
 
     activation_checkpointing = False
+    # Layers that write text token by token have another one, see `vitkit.seq2seq.incremental`.
+    attention_class: type[MultiHeadAttention] = MultiHeadAttention
 
     def __init__(
         self,
@@ -98,8 +94,8 @@ class TransformerDecoderLayer(nn.Module):
     ):
         super().__init__()
         self.norm_first = norm_first
-        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
-        self.cross_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.self_attn = self.attention_class(d_model, num_heads, dropout)
+        self.cross_attn = self.attention_class(d_model, num_heads, dropout)
         self.ffn = FeedForward(d_model, d_ffn, dropout=dropout, activation=activation)
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
@@ -136,37 +132,6 @@ class TransformerDecoderLayer(nn.Module):
 
         return self._with_residuals(x, self_attention, cross_attention)
 
-    def step(
-        self,
-        x: Tensor,
-        cache: KeyValueCache,
-        *,
-        memory: Tensor,
-        memory_bias: Tensor | None = None,
-        with_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Decode the single token that follows those in the cache, and append it to the cache.
-
-        Args:
-            x: (N, 1, d_model); N is a multiple of B, and rows that share a memory are consecutive.
-            memory: (2, B, heads, S, d), from `MultiHeadAttention.project_memory`.
-            memory_bias: float, broadcastable to (B, heads, 1, S).
-            with_weights: whether to return the weights.
-        Returns:
-            (N, 1, d_model), and the weights of the cross-attention (N, heads, S) or None.
-        """
-        weights = None
-
-        def cross_attention(x: Tensor) -> Tensor:
-            nonlocal weights
-            # Rows that share a memory are passed as queries of one sequence, so that the memory is read once for all.
-            grouped = x.view(memory.shape[1], -1, x.shape[-1])
-            output, weights = self.cross_attn.attend_to(grouped, memory, bias=memory_bias, with_weights=with_weights)
-            return output.view_as(x)
-
-        x = self._with_residuals(x, lambda x: self.self_attn.attend_on(x, cache), cross_attention)
-        return x, None if weights is None else weights.transpose(1, 2).flatten(0, 1)
-
     def _with_residuals(
         self, x: Tensor, self_attention: Callable[[Tensor], Tensor], cross_attention: Callable[[Tensor], Tensor]
     ) -> Tensor:
@@ -187,6 +152,8 @@ class TransformerEncoder(nn.Module):
             `nn.Transformer` always normalises it.
     """
 
+    layer_class: type[TransformerEncoderLayer] = TransformerEncoderLayer
+
     def __init__(
         self,
         num_layers: int,
@@ -201,7 +168,7 @@ class TransformerEncoder(nn.Module):
     ):
         super().__init__()
         layer = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
-        self.layers = nn.ModuleList(TransformerEncoderLayer(d_model, **layer) for _ in range(num_layers))
+        self.layers = nn.ModuleList(self.layer_class(d_model, **layer) for _ in range(num_layers))
         final_norm = norm_first if final_norm is None else final_norm
         self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
 
@@ -221,6 +188,8 @@ class TransformerDecoder(nn.Module):
         all_layers: whether to return the outputs of all layers, for losses after each of them.
     """
 
+    layer_class: type[TransformerDecoderLayer] = TransformerDecoderLayer
+
     def __init__(
         self,
         num_layers: int,
@@ -237,7 +206,7 @@ class TransformerDecoder(nn.Module):
         super().__init__()
         self.all_layers = all_layers
         layer = dict(num_heads=num_heads, d_ffn=d_ffn, dropout=dropout, norm_first=norm_first, activation=activation)
-        self.layers = nn.ModuleList(TransformerDecoderLayer(d_model, **layer) for _ in range(num_layers))
+        self.layers = nn.ModuleList(self.layer_class(d_model, **layer) for _ in range(num_layers))
         final_norm = norm_first if final_norm is None else final_norm
         self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
 

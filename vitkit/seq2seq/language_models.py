@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.kernels.linear import linear
+from vitkit.kernels import linear
 from vitkit.nn.attention import mask_bias, padding_bias
-from vitkit.nn.kv_cache import KeyValueCache
 from vitkit.nn.layers import Linear
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.protocols import Model
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.incremental import IncrementalEncoder, KeyValueCache
 from vitkit.seq2seq.transformer import (
     Activation,
     PositionEncoding,
@@ -71,7 +71,7 @@ class DecoderOnly(TextGenerator):
         vocabulary: Vocabulary | None,
         embedding: ScaledEmbedding,
         positions: TextPositions,
-        stack: TransformerEncoder,
+        stack: IncrementalEncoder,
         *,
         tied_output: bool,
         output_bias: bool,
@@ -172,7 +172,7 @@ class CausalLanguageModel(DecoderOnly):
             target_vocabulary,
             ScaledEmbedding(size, d_model),
             TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
-            TransformerEncoder(
+            IncrementalEncoder(
                 num_layers,
                 d_model,
                 num_heads=num_heads,
@@ -264,7 +264,7 @@ class PrefixLanguageModel(DecoderOnly):
             target_vocabulary,
             ScaledEmbedding(size, d_model),
             TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
-            TransformerEncoder(
+            IncrementalEncoder(
                 num_layers,
                 d_model,
                 num_heads=num_heads,

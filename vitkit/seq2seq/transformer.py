@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.kernels.linear import linear
+from vitkit.kernels import linear
 from vitkit.nn.attention import mask_bias, padding_bias
-from vitkit.nn.kv_cache import KeyValueCache
 from vitkit.nn.layers import Linear
 from vitkit.nn.position import fairseq_positions_1d, sine_positions_1d
-from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
+from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.incremental import IncrementalDecoder, KeyValueCache
 from vitkit.seq2seq.vocabulary import Vocabulary
 
 Activation = Literal["relu", "gelu", "silu"]
@@ -137,7 +137,7 @@ class TextDecoder(nn.Module):
         self,
         embedding: ScaledEmbedding,
         positions: TextPositions,
-        stack: TransformerDecoder,
+        stack: IncrementalDecoder,
         *,
         tied_output: bool = True,
         output_bias: bool = False,
@@ -264,7 +264,7 @@ class Transformer(TextGenerator):
         self.decoder = TextDecoder(
             ScaledEmbedding(target_size, d_model),
             TextPositions(d_model, **encoding),
-            TransformerDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
+            IncrementalDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
             tied_output=tied_output,
             output_bias=output_bias,
         )

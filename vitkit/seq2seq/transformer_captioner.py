@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
 from vitkit.nn.position import sine_positions_2d
-from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
+from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS, Spec
 from vitkit.seq2seq.captioner import Captioner, FeatureMap
 from vitkit.seq2seq.decoding import DecodingSettings, vocabulary_size
+from vitkit.seq2seq.incremental import IncrementalDecoder
 from vitkit.seq2seq.transformer import (
     Activation,
     PositionEncoding,
@@ -81,7 +82,7 @@ class TransformerCaptioner(Captioner):
         self.decoder = TextDecoder(
             ScaledEmbedding(size, d_model),
             TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
-            TransformerDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
+            IncrementalDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
             tied_output=tied_output,
             output_bias=output_bias,
         )

@@ -36,9 +36,11 @@ class QueryGroups(TrainingQueriesBase):
 
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
         """See `TrainingQueriesBase`."""
-        vectors = [None] * self.num_added if self.embed is None else self.embed.weight.chunk(self.num_added)
+        learned = [None] * self.num_added
+        if self.embed is not None:
+            learned = [part.expand(len(targets), -1, -1) for part in self.embed.weight.chunk(self.num_added)]
         boxes = [None] * self.num_added if selected is None else selected.chunk(self.num_added, dim=1)
-        return [QuerySet("", head.make_queries(v, b, len(targets))) for v, b in zip(vectors, boxes)]
+        return [QuerySet("", head.make_queries(part, b)) for part, b in zip(learned, boxes)]
 
 
 @TRAINING_QUERIES.register
@@ -72,5 +74,5 @@ class OneToManyQueries(TrainingQueriesBase):
 
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
         """See `TrainingQueriesBase`."""
-        vectors = None if self.embed is None else self.embed.weight
-        return [QuerySet("many", head.make_queries(vectors, selected, len(targets)), repeats=self.repeats)]
+        learned = None if self.embed is None else self.embed.weight.expand(len(targets), -1, -1)
+        return [QuerySet("many", head.make_queries(learned, selected), repeats=self.repeats)]

@@ -74,7 +74,7 @@ class ConditionalDETRHead(QueryHead):
         positions = positions.flatten(1, 2).to(image.dtype)  # (B or 1, h * w, d_model)
 
         memory = self.encoder(image.flatten(2).transpose(1, 2), positions, bias=memory_bias)  # (B, h * w, d_model)
-        queries = self.make_queries(self.query_embed.weight, None, image.shape[0])
+        queries = self.make_queries(self.query_embed.weight.expand(image.shape[0], -1, -1))
         if added is not None:
             queries = added.join(queries, self)
         states = self.decoder(queries, memory, memory_positions=positions, memory_bias=memory_bias)
@@ -94,11 +94,10 @@ class ConditionalDETRHead(QueryHead):
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
         }
 
-    def make_queries(self, vectors: Tensor, boxes: None, batch_size: int) -> Queries:
-        """Return queries with learned positions (Q, d_model), and the points that these stand for; see `QueryHead`."""
-        positions = vectors.expand(batch_size, -1, -1)
-        points = self.ref_point_head(positions).float().sigmoid()
-        return Queries(torch.zeros_like(positions), positions, references=points)
+    def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
+        """Return queries with learned positions, (B, Q, d_model), and the points they stand for; see `QueryHead`."""
+        points = self.ref_point_head(learned).float().sigmoid()
+        return Queries(torch.zeros_like(learned), learned, references=points)
 
 
 class ConditionalDecoder(nn.Module):

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vitkit.engine.guard import Decision
 from vitkit.engine.run import Hook, TrainRun
+from vitkit.engine.step import Decision
 from vitkit.errors import ConfigError
 from vitkit.registry import HOOKS
 

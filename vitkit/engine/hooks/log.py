@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitkit import devices
 from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
-from vitkit.engine.guard import Decision
 from vitkit.engine.run import Hook, TrainRun
+from vitkit.engine.step import Decision
 from vitkit.logging import LOG_NAME, print_line
 
 _MOST_SECONDS = 20.0
@@ -57,10 +57,6 @@ class ProgressLog(Hook):
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
         run.data_seconds = 0.0
-
-    def before_step(self, run: TrainRun) -> None:
-        """Store the learning rate that the step is taken with."""
-        self._lr = max(run.schedule.get_last_lr())
 
     def after_step(self, run: TrainRun, decision: Decision) -> None:
         """Add the step's losses, and log the window when it is due."""
@@ -138,7 +134,7 @@ class ProgressLog(Hook):
             "epoch": round(progress.epoch + progress.batch / progress.num_batches, 6),
             "loss": sum(means),
             "losses": dict(zip(self._sums, means)),
-            "lr": self._lr,
+            "lr": run.lr,
             "it_s": self._num_batches / run.settings.accumulate / seconds,
             "data_share": run.data_seconds / seconds,
             "memory_mb": peak_memory_mb(run.device),

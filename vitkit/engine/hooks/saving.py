@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 from vitkit.distributed import is_main
-from vitkit.engine.guard import Decision
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import Hook, TrainRun
+from vitkit.engine.step import Decision
 from vitkit.logging import print_line
 from vitkit.registry import nearest
 

@@ -1,6 +1,6 @@
 import torch
 
-from vitkit.nn.kv_cache import KeyValueCache
+from vitkit.seq2seq.incremental import KeyValueCache
 
 
 def test_cache_keeps_appended_entries_through_growth_and_selection():

@@ -1,4 +1,4 @@
-"""Matrix products of linear layers: F.linear, or oneDNN's on processors for which PyTorch's default library is slow.
+"""Matrix products of linear layers by oneDNN, on processors for which PyTorch's default library is slow.
 
 MKL, the default for float32, uses only half of the vector width of AMD's processors with AVX-512; oneDNN, which PyTorch
 includes for convolutions, uses all of it. There, inference of ViT-B (224x224, batch 4) takes 0.84 of the time with
@@ -11,51 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vitkit.kernels import is_traced, plain_only
-
-_SMALLEST = 2**20
-"""Number of multiplications from which the faster product outweighs its larger overhead."""
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear with the processor's fastest matrix product.
-
-    Args:
-        x: (..., C).
-        weight: (D, C).
-        bias: (D,).
-    Returns:
-        (..., D).
-    """
-    if not _by_onednn(x, weight):
-        return F.linear(x, weight, bias)
-    if torch.is_grad_enabled():
-        # Applied to rows, since the output of a Function must not be a view if it is later modified in place.
-        return _Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
-    return onednn_product(x, weight, bias)
-
-
-def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    # Compilers and operation counters recognise F.linear; autocast converts its arguments.
-    if plain_only() or is_traced() or torch.is_autocast_enabled("cpu"):
-        return False
-    return (
-        x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and x.numel() * len(weight) >= _SMALLEST
-        and x.numel() >= 8 * x.shape[-1]
-        and _mkl_is_slow()
-        and torch.backends.mkldnn.enabled
-    )
-
 
 @functools.cache
-def _mkl_is_slow() -> bool:
-    """Whether this is an AMD processor with AVX-512."""
+def is_fast() -> bool:
+    """Return whether this is an AMD processor with AVX-512, and PyTorch has oneDNN's product."""
     processor = Path("/proc/cpuinfo")
     return (
         torch.backends.mkl.is_available()
@@ -65,6 +27,14 @@ def _mkl_is_slow() -> bool:
         and processor.exists()
         and "AuthenticAMD" in processor.read_text()
     )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute F.linear(x, weight, bias) in float32."""
+    if torch.is_grad_enabled():
+        # Applied to rows, since the output of a Function must not be a view if it is later modified in place.
+        return _Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+    return onednn_product(x, weight, bias)
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
