@@ -17,6 +17,8 @@ from vitkit.evaluation.maps import read_ids
 from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.tools import predict
 
+pytestmark = pytest.mark.smoke
+
 DETR = """
 from vitkit.configs.quickstart.detr import config as quickstart
 
