@@ -47,6 +47,8 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    if path.is_dir():
+        raise CheckpointError(f"{path}: is a folder. Expected the name of a file to write.")
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
