@@ -30,9 +30,10 @@ from matplotlib.figure import Figure
 
 import vitkit.configs.ablations
 from vitkit import load_config
+from vitkit.data.io.json_files import read_json
 from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME
 from vitkit.engine.run_folder import RECORD_NAME
-from vitkit.errors import ConfigError, TrainingError
+from vitkit.errors import ConfigError, DataError, TrainingError
 from vitkit.logging import LOG_NAME
 from vitkit.registry import nearest
 from vitkit.tools.child_runs import run_to_end, time_steps
@@ -45,6 +46,18 @@ _SHOWN = ("vitkit", "torch", "torchvision")
 Row = dict[str, Any]
 """The record of one run: set, arm, seed, epochs, steps, minutes, processor_minutes, evaluations, command, versions,
 threads."""
+_ROW = {
+    "arm",
+    "seed",
+    "epochs",
+    "steps",
+    "minutes",
+    "processor_minutes",
+    "evaluations",
+    "command",
+    "versions",
+    "threads",
+}
 
 
 @dataclass
@@ -119,7 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             for arm in args.arms or ablation.arms:
                 print(shlex.join(train_command(ablation, arm, args.overrides)))
             return 0
-        failures = 0 if args.plot_only else run_all(ablation, path, args)
+        failures = 0
+        if not args.plot_only:
+            check_arms(ablation, args)
+            failures = run_all(ablation, path, args)
         if rows := read_rows(args.out / f"{path.stem}.json"):
             write_page(ablation, path, rows, args.out)
             print(f"wrote {args.out / path.stem}.json, .md and .png")
@@ -153,7 +169,7 @@ def read_set(path: Path) -> Ablation:
     """
     try:
         return Ablation(**runpy.run_path(str(path))["ablation"]())
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, SyntaxError) as error:
         raise ConfigError(f"{path}: no set, which is a function ablation() that returns {_KEYS} ({error}).") from error
 
 
@@ -172,6 +188,20 @@ def train_command(ablation: Ablation, arm: str, overrides: Sequence[str]) -> lis
         return [f"{key}={value if isinstance(value, str) else repr(value)}" for key, value in values.items()]
 
     return ["vitkit", "train", base, *texts(ablation.settings), *overrides, *texts(changes)]
+
+
+def check_arms(ablation: Ablation, args: argparse.Namespace) -> None:
+    """Check the configs of all arms before the first one is trained.
+
+    Raises:
+        ConfigError: the config of an arm is wrong.
+    """
+    for arm in args.arms or ablation.arms:
+        base, *changes = train_command(ablation, arm, args.overrides)[2:]
+        try:
+            load_config(base, changes)
+        except ConfigError as error:
+            raise ConfigError(f"arm {arm!r}: {error}") from error
 
 
 def run_all(ablation: Ablation, path: Path, args: argparse.Namespace) -> int:
@@ -246,8 +276,15 @@ def epochs_of(minutes: float, command: list[str], folder: Path, device: str) -> 
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a set's results; none if there are no results."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    """Read the rows of a set's results; none if there are no results.
+
+    Raises:
+        DataError: the file is not what `write_rows` wrote.
+    """
+    rows = read_json(path) if path.is_file() else []
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _ROW for row in rows):
+        raise DataError(f"{path}: expected the rows that ablate writes. Move the file away to begin new results.")
+    return rows
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

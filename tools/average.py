@@ -16,6 +16,7 @@ Examples:
 
 import argparse
 import glob
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,8 +47,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_intermixed_args(argv)
     if args.last is not None and args.last < 1:
         parser.error("--last is at least 1")
-    if args.weights and (min(args.weights) < 0 or sum(args.weights) <= 0):
-        parser.error("--weights are at least 0, and not all 0")
+    if args.weights and not (min(args.weights) >= 0 and 0 < sum(args.weights) < math.inf):
+        parser.error("--weights are finite and at least 0, and not all 0")
     return args
 
 

@@ -1,5 +1,6 @@
 """Run `vitkit train` in separate processes, and measure the cost of its steps."""
 
+import ctypes
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from vitkit.visualization.curves import read_log
 _TIMED_STEPS = 5
 """Steps between the log records from which a step's cost is measured: this many warm up, and twice as many are timed.
 """
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ class Child:
         module = [sys.executable, "-m", f"vitkit.tools.{command[1]}", *command[2:]]
         with output.open("a", encoding="utf-8") as file:
             # In a new process session ctrl-C reaches the tool only once, through `_forward`.
-            self.process = subprocess.Popen(module, stdout=file, stderr=file, start_new_session=True)
+            self.process = subprocess.Popen(
+                module, stdout=file, stderr=file, start_new_session=True, preexec_fn=_end_with_parent
+            )
 
     def __enter__(self) -> "Child":
         self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -99,7 +103,13 @@ class Child:
         """
         if self.process.wait() != 0 and not self._signalled:
             lines = self.output.read_text(encoding="utf-8").strip().splitlines()
-            raise TrainingError(f"{lines[-1] if lines else 'failed'} ({self.output})")
+            raise TrainingError(f"{lines[-1].removeprefix('error: ') if lines else 'failed'} ({self.output})")
+
+
+def _end_with_parent() -> None:
+    """Let Linux send SIGTERM to this process if its parent is killed: nobody would end it, or know of it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def run_to_end(command: list[str], folder: Path) -> None:

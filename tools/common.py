@@ -14,7 +14,7 @@ from types import UnionType
 import numpy as np
 
 from vitkit import model_zoo
-from vitkit.devices import accelerators, default_device
+from vitkit.devices import accelerators, default_device, is_out_of_memory
 from vitkit.errors import ConfigError, DataError, VitkitError, error_line
 from vitkit.inference import Loaded, Predictor, Tiling, Translator
 from vitkit.inference.ahead import map_ahead
@@ -113,14 +113,17 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
         sys.exit(141)
     except (VitkitError, *others) as error:
         sys.exit(error_line(error))
-    except OSError as error:
-        if (line := storage_error_line(error)) is None:
+    except Exception as error:
+        if (line := machine_error_line(error)) is None:
             raise
         sys.exit(line)
 
 
-def storage_error_line(error: BaseException) -> str | None:
-    """Return the line with which tools report an error of a file's name or storage; None for any other error."""
+def machine_error_line(error: BaseException) -> str | None:
+    """Return the line with which tools report an error of memory, a file's name or storage; None for another error."""
+    if is_out_of_memory(error):
+        reason = str(error).split("\n")[0] or type(error).__name__
+        return f"error: out of memory ({reason}). End other programs, or give this one less to do."
     if not isinstance(error, OSError) or error.errno not in _STORAGE_ERRORS | _NAME_ERRORS:
         return None
     name = str(error.filename or "a file")

@@ -22,6 +22,8 @@ KEPT_FILES = 64
 """The number of drawings that the page's folder keeps, the newest ones."""
 KEPT_SECONDS = 3600
 """The number of seconds for which a visitor's pictures and predictions are kept without a visit."""
+MAX_UPLOAD = "256mb"
+"""The largest file that a visitor can send; a picture of the most pixels that are decoded is smaller as a JPEG."""
 FONTS = ("system-ui", "sans-serif")
 HINT = "Click a point in one of the pictures to see where the model looks."
 
@@ -264,6 +266,7 @@ def launch(page: Any, gr: ModuleType, host: str, port: int) -> str:
         show_error=True,
         prevent_thread_lock=True,
         inbrowser=False,
+        max_file_size=MAX_UPLOAD,
         run_history=False,
         enable_monitoring=False,
         ssr_mode=False,

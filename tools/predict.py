@@ -375,13 +375,16 @@ class VideoFile:
     Args:
         path: the file to write.
         first_frame: a drawn frame, whose size is that of the video.
-        rate: frames per second.
+        rate: frames per second; `MAX_RATE` is written instead of a higher one, which no codec supports.
     """
+
+    MAX_RATE = 240.0
 
     def __init__(self, path: Path, first_frame: np.ndarray, rate: float):
         # Codecs require even sizes.
         self.height, self.width = (side + side % 2 for side in first_frame.shape[:2])
         path.parent.mkdir(parents=True, exist_ok=True)
+        rate = min(rate, self.MAX_RATE)
         self.file = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), rate, (self.width, self.height))
         if not self.file.isOpened():
             raise DataError(f"--out: OpenCV cannot write '{path}' (mp4v). Use --no-draw for the JSON alone.")

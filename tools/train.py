@@ -27,7 +27,7 @@ from vitkit.engine.run_folder import check_resumable
 from vitkit.engine.trainer import run_training
 from vitkit.errors import VitkitError, error_line
 from vitkit.logging import setup_logging
-from vitkit.tools.common import add_device, add_trust, errors_in_one_line, is_override, storage_error_line
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line, is_override, machine_error_line
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
                 "memory runs out. Use fewer data.num_workers, a smaller data.images_per_gpu or, in a container, more "
                 "shared memory. Resume the run with --resume."
             )
-        if line := storage_error_line(error):
+        if line := machine_error_line(error):
             sys.exit(line)
         raise
     finally:

@@ -66,7 +66,10 @@ OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that a device, or this machine, ran out of memory."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # PyTorch's CPU allocator and its memory maps raise a RuntimeError, processes that cannot be forked an OSError.
+    return isinstance(error, RuntimeError | OSError) and "allocate memory" in str(error)
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:

@@ -56,6 +56,17 @@ def test_a_truncated_checkpoint_is_named(tmp_path):
         read_checkpoint(path)
 
 
+def test_a_checkpoint_too_large_for_the_memory_is_not_called_damaged_only(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "last.pth", {"model": TinyDetector().state_dict()})
+
+    def no_memory(*args, **options):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 9 bytes")
+
+    monkeypatch.setattr(torch, "load", no_memory)
+    with pytest.raises(CheckpointError, match=r"last\.pth: not enough memory to load it, or it is damaged\."):
+        read_checkpoint(tmp_path / "last.pth")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

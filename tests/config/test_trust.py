@@ -86,8 +86,17 @@ def test_installed_modules_need_trust_too(tmp_path):
     assert "antigravity" not in sys.modules
 
 
-def test_read_only_home_still_works_within_one_process(stranger, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("home", ["read-only", "none"])
+def test_without_a_writable_home_code_is_trusted_within_one_process(stranger, monkeypatch, home):
+    if home == "none":  # as in a container that runs as a user id without a name
+        monkeypatch.delenv("XDG_CONFIG_HOME")
+        monkeypatch.setattr(Path, "home", no_home)
+    else:
+        monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
     load_config(stranger / "config.json", trust=True)
     load_config(stranger / "config.json")
     assert times_run(stranger) == 2

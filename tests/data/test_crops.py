@@ -60,3 +60,8 @@ def test_folded_transform_crops_the_pixels_of_its_boxes():
 )
 def test_resized_size_is_computed_correctly(size, expected):
     assert resized_size(*size, short_side=800, max_size=1333) == expected == original_resize(*size, 800, 1333)
+
+
+@pytest.mark.parametrize(("size", "expected"), [((1, 20_000), (1, 1333)), ((9000, 3), (1333, 1))])
+def test_very_long_images_keep_a_pixel_of_their_short_side(size, expected):
+    assert resized_size(*size, short_side=800, max_size=1333) == expected

@@ -88,3 +88,18 @@ def test_killed_worker_is_reported_as_such():
     with pytest.raises(RuntimeError) as error:
         epoch(loader)
     assert lost_worker(error.value) and not lost_worker(RuntimeError("shapes do not fit"))
+
+
+class Unpicklable(Numbers):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return sample | {"target": sample["target"] | {"of no other process": lambda: None}}
+
+
+def test_a_batch_that_cannot_be_passed_on_ends_the_run(capfd):
+    """Such as without file handles or shared memory: the trainer would wait for the batch forever."""
+    loader = DataSettings(images_per_gpu=3, num_workers=1, start_workers="fork").train_loader(Unpicklable(), seed=0)
+    with pytest.raises(RuntimeError) as error:
+        epoch(loader)
+    assert lost_worker(error.value)
+    assert "a batch cannot be passed on by its loading process: " in capfd.readouterr().err

@@ -13,6 +13,8 @@ from vitkit.errors import ConfigError
 from vitkit.inference import Predictor
 from vitkit.tools import train as train_tool
 
+pytestmark = pytest.mark.smoke
+
 TINY = """
 from vitkit.configs.quickstart.detr import config as quickstart
 

@@ -520,7 +520,7 @@ def test_generated_program_resizes_images_like_the_model(tmp_path):
         runner = object.__new__(onnx_runner.Runner)
         runner.inputs = ["images", "padding_mask"]
         runner.info = {"size": None, "preprocessing": {"resize": resize_of(predictor)}}
-        for pixels in PICTURES:
+        for pixels in [*PICTURES, picture(1, 400)]:
             expected, actual = predictor.prepare([pixels]).inputs, runner.prepare(Image.fromarray(pixels))
             assert np.array_equal(actual["images"], expected["images"]), name
             assert np.array_equal(actual["padding_mask"], expected["padding_mask"]), name

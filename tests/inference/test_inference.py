@@ -15,6 +15,8 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference import Prediction, Predictor, find_model, load, names_config_alone, trained_classes
 from vitkit.structures import ScoreThresholds
 
+pytestmark = pytest.mark.smoke
+
 TINY = """
 from vitkit.configs.quickstart.detr import config as quickstart
 

@@ -9,6 +9,8 @@ from vitkit.models import build_model
 from vitkit.nn.position import sine_positions_2d
 from vitkit.ops.images import resize_mask
 
+pytestmark = pytest.mark.smoke
+
 SPEC = dict(
     type="DETR",
     backbone=dict(type="ResNet", depth=50, norm="frozen_bn", frozen_stages=1),

@@ -9,6 +9,8 @@ from vitkit.models import build_model
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.ops.masks import mask_logits
 
+pytestmark = pytest.mark.smoke
+
 BACKBONE = dict(type="ResNet", depth=50, norm="frozen_bn")
 SPECS = {
     "mask2former_r50_coco_instance": dict(

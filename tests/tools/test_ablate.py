@@ -117,6 +117,20 @@ def test_wrong_names_are_refused(toy):
         ablate.main([toy, "--arms", "plane"])
 
 
+def test_config_of_every_arm_is_checked_before_the_first_run(tmp_path, toy, monkeypatch):
+    (tmp_path / "toy.py").write_text((tmp_path / "toy.py").read_text().replace("head.num_decoder", "hed.num_decoder"))
+    monkeypatch.setattr(ablate, "run_to_end", pytest.fail)
+    with pytest.raises(SystemExit, match=r"^error: arm 'no decoder, wide': .*unknown key 'hed'.*'head'"):
+        ablate.main([toy])
+
+
+@pytest.mark.parametrize("content", ['[{"arm": 3', '[{"arm": 3}]', "3"])
+def test_damaged_results_are_named(toy, content, tmp_path):
+    (tmp_path / "toy.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"^error: .*toy\.json"):
+        ablate.main([toy, "--plot-only", "--out", str(tmp_path)])
+
+
 def test_a_set_without_runs_has_no_page(toy, tmp_path, capsys):
     assert ablate.main([toy, "--plot-only", "--out", str(tmp_path / "new" / "folder")]) == 0
     assert "no run is complete: nothing written" in capsys.readouterr().out

@@ -100,7 +100,9 @@ def test_wrong_arguments_are_helpful_errors(tmp_path, capsys):
     assert "no checkpoint" in fails(capsys, first, tmp_path / "none.pth", *out)
     assert "no file is like that" in fails(capsys, tmp_path / "x*.pth", *out)
     assert "got 1 for 2 checkpoints" in fails(capsys, first, second, "--weights", "1", *out)
-    assert "at least 0, and not all 0" in fails(capsys, first, second, "--weights", "0", "0", *out)
+    for weights in (["0", "0"], ["1", "nan"], ["inf", "1"], ["1e308", "1e308"]):
+        assert "finite and at least 0, and not all 0" in fails(capsys, first, second, "--weights", *weights, *out)
     assert "exists already" in fails(capsys, first, second, "--out", second)
+    assert "is a folder" in fails(capsys, first, second, "--out", tmp_path, "--overwrite")
     (tmp_path / "c.pth").write_bytes(b"nothing")
     assert "not a PyTorch checkpoint" in fails(capsys, first, tmp_path / "c.pth", *out)

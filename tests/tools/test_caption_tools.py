@@ -18,6 +18,8 @@ from vitkit.tools import cache_features, caption
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
 
+pytestmark = pytest.mark.smoke
+
 TINY = """
 def config():
     world = dict(type="ShapesCaptions", image_size=64)

@@ -85,12 +85,20 @@ def test_closed_pipe_ends_the_printed_config_without_an_error(tool):
     assert (result.returncode, result.stderr) == (141, "")
 
 
-def test_full_disk_is_a_one_line_error():
+@pytest.mark.parametrize(
+    "error, message",
+    [
+        (OSError(errno.ENOSPC, "No space left", "predictions/a.jpg"), "predictions/a.jpg: No space left. Free space"),
+        (MemoryError(), r"out of memory \(MemoryError\)"),
+        (RuntimeError("can't allocate memory: 7 bytes.\nmore"), r"out of memory \(can't allocate memory: 7 bytes\.\)"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory .*Cannot allocate memory"),
+    ],
+)
+def test_failures_of_the_machine_are_one_line_errors(error, message):
     from vitkit.tools.common import errors_in_one_line
 
-    ends = pytest.raises(SystemExit, match="predictions/a.jpg: No space left on device. Free space")
-    with ends, errors_in_one_line():
-        raise OSError(errno.ENOSPC, "No space left on device", "predictions/a.jpg")
+    with pytest.raises(SystemExit, match=f"^error: {message}[^\n]*$"), errors_in_one_line():
+        raise error
 
 
 @pytest.mark.parametrize("tool", ["train", "test", "doctor"])

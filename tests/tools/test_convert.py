@@ -10,6 +10,8 @@ from vitkit.models import build_model
 from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS, Vocabulary
 from vitkit.tools import convert
 
+pytestmark = pytest.mark.smoke
+
 CONFIG = """
 from vitkit.configs.quickstart.detr import config as base
 

@@ -17,6 +17,8 @@ from vitkit.evaluation.maps import read_ids
 from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.tools import predict
 
+pytestmark = pytest.mark.smoke
+
 DETR = """
 from vitkit.configs.quickstart.detr import config as quickstart
 
@@ -121,6 +123,13 @@ def test_video_gives_a_drawn_video_and_its_frames_in_json(run):
     assert video["frames"][1]["seconds"] == pytest.approx(0.2)
     drawn = cv2.VideoCapture(f"out/{video['drawn']}")
     assert drawn.get(cv2.CAP_PROP_FRAME_COUNT) == 4 and drawn.get(cv2.CAP_PROP_FPS) == pytest.approx(5)
+
+
+def test_absurd_frame_rate_is_limited_in_the_drawn_video(tmp_path):
+    file = predict.VideoFile(tmp_path / "fast.mp4", np.zeros((48, 64, 3), np.uint8), 1e6)
+    file.add(np.zeros((48, 64, 3), np.uint8))
+    file.close()
+    assert cv2.VideoCapture(str(tmp_path / "fast.mp4")).get(cv2.CAP_PROP_FPS) == predict.VideoFile.MAX_RATE
 
 
 def test_missing_camera_is_a_one_line_error(run, capfd):

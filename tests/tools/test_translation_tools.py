@@ -15,6 +15,8 @@ from vitkit.tools import predict, translate
 from vitkit.tools import test as evaluate_tool
 from vitkit.tools import train as train_tool
 
+pytestmark = pytest.mark.smoke
+
 SMALL = [
     "data.train.num_pairs=200",
     "data.val.num_pairs=20",

@@ -9,7 +9,7 @@ from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.errors import DataError
 from vitkit.visualization import curves
 from vitkit.visualization.boxes import draw_detections
-from vitkit.visualization.canvas import class_color, save_grid
+from vitkit.visualization.canvas import class_color, enlarge, save_grid
 from vitkit.visualization.curves import plot_training, read_log, smooth
 from vitkit.visualization.predictions import save_pairs
 
@@ -35,6 +35,11 @@ def test_a_small_image_is_enlarged_with_its_boxes():
     drawn = draw_detections(image, torch.tensor([[10.0, 20.0, 30.0, 35.0]]), torch.tensor([0]), NAMES, min_side=320)
     assert drawn.shape == (320, 400, 3)
     assert tuple(drawn[220, 80]) == class_color(0)
+
+
+def test_very_long_image_is_not_enlarged_to_gigabytes():
+    picture, factor = enlarge(np.zeros((1, 3000, 3), np.uint8))
+    assert (picture.size, factor) == ((3000, 1), 1)
 
 
 def test_image_without_boxes_is_unchanged():

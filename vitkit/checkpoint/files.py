@@ -19,6 +19,7 @@ from vitkit.checkpoint.folders import (
     read_shards,
 )
 from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_arrays
+from vitkit.devices import is_out_of_memory
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
 
@@ -172,8 +173,12 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
             "Loading it could run anything. If you trust it, load it yourself with torch.load(..., "
             "weights_only=False), save its state dict with torch.save, and load that."
         )
+    if is_out_of_memory(error):
+        return CheckpointError(
+            f"{path}: not enough memory to load it, or it is damaged. End other programs, or get the file again."
+        )
     # The unpickler's message about a damaged file ("pop from empty list") would not help anyone.
-    is_telling = message and isinstance(error, OSError | RuntimeError | MemoryError)
+    is_telling = message and isinstance(error, OSError | RuntimeError)
     reason = f" ({message.splitlines()[0].partition('. ')[0]})" if is_telling else ""
     return CheckpointError(f"{path}: truncated or damaged{reason}. Get the file again.")
 

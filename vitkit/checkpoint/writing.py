@@ -42,6 +42,8 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    if path.is_dir():
+        raise CheckpointError(f"{path}: is a folder. Expected the name of a file to write.")
     try:
         write_atomically(path, write)
     except (OSError, RuntimeError) as error:

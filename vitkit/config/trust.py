@@ -106,14 +106,14 @@ def remember(code: Sequence[Code]) -> None:
     remembered = _remembered()
     if checksums.keys() <= remembered.keys():
         return
-    path = trust_file()
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
+        path = trust_file()
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(remembered | checksums, indent=2) + "\n", encoding="utf-8")
         temporary.replace(path)  # atomic, whichever of several processes comes last
-    except OSError:
-        return  # the home folder cannot be written: the next process will ask again
+    except (OSError, RuntimeError):
+        return  # the home folder cannot be written, or the user has none: the next process will ask again
 
 
 def _remembered() -> dict[str, str]:

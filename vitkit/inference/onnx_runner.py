@@ -276,6 +276,8 @@ def short_side_size(height: int, width: int, short_side: int, max_size: int | No
     short, long = min(height, width), max(height, width)
     if max_size is not None and long / short * short_side > max_size:
         short_side = round(max_size * short / long)
+    if short_side == 0:  # so long a picture that its proportions cannot be kept
+        return (1, max_size) if height < width else (max_size, 1)
     if short == short_side:
         return height, width
     if width < height:

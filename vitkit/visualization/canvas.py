@@ -82,13 +82,17 @@ def to_picture(image: np.ndarray | Tensor) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(image))
 
 
+MAX_ENLARGED = 4096
+"""Pixels; an image of 1 x 20000 pixels would otherwise be drawn on gigabytes."""
+
+
 def enlarge(image: np.ndarray | Tensor, min_side: int = 320) -> tuple[Image.Image, int]:
     """Convert an image for drawing, upscaled until its shorter side reaches `min_side`; return it and the factor.
 
-    Integer factors keep the pixels of a small image square.
+    Integer factors keep the pixels of a small image square. The longer side is not upscaled beyond `MAX_ENLARGED`.
     """
     picture = to_picture(image)
-    factor = max(1, math.ceil(min_side / min(picture.size)))
+    factor = max(1, min(math.ceil(min_side / min(picture.size)), MAX_ENLARGED // max(picture.size)))
     return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST), factor
 
 

@@ -9,6 +9,12 @@ from vitkit.tools.benchmark import compiled_ahead
 from vitkit.tools.benchmark.compiled_ahead import Resources, compile_ahead, limit_table, resident_warps, resources
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Compile into a folder of the test: the user may have no home, where Triton keeps what it compiled."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
 def check(name, target, dtype):
     taken = resources(compile_ahead(name, target, dtype, **LAUNCHES[name]))
     assert taken.registers <= (512 if target == "gfx942" else 255) and taken.spilled == 0

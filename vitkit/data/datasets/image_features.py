@@ -118,7 +118,11 @@ def write_features(
                     f"{shape[1:]}. Features need images of one size: set `transforms` to "
                     "ClassificationEvalTransforms."
                 )
-            file.write(batch.float().cpu().numpy().tobytes())
+            try:
+                file.write(batch.float().cpu().numpy().tobytes())
+            except OSError as error:
+                error.filename = str(path)  # which a failed write does not name
+                raise
             row += len(batch)
     assert row == len(dataset)
     description = {

@@ -2,8 +2,10 @@
 
 import logging
 import multiprocessing
+import multiprocessing.queues
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -325,6 +327,7 @@ def _identity(batch: Any) -> Any:
 def _start_worker(worker: int) -> None:
     # Workers share the cores with each other and the training process; PyTorch limits its own threads itself.
     cv2.setNumThreads(0)
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_exit_without_passing_on)
     # Ctrl-C and schedulers signal every process of a run; without its workers it could not finish its step and save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # Linux
@@ -332,6 +335,12 @@ def _start_worker(worker: int) -> None:
         threading.Thread(target=_exit_on_signal_of_trainer, daemon=True).start()
     else:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the training process's handler, which a fork inherits
+
+
+def _exit_without_passing_on(error: Exception, _: Any) -> None:
+    # Python would print the error and drop the batch, for which the trainer would then wait forever.
+    print(f"a batch cannot be passed on by its loading process: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _exit_on_signal_of_trainer() -> None:
