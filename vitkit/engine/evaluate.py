@@ -1,10 +1,10 @@
 """The evaluation loop."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols import Evaluator, GenerativeModel
-from vitkit.structures import Batch
+from vitkit.structures import Batch, ImageSizes
 
 
 @torch.no_grad()
@@ -81,6 +81,30 @@ def evaluate(
             metrics["loss"] = total / count if count else float("nan")
             metrics |= {name: meter.compute(device)[0] for name, meter in meters.items()}
     return metrics
+
+
+class SizeCounter:
+    """Collects the sizes of evaluated images, as stored and as the model received them."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[int, int]] = []
+        self.resized: list[tuple[int, int]] = []
+
+    def add(self, predictions: Sequence[Any], batch: Batch) -> None:
+        """Add a batch's sizes, (height, width); data without images have none."""
+        for target in batch.targets:
+            if "image_size" in target and "original_size" in target:
+                self.stored.append(tuple(target["original_size"]))
+                self.resized.append(tuple(target["image_size"]))
+
+    def line(self, noun: str) -> str:
+        """Return the line that tells what images are resized to; empty without images."""
+        if not self.stored:
+            return ""
+        stored = ImageSizes.of(self.stored)
+        if self.stored == self.resized:
+            return f"{noun} are evaluated at their stored size: {stored}"
+        return f"{noun} are resized for the model: {ImageSizes.of(self.resized)} (stored: {stored})"
 
 
 @contextmanager
