@@ -11,6 +11,7 @@ from torch import nn
 
 from vitkit.devices import accumulation_dtype, autocast, synchronize
 from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gather_objects
+from vitkit.engine.contracts import check_losses, check_outputs
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
@@ -55,7 +56,10 @@ def evaluate(
             with memory_explained(batch, remedies), autocast(device, precision):
                 outputs = None if generates and criterion is None else model(**batch.inputs)
                 if criterion is not None:
-                    loss = sum(criterion(outputs, batch.targets).values())
+                    check_outputs(model, criterion, outputs)
+                    losses = criterion(outputs, batch.targets)
+                    check_losses(criterion, losses)
+                    loss = sum(losses.values())
                     loss_sum += len(batch) * torch.stack([loss, torch.ones_like(loss)]).to(loss_sum.dtype)
                 if takes_outputs:
                     predictions = [{name: value[i] for name, value in outputs.items()} for i in range(len(batch))]

@@ -13,6 +13,7 @@ from torch import nn
 from vitkit.data.loading.loader import BatchLoader
 from vitkit.distributed import is_main
 from vitkit.engine.checkpointing import rng_state, set_rng_state
+from vitkit.engine.contracts import check_sample, missing_key_error
 from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.run import TrainRun
 from vitkit.errors import DataError
@@ -23,23 +24,32 @@ from vitkit.visualization.predictions import draw_predictions
 
 NUM_DRAWN = 8
 """Number of validation images whose predictions are drawn."""
+_READ_OF_TARGETS = ("image_id", "original_size")
+"""What an evaluation reads of each image's target."""
 
 
 def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> None:
     """Validate one batch, before training; the random state stays as it was."""
     # What does not fit is an error now and not after the first epoch, and the run does not depend on this check.
     state = rng_state()
+    evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
+    evaluator.check_dataset()
+    predicted = () if evaluator.takes_outputs else _READ_OF_TARGETS
+    check_sample(loader.dataset, "data.val", needs_targets=(*run.criterion.needs_targets, *predicted))
     sizes = SizeCounter()
-    evaluate(
-        run.model,
-        list(islice(loader, 1)),
-        EVALUATORS.build(evaluator_spec, dataset=loader.dataset),
-        device=run.device,
-        precision=run.settings.precision,
-        criterion=run.criterion,
-        on_batch=sizes.add,
-        compute=False,
-    )
+    try:
+        evaluate(
+            run.model,
+            list(islice(loader, 1)),
+            evaluator,
+            device=run.device,
+            precision=run.settings.precision,
+            criterion=run.criterion,
+            on_batch=sizes.add,
+            compute=False,
+        )
+    except KeyError as error:
+        raise missing_key_error(error) from error
     if line := sizes.line(f"validation {loader.dataset.noun} (first batch)"):
         print_line(line)
     set_rng_state(state)

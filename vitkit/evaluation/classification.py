@@ -44,6 +44,8 @@ class ClassificationEvaluator(SampleEvaluator):
     per_class_metric = "accuracy"
     """The metric that `per_class` returns."""
 
+    needs_dataset = ("image_ids", "classes")
+
     def __init__(self, dataset: Dataset):
         require_annotations(dataset, "label", "ClassificationEvaluator")
         super().__init__(dataset)

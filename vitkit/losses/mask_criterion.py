@@ -51,6 +51,8 @@ class MaskCriterion(Criterion):
     """
 
     terms: Sequence[str] = ("labels", "mask", "dice")
+    needs_outputs = ("pred_logits", "input_size")
+    needs_targets = ("labels", "masks")
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ class SetCriterion(Criterion):
 
     terms: Sequence[str] = ("labels", "l1", "giou")
     mask_terms: Sequence[str] = ("mask", "dice")
+    needs_outputs = ("pred_logits", "pred_boxes")
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class SetCriterion(Criterion):
                 f"expected {self.class_activation!r}."
             )
         self.weights = dict(weights)
+        self.needs_targets = ("labels", "boxes_cxcywh", *(["masks"] if "mask" in weights else []))
         self.class_loss = class_loss
         self.no_object_weight = no_object_weight
         self.meters = {"matched_accuracy": RatioMeter()}
