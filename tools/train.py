@@ -43,6 +43,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--init", metavar="CHECKPOINT", help="start from the weights of a model or a file; other classes get a new head"
     )
+    parser.add_argument("--verbose", action="store_true", help="print all loss terms and metrics, as in console.txt")
     add_trust(parser)
     add_device(parser)
     parser.add_argument("--print-config", action="store_true", help="print every value and where it was set, and stop")
@@ -72,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
                 print(format_config(config))
             return
         device = init_distributed(args.device)
-        setup_logging()
+        setup_logging(verbose=args.verbose)
         if args.check:
             check_training(config, device, init=args.init, trust=args.trust)
             return
