@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitkit.distributed import RatioMeter
-from vitkit.errors import DataError
+from vitkit.errors import DataError, counted
 from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, print_line, setup_logging
 
 
@@ -63,6 +63,14 @@ def test_console_output_to_a_full_disk_does_not_end_the_run(monkeypatch, caplog)
         for _ in range(3):
             print_line("epoch 1/3 done")
     assert caplog.messages == ["standard output: no longer written (No space left on device)"]
+
+
+@pytest.mark.parametrize(
+    ("number", "plural", "text"),
+    [(1, "classes", "1 class"), (1, "bad boxes", "1 bad box"), (1, "images", "1 image"), (0, "images", "0 images")],
+)
+def test_a_single_thing_is_not_written_in_the_plural(number, plural, text):
+    assert counted(number, plural) == text
 
 
 def test_progress_shows_rate_and_remaining_time(capsys):

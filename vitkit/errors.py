@@ -13,6 +13,12 @@ def error_line(error: Exception) -> str:
     return f"error{where}: {error}"
 
 
+def counted(number: int, plural: str) -> str:
+    """Return a number with its noun, for messages: "2 classes", "1 class", "1 bad box"."""
+    singular = plural.removesuffix("es") if plural.endswith(("sses", "xes")) else plural.removesuffix("s")
+    return f"{number} {singular if number == 1 else plural}"
+
+
 class ConfigError(VitkitError):
     """A config file, an override or a constructor's argument is wrong."""
 

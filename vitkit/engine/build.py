@@ -16,7 +16,7 @@ from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import broadcast_object, first_rank_first, is_main
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
-from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError, counted
 from vitkit.inference.exported import checkpoint_of, is_exported
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
@@ -100,7 +100,7 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
         num_classes = config["model"]["num_classes"]
         if num_classes != len(classes):
             raise ConfigError(
-                f"model.num_classes={num_classes}, but the dataset has {len(classes)} classes "
+                f"model.num_classes={num_classes}, but the dataset has {counted(len(classes), 'classes')} "
                 f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
                 "the dataset's classes size the model."
             )

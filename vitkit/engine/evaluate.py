@@ -14,6 +14,7 @@ from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gat
 from vitkit.engine.contracts import check_losses, check_outputs
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
+from vitkit.errors import counted
 from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols import Evaluator, GenerativeModel
 from vitkit.structures import Batch, ImageSizes
@@ -79,7 +80,7 @@ def evaluate(
         metrics = evaluator.compute()
         padded = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_padded", 0)), device=device)))
         if padded:
-            print_line(f"{padded} videos are shorter than a clip: their last frame was repeated")
+            print_line(f"{counted(padded, 'videos')} shorter than a clip: the last frame was repeated")
         if criterion is not None:
             total, count = all_reduce_sum(loss_sum).tolist()
             metrics["loss"] = total / count if count else float("nan")

@@ -37,6 +37,7 @@ from vitkit.engine.run_folder import (
 )
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import train_step
+from vitkit.errors import counted
 from vitkit.inference import find_weights
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols import Dataset
@@ -187,7 +188,7 @@ def build_run(
 def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: Mapping[str, Vocabulary]) -> str:
     """Return the first line of a run's output: its folder, data, parameters and devices."""
     if train_set.classes is not None:
-        sizes = [f"{len(train_set.classes)} classes"]
+        sizes = [counted(len(train_set.classes), "classes")]
     else:
         sizes = [f"{len(vocabulary)} {side} tokens" for side, vocabulary in vocabularies.items()]
     num_trained, num_training = len(train_set.training_indices()), len(train_set)
@@ -262,7 +263,7 @@ def fit(
         for hook in run.hooks:
             contexts.enter_context(hook.during_training(run))
         if progress.epoch >= settings.epochs:
-            print_line(f"nothing is left to train: all {settings.epochs} epochs are done")
+            print_line(f"nothing is left to train: epoch {settings.epochs} of {settings.epochs} is done")
         elif settings.compile:
             print_line("train.compile: the first step, and the first with images of another size, can take minutes")
         for epoch in range(progress.epoch, settings.epochs):

@@ -19,7 +19,7 @@ from vitkit.data.io.json_files import gc_paused
 from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import ConfigError, DataError, counted
 from vitkit.registry import DATASETS, Spec
 
 logger = logging.getLogger("vitkit")
@@ -122,9 +122,10 @@ class CocoDetection(ListedImages, DetectionDataset):
         if self.masks:
             self._index_masks([objects[position] for position in order])
         logger.info(
-            f"{self.annotation_file.name}: {len(self)} images, {len(objects)} objects of {len(self.classes)} classes; "
-            f"{num_clipped} boxes clipped to their image, {file.num_dropped} bad boxes dropped, "
-            f"{len(annotations) - len(objects)} crowd regions left out"
+            f"{self.annotation_file.name}: {counted(len(self), 'images')}, {counted(len(objects), 'objects')} of "
+            f"{counted(len(self.classes), 'classes')}; {counted(num_clipped, 'boxes')} clipped to the image, "
+            f"{counted(file.num_dropped, 'bad boxes')} dropped, "
+            f"{counted(len(annotations) - len(objects), 'crowd regions')} left out"
         )
         if file.wrong_segmentations:
             number, example = len(file.wrong_segmentations), file.wrong_segmentations[0]

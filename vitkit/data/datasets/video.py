@@ -22,7 +22,7 @@ from vitkit.data.io.json_files import read_json
 from vitkit.data.io.text_files import read_lines
 from vitkit.data.io.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
-from vitkit.errors import DataError
+from vitkit.errors import DataError, counted
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
 
@@ -273,7 +273,8 @@ def _read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[str], li
             )
         if classes is not None and label >= len(classes):
             raise DataError(
-                f"{entry}: label {label} is outside the {len(classes)} classes of class_file, 0 to {len(classes) - 1}."
+                f"{entry}: label {label} is outside the {counted(len(classes), 'classes')} of class_file, "
+                f"0 to {len(classes) - 1}."
             )
         names.append(name)
         labels.append(label)

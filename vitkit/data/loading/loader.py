@@ -22,7 +22,7 @@ from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches,
 from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
-from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.errors import ConfigError, DataError, VitkitError, counted
 from vitkit.protocols import Dataset, require_base
 from vitkit.registry import DATASETS, SECTIONS, Spec, parameters_of
 from vitkit.structures import Batch, Sample
@@ -372,6 +372,7 @@ def check_same_classes(train: Dataset, val: Dataset) -> None:
     if train_names != val_names:
         ids = sorted(i for i in train_names.keys() | val_names.keys() if train_names.get(i) != val_names.get(i))
         raise DataError(
-            f"data.train has {len(train_names)} classes and data.val has {len(val_names)}; they differ at id {ids[0]}: "
-            f"{train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. Both files need the same categories."
+            f"data.train has {counted(len(train_names), 'classes')} and data.val has {len(val_names)}; "
+            f"they differ at id {ids[0]}: {train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. Both files need "
+            "the same categories."
         )

@@ -17,6 +17,7 @@ from vitkit import devices
 from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
 from vitkit.engine.guard import Decision
 from vitkit.engine.run import Hook, TrainRun
+from vitkit.errors import counted
 from vitkit.logging import LOG_NAME, print_line
 
 _MOST_SECONDS = 20.0
@@ -89,9 +90,9 @@ class ProgressLog(Hook):
         skipped, padded = map(int, all_reduce_sum(counts).tolist())
         since = "since the last --resume" if self._resumed else "so far"
         if skipped:
-            notes += f"  {skipped} samples with unusable files replaced {since}"
+            notes += f"  {counted(skipped, 'samples')} with unusable files replaced {since}"
         if padded:
-            notes += f"  {padded} videos shorter than a clip padded"
+            notes += f"  {counted(padded, 'videos')} shorter than a clip padded"
         line = f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done"
         print_line(f"{line}{notes}", full=f"{line}  {meters}{notes}")
 
