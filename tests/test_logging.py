@@ -1,3 +1,5 @@
+import contextlib
+import io
 import logging
 import math
 import sys
@@ -9,6 +11,7 @@ import torch
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
 from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, print_line, setup_logging
+from vitkit.words import counted
 
 
 def test_ratio_is_that_of_the_sums_not_the_mean_of_ratios():
@@ -63,6 +66,14 @@ def test_console_output_to_a_full_disk_does_not_end_the_run(monkeypatch, caplog)
     assert caplog.messages == ["standard output: no longer written (No space left on device)"]
 
 
+@pytest.mark.parametrize(
+    ("number", "plural", "text"),
+    [(1, "classes", "1 class"), (1, "bad boxes", "1 bad box"), (1, "images", "1 image"), (0, "images", "0 images")],
+)
+def test_a_single_thing_is_not_written_in_the_plural(number, plural, text):
+    assert counted(number, plural) == text
+
+
 def test_progress_shows_rate_and_remaining_time(capsys):
     progress = ProgressLines(4, "images", every=-1.0)
     progress.start -= 2.0
@@ -88,6 +99,35 @@ def test_console_copy_includes_what_was_printed_before_it_started(tmp_path, caps
     assert [line[20:] for line in lines[1:]] == ["building", "be warned", "step 1", "error: image 3 is gone"]
     printed = capsys.readouterr()
     assert printed.out == "building\nstep 1\nnot of the run\n" and printed.err == "W be warned\n"
+
+
+def test_console_copy_includes_what_a_hook_prints(tmp_path, capsys):
+    path, before = tmp_path / CONSOLE_NAME, sys.stdout
+    with ConsoleCopy() as console:
+        print("from the start")
+        console.begin(path)
+        print_line("short", full="short and long")
+        print("a hook", "prints", end=" ")
+        sys.stdout.write("100 %\n")
+        print("\r 1 of 2", end="")
+        print("\r 2 of 2")
+        print("not a format: %s %d")
+        with contextlib.redirect_stdout(io.StringIO()):
+            print("hidden")
+    print("not of the run")
+    assert sys.stdout is before
+    lines = [line[20:] for line in path.read_text().splitlines()]
+    copied = ["from the start", "short and long", "a hook prints 100 %", " 2 of 2", "not a format: %s %d"]
+    assert lines == copied
+    assert capsys.readouterr().out.splitlines()[1:3] == ["short", "a hook prints 100 %"]
+
+
+def test_another_output_that_a_run_sets_is_kept(tmp_path, monkeypatch):
+    other = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    with ConsoleCopy():
+        sys.stdout = other
+    assert sys.stdout is other
 
 
 def test_console_copy_of_a_run_that_did_not_start_writes_nothing(tmp_path, monkeypatch):

@@ -135,7 +135,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
         write_text(list_file, "".join(f"{names[k]}\n" for k in positions))
         lines.append(_update(name, "**classes", images=images, labels=labels, names=list_file, **suffixes))
     files = [images / f"{name}{suffixes['image_suffix']}" for name in names]
-    summary = f"label pictures: {_counts(splits)} of {counted(len(classes), 'class')}"
+    summary = f"label pictures: {_counts(splits)} of {counted(len(classes), 'classes')}"
     if unnamed := sorted(every_value - named.keys()):
         summary += f"; not named in {class_file}, and ignored: values {', '.join(map(str, unnamed))}"
     return OwnData(summary, *_sizes(splits), _short_side(files), lines)
@@ -157,7 +157,7 @@ def read_panoptic(images: Path, annotations: Path | None, share: float, out: Pat
         part = {**content, "images": [by_id[entry["image_id"]] for entry in chosen], "annotations": chosen}
         write_text(out / f"{name}.json", json.dumps(part))
         lines.append(_update(name, images=images, maps=annotations.with_suffix(""), annotations=out / f"{name}.json"))
-    summary = f"panoptic maps: {_counts(splits)} of {counted(len(content['categories']), 'class')}"
+    summary = f"panoptic maps: {_counts(splits)} of {counted(len(content['categories']), 'classes')}"
     return OwnData(summary, *_sizes(splits), _short_side([images / name for name in files]), lines)
 
 
@@ -177,7 +177,7 @@ def read_classification(images: Path, annotations: Path | None, share: float, ou
     parts = {name: ImageFolder(folders[name]) for name in ("train", "val")}
     splits = {name: list(range(len(part))) for name, part in parts.items()}
     lines = [_update(name, folder=folders[name]) for name in parts]
-    summary = f"folders of classes: {_counts(splits)} of {counted(len(parts['train'].classes), 'class')}"
+    summary = f"folders of classes: {_counts(splits)} of {counted(len(parts['train'].classes), 'classes')}"
     files = [parts["train"].image_path(k) for k in splits["train"]]
     return OwnData(summary, *_sizes(splits), _short_side(files), lines)
 

@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> None:
     if is_semantic:
         data = read_semantic_pictures(args.source, args.images, regions=False)
         print(
-            f"{args.source}: {counted(len(data.images), 'label picture')} of {counted(len(data.categories), 'class')}"
+            f"{args.source}: {counted(len(data.images), 'label pictures')} of "
+            f"{counted(len(data.categories), 'classes')}"
         )
         print_left_out(data.left_out, "left out")
     else:

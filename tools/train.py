@@ -4,6 +4,7 @@ Examples:
     python tools/train.py configs/quickstart/dino.py
     python tools/train.py configs/detr_r50.py data.root=data/coco train.epochs=50
     torchrun --nproc-per-node 8 tools/train.py configs/detr_r50.py
+    python tools/train.py my_config.py --check    (whether the parts fit each other; trains nothing)
     python tools/train.py --resume runs/detr_r50
 
 The run's folder gets config.json (with the data's absolute paths), run.json (command, versions, git state and device of
@@ -24,7 +25,7 @@ from vitkit.data.loading.loader import lost_worker
 from vitkit.distributed import close_distributed, init_distributed, lost_peer, rank, report_failure
 from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.run_folder import check_resumable
-from vitkit.engine.trainer import run_training
+from vitkit.engine.trainer import check_training, run_training
 from vitkit.errors import VitkitError, error_line
 from vitkit.logging import setup_logging
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, is_override, machine_error_line
@@ -42,9 +43,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--init", metavar="CHECKPOINT", help="start from the weights of a model or a file; other classes get a new head"
     )
+    parser.add_argument("--verbose", action="store_true", help="print all loss terms and metrics, as in console.txt")
     add_trust(parser)
     add_device(parser)
     parser.add_argument("--print-config", action="store_true", help="print every value and where it was set, and stop")
+    text = "build everything, evaluate one batch, and stop: nothing is trained or written"
+    parser.add_argument("--check", action="store_true", help=text)
     args = parser.parse_intermixed_args(argv)
     if args.resume and is_override(args.config):
         args.config, args.overrides = None, [args.config, *args.overrides]
@@ -52,6 +56,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("a config is needed, such as quickstart/dino")
     if args.resume and (args.init or args.run_dir):
         parser.error("--resume continues a run in its own folder: it takes neither --init nor --run-dir")
+    if args.check and args.resume:
+        parser.error("--check is for new runs: give a config")
     return args
 
 
@@ -67,7 +73,10 @@ def main(argv: list[str] | None = None) -> None:
                 print(format_config(config))
             return
         device = init_distributed(args.device)
-        setup_logging()
+        setup_logging(verbose=args.verbose)
+        if args.check:
+            check_training(config, device, init=args.init, trust=args.trust)
+            return
         run_training(
             config,
             device,

@@ -20,10 +20,14 @@ _printed = logging.Logger("vitkit.printed")
 _printed.addHandler(logging.NullHandler())
 
 
-def setup_logging() -> None:
-    """Send the "vitkit" logger's messages to standard error; from processes other than the main one, only errors."""
+def setup_logging(*, verbose: bool = False) -> None:
+    """Send the "vitkit" logger's messages to standard error; from processes other than the main one, only errors.
+
+    Args:
+        verbose: print lines with all their details, see `print_line`.
+    """
     logger = logging.getLogger("vitkit")
-    logger.setLevel(logging.INFO if is_main() else logging.ERROR)
+    logger.setLevel((logging.DEBUG if verbose else logging.INFO) if is_main() else logging.ERROR)
     handler = next((h for h in logger.handlers if isinstance(h, logging.StreamHandler)), None)
     if handler is None:
         handler = logging.StreamHandler()
@@ -33,24 +37,53 @@ def setup_logging() -> None:
     handler.stream = sys.stderr  # it may have been replaced since the last call
 
 
-def print_line(line: str) -> None:
+def print_line(line: str, *, full: str | None = None) -> None:
     """Print a line on the console, from the main process only.
 
     If the output goes to a full disk, or to a closed pipe or terminal, the output ends but the run continues.
+
+    Args:
+        full: the line with all details, for the run's console.txt and, if `setup_logging` made it verbose, the console.
     """
     if not is_main():
         return
-    line = printable(line)
-    _printed.info(line)
+    line, full = printable(line), None if full is None else printable(full)
+    _printed.info(full or line)
+    stream = sys.stdout.stream if isinstance(sys.stdout, _CopiedOutput) else sys.stdout
     try:
-        print(line, flush=True)
+        verbose = full is not None and logging.getLogger("vitkit").isEnabledFor(logging.DEBUG)
+        print(full if verbose else line, file=stream, flush=True)
     except OSError as error:
         logging.getLogger("vitkit").warning("standard output: no longer written (%s)", error.strerror)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _CopiedOutput:
+    """Standard output of which complete lines, such as a hook's `print`, are copied as those of `print_line` are."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        """Write text; of a line that overwrites itself, such as a progress bar, the last state is copied."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            _printed.info("%s", line.rpartition("\r")[2])
+        return self.stream.write(text)
+
+    def end(self) -> Any:
+        """Copy a line that was begun, and return the output itself."""
+        if self._rest:
+            self.write("\n")
+        return self.stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class ConsoleCopy(AbstractContextManager):
-    """A copy of the console in a file, on the main process: lines of `print_line`, messages, and the error at the end.
+    """A copy of the console in a file, on the main process: what is printed, messages, and the error at the end.
 
     Lines from before `begin` are kept in memory until then. If the disk is full, only the copy ends, not the run.
     """
@@ -60,6 +93,7 @@ class ConsoleCopy(AbstractContextManager):
         if is_main():
             for logger in (logging.getLogger("vitkit"), _printed):
                 logger.addHandler(self._memory)
+            sys.stdout = _CopiedOutput(sys.stdout)
         return self
 
     def begin(self, path: Path) -> None:
@@ -75,6 +109,8 @@ class ConsoleCopy(AbstractContextManager):
             _printed.error(error_line(error))
         elif isinstance(error, Exception):
             _printed.error("", exc_info=error)
+        if isinstance(sys.stdout, _CopiedOutput):  # something else may have replaced it since
+            sys.stdout = sys.stdout.end()
         for logger in (logging.getLogger("vitkit"), _printed):
             logger.removeHandler(self._memory)
         file = self._memory.target

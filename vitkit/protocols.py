@@ -162,6 +162,10 @@ class Criterion(nn.Module):
     """The kind of class logits that it is for, see `Model`; None: any."""
     meters: Mapping[str, Any] = MappingProxyType({})
     """Measured quantities other than losses: name -> `vitkit.distributed.RatioMeter`."""
+    needs_outputs: Sequence[str] = ()
+    """The fields of the model's outputs that it always reads, and"""
+    needs_targets: Sequence[str] = ()
+    """those of each target; both are checked on the first batch, before training."""
 
 
 class Dataset(ABC):
@@ -290,6 +294,8 @@ class Evaluator(ABC):
     """Whether it reads each sample's raw outputs in place of predictions."""
     per_class_metric: str = "AP"
     """The metric that `per_class` returns."""
+    needs_dataset: Sequence[str] = ()
+    """The attributes and methods of `Dataset` that it reads and that a dataset may lack, checked before training."""
 
     @abstractmethod
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
@@ -311,6 +317,14 @@ class Evaluator(ABC):
     def parts(self) -> Sequence["Evaluator"]:
         """The evaluators that this one consists of; usually only itself."""
         return (self,)
+
+    def check_dataset(self) -> None:
+        """Check, before training, what it will read of the dataset; by default that all of `needs_dataset` is there.
+
+        Raises:
+            VitkitError: something is missing or wrong.
+        """
+        require_parts(self, self.dataset)
 
     # All of the following are to be called after `compute`, on the main process.
 
@@ -359,6 +373,22 @@ def require_base(kind: str, cls: type, base: type) -> None:
             f"{kind} {cls.__name__} does not derive from vitkit.{base.__name__}, which has the defaults of what it may "
             f"leave out. Write: class {cls.__name__}(vitkit.{base.__name__})."
         )
+
+
+def require_parts(evaluator: Evaluator, dataset: Dataset) -> None:
+    """Check that a dataset has the attributes and methods that an evaluator needs.
+
+    Raises:
+        ConfigError: one of them is None, or the method of `Dataset` that only raises an error.
+    """
+    for name in evaluator.needs_dataset:
+        value = getattr(dataset, name, None)
+        if value is None or getattr(value, "__func__", value) is getattr(Dataset, name, None):
+            part = f"{name}()" if callable(getattr(Dataset, name, None)) else name
+            raise ConfigError(
+                f"dataset {type(dataset).__name__} has no {part}, which evaluator {type(evaluator).__name__} needs. "
+                "See class Dataset in vitkit/protocols.py."
+            )
 
 
 def child(module: nn.Module, name: str) -> nn.Module | None:

@@ -227,6 +227,10 @@ class ImageSizes:
         """Return whether an image's sides lie within the range."""
         return self.least_short <= min(height, width) <= self.most_short and max(height, width) <= self.most_long
 
+    def __str__(self) -> str:
+        shortest = f"{self.least_short} to " if self.least_short != self.most_short else ""
+        return f"shorter side {shortest}{self.most_short}, longer side up to {self.most_long} pixels"
+
     def as_json(self) -> dict[str, int]:
         """Return the fields as plain values that JSON can hold."""
         return asdict(self)

@@ -9,7 +9,7 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return "1 class", "3 classes", "2 images"."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{count} {noun if count == 1 else plural}"
+def counted(number: int, plural: str) -> str:
+    """Return a number with its noun, for messages: "2 classes", "1 class", "1 bad box"."""
+    singular = plural.removesuffix("es") if plural.endswith(("sses", "xes")) else plural.removesuffix("s")
+    return f"{number} {singular if number == 1 else plural}"

@@ -1,5 +1,4 @@
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -360,12 +359,6 @@ def test_missing_file_names_the_nearest_in_its_folder(load, tmp_path):
 )
 def test_wrong_file_is_an_error_with_file_and_line(load, source, part):
     assert part in error_of(load, source=source)
-
-
-def test_config_files_folder_is_not_importable(load, tmp_path):
-    (tmp_path / "neighbour_of_config.py").write_text("")
-    assert "ModuleNotFoundError" in error_of(load, source="import neighbour_of_config\n" + SOURCE)
-    assert str(tmp_path) not in sys.path
 
 
 def test_user_file_registers_a_backbone(load, tmp_path):

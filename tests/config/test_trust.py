@@ -12,6 +12,7 @@ from vitkit import load_config
 from vitkit.config import save_config, trust
 from vitkit.errors import ConfigError
 from vitkit.inference import load
+from vitkit.logging import setup_logging
 from vitkit.tools import analyze, browse, caption, doctor, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
@@ -79,6 +80,75 @@ def test_imports_set_by_overrides_are_trusted(stranger, monkeypatch):
     assert "worse.py" in str(caught.value) and "evil.py" not in str(caught.value)
 
 
+CONFIG = "def config():\n    return dict(imports=['{}'])\n"
+
+
+@pytest.fixture
+def own_run(tmp_path, monkeypatch):
+    """Return a function that runs the user's config, which imports a file, and gives the config saved in the run."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(plugin: str, run: str) -> Path:
+        for path in (Path(plugin), Path(run) / "config.json"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        Path(plugin).write_text("import helper\n")
+        Path(plugin).with_name("helper.py").write_text("")
+        Path("my_config.py").write_text(CONFIG.format(plugin))
+        saved = Path(run) / "config.json"
+        save_config(load_config("my_config.py"), saved)
+        monkeypatch.setattr(trust, "_trusted_here", set())  # as in a later process
+        return saved
+
+    return start
+
+
+@pytest.mark.parametrize("changed", ["my_head.py", "helper.py"])
+def test_a_file_that_the_user_named_stays_trusted_when_it_changes(own_run, changed, tmp_path, monkeypatch):
+    saved = own_run("my_head.py", "runs/mine")
+    Path(changed).write_text("edited = True\n" + Path(changed).read_text())
+    load_config(saved)
+    # The record was updated: the version is trusted from any folder now, and a version that ran nowhere is not.
+    monkeypatch.setattr(trust, "_trusted_here", set())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    load_config(tmp_path / saved)
+    (tmp_path / changed).write_text("edited = 2\n" + (tmp_path / changed).read_text())
+    with pytest.raises(ConfigError, match="neither run nor trusted"):
+        load_config(tmp_path / saved)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "run"), [("runs/mine/head.py", "runs/mine"), ("theirs/head.py", "theirs/runs/a"), ("my_head.py", ".")]
+)
+def test_a_changed_file_that_may_have_come_with_the_run_needs_trust(own_run, plugin, run):
+    saved = own_run(plugin, run)
+    load_config(saved)
+    Path(plugin).write_text("edited = True\n")
+    with pytest.raises(ConfigError, match="neither run nor trusted"):
+        load_config(saved)
+
+
+def test_a_file_that_was_only_trusted_needs_trust_when_it_changes(stranger, tmp_path, monkeypatch):
+    (tmp_path / "shared.py").write_text("")
+    (stranger / "config.json").write_text(json.dumps({"imports": ["../shared.py"]}))
+    monkeypatch.chdir(tmp_path)
+    load_config(stranger / "config.json", trust=True)
+    (tmp_path / "shared.py").write_text("edited = True\n")
+    with pytest.raises(ConfigError, match="neither run nor trusted"):
+        load_config(stranger / "config.json")
+
+
+def test_a_file_beside_a_trusted_one_needs_trust_too(stranger, tmp_path):
+    (stranger / "head.py").write_text("import evil\n")
+    (stranger / "config.json").write_text(json.dumps({"imports": ["head.py"]}))
+    trust.remember([trust.ImportedCode("", "head.py", (stranger / "head.py").read_bytes())])
+    with pytest.raises(ConfigError, match="imported by .*head.py: .*evil.py") as caught:
+        load_config(stranger / "config.json")
+    assert "neither run nor trusted" in str(caught.value) and times_run(stranger) == 0
+    load_config(stranger / "config.json", trust=True)
+    assert times_run(stranger) == 1
+
+
 def test_installed_modules_need_trust_too(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"imports": ["antigravity"]}))
     with pytest.raises(ConfigError, match=r"imports\.0: antigravity \(installed module"):
@@ -86,20 +156,23 @@ def test_installed_modules_need_trust_too(tmp_path):
     assert "antigravity" not in sys.modules
 
 
-def no_home():
+def no_home() -> Path:
     raise RuntimeError("Could not determine home directory.")
 
 
-@pytest.mark.parametrize("home", ["read-only", "none"])
-def test_without_a_writable_home_code_is_trusted_within_one_process(stranger, monkeypatch, home):
-    if home == "none":  # as in a container that runs as a user id without a name
+@pytest.mark.parametrize("home", ["/dev/null", None], ids=["not writable", "none"])
+def test_without_a_home_trust_lasts_for_one_process_and_a_line_says_so(stranger, monkeypatch, home, capsys):
+    if home is None:
         monkeypatch.delenv("XDG_CONFIG_HOME")
         monkeypatch.setattr(Path, "home", no_home)
     else:
-        monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
+        monkeypatch.setenv("XDG_CONFIG_HOME", home)
+    setup_logging()
     load_config(stranger / "config.json", trust=True)
     load_config(stranger / "config.json")
     assert times_run(stranger) == 2
+    line = capsys.readouterr().err.splitlines()[0]
+    assert "cannot be remembered as trusted" in line and "Set XDG_CONFIG_HOME to a folder" in line
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a": ', b"[" * 200_000])

@@ -182,7 +182,7 @@ def test_boxes_beyond_the_image_are_clipped_and_counted(tmp_path, caplog):
     torch.testing.assert_close(
         dataset[0]["target"]["boxes_cxcywh"], torch.tensor([[5 / 40, 25 / 30, 10 / 40, 10 / 30]])
     )
-    assert "1 boxes clipped" in caplog.text and "1 crowd regions left out" in caplog.text
+    assert "1 box clipped" in caplog.text and "1 crowd region left out" in caplog.text
     assert dataset.ground_truth()["annotations"][0]["bbox"] == [-10, 20, 20, 30]
 
 
@@ -226,7 +226,7 @@ def test_bad_box_is_dropped_and_counted_on_request(tmp_path, caplog, bbox):
     with caplog.at_level(logging.INFO, logger="vitkit"):
         dataset = load(tmp_path, data, bad_boxes="drop")
     assert len(dataset[0]["target"]["labels"]) == 0
-    assert "1 bad boxes dropped" in caplog.text
+    assert "1 bad box dropped" in caplog.text
     assert len(dataset.ground_truth()["annotations"]) == 1
 
 

@@ -85,7 +85,7 @@ def test_ground_truth_for_evaluation_contains_crowds(tmp_path):
 def test_an_image_without_segments_has_no_masks(tmp_path, caplog):
     with caplog.at_level("INFO", "vitkit"):
         dataset = load(tmp_path, transforms=dict(type="LargeScaleJitter", size=8))
-    assert "2 segments of 3 classes for task 'panoptic'; 1 crowd segments, 1 images without a segment" in caplog.text
+    assert "2 segments of 3 classes for task 'panoptic'; 1 crowd segment, 1 image without a segment" in caplog.text
     assert dataset[1]["target"]["masks"].shape == (0, 8, 8)
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ import torch
 from vitkit.engine.checkpointing import Progress
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard, cut_log, peak_memory_mb
 from vitkit.engine.step import Decision
-from vitkit.logging import LOG_NAME
+from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, setup_logging
 
 TAKEN = Decision(step=True, save=False, stop=False)
 METRICS = {"bbox/AP": 0.25, "loss": 3.0}
@@ -82,12 +83,38 @@ def test_non_finite_numbers_become_null(tmp_path):
     assert records(tmp_path)[1]["metrics"] == {"bbox/AP": None, "loss": None}
 
 
-def test_console_shows_progress_on_one_line_without_auxiliary_losses(tmp_path, capsys):
-    write(tmp_path)
-    train_line, val_line = capsys.readouterr().out.splitlines()
-    for part in ("epoch 0.50/2", "step 20", "loss 3.500 (labels 1.000 l1 2.000)", "1.0e-04", "it/s", "ETA 0:00:0"):
-        assert part in train_line
-    assert val_line == "epoch 1/2  validation  bbox/AP 0.25  loss 3"
+@pytest.fixture
+def console(tmp_path):
+    """Return a function that begins console.txt, and later returns its lines without their time."""
+    with ConsoleCopy() as copy:
+        copy.begin(tmp_path / CONSOLE_NAME)
+        yield lambda: [line[20:] for line in (tmp_path / CONSOLE_NAME).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_console_shows_loss_and_metric_and_its_file_every_term(tmp_path, capsys, console, verbose):
+    setup_logging(verbose=verbose)
+    metrics = {**METRICS, "train_matched_accuracy": 1.0, "bbox/APs": 0.5}
+    write(tmp_path, metrics)
+    printed = capsys.readouterr().out.splitlines()
+    short = r"epoch 0\.50/2  step 20  loss 3\.500  \S+ it/s  ETA \S+ \+ 2 evaluations  mem \S+ GiB"
+    full = short.replace(r"3\.500", r"3\.500 \(labels 1\.000 l1 2\.000\)  lr 1\.0e-04") + r"  data \d+%"
+    assert re.fullmatch(full if verbose else short, printed[0]) and re.fullmatch(full, console()[0])
+    short = "epoch 1/2  validation  bbox/AP 0.25  loss 3"
+    assert printed[1] == short + ("  train_matched_accuracy 1" if verbose else "")
+    assert console()[1] == short + "  train_matched_accuracy 1"
+    setup_logging()
+
+
+def test_a_step_shows_the_last_best_metric(tmp_path, capsys):
+    run = run_of(tmp_path)
+    log = run.hooks[0]
+    run.hooks = [log]
+    with log.during_training(run):
+        log.after_evaluation(run, {"bbox/AP": 0.25, "loss": 3.0})
+        log.before_epoch(run)
+        capsys.readouterr()
+        assert "loss 3.500  bbox/AP 0.25  " in lines_of(run, 21, capsys)[0]
 
 
 def test_ranks_other_than_the_main_one_write_and_print_nothing(tmp_path, monkeypatch, capsys):

@@ -206,7 +206,7 @@ def test_resuming_a_complete_run_reports_that_it_is_complete(tmp_path, capsys):
     before = (tmp_path / "run" / LAST_NAME).read_bytes()
     capsys.readouterr()
     run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME)
-    assert "all 4 epochs are done" in capsys.readouterr().out
+    assert "epoch 4 of 4 is done" in capsys.readouterr().out
     assert (tmp_path / "run" / LAST_NAME).read_bytes() == before
 
 

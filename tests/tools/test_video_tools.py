@@ -72,7 +72,7 @@ def test_views_of_each_video_are_averaged_and_classes_listed(run, capsys):
     test_tool.main(["trained", "--per-class", "--device", "cpu", "--out", "results.json"])
     printed = capsys.readouterr().out
     assert "4 videos, 2 classes" in printed and "jump" in printed
-    assert "2 videos are shorter than a clip: their last frame was repeated\n" in printed and "ms per clip" in printed
+    assert "2 videos shorter than a clip: the last frame was repeated\n" in printed and "ms per clip" in printed
     images = json.loads((run / "results.json").read_text())["images"]
     assert [image["image_id"] for image in images] == ["jump/0.mp4", "jump/1.mp4", "run/0.mp4", "run/1.mp4"]
     predictor = load("trained")

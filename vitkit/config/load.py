@@ -9,11 +9,13 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from vitkit.config.check import COMMAND_LINE, find_problems, raise_if_any
+from vitkit.config.neighbours import importable
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy
 from vitkit.config.trust import ImportedCode, remember, require_trust
@@ -91,11 +93,12 @@ def _resolve(
             named = {key for key, _ in overrides}
             from_command_line = any(key.split(".")[0] == "imports" for key in named)
             code = _imported_code(cfg, Path.cwd() if from_command_line else path.parent)
-            if is_saved and not trust:
-                require_trust([item for item in code if not named & {"imports", item.key}], path)
-            _import_code(code)
+            own = [item for item in code if not is_saved or named & {"imports", item.key}]
+            if not trust:
+                require_trust([item for item in code if item not in own], path)
+            neighbours = _import_code(code, own, path=path, trust=trust)
             if code:
-                remember(code)
+                remember([*code, *neighbours], own=own)
                 # Paths are made absolute, so that they are valid for the saved config in any working directory.
                 cfg["imports"] = [item.name for item in code]
 
@@ -167,11 +170,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"no config file {str(path)!r}. {nearest(path.name, names)}")
     if path.suffix == ".json":
         return _parse(path.read_bytes(), path)
-    function = getattr(_run(path), "config", None)
-    if not callable(function):
-        raise ConfigError(f"{path}: has no function config(); a config file defines one that returns a dict.")
-    with _naming_line(path):
-        cfg = function()
+    with importable(path.parent, lambda file, source: None):
+        function = getattr(_run(path), "config", None)
+        if not callable(function):
+            raise ConfigError(f"{path}: has no function config(); a config file defines one that returns a dict.")
+        with _naming_line(path):
+            cfg = function()
     if not isinstance(cfg, dict):
         raise ConfigError(f"{path}: got {type(cfg).__name__} from config(); expected a dict.")
     return cfg
@@ -195,12 +199,14 @@ def _naming_line(path: Path) -> Iterator[None]:
         yield
     except Exception as error:  # whatever a user's file raises
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else "?"
+        line = lines[-1] if lines else "?"
+        if isinstance(error, SyntaxError) and error.lineno is not None:
+            path, line = error.filename or path, error.lineno  # of the file, or of one that it imports
         raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
 
 
 def _run(path: Path, source: bytes | None = None) -> types.ModuleType:
-    """Run a Python file as a separate module, without making its folder importable.
+    """Run a Python file as a separate module.
 
     Args:
         source: the file's content, if it was already read.
@@ -230,11 +236,30 @@ def _imported_code(cfg: dict[str, Any], folder: Path) -> list[ImportedCode]:
     return code
 
 
-def _import_code(code: Sequence[ImportedCode]) -> None:
-    """Import the modules, and run the files as they were read."""
+def _import_code(
+    code: Sequence[ImportedCode], own: list[ImportedCode], *, path: Path, trust: bool
+) -> list[ImportedCode]:
+    """Import the modules, and run the files as they were read; return the files beside them that these imported.
+
+    Args:
+        own: the code that the user named; the files that it imports are appended.
+        path: the config, for errors.
+        trust: whether files beside untrusted code may run.
+    """
+    neighbours = []
+
+    def admit(importer: ImportedCode, file: Path, source: bytes) -> None:
+        neighbour = ImportedCode(f"imported by {importer.name}", str(file), source)
+        if importer in own:
+            own.append(neighbour)
+        elif not trust:
+            require_trust([neighbour], path)
+        neighbours.append(neighbour)
+
     for item in code:
         if item.source is not None:
-            _run(Path(item.name), item.source)
+            with importable(Path(item.name).parent, partial(admit, item)):
+                _run(Path(item.name), item.source)
             continue
         try:
             importlib.import_module(item.name)
@@ -243,6 +268,7 @@ def _import_code(code: Sequence[ImportedCode]) -> None:
                 f"{item.key}: importing {item.name!r} failed: {type(error).__name__}: {error}. "
                 "Name an installed module, or a file that ends in .py."
             ) from error
+    return neighbours
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from typing import Protocol
 
 from vitkit.errors import ConfigError
 
+logger = logging.getLogger("vitkit")
 _trusted_here: set[str] = set()
 """Checksums of the code that this process has imported, whether or not they could be stored."""
+_OWN = "own file "
+"""Begins the keys of files that the user has named; all other keys of the list are checksums."""
 
 
 class Code(Protocol):
@@ -89,7 +93,11 @@ def require_trust(code: Sequence[Code], path: str | Path, *, kind: str = "saved 
         ConfigError: code is unknown; all of it is listed.
     """
     trusted = _trusted_here | _remembered().keys()
-    unknown = [item for item in code if item.checksum not in trusted]
+    unknown = [
+        item
+        for item in code
+        if item.checksum not in trusted and not (f"{_OWN}{item.name}" in trusted and _is_mine(Path(item.name), path))
+    ]
     if unknown:
         listed = "".join(f"\n  - {item}" for item in unknown)
         raise ConfigError(
@@ -99,21 +107,46 @@ def require_trust(code: Sequence[Code], path: str | Path, *, kind: str = "saved 
         )
 
 
-def remember(code: Sequence[Code]) -> None:
-    """Record that the user runs or trusts code, in this process and, if it can be written, in `trust_file`."""
-    checksums = {item.checksum: item.name for item in code}
-    _trusted_here.update(checksums)
+def _is_mine(file: Path, saved: str | Path) -> bool:
+    """Return whether a file that the user has named before may run although it has changed since.
+
+    It lies below the working directory, but does not come with the saved config: not in its folder, nor below a folder
+    of the working directory that contains both, as an unpacked archive would.
+    """
+    folder, here = Path(saved).resolve().parent, Path.cwd().resolve()
+    if folder == here or not file.is_relative_to(here):
+        return False
+    top, *below = file.relative_to(here).parts
+    return not below or not folder.is_relative_to(here / top)
+
+
+def remember(code: Sequence[Code], *, own: Sequence[Code] = ()) -> None:
+    """Record that the user runs or trusts code, in this process and, if it can be written, in `trust_file`.
+
+    Args:
+        own: the code out of it that the user has named, in a config in Python or on the command line. Such a file stays
+            trusted when it changes, see `_is_mine`.
+    """
+    entries = {item.checksum: item.name for item in code}
+    here = Path.cwd().resolve()
+    entries |= {f"{_OWN}{item.name}": "" for item in own if Path(item.name).is_relative_to(here)}
+    _trusted_here.update(entries)
     remembered = _remembered()
-    if checksums.keys() <= remembered.keys():
+    if entries.keys() <= remembered.keys():
         return
     try:
         path = trust_file()
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(remembered | checksums, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(remembered | entries, indent=2) + "\n", encoding="utf-8")
         temporary.replace(path)  # atomic, whichever of several processes comes last
-    except (OSError, RuntimeError):
-        return  # the home folder cannot be written, or the user has none: the next process will ask again
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+        logger.warning(
+            "the code that this config imports cannot be remembered as trusted (%s: %s): later commands on the run "
+            "need --trust. Set XDG_CONFIG_HOME to a folder that can be written.",
+            getattr(error, "filename", None) or "no home folder",
+            getattr(error, "strerror", None) or error,
+        )
 
 
 def _remembered() -> dict[str, str]:

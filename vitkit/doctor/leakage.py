@@ -85,11 +85,11 @@ def _shared_recordings(
     ]
     names = enumerate_items([f"{key}* ({in_train[key]} and {in_val[key]} images)" for key in shared])
     low, high = min(gaps), max(gaps)
-    distance = counted(low, "frame") if low == high else f"{low} to {high} frames, median {np.median(gaps):g},"
+    distance = counted(low, "frames") if low == high else f"{low} to {high} frames, median {np.median(gaps):g},"
     alike = "" if looks_alike else "none of them looks like one of train, so they may be numbered photos; if not, "
     message = (
-        f"{len(shared)} of {counted(len(set(series)), 'recording')}, by their file names, are in both: {names}. "
-        f"{len(gaps)} of {counted(len(val), 'image')} of {name} lie {distance} from one of train: {alike}neighbouring "
+        f"{len(shared)} of {counted(len(set(series)), 'recordings')}, by their file names, are in both: {names}. "
+        f"{len(gaps)} of {counted(len(val), 'images')} of {name} lie {distance} from one of train: {alike}neighbouring "
         "frames may be nearly alike, and the score too good. Hold recordings out, by `names=` of the datasets or "
         "`vitkit split`"
     )

@@ -54,6 +54,7 @@ def train(
     init: str | Path | None = None,
     device: str | None = None,
     trust: bool = False,
+    verbose: bool = False,
     **overrides: Any,
 ) -> Run:
     """Train a model, as `vitkit train` does; under torchrun every process must call it.
@@ -67,6 +68,7 @@ def train(
         init: weights to start from, see `find_weights`; for other classes the head is replaced by a new one.
         device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
         trust: allow a saved config to import the code that it names, see `load_config`.
+        verbose: print all loss terms and metrics, as in console.txt.
         overrides: values of the config: for each section a dict of the values to change, or a `dict(type=...)` that
             replaces the section; or by dotted key: `**{"model.num_queries": 50}`.
     Raises:
@@ -81,7 +83,7 @@ def train(
         check_resumable(Path(resume))
     source = Path(resume) / CONFIG_NAME if resume is not None else config
     resolved = _resolve(source, _as_overrides(overrides), trust=trust)
-    with _process_group(device) as rank_device:
+    with _process_group(device, verbose=verbose) as rank_device:
         try:
             folder = run_training(
                 resolved,
@@ -158,11 +160,11 @@ def _as_overrides(values: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def _process_group(device: str | None) -> Iterator[torch.device]:
+def _process_group(device: str | None, *, verbose: bool = False) -> Iterator[torch.device]:
     """Join the other ranks, if there are any, and yield this rank's device."""
     try:
         rank_device = init_distributed(device or default_device())
-        setup_logging()
+        setup_logging(verbose=verbose)
         yield rank_device
     finally:
         close_distributed()

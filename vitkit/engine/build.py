@@ -23,6 +23,7 @@ from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.protocols import Criterion, Dataset, Model
 from vitkit.registry import CRITERIA
 from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
+from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 
@@ -100,7 +101,7 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
         num_classes = config["model"]["num_classes"]
         if num_classes != len(classes):
             raise ConfigError(
-                f"model.num_classes={num_classes}, but the dataset has {len(classes)} classes "
+                f"model.num_classes={num_classes}, but the dataset has {counted(len(classes), 'classes')} "
                 f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
                 "the dataset's classes size the model."
             )

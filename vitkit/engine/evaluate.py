@@ -1,21 +1,23 @@
 """The evaluation loop."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from vitkit.devices import accumulation_dtype, autocast, synchronize
 from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gather_objects
+from vitkit.engine.contracts import check_losses, check_outputs
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols import Evaluator, GenerativeModel
-from vitkit.structures import Batch
+from vitkit.structures import Batch, ImageSizes
+from vitkit.words import counted
 
 
 @torch.no_grad()
@@ -55,7 +57,10 @@ def evaluate(
             with memory_explained(batch, remedies), autocast(device, precision):
                 outputs = None if generates and criterion is None else model(**batch.inputs)
                 if criterion is not None:
-                    loss = sum(criterion(outputs, batch.targets).values())
+                    check_outputs(model, criterion, outputs)
+                    losses = criterion(outputs, batch.targets)
+                    check_losses(criterion, losses)
+                    loss = sum(losses.values())
                     loss_sum += len(batch) * torch.stack([loss, torch.ones_like(loss)]).to(loss_sum.dtype)
                 if takes_outputs:
                     predictions = [{name: value[i] for name, value in outputs.items()} for i in range(len(batch))]
@@ -75,12 +80,36 @@ def evaluate(
         metrics = evaluator.compute()
         padded = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_padded", 0)), device=device)))
         if padded:
-            print_line(f"{padded} videos are shorter than a clip: their last frame was repeated")
+            print_line(f"{counted(padded, 'videos')} shorter than a clip: the last frame was repeated")
         if criterion is not None:
             total, count = all_reduce_sum(loss_sum).tolist()
             metrics["loss"] = total / count if count else float("nan")
             metrics |= {name: meter.compute(device)[0] for name, meter in meters.items()}
     return metrics
+
+
+class SizeCounter:
+    """Collects the sizes of evaluated images, as stored and as the model received them."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[int, int]] = []
+        self.resized: list[tuple[int, int]] = []
+
+    def add(self, predictions: Sequence[Any], batch: Batch) -> None:
+        """Add a batch's sizes, (height, width); data without images have none."""
+        for target in batch.targets:
+            if "image_size" in target and "original_size" in target:
+                self.stored.append(tuple(target["original_size"]))
+                self.resized.append(tuple(target["image_size"]))
+
+    def line(self, noun: str) -> str:
+        """Return the line that tells what images are resized to; empty without images."""
+        if not self.stored:
+            return ""
+        stored = ImageSizes.of(self.stored)
+        if self.stored == self.resized:
+            return f"{noun} are evaluated at their stored size: {stored}"
+        return f"{noun} are resized for the model: {ImageSizes.of(self.resized)} (stored: {stored})"
 
 
 @contextmanager

@@ -16,16 +16,18 @@ from vitkit.data.loading.loader import DataSettings, Split
 from vitkit.devices import resolve_precision
 from vitkit.distributed import first_rank_first, rank, world_size
 from vitkit.engine.build import build_model_for, use_saved_vocabularies
-from vitkit.engine.evaluate import evaluate
+from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.settings import TrainSettings, require, slow_precision
-from vitkit.errors import ConfigError
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference import Predictor, Tiling, load
 from vitkit.inference.exported import exported_model, is_exported
+from vitkit.inference.load import own_checkpoint
 from vitkit.logging import ProgressLines, print_line
 from vitkit.models.tta import MultiScaleFlip
 from vitkit.protocols import Evaluator
 from vitkit.registry import CRITERIA, EVALUATORS
 from vitkit.seq2seq.captioner import Captioner
+from vitkit.structures import ScoreThresholds
 
 logger = logging.getLogger("vitkit")
 
@@ -44,6 +46,9 @@ class Evaluation:
     """Median time per sample over all batches but the first, excluding loading and scoring."""
     sample: str
     """The kind of samples: "image", "clip" or "sentence"."""
+    thresholds: ScoreThresholds | None = None
+    """The score thresholds of the weights, which validation chose in training; None if the weights have none. Those of
+    `evaluator` are chosen on the data that is evaluated now."""
 
     def __repr__(self) -> str:
         return self.evaluator.table()
@@ -72,7 +77,8 @@ def evaluate_model(
         device: this rank's device.
         tta_scales: for semantic models: relative image sizes, each also mirrored, over which scores are averaged.
         tiling: predict the stored images in tiles, each of which goes through the validation transforms.
-        split: the split to evaluate; training data gets the transforms of validation.
+        split: the split to evaluate; training data gets the transforms of validation, and so does test data without
+            transforms of its own.
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
@@ -98,13 +104,23 @@ def evaluate_model(
     measures_references = vocabularies and "criterion" in config and not is_exported(weights)
     criterion = CRITERIA.build(config["criterion"]).to(device) if measures_references else None
     seconds: list[float] = []
+    sizes = SizeCounter()
     metrics = evaluate(
-        model.to(device), loader, evaluator, device=device, precision=precision, criterion=criterion, seconds=seconds
+        model.to(device),
+        loader,
+        evaluator,
+        device=device,
+        precision=precision,
+        criterion=criterion,
+        on_batch=sizes.add,
+        seconds=seconds,
     )
+    if line := sizes.line(dataset.noun):
+        print_line(line)
     # The first batch includes one-time costs.
     median = statistics.median(seconds[1:] or seconds or [math.nan])
     sample = "sentence" if is_text else "clip" if dataset.is_video else "image"
-    return Evaluation(metrics, evaluator, report, median, sample)
+    return Evaluation(metrics, evaluator, report, median, sample, _stored_thresholds(weights, dataset.classes))
 
 
 def _evaluate_tiles(
@@ -125,6 +141,7 @@ def _evaluate_tiles(
     if not isinstance(predictor, Predictor):
         raise ConfigError("tiles: expected a model of images; this one reads text.")
     print_line(str(predictor.report))
+    print_line(f"images are predicted in tiles of {tiling.size} pixels, each resized like a validation image")
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     mine = range(rank(), len(dataset), world_size())
     progress, seconds = ProgressLines(len(mine), "images evaluated in tiles", every=20.0), []
@@ -138,7 +155,16 @@ def _evaluate_tiles(
     evaluator.gather()
     metrics = evaluator.compute()
     median = statistics.median(seconds[1:] or seconds or [math.nan])
-    return Evaluation(metrics, evaluator, predictor.report, median, "image")
+    return Evaluation(metrics, evaluator, predictor.report, median, "image", _stored_thresholds(weights, classes))
+
+
+def _stored_thresholds(weights: str | Path, classes: Sequence[str] | None) -> ScoreThresholds | None:
+    """Return the score thresholds that a run has stored with its weights."""
+    stored = (own_checkpoint(weights).get("measured") or {}).get("score_thresholds")
+    try:
+        return None if stored is None else ScoreThresholds.from_json(stored, classes or ())
+    except ValueError as error:
+        raise CheckpointError(f"{weights}: damaged: {error}.") from error
 
 
 def _precision(config: Mapping[str, Any], device: torch.device) -> Literal["fp32", "bf16", "fp16"]:

@@ -19,6 +19,7 @@ from vitkit.devices import default_device, resolve_precision
 from vitkit.distributed import broadcast, broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
 from vitkit.engine import build, validation
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
+from vitkit.engine.contracts import check_sample
 from vitkit.engine.failures import memory_explained, training_remedies
 from vitkit.engine.hooks import Interrupted, default_hooks
 from vitkit.engine.run import TrainRun
@@ -45,6 +46,7 @@ from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
+_REQUIRED = ("model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs")
 
 
 def run_training(
@@ -73,9 +75,7 @@ def run_training(
         VitkitError: an error that a user can cause, see vitkit/errors.py.
         Interrupted: a signal requested the end, and the state is saved.
     """
-    require(
-        config, "model", "criterion", "data.train", "data.val", "optimizer", "schedule", "evaluator", "train.epochs"
-    )
+    require(config, *_REQUIRED)
     make_data_paths_absolute(config)
     with first_rank_first():
         init = None if init is None else find_weights(init, trust=trust)
@@ -102,6 +102,21 @@ def run_training(
             written = sorted(path.name for path in folder.path.glob("[!.]*") if path.is_file())
             print_line(f"done: {', '.join(written)} are in {folder.path}")
     return folder.path
+
+
+def check_training(config: Config, device: torch.device, *, init: str | None = None, trust: bool = False) -> None:
+    """Build what a config names and check it on the first batch, as `run_training` does, but write and train nothing.
+
+    Raises:
+        VitkitError: an error that a user can cause, such as a part that lacks what another one needs.
+    """
+    require(config, *_REQUIRED)
+    make_data_paths_absolute(config)
+    choose_precision(config, None, device)
+    init = None if init is None else find_weights(init, trust=trust)
+    run, _ = build_run(config, RunFolder(Path("(none)"), checkpoint=None, lock=None), device, init=init)
+    default_hooks(run.settings)
+    print_line("checked: every part has what the others ask of it, and a first batch was evaluated")
 
 
 def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: torch.device) -> None:
@@ -159,6 +174,8 @@ def build_run(
     )
     print_line(describe(run, train_set, val_set, vocabularies))
     if not folder.checkpoint:
+        if data.on_error == "raise":
+            check_sample(train_set, "data.train", needs_targets=criterion.needs_targets)
         validation.check_validation(run, data.val_loader(val_set), config["evaluator"])
     validate = partial(
         validation.validate, run=run, loader=data.val_loader(val_set), evaluator_spec=config["evaluator"]
@@ -169,7 +186,7 @@ def build_run(
 def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: Mapping[str, Vocabulary]) -> str:
     """Return the first line of a run's output: its folder, data, parameters and devices."""
     if train_set.classes is not None:
-        sizes = [counted(len(train_set.classes), "class")]
+        sizes = [counted(len(train_set.classes), "classes")]
     else:
         sizes = [f"{len(vocabulary)} {side} tokens" for side, vocabulary in vocabularies.items()]
     num_trained, num_training = len(train_set.training_indices()), len(train_set)
@@ -244,7 +261,7 @@ def fit(
         for hook in run.hooks:
             contexts.enter_context(hook.during_training(run))
         if progress.epoch >= settings.epochs:
-            print_line(f"nothing is left to train: all {settings.epochs} epochs are done")
+            print_line(f"nothing is left to train: epoch {settings.epochs} of {settings.epochs} is done")
         elif settings.compile:
             print_line("train.compile: the first step, and the first with images of another size, can take minutes")
         for epoch in range(progress.epoch, settings.epochs):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count, groupby, islice
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from torch import nn
 from vitkit.data.loading.loader import BatchLoader
 from vitkit.distributed import is_main
 from vitkit.engine.checkpointing import rng_state, set_rng_state
-from vitkit.engine.evaluate import evaluate
+from vitkit.engine.contracts import check_sample, missing_key_error
+from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.run import TrainRun
 from vitkit.errors import DataError
 from vitkit.logging import print_line
@@ -22,21 +24,34 @@ from vitkit.visualization.predictions import draw_predictions
 
 NUM_DRAWN = 8
 """Number of validation images whose predictions are drawn."""
+_READ_OF_TARGETS = ("image_id", "original_size")
+"""What an evaluation reads of each image's target."""
 
 
 def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -> None:
     """Validate one batch, before training; the random state stays as it was."""
     # What does not fit is an error now and not after the first epoch, and the run does not depend on this check.
     state = rng_state()
-    evaluate(
-        run.model,
-        list(islice(loader, 1)),
-        EVALUATORS.build(evaluator_spec, dataset=loader.dataset),
-        device=run.device,
-        precision=run.settings.precision,
-        criterion=run.criterion,
-        compute=False,
-    )
+    evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
+    evaluator.check_dataset()
+    predicted = () if evaluator.takes_outputs else _READ_OF_TARGETS
+    check_sample(loader.dataset, "data.val", needs_targets=(*run.criterion.needs_targets, *predicted))
+    sizes = SizeCounter()
+    try:
+        evaluate(
+            run.model,
+            list(islice(loader, 1)),
+            evaluator,
+            device=run.device,
+            precision=run.settings.precision,
+            criterion=run.criterion,
+            on_batch=sizes.add,
+            compute=False,
+        )
+    except KeyError as error:
+        raise missing_key_error(error) from error
+    if line := sizes.line(f"validation {loader.dataset.noun} (first batch)"):
+        print_line(line)
     set_rng_state(state)
 
 
@@ -44,14 +59,14 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
     """Return the metrics of a model, the run's or its average, and draw its predictions."""
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     samples: list[tuple[dict, dict]] = []
-    sizes: list[tuple[int, int]] = []
+    sizes = SizeCounter()
 
     drawn = batches_to_draw(len(loader))
     per_batch = -(-NUM_DRAWN // max(1, len(drawn)))
     batch_numbers = count()
 
     def collect(predictions: list, batch: Batch) -> None:
-        sizes.extend(target["image_size"] for target in batch.targets if "image_size" in target)
+        sizes.add(predictions, batch)
         if next(batch_numbers) in drawn:
             samples.extend(merge_views(predictions, batch.targets)[:per_batch])
 
@@ -68,9 +83,10 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
         print_line(evaluator.table())
         thresholds = evaluator.score_thresholds()
         if thresholds is not None:
+            thresholds = replace(thresholds, origin="highest F1 in validation")
             run.measured["score_thresholds"] = thresholds.as_json(loader.dataset.classes)
-        if sizes:
-            run.measured["image_sizes"] = ImageSizes.of(sizes).as_json()
+        if sizes.resized:
+            run.measured["image_sizes"] = ImageSizes.of(sizes.resized).as_json()
         path = run.run_dir / "predictions.png"
         with failed_drawing_reported(path):
             draw_predictions(samples[:NUM_DRAWN], loader.dataset, path, thresholds=thresholds)

@@ -12,7 +12,7 @@ from vitkit.data.io.json_files import read_json
 from vitkit.distributed import gather_dicts, is_main
 from vitkit.errors import ConfigError
 from vitkit.evaluation.bootstrap import SampleStatistics
-from vitkit.protocols import Dataset, Evaluator, require_base
+from vitkit.protocols import Dataset, Evaluator, require_base, require_parts
 
 logger = logging.getLogger("vitkit")
 
@@ -28,6 +28,7 @@ class SampleEvaluator(Evaluator):
     """
 
     def __init__(self, dataset: Dataset):
+        require_parts(self, dataset)
         self.dataset = dataset
         self.answers: dict[Any, Any] = {}
         """Answer of each sample, by image id or by a sentence's index."""

@@ -34,6 +34,8 @@ class CaptionEvaluator(SampleEvaluator):
     per_class_metric = "CIDEr-D"
     """The metric that `per_class` returns."""
 
+    needs_dataset = ("image_ids", "references")
+
     def __init__(self, dataset: Dataset):
         require_annotations(dataset, "captions", "CaptionEvaluator")
         super().__init__(dataset)

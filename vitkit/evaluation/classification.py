@@ -45,6 +45,8 @@ class ClassificationEvaluator(SampleEvaluator):
     per_class_metric = "accuracy"
     """The metric that `per_class` returns."""
 
+    needs_dataset = ("image_ids", "classes")
+
     def __init__(self, dataset: Dataset):
         require_annotations(dataset, "label", "ClassificationEvaluator")
         super().__init__(dataset)
@@ -103,7 +105,7 @@ class ClassificationEvaluator(SampleEvaluator):
         names, matrix = self.dataset.classes, self.confusion_matrix()
         lines = [
             f"top-1 accuracy {self.metrics['top1']:.4f}   top-5 accuracy {self.metrics['top5']:.4f}   "
-            f"{len(self.dataset.image_ids)} {self.dataset.noun}, {counted(len(names), 'class')}"
+            f"{len(self.dataset.image_ids)} {self.dataset.noun}, {counted(len(names), 'classes')}"
         ]
         wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
         for position in np.argsort(-wrong, axis=None, kind="stable")[:3]:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import reprlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,13 @@ from vitkit.structures import Detections, DetectionTarget, InstanceDetections, S
 METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """The twelve COCO metrics, in the order of COCOeval's statistics."""
 IOU_TYPES = ("bbox", "segm")
+_TRUTH = {
+    "images": ("id",),
+    "categories": ("id", "name"),
+    "annotations": ("id", "image_id", "category_id", "bbox", "area", "iscrowd"),
+}
+"""The parts of `ground_truth()`, and the fields of their entries that pycocotools reads."""
+_SEE_TRUTH = "See Dataset.ground_truth in vitkit/protocols.py."
 _CHUNK = 16  # number of masks that are run-length encoded at once
 
 
@@ -58,6 +66,8 @@ class CocoEvaluator(SampleEvaluator):
         ConfigError: an IoU type is unknown, or the dataset has no boxes or masks of objects.
     """
 
+    needs_dataset = ("image_ids", "classes", "category_ids", "ground_truth")
+
     def __init__(self, dataset: Dataset, *, iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",)):
         if not iou_types or not set(iou_types) <= set(IOU_TYPES):
             raise ConfigError(f"CocoEvaluator: got iou_types={list(iou_types)}; expected 'bbox', 'segm' or both.")
@@ -66,6 +76,25 @@ class CocoEvaluator(SampleEvaluator):
         self.iou_types = tuple(iou_types)
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
         self._evaluations: dict[str, COCOeval] = {}
+
+    def check_dataset(self) -> None:
+        """Check the content of `ground_truth()`; raises a DataError that names what is wrong with it."""
+        name, truth = f"dataset {type(self.dataset).__name__}: ground_truth()", self.dataset.ground_truth()
+        for part, fields in _TRUTH.items():
+            entries = truth.get(part) if isinstance(truth, dict) else None
+            if not isinstance(entries, list):
+                raise DataError(f"{name} has no list of {part!r}. {_SEE_TRUTH}")
+            for entry in entries:
+                missing = [field for field in fields if field not in entry]
+                if missing:
+                    raise DataError(f"{name}: {reprlib.repr(entry)} of {part!r} has no {missing[0]!r}. {_SEE_TRUTH}")
+        for field, ids, listed in (
+            ("image_id", {image["id"] for image in truth["images"]}, self.dataset.image_ids),
+            ("category_id", {category["id"] for category in truth["categories"]}, self.dataset.category_ids),
+        ):
+            unknown = {*np.asarray(listed).tolist(), *(entry[field] for entry in truth["annotations"])} - ids
+            if unknown:
+                raise DataError(f"{name} does not list {field} {next(iter(unknown))!r} of the dataset. {_SEE_TRUTH}")
 
     def update(
         self, predictions: Sequence[Detections | InstanceDetections], targets: Sequence[DetectionTarget]

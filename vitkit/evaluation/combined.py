@@ -33,6 +33,11 @@ class CombinedEvaluator(Evaluator):
         """The evaluators."""
         return self.evaluators
 
+    def check_dataset(self) -> None:
+        """Check what each evaluator reads of the dataset."""
+        for evaluator in self.evaluators:
+            evaluator.check_dataset()
+
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch to each evaluator."""
         for evaluator in self.evaluators:

@@ -57,6 +57,8 @@ class PanopticEvaluator(SampleEvaluator):
     per_class_metric = "PQ"
     """The metric that `per_class` returns."""
 
+    needs_dataset = ("image_ids", "classes", "category_ids", "things", "load_panoptic")
+
     def __init__(self, dataset: Dataset):
         require_annotations(dataset, "panoptic", "PanopticEvaluator")
         super().__init__(dataset)

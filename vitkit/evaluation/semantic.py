@@ -73,6 +73,8 @@ class SemanticEvaluator(SampleEvaluator):
     per_class_metric = "IoU"
     """The metric that `per_class` returns."""
 
+    needs_dataset = ("image_ids", "classes", "category_ids", "load_semantic")
+
     def __init__(self, dataset: Dataset, *, boundary: bool = True):
         require_annotations(dataset, "semantic", "SemanticEvaluator")
         super().__init__(dataset)

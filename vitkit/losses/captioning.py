@@ -40,6 +40,9 @@ class CaptionLoss(Criterion):
         ConfigError: a weight is negative; or, when called, the model's outputs have no attention.
     """
 
+    needs_outputs = ("logits",)
+    needs_targets = ("tokens",)
+
     def __init__(
         self,
         *,

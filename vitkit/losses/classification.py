@@ -27,6 +27,8 @@ class ClassificationLoss(Criterion):
         ConfigError: label_smoothing is negative, or 1 or more.
     """
 
+    needs_outputs = ("logits",)
+
     def __init__(self, *, label_smoothing: float = 0.0):
         super().__init__()
         if not 0 <= label_smoothing < 1:

@@ -36,6 +36,8 @@ class MaskCriterion(MatchedCriterion):
     """
 
     terms = ("labels", "mask", "dice")
+    needs_outputs = ("pred_logits", "input_size")
+    needs_targets = ("labels", "masks")
 
     def __init__(
         self,

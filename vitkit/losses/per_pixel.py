@@ -24,6 +24,9 @@ class PerPixelCriterion(Criterion):
     `meters["pixel_accuracy"]` counts the pixels whose class has the highest logit in the last layer.
     """
 
+    needs_outputs = ("pred_semantic", "input_size")
+    needs_targets = ("labels", "masks")
+
     def __init__(self):
         super().__init__()
         self.meters = {"pixel_accuracy": RatioMeter()}

@@ -28,6 +28,9 @@ class SequenceLoss(Criterion):
         ConfigError: label_smoothing is negative, or 1 or more.
     """
 
+    needs_outputs = ("logits",)
+    needs_targets = ("tokens",)
+
     def __init__(self, *, label_smoothing: float = 0.1):
         super().__init__()
         if not 0 <= label_smoothing < 1:

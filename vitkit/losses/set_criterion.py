@@ -41,6 +41,7 @@ class SetCriterion(MatchedCriterion):
 
     terms = ("labels", "l1", "giou")
     mask_terms = ("mask", "dice")
+    needs_outputs = ("pred_logits", "pred_boxes")
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class SetCriterion(MatchedCriterion):
                 f"matcher.activation={self.matcher.activation!r} is for other logits than class_loss={class_loss!r}: "
                 f"expected {self.class_activation!r}."
             )
+        self.needs_targets = ("labels", "boxes_cxcywh", *(["masks"] if "mask" in weights else []))
         self.class_loss = class_loss
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:

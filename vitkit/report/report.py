@@ -70,7 +70,7 @@ def describe_data(evaluator: Evaluator) -> str:
     file = dataset.annotation_file
     words = [type(dataset).__name__ + (f" of {Path(file).name}" if file else ""), f"{len(dataset)} {dataset.noun}"]
     if dataset.classes is not None:
-        words.append(counted(len(dataset.classes), "class"))
+        words.append(counted(len(dataset.classes), "classes"))
     return ", ".join(words)
 
 

@@ -24,6 +24,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.registry import DATASETS, Spec
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import EOS, Batch
+from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 
@@ -192,7 +193,7 @@ class CocoCaptions(CaptionDataset):
                 "out missing images with missing_images='drop'."
             )
         num_captions = sum(len(captions[entry["id"]]) for entry in usable)
-        logger.info(f"{path.name}: {len(usable)} images, {num_captions} captions")
+        logger.info(f"{path.name}: {counted(len(usable), 'images')}, {counted(num_captions, 'captions')}")
         for number, part in ((len(entries) - len(captioned), "a caption"), (num_missing, "an image")):
             if number:
                 logger.warning("%s: %d of %d images are left out: without %s", path.name, number, len(entries), part)

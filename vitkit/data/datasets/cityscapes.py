@@ -14,6 +14,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
+from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 
@@ -69,7 +70,9 @@ class CityscapesPanoptic(SegmentationDataset):
         self._images = [f"{images}/{name}{image_suffix}" for name in names]
         self._labels = [f"{labels}/{name}{label_suffix}" for name in names]
         self.image_ids = np.arange(len(names))
-        logger.info(f"'{images}': {len(self)} images of {len(self.classes)} classes for task '{task}'")
+        logger.info(
+            f"'{images}': {counted(len(self), 'images')} of {counted(len(self.classes), 'classes')} for task '{task}'"
+        )
 
     def image_path(self, index: int) -> Path:
         """See `BaseImageDataset`."""

@@ -123,10 +123,10 @@ class CocoDetection(ListedImages, DetectionDataset):
         if self.masks:
             self._index_masks([objects[position] for position in order])
         logger.info(
-            f"{self.annotation_file.name}: {counted(len(self), 'image')}, {counted(len(objects), 'object')} of "
-            f"{counted(len(self.classes), 'class')}; "
-            f"{num_clipped} boxes clipped to their image, {file.num_dropped} bad boxes dropped, "
-            f"{len(annotations) - len(objects)} crowd regions left out"
+            f"{self.annotation_file.name}: {counted(len(self), 'images')}, {counted(len(objects), 'objects')} of "
+            f"{counted(len(self.classes), 'classes')}; {counted(num_clipped, 'boxes')} clipped to the image, "
+            f"{counted(file.num_dropped, 'bad boxes')} dropped, "
+            f"{counted(len(annotations) - len(objects), 'crowd regions')} left out"
         )
         if file.wrong_segmentations:
             number, example = len(file.wrong_segmentations), file.wrong_segmentations[0]

@@ -18,6 +18,7 @@ from vitkit.errors import DataError
 from vitkit.ops.label_maps import colors_to_ids, count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
+from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 
@@ -74,8 +75,9 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         image_indices = np.repeat(np.arange(len(entries)), np.diff(self._offsets))
         num_empty = len(entries) - len(np.unique(image_indices[usable]))
         logger.info(
-            f"{self.annotation_file.name}: {len(self)} images, {self.num_objects} segments of {len(self.classes)} "
-            f"classes for task '{task}'; {int(self._crowd.sum())} crowd segments, {num_empty} images without a segment"
+            f"{self.annotation_file.name}: {counted(len(self), 'images')}, {counted(self.num_objects, 'segments')} of "
+            f"{counted(len(self.classes), 'classes')} for task '{task}'; "
+            f"{counted(int(self._crowd.sum()), 'crowd segments')}, {counted(num_empty, 'images')} without a segment"
         )
 
     def load_image(self, index: int) -> np.ndarray:

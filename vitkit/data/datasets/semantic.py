@@ -18,6 +18,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import IGNORE_INDEX, Sample
+from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 
@@ -86,7 +87,9 @@ class SemanticFolder(BaseImageDataset):
         self.image_ids = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
         if names is not None:
             self.image_ids = _chosen(self.image_ids, names, images)
-        logger.info(f"'{images}': {len(self)} images with label maps of {len(self.classes)} classes")
+        logger.info(
+            f"'{images}': {counted(len(self), 'images')} with label maps of {counted(len(self.classes), 'classes')}"
+        )
 
     def _label_table(self) -> np.ndarray:
         """Return the contiguous label of each pixel value: (65536,) int16, 255 if ignored, -1 if unknown."""
@@ -94,8 +97,9 @@ class SemanticFolder(BaseImageDataset):
         invalid = [value for value in [*values, *ignored_values] if not 0 <= value < _NUM_VALUES]
         if len(set(values)) != len(self.classes) or invalid:
             raise ConfigError(
-                f"dataset SemanticFolder: values {invalid or values} do not fit {len(self.classes)} classes; expected "
-                f"as many different numbers from 0 to {_NUM_VALUES - 1}."
+                f"dataset SemanticFolder: values {invalid or values} do not fit "
+                f"{counted(len(self.classes), 'classes')}; expected as many different numbers from 0 to "
+                f"{_NUM_VALUES - 1}."
             )
         ambiguous = sorted(set(values) & set(ignored_values))
         if ambiguous:

@@ -25,6 +25,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
+from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 OnMissing = Literal["raise", "skip"]
@@ -273,7 +274,8 @@ def _read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[str], li
             )
         if classes is not None and label >= len(classes):
             raise DataError(
-                f"{entry}: label {label} is outside the {len(classes)} classes of class_file, 0 to {len(classes) - 1}."
+                f"{entry}: label {label} is outside the {counted(len(classes), 'classes')} of class_file, "
+                f"0 to {len(classes) - 1}."
             )
         names.append(name)
         labels.append(label)

@@ -140,8 +140,8 @@ class AnnotatedImages:
     def summary(self) -> str:
         """Summarise the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
         parts = ", ".join(f"{len(ids)} {name}" for name, ids in self.splits.items())
-        text = f"{counted(len(self.images), 'image')}{f' ({parts})' if parts else ''}, "
-        text += f"{counted(len(self.annotations), 'object')} of {counted(len(self.categories), 'class')}"
+        text = f"{counted(len(self.images), 'images')}{f' ({parts})' if parts else ''}, "
+        text += f"{counted(len(self.annotations), 'objects')} of {counted(len(self.categories), 'classes')}"
         num_masks = sum(bool(a.get("segmentation")) for a in self.annotations)
         return text + (f", {num_masks} with masks" if num_masks else "")
 

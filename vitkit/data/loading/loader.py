@@ -26,8 +26,9 @@ from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.protocols import Dataset, require_base
-from vitkit.registry import DATASETS, SECTIONS, Spec
+from vitkit.registry import DATASETS, SECTIONS, Spec, parameters_of
 from vitkit.structures import Batch, Sample
+from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 _MAX_LOGGED = 20
@@ -48,7 +49,8 @@ class DataSettings:
     val: Spec | None = None
     """The dataset evaluated on during training; the same rules apply."""
     test: Spec | None = None
-    """A dataset that training never sees, and that chooses nothing, for tools/test.py --split test; likewise."""
+    """A dataset that training never sees, and that chooses nothing, for tools/test.py --split test; likewise. It has
+    the transforms of `val` unless it sets its own."""
     root: str = "data"
     """Folder that contains the data."""
     images_per_gpu: int = 2
@@ -93,19 +95,19 @@ class DataSettings:
         Raises:
             ConfigError: there is no such dataset; also like `build_dataset`.
         """
-        spec, key = getattr(self, split), f"data.{split}"
-        if spec is None:
+        key = f"data.{split}"
+        if getattr(self, split) is None:
             remedy = "Set it, such as data.test=… with the values of data.val and other annotations."
             raise ConfigError(f"{key}: the config has none. {remedy}")
+        spec = self._spec(split)
         if split == "train" and isinstance(spec, Mapping):
-            transforms = self.val.get("transforms") if isinstance(self.val, Mapping) else None
             spec = {name: value for name, value in spec.items() if name not in ("fraction", "transforms")}
-            spec |= {} if transforms is None else {"transforms": transforms}
+            spec = self._with_transforms_of_val(spec, key)
         return build_dataset(spec, self.root, key=key, max_image_pixels=self.max_image_pixels)
 
     def dataset(self, split: Split) -> Dataset:
         """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
-        spec, key = getattr(self, split), f"data.{split}"
+        spec, key = self._spec(split), f"data.{split}"
         fraction = _fraction(spec)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
             raise ConfigError(f"{key}.fraction: got {fraction}; expected above 0, at most 1, and only in data.train.")
@@ -120,6 +122,19 @@ class DataSettings:
                 "with the annotations of single ones. Use it only in data.train; use EvalResize here."
             )
         return dataset
+
+    def _spec(self, split: Split) -> Spec | None:
+        """Return the spec of a split's dataset, with the transforms that it has if it sets none."""
+        spec = getattr(self, split)
+        return self._with_transforms_of_val(spec, "data.test") if split == "test" and spec is not None else spec
+
+    def _with_transforms_of_val(self, spec: Spec, key: str) -> Spec:
+        """Return a dataset's spec with the transforms of `val`, unless it sets its own or its class takes none."""
+        transforms = self.val.get("transforms") if isinstance(self.val, Mapping) else None
+        constructor, arguments = DATASETS.resolve(spec, key)
+        if transforms is None or "transforms" in arguments or "transforms" not in parameters_of(constructor):
+            return spec
+        return {**({"type": spec} if isinstance(spec, str) else spec), "transforms": transforms}
 
     @property
     def batch_size_per_gpu(self) -> int:
@@ -367,6 +382,7 @@ def check_same_classes(train: Dataset, val: Dataset) -> None:
     if train_names != val_names:
         ids = sorted(i for i in train_names.keys() | val_names.keys() if train_names.get(i) != val_names.get(i))
         raise DataError(
-            f"data.train has {len(train_names)} classes and data.val has {len(val_names)}; they differ at id {ids[0]}: "
-            f"{train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. Both files need the same categories."
+            f"data.train has {counted(len(train_names), 'classes')} and data.val has {len(val_names)}; "
+            f"they differ at id {ids[0]}: {train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. Both files need "
+            "the same categories."
         )

@@ -1,5 +1,6 @@
 """Hooks, which report and protect a run: they are called at fixed points of the loop, and users can add their own."""
 
+from vitkit.engine.contracts import check_hook
 from vitkit.engine.hooks.annealing import MaskAnnealing
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
 from vitkit.engine.hooks.sampling import ScheduledSampling
@@ -12,6 +13,12 @@ __all__ = ["Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "default
 
 
 def default_hooks(settings: TrainSettings) -> list[Hook]:
-    """Return the hooks of a run, including the user's, in the order in which they are called."""
+    """Return the hooks of a run, including the user's, in the order in which they are called.
+
+    Raises:
+        ConfigError: one of the user's lacks the base, or a method does not take the arguments that it is called with.
+    """
     user_hooks = [HOOKS.build(spec) for spec in settings.hooks]
+    for hook in user_hooks:
+        check_hook(hook)
     return [BestMetric(), ProgressLog(), TensorBoard(), *user_hooks, Saving(), Signals()]

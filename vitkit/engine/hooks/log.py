@@ -18,6 +18,7 @@ from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
 from vitkit.engine.run import Hook, TrainRun
 from vitkit.engine.step import Decision
 from vitkit.logging import LOG_NAME, print_line
+from vitkit.words import counted
 
 _MOST_SECONDS = 20.0
 """Longest time between two lines on the console, in seconds."""
@@ -26,9 +27,10 @@ _MOST_SECONDS = 20.0
 class ProgressLog(Hook):
     """Logs the mean losses of every `train.log_every` steps, each epoch's meters, and the evaluations.
 
-    A record is printed as a line on the console, written to log.jsonl, and passed to every hook's `on_log`. If steps
-    are slow, the console gets additional lines: after the first step, and when the last line is 20 seconds old; these
-    show the losses of the main process only.
+    A record is printed as a line on the console, written to log.jsonl, and passed to every hook's `on_log`. The line
+    has the loss and the metric; with `--verbose`, and in console.txt, all terms. If steps are slow, the console gets
+    additional lines: after the first step, and when the last line is 20 seconds old; these show the losses of the main
+    process only.
     """
 
     @contextmanager
@@ -37,6 +39,7 @@ class ProgressLog(Hook):
         self._resumed = run.progress.step > 0
         self._printed_at = -math.inf
         self._evaluation_seconds: float | None = None
+        self._metric = ""
         if not is_main():
             yield
             return
@@ -77,24 +80,30 @@ class ProgressLog(Hook):
     def after_epoch(self, run: TrainRun) -> None:
         """Print the epoch's meters, and how many samples were replaced or padded."""
         ratios = {name: meter.compute(run.device) for name, meter in run.meters.items()}
-        line = "  ".join(f"{name} {ratio:.3f} of {count}" for name, (ratio, count) in ratios.items())
+        meters = "  ".join(f"{name} {ratio:.3f} of {count}" for name, (ratio, count) in ratios.items())
+        notes = ""
         counts = torch.tensor([float(run.loader.num_skipped), float(run.loader.num_padded)], device=run.device)
         skipped, padded = map(int, all_reduce_sum(counts).tolist())
         since = "since the last --resume" if self._resumed else "so far"
         if skipped:
-            line += f"  {skipped} samples with unusable files replaced {since}"
+            notes += f"  {counted(skipped, 'samples')} with unusable files replaced {since}"
         if padded:
-            line += f"  {padded} videos shorter than a clip padded"
-        print_line(f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done  {line}")
+            notes += f"  {counted(padded, 'videos')} shorter than a clip padded"
+        line = f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done"
+        print_line(f"{line}{notes}", full=f"{line}  {meters}{notes}")
 
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
-        """Log the metrics; print the main one, and those that (unlike bbox/AP) are not in the evaluator's table."""
-        epoch = run.progress.epoch + 1
-        shown = {name: value for name, value in metrics.items() if "/" not in name or name == run.settings.best_metric}
-        values = "  ".join(f"{name} {value:.4g}" if value != -1 else f"{name} –" for name, value in shown.items())
+        """Log the metrics; print the best one and the loss, and in full those that are not in the evaluator's table."""
+        epoch, best = run.progress.epoch + 1, run.settings.best_metric
+        texts = {name: f"{name} {value:.4g}" if value != -1 else f"{name} –" for name, value in metrics.items()}
+        self._metric = texts.get(best, "")
+        shown = [text for name, text in texts.items() if name in (best, "loss")]
+        # Those of the table have a slash, such as bbox/AP.
+        in_full = [text for name, text in texts.items() if "/" not in name or name == best]
         record = {"kind": "val", "step": run.progress.step, "epoch": epoch, "metrics": metrics}
         record |= self._clock.minutes() if is_main() else {}
-        print_line(f"epoch {epoch}/{run.settings.epochs}  validation  {values}")
+        line = f"epoch {epoch}/{run.settings.epochs}  validation  "
+        print_line(line + "  ".join(shown), full=line + "  ".join(in_full))
         _call_on_log(run, record)
 
     def on_log(self, run: TrainRun, record: Mapping[str, Any]) -> None:
@@ -145,10 +154,15 @@ class ProgressLog(Hook):
         # Auxiliary layers repeat the final layer's terms, and are only written to the file.
         losses = record["losses"].items()
         terms = " ".join(f"{name} {value:.3f}" for name, value in losses if "aux" not in name)
+        start = f"epoch {record['epoch']:.2f}/{run.settings.epochs}  step {record['step']}  loss {record['loss']:.3f}"
+        metric = f"  {self._metric}" if self._metric else ""
+        speed = (
+            f"{record['it_s']:.2f} it/s  ETA {self._time_left(run, record['it_s'])}  "
+            f"mem {record['memory_mb'] / 1024:.2f} GiB"
+        )
         print_line(
-            f"epoch {record['epoch']:.2f}/{run.settings.epochs}  step {record['step']}  loss {record['loss']:.3f} "
-            f"({terms})  lr {record['lr']:.1e}  {record['it_s']:.2f} it/s  ETA {self._time_left(run, record['it_s'])}  "
-            f"mem {record['memory_mb'] / 1024:.2f} GiB  data {record['data_share']:.0%}"
+            f"{start}{metric}  {speed}",
+            full=f"{start} ({terms}){metric}  lr {record['lr']:.1e}  {speed}  data {record['data_share']:.0%}",
         )
 
     def _time_left(self, run: TrainRun, steps_per_second: float) -> str:

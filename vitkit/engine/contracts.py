@@ -1,0 +1,134 @@
+"""Checks, before the first epoch, that the parts which a config names have what a run asks of them."""
+
+import inspect
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.engine.run import Hook
+from vitkit.errors import ConfigError, DataError
+from vitkit.protocols import Criterion, Dataset, child
+
+_DATASET = "See class Dataset in vitkit/protocols.py, and Sample in vitkit/structures.py."
+_HOOK = "See class Hook in vitkit/engine/run.py."
+_CRITERION = "See class Criterion in vitkit/protocols.py."
+
+
+def check_sample(dataset: Dataset, key: str, *, needs_targets: Sequence[str]) -> None:
+    """Check the first sample of a dataset; datasets with a `collate` of their own have samples of any form.
+
+    Args:
+        key: the dataset's config key.
+        needs_targets: the fields that every target must have.
+    Raises:
+        DataError: the sample cannot be loaded, or it has not the form of `Sample`.
+    """
+    indices = dataset.training_indices()
+    if dataset.collate is not None or len(indices) == 0:
+        return
+    name = f"{key}: dataset {type(dataset).__name__}"
+    try:
+        sample = dataset[int(indices[0]), 0]
+    except (TypeError, IndexError, KeyError) as error:
+        # What a dataset raises that takes (index, seed) for an index; an error of its own is named as well.
+        raise DataError(
+            f"{name}[{int(indices[0])}, 0] raises {_described(error)}. Samples are loaded by (index, seed). {_DATASET}"
+        ) from error
+    if not isinstance(sample, Mapping) or not {"image", "target"} <= sample.keys():
+        got = list(sample) if isinstance(sample, Mapping) else type(sample).__name__
+        raise DataError(f"{name}: its samples are {got}; expected a dict with 'image' and 'target'. {_DATASET}")
+    _check_image(sample["image"], name)
+    target = sample["target"]
+    missing = [field for field in needs_targets if field not in target]
+    if missing:
+        raise DataError(f"{name}: its targets have {_listed(target)}, but not {_listed(missing)}. {_DATASET}")
+    boxes = target.get("boxes_cxcywh")
+    if boxes is not None and boxes.numel() and not 0 <= boxes.min() <= boxes.max() <= 1.001:
+        raise DataError(
+            f"{name}: target has boxes_cxcywh from {boxes.min():.4g} to {boxes.max():.4g}; expected centre, width and "
+            f"height in 0..1 of the image. {_DATASET}"
+        )
+
+
+def _check_image(image: Any, name: str) -> None:
+    is_image = isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim >= 3
+    if is_image and image.shape[0 if image.ndim < 5 else 1] == 3:
+        return
+    shape = f", shape {tuple(image.shape)}" if hasattr(image, "shape") else ""
+    got = f"{type(image).__name__}{shape}" + (f", {image.dtype}" if hasattr(image, "dtype") else "")
+    raise DataError(f"{name}: its images are {got}; expected a uint8 tensor (3, H, W) of RGB in 0..255. {_DATASET}")
+
+
+def check_outputs(model: nn.Module, criterion: nn.Module, outputs: Any) -> None:
+    """Check that a model's outputs have the fields that its criterion needs.
+
+    Raises:
+        ConfigError: they have not; the model's head is named.
+    """
+    head = child(model, "head")
+    name = f"model {type(model).__name__}" if head is None else f"head {type(head).__name__}"
+    if not isinstance(outputs, Mapping):
+        raise ConfigError(
+            f"{name}: returns {type(outputs).__name__}; expected a dict of outputs by name. See class Head in "
+            "vitkit/protocols.py."
+        )
+    missing = [field for field in getattr(criterion, "needs_outputs", ()) if field not in outputs]
+    if missing:
+        raise ConfigError(
+            f"{name}: returns {_listed(outputs)}, but criterion {type(criterion).__name__} also needs "
+            f"{_listed(missing)}. See {type(criterion).__name__}.forward, and class Head in vitkit/protocols.py."
+        )
+
+
+def check_losses(criterion: Criterion, losses: Any) -> None:
+    """Check that a criterion returned scalar losses by name.
+
+    Raises:
+        ConfigError: it returned something else.
+    """
+    name = f"criterion {type(criterion).__name__}"
+    if not isinstance(losses, Mapping) or not losses:
+        raise ConfigError(f"{name}: returns {losses!r:.100}; expected a dict of losses by name. {_CRITERION}")
+    for term, value in losses.items():
+        if not isinstance(value, Tensor) or value.ndim:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigError(f"{name}: loss {term!r} is of {got}; expected a scalar tensor. {_CRITERION}")
+
+
+def check_hook(hook: Any) -> None:
+    """Check that a hook derives from `Hook`, and that each method takes the arguments that it is called with.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    name = f"hook {type(hook).__name__}"
+    if not isinstance(hook, Hook):
+        raise ConfigError(f"{name}: does not derive from Hook. Write: class {type(hook).__name__}(Hook). {_HOOK}")
+    for method, base in inspect.getmembers(Hook, inspect.isfunction):
+        arguments = list(inspect.signature(base).parameters)[1:]
+        try:
+            inspect.signature(getattr(hook, method)).bind(*arguments)
+        except TypeError as error:
+            raise ConfigError(f"{name}.{method}: is called with ({', '.join(arguments)}): {error}. {_HOOK}") from error
+
+
+def missing_key_error(error: KeyError) -> ConfigError:
+    """Return the error for a field that a part looked up in vain, without having declared that it needs it."""
+    return ConfigError(
+        f"{_described(error)}: the first validation batch, or what the model predicts for it, has no such field, which "
+        "this line reads. See vitkit/protocols.py for what each part passes on."
+    )
+
+
+def _described(error: Exception) -> str:
+    """Return an error with the line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, names)) or "nothing"
