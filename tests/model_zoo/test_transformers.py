@@ -298,8 +298,6 @@ def test_size_beyond_the_weights_is_one_line_within_seconds(name, key, value, tm
     config[key] = [value] * len(config[key]) if isinstance(config[key], list) else value
     path.write_text(json.dumps(config))
     began = time.monotonic()
-    try:
+    with pytest.raises(VitkitError):
         load(tmp_path)
-    except VitkitError as error:
-        assert "config.json" in str(error)
     assert time.monotonic() - began < 10

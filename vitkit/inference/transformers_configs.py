@@ -93,7 +93,7 @@ def config_of(folder: Path, name: str | None = None) -> Section:
         model |= _things_of(stated["classes"])
     config = json.loads(json.dumps(load_config(base, check=False)))
     config["model"] = model
-    _check_size(model, folder, stated.get("classes"))
+    _check_size(model, folder, None if kind == "marian" else stated.get("classes"))
     path = folder / PREPROCESSOR
     if path.is_file():
         preprocess(config, Settings(read_object(path), str(path)))
@@ -116,8 +116,9 @@ def _check_size(model: Section, folder: Path, classes: Sequence[str] | None) -> 
     try:
         with torch.device("meta"):  # tensors with sizes but no values
             built = build_model(model, classes=classes, things=things, vocabularies=vocabularies)
-    except (RuntimeError, OverflowError, MemoryError) as error:
-        raise ConfigError(f"{folder / CONFIG}: its sizes are too large for a model ({str(error)[:100]}).") from error
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # what torch raises depends on the size
+        reason = str(error).splitlines()[0][:100]
+        raise ConfigError(f"{folder / CONFIG}: its sizes are too large for a model ({reason}).") from error
     # A weight takes two or four bytes there.
     num_values = sum(value.numel() for value in (*built.parameters(), *built.buffers()))
     if num_values > available + _COMPUTED:
