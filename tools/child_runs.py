@@ -31,12 +31,13 @@ class StepCost:
     steps_per_epoch: float
 
 
-def time_steps(command: Sequence[str], folder: Path) -> StepCost:
+def time_steps(command: Sequence[str], folder: Path, *, minutes: float = 0.0) -> StepCost:
     """Train a few steps, and return the cost of one; the run's folder is removed afterwards.
 
     Args:
         command: begins with "vitkit", "train"; without --run-dir.
         folder: the run's folder.
+        minutes: the least time over which steps are timed, as other programs slow down some of them.
     Raises:
         TrainingError: the run failed, or ended before enough steps were timed.
     """
@@ -44,7 +45,7 @@ def time_steps(command: Sequence[str], folder: Path) -> StepCost:
     output = folder.with_suffix(".txt")
     records: list[dict[str, Any]] = []
     with Child([*command, f"train.log_every={_TIMED_STEPS}", "--run-dir", str(folder)], output) as child:
-        while len(records) < 3 and child.process.poll() is None:
+        while child.process.poll() is None and (len(records) < 3 or _minutes(records) < minutes):
             time.sleep(0.5)
             with suppress(DataError):  # nothing is logged yet
                 records = read_log(folder / LOG_NAME)[0]
@@ -56,6 +57,10 @@ def time_steps(command: Sequence[str], folder: Path) -> StepCost:
     steps = last["step"] - first["step"]
     minutes, processor_minutes = ((last[key] - first[key]) / steps for key in ("minutes", "processor_minutes"))
     return StepCost(minutes, processor_minutes, last["step"] / last["epoch"])
+
+
+def _minutes(records: Sequence[dict[str, Any]]) -> float:
+    return records[-1]["minutes"] - records[0]["minutes"]
 
 
 class Child:

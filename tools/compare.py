@@ -1,11 +1,13 @@
 """Compare models on the same data: differences with intervals, classes and images that improved or got worse, curves.
 
-Each model is a run, whose best checkpoint is scored (RUN/results_val.json is used if newer, else written), or
-a results file that tools/test.py wrote. Results files need their data: --data CONFIG or RUN, or --annotations; if a run
-is among the models, they are scored on its data.
+Each model is a run, whose best checkpoint is scored (RUN/results_val.json is used if newer, else written); or a
+checkpoint, an exported file or a name of the model zoo, which are scored on the data of their config; or a results file
+(.json) that tools/test.py wrote. Results files need their data: --data CONFIG or RUN, or --annotations; if another kind
+of model is among them, they are scored on its data.
 
 Examples:
     python tools/compare.py runs/detr runs/dino
+    python tools/compare.py runs/detr/best.pth runs/detr/last.pth
     python tools/compare.py a.json b.json c.json --data configs/bccd/dino.py
     python tools/compare.py a.json b.json --annotations instances_val.json --images val --out compared.html
 """
@@ -20,8 +22,11 @@ import numpy as np
 from PIL import Image
 
 from vitkit.config import cfg_diff, value_at
+from vitkit.engine.api import test
+from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.results import ScoredResults, score_file, score_run, score_with_config
 from vitkit.errors import ConfigError
+from vitkit.inference import find_trained
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.report.comparison import Compared, Comparison, is_better, write_comparison
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, new_file, unique_names
@@ -31,7 +36,7 @@ from vitkit.visualization.html import jpeg_url
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", type=Path, help="runs or results files, at least two")
+    parser.add_argument("models", nargs="+", help="runs, checkpoints, other models or results files, at least two")
     parser.add_argument("--data", metavar="MODEL", help="score results files on the data of this config or run")
     parser.add_argument(
         "--annotations", type=Path, metavar="FILE", help="score results files on these annotations in COCO's format"
@@ -47,7 +52,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
     if len(args.models) < 2:
-        parser.error("give at least two runs or results files")
+        parser.error("give at least two models or results files")
     if args.names and len(args.names) != len(args.models):
         parser.error(f"--names: got {len(args.names)} for {len(args.models)} models")
     if args.data and args.annotations:
@@ -85,20 +90,34 @@ def run(args: argparse.Namespace) -> None:
     print(f"wrote {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
 
 
-def score_model(path: Path, args: argparse.Namespace) -> ScoredResults:
-    """Score a run, or a results file on the data that belongs to it.
+def score_model(name: str, args: argparse.Namespace) -> ScoredResults:
+    """Score a model on the data of its config, or a results file on the data that belongs to it.
 
     Raises:
-        ConfigError: the data of a results file is unknown, or --data is given with a run.
+        ConfigError: the data of a results file is unknown, or --data is given with a model.
     """
-    if path.is_dir() and not args.data:
-        return score_run(path, device=args.device, trust=args.trust)
-    if path.is_dir():
-        raise ConfigError(f"--data: '{path}' is a run, which is scored on its own data. Give its results file instead.")
-    model = args.data or next((str(other) for other in args.models if other.is_dir()), None)
+    path = Path(name)
+    if not is_results(name):
+        option = "--data" if args.data else "--annotations" if args.annotations else None
+        if option is not None:
+            raise ConfigError(
+                f"{option}: {name!r} is not a results file, and models are scored on the data of their own config. "
+                "Give its results file instead (vitkit test MODEL --out FILE)."
+            )
+        if (path / CONFIG_NAME).is_file():
+            return score_run(path, device=args.device, trust=args.trust)
+        config, weights = find_trained(name, trust=args.trust)
+        evaluated = test(config, weights, device=args.device, trust=args.trust)
+        return ScoredResults(path.stem, evaluated.evaluator, config, None)
+    model = args.data or next((other for other in args.models if not is_results(other)), None)
     if model is not None and not args.annotations:
         return score_with_config(path, model, trust=args.trust)
     return score_file(path, annotations=args.annotations, images=args.images)
+
+
+def is_results(name: str) -> bool:
+    """Whether a model is named by its results file."""
+    return Path(name).suffix == ".json"
 
 
 def config_differences(configs: Sequence[Any]) -> list[tuple[str, list[str]]]:

@@ -42,6 +42,8 @@ from vitkit.tools.own_data import OwnData, read_own_data
 CONFIG = "config.py"
 TRAINING_SHARE = 0.8
 """The fraction of the time for training; the rest is for evaluations, pictures and the report."""
+TIMING_SHARE = 0.01
+"""The least fraction of the time for which each of the compared settings is timed."""
 NUM_EVALUATIONS = 5
 CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")
 """Names of the checks of vitkit.doctor that take only seconds."""
@@ -137,7 +139,8 @@ def start(args: argparse.Namespace) -> None:
     minutes = choice.steps * choice.cost.minutes
     print(
         f"chosen    {choice.size} pixels, {choice.precision}, {choice.epochs} epochs: {choice.steps} steps of "
-        f"{60 * choice.cost.minutes:.2f} s, {minutes:.0f} min\nconfig    {folder / CONFIG}",
+        f"{60 * choice.cost.minutes:.2f} s, {minutes:.0f} min if the machine stays as busy as now (the log's ETA "
+        f"follows it)\nconfig    {folder / CONFIG}",
         flush=True,
     )
     check(folder / CONFIG, args)
@@ -145,7 +148,7 @@ def start(args: argparse.Namespace) -> None:
         print(f"train it  {shlex.join(['vitkit', 'train', str(folder / CONFIG)])}")
         return
     train(args, data, choice, folder)
-    print(f"ended     after {(time.monotonic() - began) / 60:.0f} min")
+    print(f"ended     after {(time.monotonic() - began) / 60:.0f} of {60 * args.hours:.0f} min")
 
 
 def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path) -> None:
@@ -218,7 +221,7 @@ def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
         choice = replace(choice, epochs=1000, cost=None)
         write_config(folder / CONFIG, args, data, choice)
         command = ["vitkit", "train", str(folder / CONFIG), "--device", args.device]
-        cost = time_steps(command, folder / "timing")
+        cost = time_steps(command, folder / "timing", minutes=60 * args.hours * TIMING_SHARE)
         settings = f"{choice.size} pixels, {choice.precision}{', frozen up to res3' * choice.freezes_res3}"
         print(f"timed     {settings}: {60 * cost.minutes:.2f} s a step", flush=True)
         epochs = int(minutes / cost.minutes / cost.steps_per_epoch)
@@ -243,7 +246,7 @@ def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
             f"{60 * hours * TRAINING_SHARE:.1f} min here. The least is --hours {hours + 0.005:.2f}."
         )
     write_config(folder / CONFIG, args, data, choice)
-    return choice
+    return replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])  # an override may set them
 
 
 def write_config(path: Path, args: argparse.Namespace, data: OwnData, choice: Choice) -> None:

@@ -261,3 +261,12 @@ def test_each_block_has_its_own_layer_decay_factor(name, first, count):
         inside = {factor for name, factor in factors.items() if name.startswith(f"backbone.{block}.")}
         assert inside == {0.5 ** (count + 1 - depth)}, block
     assert factors[next(name for name, _ in model.named_parameters())] == 0.5 ** (count + 1)
+
+
+@pytest.mark.parametrize("name", ["hiera_tiny_224", "maxvit_tiny_rw_224"])
+def test_size_that_a_model_is_not_built_for_is_named(name):
+    backbone = TimmBackbone(name).eval()
+    with torch.no_grad():
+        assert backbone(torch.zeros(1, 3, 224, 224))["res5"].shape[-2:] == (7, 7)
+        with pytest.raises(DataError, match=f"{name} does not take images of 256x320 .* built for 224x224 only"):
+            backbone(torch.zeros(1, 3, 256, 320))

@@ -10,6 +10,7 @@ from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
 from vitkit.engine.results import score_run
 from vitkit.errors import ConfigError
+from vitkit.tools import compare
 
 
 @pytest.fixture
@@ -50,3 +51,12 @@ def test_evaluation_of_a_run_is_written_and_reused(run):
 def test_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="neither a run nor a results file"):
         score_run(tmp_path)
+
+
+def test_checkpoints_and_runs_are_compared(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (run / "last.pth").write_bytes((run / "best.pth").read_bytes())
+    compare.main([str(run / "best.pth"), str(run / "last.pth"), "--device", "cpu"])
+    assert "last against best, on 4 samples" in capsys.readouterr().out
+    compare.main([str(run), str(run / "last.pth"), str(run / "results_val.json"), "--device", "cpu"])
+    assert "results_val against small, on 4 samples" in capsys.readouterr().out

@@ -83,6 +83,12 @@ def run(tmp_path_factory):
     return folder
 
 
+def test_export_prints_no_line_of_its_libraries(run, tmp_path):
+    command = [sys.executable, "-m", "vitkit.tools.export", str(run / "run"), "--out", str(tmp_path / "tiny.onnx")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "wrote " in printed.stdout and "folding" not in printed.stdout + printed.stderr
+
+
 def test_exported_file_has_named_dynamic_axes_and_metadata(run):
     import onnx
 

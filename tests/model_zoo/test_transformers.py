@@ -1,6 +1,7 @@
 """Models of the transformers library, from its files and folders: equal outputs, and errors that say what is wrong."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from vitkit import CheckpointError, ConfigError, load, load_weights
 from vitkit.checkpoint.folders import is_transformers_folder
 from vitkit.config import load_config
 from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
+from vitkit.errors import VitkitError
 from vitkit.inference import find_model
 from vitkit.models import build_model
 
@@ -270,3 +272,32 @@ def test_error_for_weights_of_another_model_names_their_format(tmp_path):
     folder = folder_of(tmp_path, "vit")
     with pytest.raises(CheckpointError, match="seems to be transformers ViT"):
         load_weights(build_model(dict(type="Classifier", backbone="swin_tiny")), folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("detr", "encoder_layers"),
+        ("detr", "num_queries"),
+        ("mask2former_swin", "encoder_feedforward_dim"),
+        ("swin", "depths"),
+        ("swin", "window_size"),
+        ("vit", "hidden_size"),
+        ("vit", "image_size"),
+        ("timesformer_joint", "num_frames"),
+        ("marian", "d_model"),
+        ("marian", "vocab_size"),
+        ("marian", "max_position_embeddings"),
+    ],
+)
+@pytest.mark.parametrize("value", [16384, 1 << 62])
+def test_size_beyond_the_weights_is_one_line_within_seconds(name, key, value, tmp_path):
+    build_theirs(transformers, name).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config[key] = [value] * len(config[key]) if isinstance(config[key], list) else value
+    path.write_text(json.dumps(config))
+    began = time.monotonic()
+    with pytest.raises(VitkitError):
+        load(tmp_path)
+    assert time.monotonic() - began < 10

@@ -184,7 +184,9 @@ def test_wrong_command_lines_are_one_line_errors(folder, capsys):
         (["results.json"], "at least two"),
         (["results.json", "perfect.json"], "contains boxes. Pass their annotations"),
         (["results.json", "none.json", "--annotations", "truth.json"], "no file 'none.json'"),
-        (["results.json", "images", "--annotations", "truth.json"], "neither a run nor a results file"),
+        (["results.json", "images", "--annotations", "truth.json"], "'images' is not a results file"),
+        (["results.json", "none", "--data", "config.py"], "'none' is not a results file"),
+        (["detr_r51", "none"], "neither a model of the zoo, nor a run"),
         (["results.json", "perfect.json", "--images", "images"], "--images are those of --annotations"),
     ]:
         with pytest.raises(SystemExit) as error:

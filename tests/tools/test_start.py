@@ -1,12 +1,13 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from vitkit import load_config
 from vitkit.backbones.resnet import ResNet
 from vitkit.errors import CheckpointError
-from vitkit.tools import own_data, start
+from vitkit.tools import child_runs, own_data, start
 from vitkit.tools.child_runs import StepCost
 from vitkit.tools.make_shapes import main as make_shapes
 from vitkit.tools.start import imagenet_weights, main
@@ -28,7 +29,7 @@ def step_cost(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     costs, timed = {"fp32": 1.0, "bf16": 2.0}, []
 
-    def time_steps(command, folder):
+    def time_steps(command, folder, minutes):
         config = load_config(command[2], [word for word in command[3:] if "=" in word])
         size = config["data"]["val"]["transforms"].get("short_side", 256)
         precision = config["train"]["precision"]
@@ -61,7 +62,7 @@ def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(
     monkeypatch.setattr(start, "imagenet_weights", lambda overrides: (True, "ImageNet weights"))
     timed = step_cost[1]
 
-    def time_steps(command, folder):
+    def time_steps(command, folder, minutes):
         config = load_config(command[2])
         frozen = config["model"]["backbone"]["frozen_stages"]
         timed.append((frozen, config["train"]["precision"], config["train"]["epochs"]))
@@ -90,6 +91,29 @@ def test_config_explains_its_choices_and_names_its_command(world, step_cost):
     text = Path("runs/start/config.py").read_text()
     assert "# random weights, as model.backbone.pretrained=false says" in text
     assert "1.00 s a step" in text and "--hours 0.1" in text and "# the fullest image has" in text
+
+
+@pytest.mark.parametrize(("minutes", "num_records"), [(0.0, 3), (1.0, 6)])
+def test_steps_are_timed_for_at_least_the_time_asked_for(monkeypatch, tmp_path, minutes, num_records):
+    class Child:
+        def __init__(self, *_):
+            (tmp_path / "timing").mkdir()
+            self.process = SimpleNamespace(poll=lambda: None)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    log = [{"step": 5 * k, "epoch": k, "minutes": 0.2 * k * k / 5, "processor_minutes": k} for k in range(1, 100)]
+    lengths = iter(range(2, 100))
+    monkeypatch.setattr(child_runs, "Child", Child)
+    monkeypatch.setattr(child_runs, "read_log", lambda path: (log[: next(lengths)], []))
+    monkeypatch.setattr(child_runs.time, "sleep", lambda seconds: None)
+    cost = child_runs.time_steps(["vitkit", "train"], tmp_path / "timing", minutes=minutes)
+    assert next(lengths) == num_records + 1
+    assert cost.minutes == pytest.approx((log[num_records - 1]["minutes"] - log[0]["minutes"]) / 5 / (num_records - 1))
 
 
 def test_larger_images_are_chosen_if_the_time_allows_enough_steps(world, step_cost, monkeypatch):
@@ -125,7 +149,7 @@ def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(w
     ],
 )
 def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annotations, model):
-    monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 10))
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 10))
     main(
         [str(world / "train2017"), str(world / "annotations" / annotations), RANDOM, "--task", task, "--dry-run"]
         + ["--hours", "0.05"]
@@ -135,7 +159,7 @@ def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annot
 
 
 def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
-    monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 1))
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 1))
     pictures = sorted((world / "train2017").glob("*.png"))
     for k, picture in enumerate(pictures):
         folder = tmp_path / "flowers" / ("rose", "tulip")[k % 2]
@@ -149,7 +173,7 @@ def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
 
 
 def test_next_start_gets_a_new_folder(world, step_cost, monkeypatch):
-    monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 10))
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 10))
     detection(world, "--hours", "0.05")
     detection(world, "--hours", "0.05")
     assert Path("runs/start-2/config.py").is_file()
@@ -210,7 +234,7 @@ def test_options_are_checked(capsys):
 def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, monkeypatch):
     read = own_data.read_own_data
     monkeypatch.setattr(start, "read_own_data", with_short_side(read, 480))
-    monkeypatch.setattr(start, "time_steps", lambda command, folder: StepCost(1 / 60, 1 / 60, 8000))
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 8000))
     config = detection(world, "--hours", "3")  # 9180 steps: 1.1 epochs
     assert config["train"]["epochs"] == 1
     assert config["data"]["val"]["transforms"]["short_side"] == 256

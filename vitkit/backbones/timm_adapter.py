@@ -14,7 +14,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 from vitkit.backbones.base import BackboneBase, choose_features
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import check_images, check_pixel_statistics
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
@@ -140,20 +140,36 @@ class TimmBackbone(BackboneBase):
             the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to
             coarse; a classifier returns (B, num_classes) logits.
         Raises:
-            DataError: the images are not RGB, or smaller than the total stride.
+            DataError: the images are not RGB, smaller than the total stride, or not of the only size that timm's model
+                takes.
         """
         check_images(self.name, images, min_size=1 if self.is_classifier else self.total_stride)
         if self.is_classifier:
-            return self.net(images)
+            return self._run(images)
         height, width = images.shape[-2:]
         images = F.pad(images, (0, -width % self.total_stride, 0, -height % self.total_stride))
-        maps = self.net(images)
+        maps = self._run(images)
         if self.channels_last:
             maps = [x.permute(0, 3, 1, 2) for x in maps]
         return {
             name: x[..., : math.ceil(height / info.stride), : math.ceil(width / info.stride)]
             for (name, info), x in zip(self.feature_info.items(), maps)
         }
+
+    def _run(self, images: Tensor) -> Any:
+        try:
+            return self.net(images)
+        except (RuntimeError, AssertionError, IndexError) as error:
+            # timm does not say reliably which models take only one size, so a size is refused once it has failed.
+            cfg = timm.get_pretrained_cfg(self.name)
+            size = None if cfg is None else tuple(cfg.input_size[-2:])
+            if size in (None, tuple(images.shape[-2:])) or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise DataError(
+                f"timm's {self.name} does not take images of {images.shape[-2]}x{images.shape[-1]} pixels (with "
+                f"padding), as it is built for {size[0]}x{size[1]} only. Choose a backbone for any size, such as "
+                "timm/convnext_tiny, or transforms that give this size."
+            ) from error
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return timm's coarse parameter groups, without the parts that are not kept."""

@@ -5,6 +5,7 @@ A file gets its final name only after it has been run on pictures and its output
 
 import copy
 import json
+import logging
 import re
 import shutil
 import tempfile
@@ -291,6 +292,8 @@ def write_onnx(
         ConfigError: ONNX cannot express one of the program's operations.
     """
     onnx = optional_module("onnx")
+    # It warns of each node that it leaves as it is.
+    logging.getLogger("onnxscript.optimizer._constant_folding").setLevel(logging.ERROR)
     try:
         # With gradients, a learned bias would select another attention implementation than the traced one, whose
         # strides differ.

@@ -206,7 +206,7 @@ def find_model(
         return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
     if path.suffix in CONFIG_SUFFIXES:
         return FoundModel(load_config(path, overrides, trust=trust), weights)
-    if isfile(path) or path.suffix in WEIGHTS_SUFFIXES:
+    if isfile(path) or path.suffix in WEIGHTS_SUFFIXES or is_exported(path):
         if weights is not None:
             raise ConfigError(f"{name}: is no config, so no weights are expected beside it; got {str(weights)!r}, too.")
         return FoundModel(_config_in(path, overrides, trust), path)

@@ -8,12 +8,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from vitkit.checkpoint.folders import CONFIG, is_transformers_folder, read_object, stated_classes, tokens_in
+import torch
+
+from vitkit.checkpoint.folders import (
+    CONFIG,
+    INDEX_SUFFIX,
+    files_in_index,
+    is_transformers_folder,
+    read_object,
+    stated_classes,
+    tokens_in,
+    weights_in,
+)
 from vitkit.checkpoint.hub import GENERATION, PREPROCESSOR
 from vitkit.config import load_config
 from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.errors import ConfigError
 from vitkit.inference.transformers_settings import Section, Settings, preprocess
+from vitkit.models import build_model
 from vitkit.registry import nearest
 
 RESNETS = {
@@ -25,6 +37,8 @@ RESNETS = {
 ATTENTION_TYPES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
 _PANOPTIC_DATA = ("ade20k", "cityscapes")
 """Data sets other than COCO whose panoptic configs state which classes have instances."""
+_COMPUTED = 1 << 20
+"""The most values that a model may compute rather than store, such as the relative positions in a window."""
 _TASKS = ("semantic", "instance", "panoptic")
 
 
@@ -79,10 +93,39 @@ def config_of(folder: Path, name: str | None = None) -> Section:
         model |= _things_of(stated["classes"])
     config = json.loads(json.dumps(load_config(base, check=False)))
     config["model"] = model
+    _check_size(model, folder, None if kind == "marian" else stated.get("classes"))
     path = folder / PREPROCESSOR
     if path.is_file():
         preprocess(config, Settings(read_object(path), str(path)))
     return config
+
+
+def _check_size(model: Section, folder: Path, classes: Sequence[str] | None) -> None:
+    """Check that a model is not far larger than the weights beside its config, before it takes memory.
+
+    Raises:
+        ConfigError: it is, or a size is none that a tensor can have.
+    """
+    path = weights_in(folder)
+    if path is None:
+        return
+    files = [folder / name for name in files_in_index(path)] if path.name.endswith(INDEX_SUFFIX) else [path]
+    available = sum(file.stat().st_size for file in files if file.is_file())
+    vocabularies = {side: tokens.vocabulary for side, tokens in tokens_in(folder).items()}
+    things = None if classes is None else [True] * len(classes)
+    try:
+        with torch.device("meta"):  # tensors with sizes but no values
+            built = build_model(model, classes=classes, things=things, vocabularies=vocabularies)
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # what torch raises depends on the size
+        reason = str(error).splitlines()[0][:100]
+        raise ConfigError(f"{folder / CONFIG}: its sizes are too large for a model ({reason}).") from error
+    # A weight takes two or four bytes there.
+    num_values = sum(value.numel() for value in (*built.parameters(), *built.buffers()))
+    if num_values > available + _COMPUTED:
+        raise ConfigError(
+            f"{folder / CONFIG}: describes a model of {num_values} values, but the weights beside it have only "
+            f"{available} bytes. Get both files again."
+        )
 
 
 def _with_generation(folder: Path, values: Section) -> Section:
@@ -236,7 +279,7 @@ def maskformer(settings: Settings, name: str) -> tuple[str, Section]:
     return f"configs/maskformer_r50_{base}.py", dict(
         type="MaskFormer",
         tasks=tasks,
-        num_queries=decoder.get("num_queries", 100),
+        num_queries=decoder.number("num_queries", 100),
         size_divisibility=32,
         backbone=_mask_backbone(settings),
         neck=dict(
@@ -279,7 +322,7 @@ def mask2former(settings: Settings, name: str) -> tuple[str, Section]:
             mask_channels=settings.number("mask_feature_size"),
             num_layers=settings.number("encoder_layers"),
             num_heads=heads,
-            d_ffn=settings.get("encoder_feedforward_dim", 1024),
+            d_ffn=settings.number("encoder_feedforward_dim", 1024),
         ),
         head=dict(
             type="Mask2FormerHead",
@@ -363,7 +406,7 @@ def marian(settings: Settings, name: str) -> tuple[str, Section]:
     return "configs/transformer_base_wmt14.py", dict(
         type="Transformer",
         source_size=settings.number("vocab_size"),
-        target_size=settings.get("decoder_vocab_size", settings["vocab_size"]),
+        target_size=settings.number("decoder_vocab_size", settings.number("vocab_size")),
         num_layers=[settings.number("encoder_layers"), settings.number("decoder_layers")],
         d_model=settings.number("d_model"),
         num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),

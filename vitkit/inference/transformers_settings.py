@@ -12,7 +12,7 @@ INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's number of a resampling filter -> its name."""
 
 
-_MOST = {"layers": 512, "depths": 512, "levels": 64, "vocab_size": 1 << 20, "queries": 1 << 16}
+_MOST = {"layers": 128, "depths": 128, "levels": 64, "vocab_size": 1 << 20, "queries": 1 << 16}
 _LARGEST = 1 << 14
 """Upper limits of whole numbers by the end of their names, and of all others: a damaged file may have larger ones, and
 building that model would exhaust memory and time."""
@@ -50,9 +50,9 @@ class Settings:
             raise ConfigError(f"{self.where}: {name} is a {type(value).__name__}; expected a section.")
         return Settings(value, f"{self.where}: {name}")
 
-    def number(self, name: str) -> int:
-        """Return a whole number above 0."""
-        value = self[name]
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return a whole number above 0; without a default it is required."""
+        value = self[name] if default is None else self.get(name, default)
         if type(value) is not int or not 0 < value <= _most(name):
             raise ConfigError(
                 f"{self.where}: {name}={value!r:.100}: expected a whole number above 0, at most {_most(name)}."
@@ -84,13 +84,14 @@ class Settings:
             if theirs != value:
                 raise ConfigError(f"{self.where}: {name}={theirs!r}: vitkit's model has {value!r} alone.")
 
-    def same(self, first: str, second: str) -> Any:
-        """Return the common value of two settings that are a single one in vitkit."""
-        if self[first] != self[second]:
+    def same(self, first: str, second: str) -> int:
+        """Return the common value of two numbers that are a single one in vitkit."""
+        values = self.number(first), self.number(second)
+        if values[0] != values[1]:
             raise ConfigError(
-                f"{self.where}: {first}={self[first]}, {second}={self[second]}: vitkit's model has one number for both."
+                f"{self.where}: {first}={values[0]}, {second}={values[1]}: vitkit's model has one number for both."
             )
-        return self[first]
+        return values[0]
 
 
 def preprocess(config: Section, values: Settings) -> None:
