@@ -549,5 +549,5 @@ def test_scores_of_other_classes_than_the_metadata_name_are_one_line(run, tmp_pa
         if entry.key == "thresholds":
             entry.value = "null"
     onnx.save(model, tmp_path / "a.onnx")
-    with pytest.raises(CheckpointError, match="a.onnx: damaged: its pred_logits have 3 entries"):
+    with pytest.raises(CheckpointError, match="a.onnx: damaged: its pred_logits have 7 entries"):
         load(tmp_path / "a.onnx")(PICTURES[0])
