@@ -530,3 +530,24 @@ def test_generated_program_resizes_images_like_the_model(tmp_path):
             expected, actual = predictor.prepare([pixels]).inputs, runner.prepare(Image.fromarray(pixels))
             assert np.array_equal(actual["images"], expected["images"]), name
             assert np.array_equal(actual["padding_mask"], expected["padding_mask"]), name
+
+
+def test_override_of_what_a_file_computes_is_refused(run):
+    for override in ("model.num_queries=3", "model.backbone=resnet18", "model=DETR"):
+        with pytest.raises(ConfigError, match="is an exported file, whose model cannot be changed by"):
+            load(run / "out" / "tiny.onnx", overrides=[override])
+    load(run / "out" / "tiny.onnx", overrides=["data.val.transforms.max_size=90"])
+
+
+def test_scores_of_other_classes_than_the_metadata_name_are_one_line(run, tmp_path):
+    import onnx
+
+    model = onnx.load(run / "out" / "tiny.onnx")
+    for entry in model.metadata_props:
+        if entry.key == "classes":
+            entry.value = json.dumps([*CLASSES, "more"])
+        if entry.key == "thresholds":
+            entry.value = "null"
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(CheckpointError, match="a.onnx: damaged: its pred_logits have 7 entries"):
+        load(tmp_path / "a.onnx")(PICTURES[0])

@@ -21,7 +21,7 @@ from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference.export_graphs import FROM_MODEL
 from vitkit.ops.images import unpadded_sizes
-from vitkit.protocols import DenseModel, Model
+from vitkit.protocols import DenseModel, HasClassHead, Model
 from vitkit.seq2seq.decoding import State, TextGenerator
 
 ONNX_SUFFIX, PROGRAM_SUFFIX = ".onnx", ".pt2"
@@ -281,9 +281,27 @@ class ExportedModel(Model):
         if size is not None:
             inputs = inputs | self._padded(images, padding_mask, size)
         outputs = self.file.run(inputs, FROM_MODEL)
+        self._check_classes(outputs)
         multiple = (self.file.metadata["postprocessing"] or {}).get("mask_multiple", 1)
         input_size = tuple(side + -side % multiple for side in size or images.shape[-2:])
         return dict(outputs, input_size=input_size, image_sizes=image_sizes)
+
+    def _check_classes(self, outputs: Mapping[str, Tensor]) -> None:
+        """Check that the file's scores are of the classes that its metadata name.
+
+        Raises:
+            CheckpointError: they are of another number of classes.
+        """
+        if not isinstance(self.model, HasClassHead):
+            return
+        prefixes = tuple(self.model.class_head)
+        sizes = {value.shape[0] for key, value in self.model.state_dict().items() if key.startswith(prefixes)}
+        for name in ("logits", "pred_logits"):
+            if name in outputs and sizes and outputs[name].shape[-1] not in sizes:
+                raise CheckpointError(
+                    f"{self.file.path}: damaged: its {name} have {outputs[name].shape[-1]} entries for a prediction, "
+                    f"but its classes need {' or '.join(map(str, sorted(sizes)))}. Export the model again."
+                )
 
     def _padded(self, images: Tensor, padding_mask: Tensor, size: Sequence[int]) -> dict[str, Tensor]:
         """Pad images and mask at the right and bottom to the size that the file takes."""

@@ -256,6 +256,13 @@ def find_weights(source: str | Path, *, trust: bool = False) -> str | Path:
     return find_trained(source, trust=trust).weights
 
 
+_IN_EXPORTED_FILES = tuple(
+    f"model.{name}"
+    for name in ("type", "backbone", "neck", "head", "num_queries", "num_classes", "num_layers", "d_model")
+)
+"""Beginnings of the keys of what an exported file computes; others belong to the processing of its outputs."""
+
+
 def names_config_alone(source: str | Path) -> bool:
     """Whether `find_model` takes a name for a config without weights, so that weights must be given as well."""
     path = Path(source)
@@ -267,6 +274,13 @@ def names_config_alone(source: str | Path) -> bool:
 
 
 def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:
+    keys = (text.partition("=")[0].strip() for text in overrides)
+    fixed = [key for key in keys if key == "model" or key.startswith(_IN_EXPORTED_FILES)]
+    if fixed and is_exported(path):
+        raise ConfigError(
+            f"{path}: is an exported file, whose model cannot be changed by {fixed[0]}=…. Leave that out, or "
+            "export the changed model."
+        )
     config = own_checkpoint(path).get("config")
     if not isinstance(config, str):
         raise CheckpointError(
