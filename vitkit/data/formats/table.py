@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
-from vitkit.data.io.values import class_name, coordinate
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, single_file
+from vitkit.data.io.values import coordinate
 from vitkit.errors import DataError
 
 _FILE = ("filename", "file_name", "file", "image", "image_path", "path", "img", "image_name", "imageid", "image_id")
@@ -32,7 +32,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     Raises:
         DataError: columns are missing or ambiguous, or a line is invalid.
     """
-    path = annotations if annotations.is_file() else next(iter(sorted(annotations.glob("*.csv"))))
+    path = single_file(annotations, "*.csv")
     columns, rows = _read_rows(path)
     boxes, order = _box_columns(columns, path)
     file_column, class_column = _column(columns, _FILE, "the file", path), _column(columns, _CLASS, "the class", path)
@@ -49,7 +49,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         data.notes.append("all numbers are at most 1: the boxes are fractions of their image")
     by_name: dict[str, dict | None] = {}
     for number, row, box in parsed:
-        listed, label = row[file_column].strip(), row[class_column].strip()
+        listed, label = row[file_column].strip(), row[class_column]
         name = files.find(listed)
         if name is None:
             data.leave_out("lines without an image", f"line {number} ({listed})")
@@ -60,9 +60,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         image = by_name[name]
         if image is None or box is None:
             continue
-        if not label:
-            raise DataError(f"{path.name} line {number}: has no class name. Correct it.")
-        label = class_name(label, f"{path.name} line {number}: the class")
+        label = data.stripped_name(label, f"{path.name} line {number}: the class")
         width, height = (image["width"], image["height"]) if fractions else (1, 1)
         a, b, c, d = (value * side for value, side in zip(box, (width, height, width, height)))
         xywh = {"xyxy": [a, b, c - a, d - b], "xywh": [a, b, c, d], "cxcywh": [a - c / 2, b - d / 2, c, d]}[order]
