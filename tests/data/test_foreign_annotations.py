@@ -329,10 +329,29 @@ def test_blanks_around_class_names_are_reported(folder):
     assert data.left_out == {"blanks around class names": ["' cell '"]}
 
 
+def test_long_name_that_is_left_out_is_cut(folder):
+    (folder / "a.csv").write_text(f"a.png,1,1,5,5,cell\n{'x' * 5000},1,1,5,5,cell\n")
+    ((name,),) = read_annotations(folder / "a.csv", folder / "images").left_out.values()
+    assert name.startswith("line 2 (xxx") and len(name) == 501
+
+
 def test_dataset_without_a_readable_image_is_refused(folder):
     (folder / "images" / "a.png").write_text("not an image")
     message = refused(folder, "labels/a.txt", "0 0.5 0.5 0.1 0.1\n")
     assert "has no usable image. 1 cannot be read" in message and "a.png" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("labels/a.txt", "0 {} 0.5 0.1 0.1"),
+        ("a.csv", "a.png,1,1,{},5,cell\na.png,1,1,{},5,cell"),
+        ("b.csv", "file,class,xmin,ymin,{},ymax\na.png,cell,1,1,5,5"),
+        ("c.csv", "file,class,{},{},xmin,ymin,xmax,ymax\na.png,cell,1,1,1,1,5,5"),
+    ],
+)
+def test_long_values_are_cut_in_messages(folder, name, text):
+    assert len(refused(folder, name, text.replace("{}", "x" * 5000)).replace(str(folder), "")) < 700
 
 
 def test_equal_names_in_coco_are_noted(folder):

@@ -19,6 +19,7 @@ SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "va
 _MOST_FOLDERS = 16
 """How many of the last folders of a name are compared."""
 _BLANKS = "blanks around class names"
+_MAX_SHOWN = 500
 _DECIMALS = 3
 """Decimals of a box's pixels: finer than any annotation, and integer pixels survive a detour via other formats."""
 
@@ -107,7 +108,9 @@ class AnnotatedImages:
 
     def leave_out(self, reason: str, name: str) -> None:
         """Record something that cannot be used, or that the target format cannot hold."""
-        self.left_out.setdefault(reason, []).append(name)
+        # A stranger's text may be as long as its file.
+        short = name if len(name) <= _MAX_SHOWN else name[:_MAX_SHOWN] + "…"
+        self.left_out.setdefault(reason, []).append(short.replace("\n", "\\n"))
 
     def sort_classes(self) -> None:
         """Number the classes by name, from 1, for formats that have no order of classes."""

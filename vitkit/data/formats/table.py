@@ -100,7 +100,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
         columns = [name.strip().lower() for name in first]
         lines = lines[1:]
     if repeated := [name for name in columns if name and columns.count(name) > 1]:
-        raise DataError(f"{path.name}: two columns are called {repeated[0]!r}. Remove or rename one.")
+        raise DataError(f"{path.name}: two columns are called {repeated[0]!r:.200}. Remove or rename one.")
     for number, row in lines:
         if len(row) != len(columns):
             raise DataError(f"{path.name} line {number}: {len(row)} columns; expected {len(columns)}, as in the first.")
@@ -116,8 +116,8 @@ def _box_columns(columns: Sequence[str], path: Path) -> tuple[Sequence[str], str
         raise DataError(f"{path.name}: the columns may mean {texts}. Remove those that are not the box.")
     if not matches:
         raise DataError(
-            f"{path.name}: no columns of a box among {', '.join(columns)}; expected xmin,ymin,xmax,ymax, or x,y,w,h, "
-            "or cx,cy,w,h. Rename them."
+            f"{path.name}: no columns of a box among {', '.join(columns)!r:.300}; expected xmin,ymin,xmax,ymax, "
+            "or x,y,w,h, or cx,cy,w,h. Rename them."
         )
     return matches[0]
 
@@ -125,7 +125,9 @@ def _box_columns(columns: Sequence[str], path: Path) -> tuple[Sequence[str], str
 def _column(columns: Sequence[str], names: Sequence[str], what: str, path: Path) -> str:
     column = next((name for name in names if name in columns), None)
     if column is None:
-        raise DataError(f"{path.name}: no column of {what} among {', '.join(columns)}; expected {names[0]}. Rename it.")
+        raise DataError(
+            f"{path.name}: no column of {what} among {', '.join(columns)!r:.300}; expected {names[0]}. Rename it."
+        )
     return column
 
 
@@ -135,7 +137,7 @@ def _box(row: Mapping[str, str], columns: Sequence[str], context: str) -> list[f
     if not any(texts):
         return None
     if not all(map(_is_number, texts)):
-        raise DataError(f"{context}: the box is {','.join(texts)}; expected four numbers. Correct it.")
+        raise DataError(f"{context}: the box is {','.join(texts)!r:.200}; expected four numbers. Correct it.")
     return [coordinate(text, f"{context}: a number of the box") for text in texts]
 
 

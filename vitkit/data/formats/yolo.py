@@ -248,7 +248,9 @@ def _numbers(tokens: Sequence[str], context: str) -> tuple[int, list[float]]:
     try:
         label, values = float(tokens[0]), [float(token) for token in tokens[1:]]
     except ValueError as error:
-        raise DataError(f"{context}: {error}; expected a class number and fractions. Correct the line.") from error
+        raise DataError(
+            f"{context}: {error!s:.200}; expected a class number and fractions. Correct the line."
+        ) from error
     if not label.is_integer() or not 0 <= label < 2**31 or len(values) < 4 or not all(map(math.isfinite, values)):
         expected = "`CLASS CX CY W H`, or `CLASS X Y X Y X Y ...`"
         raise DataError(f"{context}: got {len(values)} numbers after the class; expected {expected}. Correct the line.")
