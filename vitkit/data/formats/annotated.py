@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vitkit.data.io.coco_schema import is_number
 from vitkit.data.io.image_files import upright_size
 from vitkit.data.io.segmentations import wrong_segmentation
 from vitkit.data.io.values import class_name
@@ -261,8 +262,11 @@ def rounded(value: float) -> float:
 def _are_outside(polygons: Sequence[Any], width: int, height: int) -> bool:
     """Return whether no polygon overlaps the image; False if there is none, or one is not a polygon."""
     for polygon in polygons:
-        # The first point decides for nearly all.
-        if wrong_segmentation([polygon], height, width) or (0 <= polygon[0] < width and 0 <= polygon[1] < height):
+        # The first point decides for nearly all, before the slower check.
+        is_list = isinstance(polygon, list) and len(polygon) >= 6 and is_number(polygon[0]) and is_number(polygon[1])
+        if is_list and 0 <= polygon[0] < width and 0 <= polygon[1] < height:
+            return False
+        if wrong_segmentation([polygon], height, width):
             return False
         x, y, box_width, box_height = polygon_box([polygon])
         if x < width and y < height and x + box_width > 0 and y + box_height > 0:
