@@ -36,6 +36,10 @@ class ConfigError(VitkitError):
 class DataError(VitkitError):
     """A dataset's folder, annotation file or image is missing or wrong."""
 
+    def __str__(self) -> str:
+        # It quotes names that strangers chose, and stays one line.
+        return super().__str__().replace("\n", "\\n").replace("\t", "\\t")
+
 
 class CheckpointError(VitkitError):
     """A checkpoint is missing, damaged, unsafe, or made for another model."""

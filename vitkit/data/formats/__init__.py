@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from vitkit.data.formats.annotated import AnnotatedImages
+from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.coco import read_coco
 from vitkit.data.formats.cvat import read_cvat
 from vitkit.data.formats.label_pictures import read_instance_pictures, read_semantic_pictures
@@ -20,9 +20,9 @@ from vitkit.data.formats.table import read_csv
 from vitkit.data.formats.voc import read_voc
 from vitkit.data.formats.yolo import read_yolo
 from vitkit.data.io.coco_schema import detection_faults, raise_faults, segmentation_faults
-from vitkit.data.io.image_files import check_inside
+from vitkit.data.io.image_files import MAX_PIXELS, check_inside
 from vitkit.data.io.values import check_count
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.registry import nearest
 
 READERS: dict[str, Callable[[Path, Path | None], AnnotatedImages]] = {
@@ -62,18 +62,38 @@ def read_annotations(
         raise ConfigError(f"format: no {format!r}. {nearest(format, READERS)}")
     format = format or find_format(annotations, images)
     data = READERS[format](annotations, images)
-    if data.images and data.categories:
+    if not data.images:
+        unreadable = data.left_out.get(UNREADABLE)
+        reason = f"{len(unreadable)} cannot be read: {unreadable[0]}" if unreadable else "Correct the path."
+        raise DataError(f"annotations: '{annotations}' has no usable image. {reason}")
+    if data.categories:
         raise_faults(detection_faults(data.content), annotations.name)
     check_inside(data.folder, (i["file_name"] for i in data.images), annotations.name, allow_outside=allow_outside)
     counts = Counter(annotation["image_id"] for annotation in data.annotations)
     check_count(max(counts.values(), default=0), f"'{annotations}'")
     if check_segmentations:
         raise_faults(segmentation_faults(data.content, required=False), annotations.name)
+        _check_run_lengths(data)
+    names = Counter(category["name"] for category in data.categories)
+    if repeated := [name for name, count in names.items() if count > 1]:
+        data.notes.append(f"several classes are called {repeated[0]!r}; `--fix classes` makes them one")
     if outside := data.outside():
         count = len(outside)
         lie = "1 object lies outside its image:" if count == 1 else f"{count} objects lie outside their images, such as"
         data.notes.append(f"{lie} {outside[0]}")
     return data
+
+
+def _check_run_lengths(data: AnnotatedImages) -> None:
+    """Raise DataError for run lengths of huge images: they are decoded to a size that nothing but the file claims."""
+    images = {image["id"]: image for image in data.images if image["width"] * image["height"] > MAX_PIXELS}
+    for annotation in data.annotations if images else ():
+        image = images.get(annotation["image_id"])
+        if image and isinstance(annotation.get("segmentation"), dict):
+            raise DataError(
+                f"{data.source.name}: image {image['file_name']!r} is {image['width']}x{image['height']} pixels and "
+                f"has run lengths; expected at most {MAX_PIXELS} pixels. Correct the size, or cut it into tiles."
+            )
 
 
 __all__ = ["FORMAT_NAMES", "READERS", "AnnotatedImages", "find_format", "read_annotations"]

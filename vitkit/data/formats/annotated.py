@@ -7,7 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vitkit.data.io.coco_schema import is_number
 from vitkit.data.io.image_files import upright_size
+from vitkit.data.io.segmentations import wrong_segmentation
+from vitkit.data.io.values import class_name
 from vitkit.errors import DataError
 from vitkit.words import counted
 
@@ -17,6 +20,8 @@ SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "va
 """Name of a folder or key -> the split that it stands for."""
 _MOST_FOLDERS = 16
 """How many of the last folders of a name are compared."""
+_BLANKS = "blanks around class names"
+_MAX_SHOWN = 500
 _DECIMALS = 3
 """Decimals of a box's pixels: finer than any annotation, and integer pixels survive a detour via other formats."""
 
@@ -67,6 +72,20 @@ class AnnotatedImages:
             self.categories.append({"id": self._ids[name], "name": name})
         return self._ids[name]
 
+    def stripped_name(self, text: str, context: str) -> str:
+        """Return a class's name without the blanks around it, which are recorded; those of indented XML are not.
+
+        Args:
+            context: what the name is, and in which file, for messages.
+        Raises:
+            DataError: it is not a name.
+        """
+        name = class_name(text.strip(), context)
+        blanks = self.left_out.get(_BLANKS, ())
+        if name != text and "\n" not in text and repr(text) not in blanks:
+            self.leave_out(_BLANKS, repr(text))
+        return name
+
     def add_image(self, file_name: str, width: int, height: int, split: str | None = None) -> int:
         """Add an image and return its id."""
         image_id = len(self.images) + 1
@@ -91,7 +110,9 @@ class AnnotatedImages:
 
     def leave_out(self, reason: str, name: str) -> None:
         """Record something that cannot be used, or that the target format cannot hold."""
-        self.left_out.setdefault(reason, []).append(name)
+        # A stranger's text may be as long as its file.
+        short = name if len(name) <= _MAX_SHOWN else name[:_MAX_SHOWN] + "…"
+        self.left_out.setdefault(reason, []).append(short.replace("\n", "\\n"))
 
     def sort_classes(self) -> None:
         """Number the classes by name, from 1, for formats that have no order of classes."""
@@ -103,12 +124,14 @@ class AnnotatedImages:
         self.categories[:] = [{"id": k, "name": name} for name, k in self._ids.items()]
 
     def outside(self) -> list[str]:
-        """Return the objects whose box has no part inside their image: "annotation 3 of 'a.jpg'"."""
+        """Return the objects whose box or polygons have no part in their image: "annotation 3 of 'a.jpg'"."""
         images = {image["id"]: image for image in self.images}
         names = []
         for annotation in self.annotations:
             image, (x, y, width, height) = images[annotation["image_id"]], annotation["bbox"]
-            if x >= image["width"] or y >= image["height"] or x + width <= 0 or y + height <= 0:
+            is_outside = x >= image["width"] or y >= image["height"] or x + width <= 0 or y + height <= 0
+            polygons = annotation.get("segmentation")
+            if is_outside or (isinstance(polygons, list) and _are_outside(polygons, image["width"], image["height"])):
                 names.append(f"annotation {annotation.get('id')} of {image['file_name']!r}")
         return names
 
@@ -216,10 +239,40 @@ def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: s
     return data.images[-1]
 
 
+def single_file(annotations: Path, pattern: str) -> Path:
+    """Return a file, or the only file of a folder that matches a pattern.
+
+    Raises:
+        DataError: the folder has none, or several.
+    """
+    if annotations.is_file():
+        return annotations
+    files = sorted(annotations.glob(pattern))
+    if len(files) != 1:
+        names = f" ({', '.join(file.name for file in files[:3])})" if files else ""
+        raise DataError(f"annotations: '{annotations}' has {len(files)} files {pattern}{names}; expected one. Name it.")
+    return files[0]
+
+
 def rounded(value: float) -> float:
     """Round pixels; integral values become int."""
     value = round(float(value), _DECIMALS)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _are_outside(polygons: Sequence[Any], width: int, height: int) -> bool:
+    """Return whether no polygon overlaps the image; False if there is none, or one is not a polygon."""
+    for polygon in polygons:
+        # The first point decides for nearly all, before the slower check.
+        is_list = isinstance(polygon, list) and len(polygon) >= 6 and is_number(polygon[0]) and is_number(polygon[1])
+        if is_list and 0 <= polygon[0] < width and 0 <= polygon[1] < height:
+            return False
+        if wrong_segmentation([polygon], height, width):
+            return False
+        x, y, box_width, box_height = polygon_box([polygon])
+        if x < width and y < height and x + box_width > 0 and y + box_height > 0:
+            return False
+    return bool(polygons)
 
 
 def polygon_box(polygons: Iterable[Sequence[float]]) -> list[float]:

@@ -16,7 +16,7 @@ from vitkit.errors import DataError
 from vitkit.ops.label_maps import colors_to_ids, replace_values
 
 CLASS_FILES = ("classes.txt", "classes.json", "labels.txt", "labelmap.txt")
-_COLORED_LINE = re.compile(r"(.+?):(\d+),(\d+),(\d+)(:.*)?")
+_COLORED_LINE = re.compile(r"(.+?):(-?\d{1,9}),(-?\d{1,9}),(-?\d{1,9})(:.*)?")
 _NO_VALUE = (1 << 16) - 1
 
 
@@ -48,15 +48,15 @@ def parse_class_file(path: str | Path) -> ClassFile:
         DataError: there is no such file, or it has no class names.
     """
     path = Path(path)
+    context = f"classes: '{path}'"
     if path.suffix.lower() != ".json":
         lines = read_lines(path, "classes", remedy="Give a file with a name in each line.")
-        ignored, entries = None, _entries_of([line for _, line in lines])
+        ignored, entries = None, _entries_of([line for _, line in lines], context)
     else:
         entries = read_json(path, key="classes", remedy="Give a file with the names of the classes.")
         ignored = entries.get("ignore_index") if isinstance(entries, dict) else None
         if isinstance(entries, dict) and isinstance(entries.get("classes"), list | dict):
             entries = entries["classes"]
-    context = f"classes: '{path}'"
     if not isinstance(entries, list | dict) or (ignored is not None and type(ignored) is not int):
         raise DataError(
             f"{context} contains {reprlib.repr(entries)}; expected names: "
@@ -113,12 +113,15 @@ def _numbered(names: list | dict, context: str) -> list[tuple[int, str]]:
     ]
 
 
-def _entries_of(lines: list[str]) -> list[Any]:
+def _entries_of(lines: list[str], context: str) -> list[Any]:
     """Return names or, if every line has a colour, objects with `id`, `name` and `color`."""
     lines = [line for line in lines if not line.startswith("#")]
     matches = [_COLORED_LINE.fullmatch(line) for line in lines]
-    if not lines or not all(matches):
+    if not any(matches):
         return lines
+    if not all(matches):
+        wrong = reprlib.repr(lines[matches.index(None)])
+        raise DataError(f"{context}: {wrong} has no colour NAME:R,G,B, and other lines have. Correct it.")
     return [{"id": k, "name": match[1], "color": [int(match[i]) for i in (2, 3, 4)]} for k, match in enumerate(matches)]
 
 

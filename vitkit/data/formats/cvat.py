@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, polygon_fields
-from vitkit.data.io.segmentations import is_side, mask_annotation
-from vitkit.data.io.values import check_count, class_name, coordinate, read_xml
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, polygon_fields, single_file
+from vitkit.data.io.segmentations import is_side, region_annotation
+from vitkit.data.io.values import check_count, coordinate, read_xml
 from vitkit.errors import DataError
 
 _CORNERS_OF_ELLIPSE = 32
@@ -28,7 +28,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     Raises:
         DataError: the file is invalid, is of videos, or none of its images exists.
     """
-    path = annotations if annotations.is_file() else next(iter(sorted(annotations.glob("*.xml"))))
+    path = single_file(annotations, "*.xml")
     root = read_xml(path)
     if root.find("track") is not None:
         raise DataError(f"'{path}' has tracks of a video. Export it from CVAT as 'CVAT for images 1.1'.")
@@ -36,7 +36,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     files = ImageFiles(images or (beside if beside.is_dir() else path.parent))
     data = AnnotatedImages("cvat", annotations, files.folder)
     for label in root.iterfind("meta//labels/label/name"):
-        data.category_id(class_name((label.text or "").strip(), f"annotations: '{path}': the name of a label"))
+        data.category_id(data.stripped_name(label.text or "", f"annotations: '{path}': the name of a label"))
     for element in root.iterfind("image"):
         listed = element.get("name", "")
         name = files.find(listed)
@@ -49,12 +49,12 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         split = SPLIT_NAMES.get(element.get("subset", "").lower())
         data.add_image(name, width, height, split)
         check_count(len(element), f"annotations: '{path}': {name!r}")
+        if element.find("mask") is not None and (size := files.size(name)) != (width, height):
+            raise DataError(
+                f"annotations: '{path}': image {name!r} is {width}x{height} pixels there, and its file "
+                f"{size[0]}x{size[1]}. Masks need the same size: give the images as annotated."
+            )
         for shape in element:
-            if shape.tag == "mask" and files.size(name) != (width, height):
-                raise DataError(
-                    f"annotations: '{path}': image {name!r} is {width}x{height} pixels there, and its file "
-                    f"{'x'.join(map(str, files.size(name)))}. Masks need the same size: give the images as annotated."
-                )
             _add_shape(data, shape, path)
     if not data.images:
         raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
@@ -63,12 +63,11 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
 
 def _add_shape(data: AnnotatedImages, shape: ElementTree.Element, path: Path) -> None:
     image = data.images[-1]
-    label = (shape.get("label") or "").strip()
     fields = _fields(shape, image, path)
-    if fields is None or not label:
-        data.leave_out(f"shapes of type {shape.tag}", f"{image['file_name']}")
+    if fields is None:
+        data.leave_out(f"shapes of type {shape.tag[:50]}", f"{image['file_name']}")
         return
-    label = class_name(label, f"annotations: '{path}': the label of a {shape.tag}")
+    label = data.stripped_name(shape.get("label") or "", f"annotations: '{path}': the label of a {shape.tag}")
     flags = {"occluded": 1} if shape.get("occluded") == "1" else {}
     data.add_object(image["id"], label, **fields, **flags)
 
@@ -107,18 +106,16 @@ def _mask(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> d
     """Decode a mask of run lengths, row by row starting with background, that covers part of the image."""
     left, top, width, height = (int(_number(shape, name, path)) for name in ("left", "top", "width", "height"))
     try:
-        runs = [int(run) for run in shape.get("rle", "").split(",")]
-    except ValueError:
-        runs = []
+        runs = np.array((shape.get("rle") or "").split(","), np.int64)
+    except (ValueError, OverflowError):
+        runs = np.array([-1])
     fits = left >= 0 and top >= 0 and left + width <= image["width"] and top + height <= image["height"]
-    if not fits or min(runs, default=-1) < 0 or sum(runs) != width * height:
+    if not fits or runs.min() < 0 or runs.max() > width * height or runs.sum() != width * height:
         raise DataError(
             f"annotations: '{path}': a mask of {image['file_name']!r} does not fill its rectangle. Export it again."
         )
-    mask = np.zeros((image["height"], image["width"]), bool)
-    values = np.arange(len(runs)) % 2 == 1
-    mask[top : top + height, left : left + width] = np.repeat(values, runs).reshape(height, width)
-    return mask_annotation(mask)
+    region = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
+    return region_annotation(region, left, top, image["height"], image["width"])
 
 
 def _rotated(point: tuple[float, float], center: tuple[float, float], angle: float) -> tuple[float, float]:

@@ -6,6 +6,7 @@ Instances in one label image: every value, or colour, is an object and 0 (black)
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -13,12 +14,24 @@ import numpy as np
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
 from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_colored_labels
 from vitkit.data.io.image_files import ONE_CHANNEL_MODES, read_header, read_image, read_label_map
-from vitkit.data.io.segmentations import mask_annotation
+from vitkit.data.io.segmentations import pixels_annotation
+from vitkit.data.io.values import check_count
 from vitkit.errors import DataError
 from vitkit.ops.label_maps import colors_to_ids
 from vitkit.structures import IGNORE_INDEX
 
 CLASS_FACTOR = 1000
+_MAX_CLASSES = 1024
+"""Most classes in one label image; each takes a pass over the image."""
+
+
+class _Object(NamedTuple):
+    """An object in a label image."""
+
+    value: int
+    """The number of its class."""
+    indices: np.ndarray
+    """(n,) int64, its pixels, counted down the columns of the image, in ascending order."""
 
 
 def read_instance_pictures(annotations: Path, images: Path | None) -> AnnotatedImages:
@@ -76,9 +89,15 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
             data.leave_out(UNREADABLE, str(error))
             continue
         height, width = values.shape
+        if format == "semantic_pictures" and (count := len(np.unique(values))) > _MAX_CLASSES:
+            raise DataError(
+                f"labels '{path}': {count} different values; expected at most {_MAX_CLASSES} classes. Is it a "
+                "photograph, or a label image of instances?"
+            )
         image_id = data.add_image(name, width, height)
         objects = _instances(values) if format == "instance_pictures" else _regions(values, connected=regions)
-        for value, mask in objects:
+        for count, (value, indices) in enumerate(objects, start=1):
+            check_count(count, f"labels '{path}'")
             if value not in names:
                 if value == ignored and format == "semantic_pictures":
                     continue
@@ -87,7 +106,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
                     continue
                 names[value] = "object" if value == 0 else f"class_{value}"
                 data.categories.append({"id": value, "name": names[value]})
-            data.add_object(image_id, value, **mask_annotation(mask))
+            data.add_object(image_id, value, **pixels_annotation(indices, height, width))
     for name in files.names:
         if name not in used:
             data.leave_out("images without a label image", name)
@@ -114,22 +133,34 @@ def _read_values(path: Path) -> np.ndarray:
     return colors_to_ids(read_image(path, "labels"))
 
 
-def _instances(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the class and the (H, W) bool mask of each instance; class 0 where the value does not encode one."""
-    present = np.unique(values)
-    has_classes = values.dtype == np.uint16 and present[-1] >= CLASS_FACTOR
-    for value in present[present > 0].tolist():
+def _objects(numbers: np.ndarray) -> Iterator[_Object]:
+    """Yield the pixels of each number above 0 in (H, W) numbers, as an object whose value is the number."""
+    flat = numbers.T.ravel()
+    # Sorting finds all objects at once, where comparing with each number takes minutes for thousands of them. A small
+    # type is sorted in linear time.
+    flat = flat.astype(np.min_scalar_type(int(flat.max())))
+    order = np.argsort(flat, kind="stable")
+    present, starts = np.unique(flat[order], return_index=True)
+    for number, indices in zip(present.tolist(), np.split(order, starts[1:])):
+        if number > 0:
+            yield _Object(number, indices)
+
+
+def _instances(values: np.ndarray) -> Iterator[_Object]:
+    """Yield each instance; its class is 0 where the value does not encode one."""
+    has_classes = values.dtype == np.uint16 and values.max() >= CLASS_FACTOR
+    for value, indices in _objects(values):
         if not has_classes:
-            yield 0, values == value
+            yield _Object(0, indices)
         elif value >= CLASS_FACTOR:  # lower values are classes without instances
-            yield value // CLASS_FACTOR, values == value
+            yield _Object(value // CLASS_FACTOR, indices)
 
 
-def _regions(values: np.ndarray, *, connected: bool) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the class and the (H, W) bool mask of each connected region, or of each class."""
+def _regions(values: np.ndarray, *, connected: bool) -> Iterator[_Object]:
+    """Yield each connected region, or each class."""
     for value in np.unique(values).tolist():
-        if value != IGNORE_INDEX and not connected:
-            yield value, values == value
-        elif value != IGNORE_INDEX:
-            number, regions = cv2.connectedComponents((values == value).view(np.uint8), connectivity=8)
-            yield from ((value, regions == k) for k in range(1, number))
+        if value != IGNORE_INDEX:
+            regions = (values == value).astype(np.uint8)
+            if connected:
+                _, regions = cv2.connectedComponents(regions, connectivity=8)
+            yield from (obj._replace(value=value) for obj in _objects(regions))

@@ -16,7 +16,7 @@ from PIL import Image
 
 from vitkit.data.formats.annotated import AnnotatedImages, ImageFiles, add_image_file, polygon_fields
 from vitkit.data.io.json_files import read_json
-from vitkit.data.io.segmentations import is_side, mask_annotation
+from vitkit.data.io.segmentations import is_side, region_annotation
 from vitkit.data.io.values import check_count, class_name, coordinate
 from vitkit.errors import DataError
 
@@ -133,8 +133,4 @@ def _mask(
         raise DataError(
             f"{context}: its mask is not a PNG between two points ({error}). Save the file again."
         ) from error
-    mask = np.zeros((image["height"], image["width"]), bool)
-    bottom, right = max(0, top + part.shape[0]), max(0, left + part.shape[1])
-    inside = mask[max(0, top) : bottom, max(0, left) : right]
-    inside[:] = part[max(0, -top) :, max(0, -left) :][: inside.shape[0], : inside.shape[1]]
-    return mask_annotation(mask)
+    return region_annotation(part, left, top, image["height"], image["width"])

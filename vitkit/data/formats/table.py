@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
-from vitkit.data.io.values import class_name, coordinate
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, single_file
+from vitkit.data.io.values import coordinate
 from vitkit.errors import DataError
 
 _FILE = ("filename", "file_name", "file", "image", "image_path", "path", "img", "image_name", "imageid", "image_id")
@@ -32,7 +32,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     Raises:
         DataError: columns are missing or ambiguous, or a line is invalid.
     """
-    path = annotations if annotations.is_file() else next(iter(sorted(annotations.glob("*.csv"))))
+    path = single_file(annotations, "*.csv")
     columns, rows = _read_rows(path)
     boxes, order = _box_columns(columns, path)
     file_column, class_column = _column(columns, _FILE, "the file", path), _column(columns, _CLASS, "the class", path)
@@ -49,7 +49,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         data.notes.append("all numbers are at most 1: the boxes are fractions of their image")
     by_name: dict[str, dict | None] = {}
     for number, row, box in parsed:
-        listed, label = row[file_column].strip(), row[class_column].strip()
+        listed, label = row[file_column].strip(), row[class_column]
         name = files.find(listed)
         if name is None:
             data.leave_out("lines without an image", f"line {number} ({listed})")
@@ -60,9 +60,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         image = by_name[name]
         if image is None or box is None:
             continue
-        if not label:
-            raise DataError(f"{path.name} line {number}: has no class name. Correct it.")
-        label = class_name(label, f"{path.name} line {number}: the class")
+        label = data.stripped_name(label, f"{path.name} line {number}: the class")
         width, height = (image["width"], image["height"]) if fractions else (1, 1)
         a, b, c, d = (value * side for value, side in zip(box, (width, height, width, height)))
         xywh = {"xyxy": [a, b, c - a, d - b], "xywh": [a, b, c, d], "cxcywh": [a - c / 2, b - d / 2, c, d]}[order]
@@ -102,7 +100,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
         columns = [name.strip().lower() for name in first]
         lines = lines[1:]
     if repeated := [name for name in columns if name and columns.count(name) > 1]:
-        raise DataError(f"{path.name}: two columns are called {repeated[0]!r}. Remove or rename one.")
+        raise DataError(f"{path.name}: two columns are called {repeated[0]!r:.200}. Remove or rename one.")
     for number, row in lines:
         if len(row) != len(columns):
             raise DataError(f"{path.name} line {number}: {len(row)} columns; expected {len(columns)}, as in the first.")
@@ -118,8 +116,8 @@ def _box_columns(columns: Sequence[str], path: Path) -> tuple[Sequence[str], str
         raise DataError(f"{path.name}: the columns may mean {texts}. Remove those that are not the box.")
     if not matches:
         raise DataError(
-            f"{path.name}: no columns of a box among {', '.join(columns)}; expected xmin,ymin,xmax,ymax, or x,y,w,h, "
-            "or cx,cy,w,h. Rename them."
+            f"{path.name}: no columns of a box among {', '.join(columns)!r:.300}; expected xmin,ymin,xmax,ymax, "
+            "or x,y,w,h, or cx,cy,w,h. Rename them."
         )
     return matches[0]
 
@@ -127,7 +125,9 @@ def _box_columns(columns: Sequence[str], path: Path) -> tuple[Sequence[str], str
 def _column(columns: Sequence[str], names: Sequence[str], what: str, path: Path) -> str:
     column = next((name for name in names if name in columns), None)
     if column is None:
-        raise DataError(f"{path.name}: no column of {what} among {', '.join(columns)}; expected {names[0]}. Rename it.")
+        raise DataError(
+            f"{path.name}: no column of {what} among {', '.join(columns)!r:.300}; expected {names[0]}. Rename it."
+        )
     return column
 
 
@@ -137,7 +137,7 @@ def _box(row: Mapping[str, str], columns: Sequence[str], context: str) -> list[f
     if not any(texts):
         return None
     if not all(map(_is_number, texts)):
-        raise DataError(f"{context}: the box is {','.join(texts)}; expected four numbers. Correct it.")
+        raise DataError(f"{context}: the box is {','.join(texts)!r:.200}; expected four numbers. Correct it.")
     return [coordinate(text, f"{context}: a number of the box") for text in texts]
 
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.data.io.text_files import read_lines
-from vitkit.data.io.values import class_name, coordinate, read_xml
+from vitkit.data.io.values import coordinate, read_xml
 from vitkit.errors import DataError
 
 _FLAGS = ("difficult", "truncated", "occluded")
@@ -83,7 +83,7 @@ def _add_file(
     for obj, (x0, y0, x1, y1) in zip(root.iter("object"), corners):
         if image is None:
             return
-        label = class_name((obj.findtext("name") or "").strip(), f"annotations: '{path}': the name of an object")
+        label = data.stripped_name(obj.findtext("name") or "", f"annotations: '{path}': the name of an object")
         flags = {flag: 1 for flag in _FLAGS if _number(obj, flag, path, default=0)}
         box = [x0 - origin, y0 - origin, x1 - x0 + origin, y1 - y0 + origin]
         if min(box[2:]) < 0:

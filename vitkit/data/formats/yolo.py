@@ -5,6 +5,7 @@ file has no objects. Class ids are those of the text files.
 """
 
 import math
+import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -19,6 +20,8 @@ from vitkit.data.io.values import check_count, check_distinct, class_name, class
 from vitkit.errors import DataError
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
+_MAX_BYTES = 1 << 25
+"""Size of the largest text file of an image."""
 _LARGEST_FRACTION = 1.5
 """Numbers above this are not fractions of an image, even with rounding or a box that crosses the border."""
 
@@ -159,8 +162,10 @@ def _settings_near(labels: Path) -> dict[str, Any]:
         for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
             try:
                 return read_yaml_settings(path)
-            except DataError:  # a YAML file of another kind
-                continue
+            except DataError:
+                if path.stem == "data":
+                    raise
+                continue  # a YAML file of another kind
     return {}
 
 
@@ -188,12 +193,12 @@ class _Reader:
         if not self.is_named:
             data.notes.append("no data.yaml or classes.txt names the classes: they are called class_0, class_1, …")
         data.categories.extend({"id": number, "name": name} for number, name in self.names.items())
-        shape = settings.get("kpt_shape") or [0]
-        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 1000 for size in shape):
+        shape = settings.get("kpt_shape") or ["0"]
+        if not isinstance(shape, list) or not all(isinstance(n, str) and re.fullmatch(r"\d{1,3}", n) for n in shape):
             raise DataError(
                 f"'{folder}': kpt_shape is {shape!r:.100}; expected [points, 2 or 3]. Correct the YAML file."
             )
-        self.num_keypoint_values = math.prod(shape)
+        self.num_keypoint_values = math.prod(map(int, shape))
 
     def add(self, name: str, label_file: Path | None, split: str | None) -> None:
         """Add an image, with its objects if it has a text file."""
@@ -201,7 +206,7 @@ class _Reader:
         if image is None or label_file is None:
             return
         seen = set()
-        lines = read_lines(label_file, "annotations", remedy="Expected lines of text.")
+        lines = read_lines(label_file, "annotations", remedy="Expected lines of text.", max_bytes=_MAX_BYTES)
         check_count(len(lines), f"'{label_file}'")
         for number, line in lines:
             tokens = tuple(line.split())
@@ -243,7 +248,9 @@ def _numbers(tokens: Sequence[str], context: str) -> tuple[int, list[float]]:
     try:
         label, values = float(tokens[0]), [float(token) for token in tokens[1:]]
     except ValueError as error:
-        raise DataError(f"{context}: {error}; expected a class number and fractions. Correct the line.") from error
+        raise DataError(
+            f"{context}: {error!s:.200}; expected a class number and fractions. Correct the line."
+        ) from error
     if not label.is_integer() or not 0 <= label < 2**31 or len(values) < 4 or not all(map(math.isfinite, values)):
         expected = "`CLASS CX CY W H`, or `CLASS X Y X Y X Y ...`"
         raise DataError(f"{context}: got {len(values)} numbers after the class; expected {expected}. Correct the line.")

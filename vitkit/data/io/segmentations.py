@@ -12,6 +12,8 @@ from pycocotools import mask as coco_mask
 
 _MAX_REACH = 10
 """Largest coordinate of a polygon, in multiples of its image's size: pycocotools allocates memory per outline pixel."""
+_MAX_OUTLINE = 1 << 22
+"""Largest length of a polygon's outline in pixels: pycocotools takes 100 bytes for each."""
 _MAX_PIXELS = 1 << 32
 """pycocotools counts pixels in 32 bits."""
 _MAX_GROUPS = 7  # groups of 5 bits, enough for any 32-bit number and its sign
@@ -43,12 +45,22 @@ def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None
         try:
             # The length of the vector is at least the largest coordinate, and the comparison fails if a coordinate is
             # nan. This is the fastest test of all coordinates; few polygons are so long that they need the exact one.
-            is_near = math.hypot(*polygon) <= reach or all(-reach <= value <= reach for value in polygon)
+            length = math.hypot(*polygon)
+            is_near = length <= reach or all(-reach <= value <= reach for value in polygon)
         except OverflowError:
             is_near = False
         if not is_near:
             return f"finite coordinates of at most {_MAX_REACH} times the size of the image, {width}x{height}"
+        # An edge is at most as long as the vectors of its two points, and n vectors are together at most sqrt(n) times
+        # as long as the vector of all coordinates: nearly all polygons need no further test.
+        if length * math.sqrt(2 * len(polygon)) > _MAX_OUTLINE and _outline(polygon) > _MAX_OUTLINE:
+            return f"polygons whose outlines are at most {_MAX_OUTLINE} pixels long"
     return None
+
+
+def _outline(polygon: list[float]) -> float:
+    points = np.array(polygon, float).reshape(-1, 2)
+    return float(np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum())
 
 
 def wrong_run_lengths(segmentation: Any, height: int | None = None, width: int | None = None) -> str | None:
@@ -128,6 +140,50 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> np.ndarra
 
 def mask_annotation(mask: np.ndarray) -> dict[str, Any]:
     """Return the `segmentation` (compressed run lengths), `area` and `bbox` of an (H, W) bool mask in COCO's format."""
-    rle = coco_mask.encode(np.asfortranarray(mask).view(np.uint8))
+    return _rle_fields(coco_mask.encode(np.asfortranarray(mask).view(np.uint8)))
+
+
+def region_annotation(region: np.ndarray, left: int, top: int, height: int, width: int) -> dict[str, Any]:
+    """Return the fields of `mask_annotation` of a mask that is False outside a region, without making the whole mask.
+
+    Time and memory depend on the region only, not on the size of the image, which a file may only claim.
+
+    Args:
+        region: (h, w) bool; parts outside the image are cut off.
+        left, top: position of the region in the image, may be negative.
+        height, width: size of the image.
+    """
+    region = region[max(0, -top) : max(0, height - top), max(0, -left) : max(0, width - left)]
+    left, top = max(0, left), max(0, top)
+    # With a row of background around every column, each run of True begins and ends within its column.
+    columns = np.pad(region, ((1, 1), (0, 0))).T
+    column, row = np.nonzero(columns[:, 1:] != columns[:, :-1])
+    edges = (left + column) * height + top + row
+    return _runs_annotation(edges[::2], edges[1::2], height, width)
+
+
+def pixels_annotation(indices: np.ndarray, height: int, width: int) -> dict[str, Any]:
+    """Return the fields of `mask_annotation` of a mask given by its pixels.
+
+    Args:
+        indices: (n,) int64, pixels counted down the columns of the image, in ascending order.
+        height, width: size of the image.
+    """
+    is_first = np.diff(indices, prepend=-2) != 1
+    is_last = np.append(is_first[1:], len(indices) > 0)[: len(indices)]
+    return _runs_annotation(indices[is_first], indices[is_last] + 1, height, width)
+
+
+def _runs_annotation(starts: np.ndarray, ends: np.ndarray, height: int, width: int) -> dict[str, Any]:
+    """Return the fields of a mask that is True from each start to before each end, both in ascending order."""
+    # A run that ends at the foot of a column and another that begins at the head of the next are the same.
+    is_gap = starts[1:] != ends[:-1]
+    starts, ends = np.append(starts[:1], starts[1:][is_gap]), np.append(ends[:-1][is_gap], ends[-1:])
+    counts = np.diff(np.stack([starts, ends], axis=1).ravel(), prepend=0, append=height * width)
+    counts = counts[:-1] if counts[-1] == 0 else counts
+    return _rle_fields(coco_mask.frPyObjects({"size": [height, width], "counts": counts.tolist()}, height, width))
+
+
+def _rle_fields(rle: dict[str, Any]) -> dict[str, Any]:
     segmentation = {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
     return {"segmentation": segmentation, "area": int(coco_mask.area(rle)), "bbox": coco_mask.toBbox(rle).tolist()}

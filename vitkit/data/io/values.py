@@ -23,6 +23,8 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MAX_YAML = 1 << 20
 _MAX_XML = 1 << 29
 _MAX_DEPTH = 100
+_EMPTY = frozenset(("", "~", "null", "Null", "NULL"))
+"""What YAML calls nothing."""
 
 
 def coordinate(value: Any, context: str) -> float:
@@ -34,7 +36,9 @@ def coordinate(value: Any, context: str) -> float:
         DataError: it is not a finite number within `MAX_COORDINATE`.
     """
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        # float() reads "1_0" as 10; in a file it is a mistake.
+        is_wrong = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
+        number = math.nan if is_wrong else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) < MAX_COORDINATE:
@@ -49,16 +53,15 @@ def is_name(value: Any) -> bool:
 
 
 def class_name(value: Any, context: str) -> str:
-    """Return the name of a class; a number, as YAML reads a name like 12, is converted.
+    """Return the name of a class.
 
     Raises:
         DataError: it cannot be a name.
     """
-    name = str(value) if type(value) is int and abs(value) < MAX_COORDINATE else value
-    if not is_name(name) or name.isspace():
+    if not is_name(value) or value.isspace():
         expected = f"a text of 1 to {_MAX_NAME} characters in one line"
         raise DataError(f"{context} is {reprlib.repr(value)}; expected the name of a class, {expected}. Correct it.")
-    return name
+    return value
 
 
 def class_number(value: Any, context: str) -> int:
@@ -91,12 +94,15 @@ def check_count(count: int, context: str) -> None:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file of plain values.
+    """Read a YAML file of texts: nothing is taken for a number, a date or a truth value.
 
+    Returns:
+        text, or list or dict of texts; None for an empty value or null.
     Raises:
         DataError: it cannot be read, is larger than a megabyte, has aliases, or is nested too deeply.
     """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    # A class may be called "no", "1.50" or "2001-01-01"; the other loaders would change these names.
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         if path.stat().st_size > _MAX_YAML:
             raise DataError(f"annotations: '{path}' has more than {_MAX_YAML} bytes; expected a small YAML file.")
@@ -108,11 +114,21 @@ def read_yaml(path: Path) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_DEPTH:
                 raise DataError(f"annotations: '{path}' is nested more than {_MAX_DEPTH} levels deep. Correct it.")
-        return yaml.load(text, Loader=loader)
-    # Dates, numbers and tags with wrong texts raise Python's own errors.
-    except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return _with_none(yaml.load(text, Loader=loader))
+    except DataError:
+        raise
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"annotations: cannot read '{path}' as YAML: {reason}. Correct it.") from error
+
+
+def _with_none(value: Any) -> Any:
+    """Return a value of YAML with None for its empty texts, at any depth."""
+    if isinstance(value, dict):
+        return {name: _with_none(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_none(inner) for inner in value]
+    return None if value in _EMPTY else value
 
 
 def read_xml(path: Path) -> ElementTree.Element:
