@@ -10,6 +10,7 @@ from vitkit.protocols import ChecksArguments
 from vitkit.registry import nearest, parameters_of
 
 COMMAND_LINE = "command line"
+_AT_LEAST_ONE = ("num_heads", "num_layers", "num_decoder_layers", "num_queries", "d_model", "out_channels")
 
 
 def check_config(cfg: Mapping[str, Any]) -> None:
@@ -34,6 +35,12 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
     if not slot.accepts(value):
         yield f"{key}: got {value!r:.300}; expected {slot.expected}."
         return
+    name = key.rpartition(".")[2]
+    if name.startswith(("num_", "d_")) or name in _AT_LEAST_ONE:
+        least = 1 if name in _AT_LEAST_ONE else 0
+        if any(type(item) is int and item < least for item in (value if isinstance(value, list | tuple) else [value])):
+            yield f"{key}: got {value!r:.300}; expected at least {least}."
+            return
     if slot.registry is None:
         slots = typed_dict_slots(slot.annotation)
         for name, item in value.items() if slots and isinstance(value, Mapping) else ():

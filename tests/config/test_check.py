@@ -1,9 +1,27 @@
-"""Every split of the data is checked, also the one that training does not read."""
+"""What the check of a config finds: in the dataset of every split, and in numbers."""
 
 import pytest
 
 from vitkit.config import load_config
 from vitkit.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("override", "least"),
+    [
+        ("model.head.num_decoder_layers=0", 1),
+        ("model.head.num_encoder_layers=-1", 0),
+        ("model.head.num_heads=0", 1),
+        ("model.head.d_ffn=-3", 0),
+        ("model.num_queries=-2", 1),
+        ("data.train.num_images=-5", 0),
+    ],
+)
+def test_numbers_that_no_part_can_have_are_found(override, least):
+    key, _, value = override.partition("=")
+    with pytest.raises(ConfigError, match=rf"{key}: got {value}; expected at least {least}\.$"):
+        load_config("quickstart/detr", [override])
+    load_config("quickstart/detr", ["model.head.num_encoder_layers=0"])
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
