@@ -50,11 +50,12 @@ def snapshot(folder):
 
 
 TOOLS = {
-    "yolo": lambda path: convert([path, "--images", "data", "--to", "yolo", "--out", "out"]),
-    "voc": lambda path: convert([path, "--images", "data", "--to", "voc", "--out", "out"]),
-    "sheet": lambda path: convert([path, "--images", "data", "--to", "coco", "--out", "out.json"]),
-    "merge": lambda path: merge([f"{path},data", f"{path},data", "--out", "out"]),
-    "tile": lambda path: tile([path, "--images", "data", "--size", "32", "--out", "out"]),
+    "yolo": lambda path, *more: convert([path, "--images", "data", "--to", "yolo", "--out", "out", *more]),
+    "voc": lambda path, *more: convert([path, "--images", "data", "--to", "voc", "--out", "out", *more]),
+    "sheet": lambda path, *more: convert([path, "--images", "data", "--to", "coco", "--out", "out.json", *more]),
+    "merge": lambda path, *more: merge([f"{path},data", f"{path},data", "--out", "out", *more]),
+    "tile": lambda path, *more: tile([path, "--images", "data", "--size", "32", "--out", "out", *more]),
+    "split": lambda path, *more: split([path, "--images", "data", "--val", "b*", "--out", "out", *more]),
 }
 
 
@@ -67,6 +68,14 @@ def test_files_outside_the_folders_are_neither_read_nor_written(world, tmp_path,
         TOOLS[tool](path)
     assert snapshot(tmp_path / "victim") == before
     assert not any(file.is_file() for file in tmp_path.glob("out/**/images/**/*"))
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("name", [".", "a.png/", "sub/..", "/"])
+def test_names_of_folders_are_no_images(world, tmp_path, tool, name):
+    with pytest.raises(SystemExit, match="expected the name of a file"):
+        TOOLS[tool](world("b.jpg", name))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("tool", ["yolo", "voc", "merge", "tile"])
@@ -94,6 +103,14 @@ def test_names_that_a_format_cannot_hold_are_refused_before_writing(world, tmp_p
     with pytest.raises(SystemExit, match="cannot be written in this format|in one line") as stopped:
         TOOLS[tool](world("a.png", classes=[name]))
     assert "\n" not in str(stopped.value) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tool", ["yolo", "voc"])
+@pytest.mark.parametrize("classes", [("cell", "cell"), ("cell", "  ")])
+def test_classes_that_cannot_be_told_apart_are_refused_before_writing(world, tmp_path, tool, classes):
+    with pytest.raises(SystemExit, match="two classes are called 'cell'|'  ' cannot be written in this format"):
+        TOOLS[tool](world("a.png", classes=classes))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("tool", ["yolo", "voc"])
@@ -169,7 +186,7 @@ def test_links_inside_the_output_are_not_followed(world, tmp_path, tool, inner):
     os.symlink("../victim", tmp_path / "out" / inner)
     before = snapshot(tmp_path / "victim")
     try:
-        TOOLS_OVERWRITING[tool](path)
+        TOOLS[tool](path, "--overwrite")
     except SystemExit as stopped:
         assert "as a folder in between is a link" in str(stopped)
     assert snapshot(tmp_path / "victim") == before
@@ -184,31 +201,15 @@ def test_links_in_place_of_the_output_are_replaced(world, tmp_path, name):
     assert json.loads((tmp_path / "out.json").read_text())["images"]
 
 
-TOOLS_OVERWRITING = {
-    "yolo": lambda path: convert([path, "--images", "data", "--to", "yolo", "--out", "out", "--overwrite"]),
-    "voc": lambda path: convert([path, "--images", "data", "--to", "voc", "--out", "out", "--overwrite"]),
-    "sheet": lambda path: convert([path, "--images", "data", "--to", "coco", "--out", "out", "--overwrite"]),
-    "merge": lambda path: merge([f"{path},data", f"{path},data", "--out", "out", "--overwrite"]),
-    "tile": lambda path: tile([path, "--images", "data", "--size", "32", "--out", "out", "--overwrite"]),
-    "split": lambda path: split([path, "--images", "data", "--val", "b*", "--out", "out", "--overwrite"]),
-}
-
-
-@pytest.mark.parametrize("tool", TOOLS_OVERWRITING)
-def test_existing_files_are_replaced_only_if_asked(world, tmp_path, tool, monkeypatch):
+@pytest.mark.parametrize("tool", TOOLS)
+def test_existing_files_are_replaced_only_if_asked(world, tmp_path, tool):
     path = world("a.png", "b.jpg")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/sheet.png").write_text("mine")
-    write = TOOLS_OVERWRITING[tool]
-    write(path)
-    assert (tmp_path / "out/sheet.png").read_bytes() != b"mine"
-    calls = {"convert": convert, "merge": merge, "tile": tile, "split": split}
-    for name, call in calls.items():
-        monkeypatch.setitem(globals(), name, lambda args, call=call: call([a for a in args if a != "--overwrite"]))
-    before = snapshot(tmp_path / "out")
+    TOOLS[tool](path)
+    before = snapshot(tmp_path)
     with pytest.raises(SystemExit, match="exists already. Choose another name, or add --overwrite"):
-        write(path)
-    assert snapshot(tmp_path / "out") == before
+        TOOLS[tool](path)
+    assert snapshot(tmp_path) == before
+    TOOLS[tool](path, "--overwrite")
 
 
 def test_a_sheet_beside_a_json_file_is_not_replaced_unasked(world, tmp_path):
@@ -243,7 +244,7 @@ def test_a_file_in_place_of_a_folder_is_found_before_any_work(world, tmp_path, c
 def test_boxes_that_extend_beyond_the_image_are_clipped(world, tmp_path, to, capsys):
     TOOLS[to](world("a.png", bbox=[-1000, 4, 1030, 20]))
     assert read_annotations(tmp_path / "out").annotations[0]["bbox"] == [0, 4, 30, 20]
-    assert "lost: 1 parts of boxes outside their image: 1" in capsys.readouterr().out
+    assert "lost: parts of boxes outside their image (1): 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("to", ["yolo", "voc"])
@@ -254,9 +255,9 @@ def test_what_reading_back_leaves_out_is_reported_as_lost(world, tmp_path, to, c
     (folder / ("old.txt" if to == "yolo" else "old.png")).write_bytes(
         b"" if to == "yolo" else (tmp_path / "data/a.png").read_bytes()
     )
-    TOOLS_OVERWRITING[to](path)
+    TOOLS[to](path, "--overwrite")
     reason = "label files without an image" if to == "yolo" else "images without an XML file"
-    assert f"lost: 1 {reason}: old" in capsys.readouterr().out
+    assert f"lost: {reason} (1): old" in capsys.readouterr().out
 
 
 def test_images_of_a_split_that_yolo_does_not_read_are_reported(world, tmp_path, capsys):
@@ -264,7 +265,7 @@ def test_images_of_a_split_that_yolo_does_not_read_are_reported(world, tmp_path,
     world("a.png", path="parts/train.json")
     world("b.jpg", path="parts/unusual.json")
     convert(["parts", "--images", "data", "--to", "yolo", "--out", "out"])
-    assert "lost: 1 images of the split 'unusual'" in capsys.readouterr().out
+    assert "lost: images of the split 'unusual'" in capsys.readouterr().out
 
 
 def test_an_image_in_two_splits_stays_in_both(world, tmp_path):

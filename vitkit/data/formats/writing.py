@@ -19,7 +19,7 @@ from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_na
 from vitkit.data.io.image_files import path_inside, upright_size
 from vitkit.data.io.output import link_image, write_bytes, write_text
 from vitkit.data.io.segmentations import decode_segmentation
-from vitkit.data.io.values import is_name
+from vitkit.data.io.values import check_distinct, is_name
 from vitkit.errors import DataError
 
 Lost = dict[str, list[str]]
@@ -147,11 +147,12 @@ def check_names(data: AnnotatedImages, *, stripped: bool = False) -> None:
     Args:
         stripped: whether blanks around a name are lost when the format is read.
     Raises:
-        DataError: a name cannot.
+        DataError: a name cannot, or two classes have the same.
     """
+    check_distinct(class_names(data.content).values(), data.source.name)
     names = [*class_names(data.content).values(), *data.splits, *(image["file_name"] for image in data.images)]
     for name in names:
-        if not is_name(name) or (stripped and name != name.strip()):
+        if not is_name(name) or name.isspace() or (stripped and name != name.strip()):
             raise DataError(
                 f"{data.source.name}: the name {name!r:.200} cannot be written in this format; expected a line of "
                 f"text{' without blanks around it' if stripped else ''}. Rename it, or write COCO's format."
