@@ -1,6 +1,7 @@
 """Shared parts of the tools on annotations: reading, printing summaries, and drawing a sheet of pictures."""
 
 import argparse
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,13 @@ from vitkit.errors import DataError
 from vitkit.visualization.boxes import draw_detections
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.masks import draw_masks
+from vitkit.words import counted
 
 NUM_DRAWN = 12
 """The default number of pictures on a sheet."""
 _SHOWN = 3
+_MAX_DRAWN, _MAX_MASK_PIXELS = 200, 1 << 28
+"""The most objects of an image that are drawn, and the most pixels of their masks: one image may have thousands."""
 
 
 def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -> None:
@@ -44,10 +48,51 @@ def read_source(source: str | Path, args: argparse.Namespace, *, check_segmentat
     return data if getattr(args, "split", None) is None else data.split(args.split)
 
 
-def require_new(out: Path) -> None:
-    """Raise a DataError if `out` exists and is not empty: its files would become part of the new dataset."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise DataError(f"--out {out}: exists already. Choose another name, or remove it.")
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a tool that writes annotations into a folder; `check_out` checks them."""
+    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (default: coco)")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace files of the same names in OUT")
+
+
+def check_out(out: Path, *, overwrite: bool, can_be_file: bool = False) -> None:
+    """Check that OUT can be written and replaces nothing unasked, before any work is done.
+
+    Args:
+        can_be_file: whether OUT may be a JSON file, beside which the sheet is written, in place of a folder.
+    Raises:
+        DataError: it cannot be written; or it exists, and `overwrite` is false.
+    """
+    is_file = _is_file(out)
+    if is_file and not can_be_file:
+        raise DataError(f"--out {out}: expected a folder. Give a name that does not end in {out.suffix}.")
+    try:
+        for target in (out, _sheet_of(out)) if is_file else (out,):
+            existing = target if os.path.lexists(target) else None
+            if target.is_dir():
+                if is_file:
+                    raise DataError(f"--out {out}: '{target}' is a folder; expected a file. Choose another name.")
+                existing = next(target.iterdir(), None)
+            elif existing and not is_file:
+                raise DataError(f"--out {out}: is a file; expected a folder. Choose another name.")
+            if existing and not overwrite:
+                raise DataError(f"--out {out}: '{existing}' exists already. Choose another name, or add --overwrite.")
+        folder = next(parent for parent in (out, *out.parents) if os.path.isdir(parent))
+        with tempfile.TemporaryFile(dir=folder):  # rights alone do not tell, for instance in /proc
+            pass
+        blocking = next((p for p in out.parents if os.path.lexists(p) and not os.path.isdir(p)), None)
+    except OSError as error:
+        raise DataError(f"--out {str(out)[:200]}: cannot be written ({error.strerror}). Choose another.") from error
+    if blocking is not None:
+        raise DataError(f"--out {out}: cannot be written, as '{blocking}' is a file. Choose another.")
+
+
+def _is_file(out: Path) -> bool:
+    return out.suffix.lower() == ".json"
+
+
+def _sheet_of(out: Path) -> Path:
+    return out.with_name(f"{out.stem}_sheet.png") if _is_file(out) else out / "sheet.png"
 
 
 @contextmanager
@@ -71,16 +116,20 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
     if not data.images:
         raise DataError(f"{data.source.name}: no image is left to write. Choose other annotations, or another --split.")
     lost: Lost = {}
-    if data.splits and out.suffix != ".json":
+    if data.splits and not _is_file(out):
         in_splits = {image_id for ids in data.splits.values() for image_id in ids}
         without = [image["file_name"] for image in data.images if image["id"] not in in_splits]
         lost |= {"images that are in no split": without} if without else {}
     written = WRITERS[to](data, out, lost)
-    sheet = out.with_name(f"{out.stem}_sheet.png") if out.suffix == ".json" else out / "sheet.png"
+    sheet = _sheet_of(out)
     draw_sheet(data, sheet)
-    where = out if to != "coco" or len(written) > 1 or out.suffix == ".json" else written[0]
+    where = out if to != "coco" or len(written) > 1 or _is_file(out) else written[0]
     after = read_annotations(where, data.folder if to == "coco" else None, format=to)
+    for reason, names in after.left_out.items():
+        lost.setdefault(reason, []).extend(names)
     print(f"{out}: {FORMAT_NAMES[to]}: {after.summary()}")
+    if len(after.images) > max(len(data.images), sum(map(len, data.splits.values()))):
+        print(f"  note: {out} holds images that were there before. Remove it and write again if they do not belong.")
     print_left_out(lost, "lost")
     before, now = data.class_counts(), after.class_counts()
     width = max(map(len, before), default=0)
@@ -93,7 +142,7 @@ def print_left_out(left_out: Mapping[str, Sequence[str]], verb: str) -> None:
     """Print each reason with the number of items that were left out, and the first names."""
     for reason, names in left_out.items():
         more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        print(f"  {verb}: {len(names)} {reason}: {', '.join(names[:_SHOWN])}{more}")
+        print(f"  {verb}: {reason} ({len(names)}): {', '.join(names[:_SHOWN])}{more}")
 
 
 def draw_sheet(data: AnnotatedImages, path: Path) -> None:
@@ -111,6 +160,11 @@ def draw_sheet(data: AnnotatedImages, path: Path) -> None:
         labels = [label_of[annotation["category_id"]] for annotation in annotations]
         pixels = read_image(path_inside(data.folder, image["file_name"], data.source.name))
         check_size(image, (pixels.shape[1], pixels.shape[0]))
+        titles.append(image["file_name"])
+        most = min(_MAX_DRAWN, max(1, _MAX_MASK_PIXELS // (image["height"] * image["width"])))
+        if len(annotations) > most:
+            titles[-1] += f" ({most} of {counted(len(annotations), 'objects')})"
+            annotations, labels = annotations[:most], labels[:most]
         if annotations and all(annotation.get("segmentation") for annotation in annotations):
             size = pixels.shape[:2]
             masks = np.stack([decode_segmentation(a["segmentation"], *size) for a in annotations]).astype(bool)
@@ -119,5 +173,4 @@ def draw_sheet(data: AnnotatedImages, path: Path) -> None:
             boxes = np.array([annotation["bbox"] for annotation in annotations], np.float32).reshape(-1, 4)
             boxes[:, 2:] += boxes[:, :2]
             pictures.append(draw_detections(pixels, boxes, labels, names))
-        titles.append(image["file_name"])
     save_grid(pictures, titles, path)

@@ -32,10 +32,12 @@ from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, per_channel
 from vitkit.protocols import Dataset
 from vitkit.registry import nearest
 from vitkit.structures import Batch, Sample
-from vitkit.tools.common import MODEL_HELP, add_trust, errors_in_one_line, split_weights
+from vitkit.tools.annotations import check_out
+from vitkit.tools.common import MODEL_HELP, add_trust, errors_in_one_line, new_file, split_weights
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.gallery import Card, write_gallery
 from vitkit.visualization.samples import classes_of, describe, draw_sample
+from vitkit.words import counted
 
 IMAGES_PER_LINE, IMAGES_PER_FIGURE = 4, 16
 MAX_SEARCHED = 5000
@@ -61,7 +63,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=0, help="random seed of the choice and the augmentation (default: 0)"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/browse"), help="folder to write (default: runs/browse)")
+    parser.add_argument(
+        "--out", type=Path, help="folder to write (default: runs/browse, or runs/browse-2 if it exists)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace files of the same names in OUT")
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     _, args.overrides = split_weights(args.overrides)  # the data need no weights
@@ -79,6 +84,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Choose images, load and draw them, and write the figures and the report."""
+    args.out = args.out or new_file("runs/browse")
+    check_out(args.out, overwrite=args.overwrite)
     config = find_model(args.config, overrides=args.overrides, trust=args.trust).config
     require(config, f"data.{args.split}")
     data = DataSettings(**config["data"])
@@ -117,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
         )
     title = f"{args.config}: data.{args.split}, {len(dataset)} images, seed {args.seed}"
     write_gallery(cards, args.out / "index.html", title=title)
-    print(f"wrote {args.out / 'index.html'} and {number} figures of {len(cards)} pictures")
+    print(f"wrote {args.out / 'index.html'} and {counted(number, 'figures')} of {counted(len(cards), 'pictures')}")
 
 
 def choose(dataset: Dataset, image_ids: Sequence[Any], names: Sequence[str], args: argparse.Namespace) -> list[int]:

@@ -151,7 +151,7 @@ def new_file(name: str, model: str | Path = "") -> Path:
     for number in itertools.count(2):
         if not path.exists():
             return path
-        path = folder / f"{Path(name).stem}-{number}{Path(name).suffix}"
+        path = (folder / name).with_stem(f"{Path(name).stem}-{number}")
 
 
 def require_pictures(loaded: Loaded, name: str) -> None:

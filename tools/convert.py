@@ -49,7 +49,7 @@ from vitkit.inference.transformers_writing import write_folder
 from vitkit.model_zoo.writing import written
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.mask_results import MaskResults
-from vitkit.tools.annotations import add_source, read_source, write_annotations
+from vitkit.tools.annotations import add_source, check_out, read_source, write_annotations
 from vitkit.tools.average import TAKEN_OVER
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
 
@@ -99,15 +99,16 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Load the model and write its weights; or read, repair and write annotations."""
-    if args.out.exists() and not args.overwrite:
-        raise CheckpointError(f"--out {args.out}: exists already. Choose another name, or add --overwrite.")
     if args.to in WRITERS:
+        check_out(args.out, overwrite=args.overwrite, can_be_file=args.to == "coco")
         data = read_source(args.model, args, check_segmentations=not args.fix)
         if args.fix:
             apply_fixes(data, args.fix)
             raise_faults(segmentation_faults(data.content, required=False), data.source.name)
         write_annotations(data, args.to, args.out)
         return
+    if args.out.exists() and not args.overwrite:
+        raise CheckpointError(f"--out {args.out}: exists already. Choose another name, or add --overwrite.")
     config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
     loaded = load(config, weights)
     if args.out.suffix not in ENDINGS:

@@ -9,13 +9,16 @@ and the same for val2017; OUT/shapes.json holds the settings with which the data
 """
 
 import argparse
+import io
 import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
+from vitkit.data.io.output import write_bytes, write_text
 from vitkit.data.synthetic.shapes import image_record, instance_annotations
 from vitkit.data.synthetic.world import World, panoptic_categories, thing_categories
 from vitkit.errors import DataError
@@ -70,9 +73,9 @@ def write_split(out: Path, name: str, world: World, num_images: int, suffix: str
         instances += instance_annotations(scene, image_id, len(instances) + 1)
         captions.append({"id": image_id, "image_id": image_id, "caption": scene.caption})
         panoptic.append({"image_id": image_id, "file_name": map_name, "segments_info": scene.segments_info})
-        Image.fromarray(scene.image).save(image_folder / record["file_name"], quality=95)
-        Image.fromarray(ids_to_colors(scene.panoptic)).save(panoptic_folder / map_name)
-        Image.fromarray(scene.semantic).save(semantic_folder / map_name)
+        write_image(image_folder / record["file_name"], scene.image)
+        write_image(panoptic_folder / map_name, ids_to_colors(scene.panoptic))
+        write_image(semantic_folder / map_name, scene.semantic)
         if (index + 1) % 500 == 0 or index + 1 == num_images:
             print(f"{name}: {index + 1}/{num_images} images", flush=True)
     files = {
@@ -82,7 +85,14 @@ def write_split(out: Path, name: str, world: World, num_images: int, suffix: str
     }
     for kind, content in files.items():
         content = {"info": {"description": "vitkit's synthetic world"}, "licenses": [], "images": images, **content}
-        (annotations_folder / f"{kind}_{name}.json").write_text(json.dumps(content), encoding="utf-8")
+        write_text(annotations_folder / f"{kind}_{name}.json", json.dumps(content))
+
+
+def write_image(path: Path, pixels: np.ndarray) -> None:
+    """Write an image in the format of its ending."""
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, format=Image.registered_extensions()[path.suffix], quality=95)
+    write_bytes(path, encoded.getvalue())
 
 
 def make_shapes(arguments: argparse.Namespace) -> None:
@@ -114,7 +124,7 @@ def make_shapes(arguments: argparse.Namespace) -> None:
             raise DataError(f"OUT: folder {str(out)!r} is already written. Choose another, or add --overwrite.")
     out.mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in vars(arguments).items() if name not in ("out", "overwrite")}
-    (out / _SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    write_text(out / _SETTINGS, json.dumps(settings, indent=1))
     for split, num_images in (("train", arguments.num_train), ("val", arguments.num_val)):
         write_split(out, f"{split}2017", worlds[split], num_images, f".{arguments.format}")
     print(f"Wrote {out}. Train on it with data.root={out}")

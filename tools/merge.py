@@ -8,13 +8,11 @@ Examples:
 """
 
 import argparse
-from pathlib import Path
 
 from vitkit.data.formats import FORMAT_NAMES, read_annotations
 from vitkit.data.formats.merging import merge_datasets
-from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import ConfigError
-from vitkit.tools.annotations import image_folder, print_left_out, require_new, write_annotations
+from vitkit.tools.annotations import add_out, check_out, image_folder, print_left_out, write_annotations
 from vitkit.tools.common import errors_in_one_line
 
 
@@ -24,8 +22,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=text)
     text = "the new name of a class; with an empty name its objects are left out"
     parser.add_argument("--map", nargs="+", default=[], metavar="CLASS=NAME", help=text)
-    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (default: coco)")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    add_out(parser)
     args = parser.parse_args(argv)
     if len(args.sources) < 2:
         parser.error("give two datasets or more")
@@ -40,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read the datasets, join them, and write the result."""
-    require_new(args.out)
+    check_out(args.out, overwrite=args.overwrite)
     wrong = [entry for entry in args.map if "=" not in entry]
     if wrong:
         raise ConfigError(f"--map {wrong[0]}: expected CLASS=NAME.")

@@ -16,10 +16,9 @@ from pathlib import Path, PurePosixPath
 from vitkit.data.formats import AnnotatedImages, find_format
 from vitkit.data.formats.label_pictures import read_semantic_pictures
 from vitkit.data.formats.splitting import split_dataset
-from vitkit.data.formats.writing import WRITERS
 from vitkit.data.io.output import write_text
 from vitkit.errors import DataError
-from vitkit.tools.annotations import add_source, print_left_out, read_source, require_new, write_annotations
+from vitkit.tools.annotations import add_out, add_source, check_out, print_left_out, read_source, write_annotations
 from vitkit.tools.common import errors_in_one_line
 from vitkit.words import counted
 
@@ -32,8 +31,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         text = f"the {name} split: a fraction of the images, or patterns of file names"
         parser.add_argument(f"--{name}", nargs="+", metavar="PART", help=text)
     parser.add_argument("--seed", type=int, default=0, help="random seed of the split (default: 0)")
-    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (default: coco)")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    add_out(parser)
     args = parser.parse_args(argv)
     if not args.val and not args.test:
         parser.error("give --val or --test")
@@ -48,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read the annotations, split the images, and write each split."""
-    require_new(args.out)
+    check_out(args.out, overwrite=args.overwrite)
     fractions, patterns = {}, {}
     for name in ("val", "test"):
         parts = getattr(args, name) or []

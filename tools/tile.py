@@ -12,14 +12,14 @@ import argparse
 from pathlib import Path
 
 from vitkit.data.formats.merging import tile_dataset
-from vitkit.data.formats.writing import WRITERS
 from vitkit.inference import Tiling
 from vitkit.tools.annotations import (
+    add_out,
     add_source,
+    check_out,
     image_folder,
     print_left_out,
     read_source,
-    require_new,
     write_annotations,
 )
 from vitkit.tools.common import errors_in_one_line
@@ -37,8 +37,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--min-visible", type=float, default=0.25, metavar="SHARE", help=text)
     text = "also keep tiles without objects from images with objects"
     parser.add_argument("--keep-empty", action="store_true", help=text)
-    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (default: coco)")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    add_out(parser)
     args = parser.parse_args(argv)
     if not 0 < args.min_visible <= 1:
         parser.error("--min-visible is above 0, at most 1")
@@ -53,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read the annotations, cut the images, and write the tiles."""
-    require_new(args.out)
+    check_out(args.out, overwrite=args.overwrite)
     tiling = Tiling(args.size, args.overlap)
     data = read_source(args.source, args)
     with image_folder(args.out, args.to) as folder:

@@ -23,7 +23,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any], *, sync: bool
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # if it is a link, the file that it leads to must not be written
+        with temporary.open("xb") as file:
             write(file)
             if sync:
                 file.flush()
@@ -46,7 +47,8 @@ def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> N
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
         try:
-            os.link(source, temporary)
+            # A second name of a symbolic link would lead nowhere in another folder.
+            os.link(os.path.realpath(source), temporary)
         except OSError:
             shutil.copyfile(source, temporary)
             if sync:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from PIL import Image
 
 from vitkit import files
 from vitkit.data.formats import read_annotations
+from vitkit.data.formats.merging import merge_datasets, tile_dataset
+from vitkit.inference import Tiling
+from vitkit.tools.annotations import draw_sheet
 from vitkit.tools.convert import main as convert
 from vitkit.tools.merge import main as merge
 from vitkit.tools.split import main as split
@@ -46,11 +50,12 @@ def snapshot(folder):
 
 
 TOOLS = {
-    "yolo": lambda path: convert([path, "--images", "data", "--to", "yolo", "--out", "out"]),
-    "voc": lambda path: convert([path, "--images", "data", "--to", "voc", "--out", "out"]),
-    "sheet": lambda path: convert([path, "--images", "data", "--to", "coco", "--out", "out.json"]),
-    "merge": lambda path: merge([f"{path},data", f"{path},data", "--out", "out"]),
-    "tile": lambda path: tile([path, "--images", "data", "--size", "32", "--out", "out"]),
+    "yolo": lambda path, *more: convert([path, "--images", "data", "--to", "yolo", "--out", "out", *more]),
+    "voc": lambda path, *more: convert([path, "--images", "data", "--to", "voc", "--out", "out", *more]),
+    "sheet": lambda path, *more: convert([path, "--images", "data", "--to", "coco", "--out", "out.json", *more]),
+    "merge": lambda path, *more: merge([f"{path},data", f"{path},data", "--out", "out", *more]),
+    "tile": lambda path, *more: tile([path, "--images", "data", "--size", "32", "--out", "out", *more]),
+    "split": lambda path, *more: split([path, "--images", "data", "--val", "b*", "--out", "out", *more]),
 }
 
 
@@ -63,6 +68,14 @@ def test_files_outside_the_folders_are_neither_read_nor_written(world, tmp_path,
         TOOLS[tool](path)
     assert snapshot(tmp_path / "victim") == before
     assert not any(file.is_file() for file in tmp_path.glob("out/**/images/**/*"))
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("name", [".", "a.png/", "sub/..", "/"])
+def test_names_of_folders_are_no_images(world, tmp_path, tool, name):
+    with pytest.raises(SystemExit, match="expected the name of a file"):
+        TOOLS[tool](world("b.jpg", name))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("tool", ["yolo", "voc", "merge", "tile"])
@@ -90,6 +103,14 @@ def test_names_that_a_format_cannot_hold_are_refused_before_writing(world, tmp_p
     with pytest.raises(SystemExit, match="cannot be written in this format|in one line") as stopped:
         TOOLS[tool](world("a.png", classes=[name]))
     assert "\n" not in str(stopped.value) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tool", ["yolo", "voc"])
+@pytest.mark.parametrize("classes", [("cell", "cell"), ("cell", "  ")])
+def test_classes_that_cannot_be_told_apart_are_refused_before_writing(world, tmp_path, tool, classes):
+    with pytest.raises(SystemExit, match="two classes are called 'cell'|'  ' cannot be written in this format"):
+        TOOLS[tool](world("a.png", classes=classes))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("tool", ["yolo", "voc"])
@@ -146,3 +167,126 @@ def test_no_image_is_an_error(world):
     path = world("a.png")
     with pytest.raises(SystemExit, match="has no split 'val'"):
         convert([path, "--images", "data", "--split", "val", "--to", "coco", "--out", "out.json"])
+
+
+@pytest.mark.parametrize("tool", ["yolo", "voc", "merge", "tile"])
+@pytest.mark.parametrize("absolute", [False, True])
+def test_linked_images_are_stored_as_images(world, tmp_path, tool, absolute):
+    os.symlink(tmp_path / "victim/victim.png" if absolute else "../victim/victim.png", tmp_path / "data/link.png")
+    TOOLS[tool](world("link.png"))
+    stored = [file for file in (tmp_path / "out").rglob("*.png") if file.name != "sheet.png"]
+    assert stored and not any(file.is_symlink() for file in stored)
+
+
+@pytest.mark.parametrize("inner", ["images", "labels", "JPEGImages", "Annotations"])
+@pytest.mark.parametrize("tool", ["yolo", "voc", "merge", "tile"])
+def test_links_inside_the_output_are_not_followed(world, tmp_path, tool, inner):
+    path = world("a.png")
+    os.mkdir("out")
+    os.symlink("../victim", tmp_path / "out" / inner)
+    before = snapshot(tmp_path / "victim")
+    try:
+        TOOLS[tool](path, "--overwrite")
+    except SystemExit as stopped:
+        assert "as a folder in between is a link" in str(stopped)
+    assert snapshot(tmp_path / "victim") == before
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.json.tmp", "out_sheet.png", "out_sheet.png.tmp"])
+def test_links_in_place_of_the_output_are_replaced(world, tmp_path, name):
+    os.symlink("victim/victim.png", tmp_path / name)
+    before = snapshot(tmp_path / "victim")
+    convert([world("a.png"), "--images", "data", "--to", "coco", "--out", "out.json", "--overwrite"])
+    assert snapshot(tmp_path / "victim") == before
+    assert json.loads((tmp_path / "out.json").read_text())["images"]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_existing_files_are_replaced_only_if_asked(world, tmp_path, tool):
+    path = world("a.png", "b.jpg")
+    TOOLS[tool](path)
+    before = snapshot(tmp_path)
+    with pytest.raises(SystemExit, match="exists already. Choose another name, or add --overwrite"):
+        TOOLS[tool](path)
+    assert snapshot(tmp_path) == before
+    TOOLS[tool](path, "--overwrite")
+
+
+def test_a_sheet_beside_a_json_file_is_not_replaced_unasked(world, tmp_path):
+    (tmp_path / "out_sheet.png").write_text("mine")
+    with pytest.raises(SystemExit, match="'out_sheet.png' exists already"):
+        TOOLS["sheet"](world("a.png"))
+    assert (tmp_path / "out_sheet.png").read_text() == "mine" and not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "out", "message"),
+    [
+        (lambda path, out: split([path, "--images", "data", "--val", "0.5", "--out", out]), "s.json", "a folder"),
+        (lambda path, out: tile([path, "--images", "data", "--size", "32", "--out", out]), "t.JSON", "a folder"),
+        (lambda path, out: merge([f"{path},data", f"{path},data", "--out", out]), "m.json", "a folder"),
+        (lambda path, out: convert([path, "--images", "data", "--to", "yolo", "--out", out]), "y.json", "a folder"),
+        (lambda path, out: convert([path, "--images", "data", "--to", "yolo", "--out", out]), "file", "is a file"),
+        (lambda path, out: convert([path, "--images", "data", "--out", out, "--fix", "ids"]), "folder.json", "is a fo"),
+    ],
+)
+def test_a_file_in_place_of_a_folder_is_found_before_any_work(world, tmp_path, capsys, call, out, message):
+    path = world("a.png", "b.jpg")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder.json").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit, match=message):
+        call(path, out)
+    assert sorted(tmp_path.rglob("*")) == before and not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("to", ["yolo", "voc"])
+def test_boxes_that_extend_beyond_the_image_are_clipped(world, tmp_path, to, capsys):
+    TOOLS[to](world("a.png", bbox=[-1000, 4, 1030, 20]))
+    assert read_annotations(tmp_path / "out").annotations[0]["bbox"] == [0, 4, 30, 20]
+    assert "lost: parts of boxes outside their image (1): 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("to", ["yolo", "voc"])
+def test_what_reading_back_leaves_out_is_reported_as_lost(world, tmp_path, to, capsys):
+    path = world("a.png", "b.jpg")
+    folder = tmp_path / "out" / ("labels" if to == "yolo" else "JPEGImages")
+    folder.mkdir(parents=True)
+    (folder / ("old.txt" if to == "yolo" else "old.png")).write_bytes(
+        b"" if to == "yolo" else (tmp_path / "data/a.png").read_bytes()
+    )
+    TOOLS[to](path, "--overwrite")
+    reason = "label files without an image" if to == "yolo" else "images without an XML file"
+    assert f"lost: {reason} (1): old" in capsys.readouterr().out
+
+
+def test_images_of_a_split_that_yolo_does_not_read_are_reported(world, tmp_path, capsys):
+    os.mkdir("parts")
+    world("a.png", path="parts/train.json")
+    world("b.jpg", path="parts/unusual.json")
+    convert(["parts", "--images", "data", "--to", "yolo", "--out", "out"])
+    assert "lost: images of the split 'unusual'" in capsys.readouterr().out
+
+
+def test_an_image_in_two_splits_stays_in_both(world, tmp_path):
+    data = read_annotations(world("a.png", "b.jpg"), "data")
+    data.splits = {"train": [1, 2], "val": [2]}
+    tiled = tile_dataset(data, Tiling(64, 0).tiles, tmp_path / "tiles")
+    merged = merge_datasets([data, data], {}, tmp_path / "merged")
+    assert {name: len(ids) for name, ids in tiled.splits.items()} == {"train": 2, "val": 1}
+    assert {name: len(ids) for name, ids in merged.splits.items()} == {"train": 4, "val": 2}
+
+
+def test_thousands_of_objects_of_an_image_are_drawn_in_little_time(world, tmp_path):
+    path = world("a.png")
+    content = json.loads((tmp_path / path).read_text())
+    polygon = [[1, 1, 60, 1, 60, 40]]
+    content["annotations"] = [
+        {"id": k, "image_id": 1, "category_id": 1, "bbox": [1, 1, 60, 40], "segmentation": polygon}
+        for k in range(1, 5001)
+    ]
+    (tmp_path / path).write_text(json.dumps(content))
+    data = read_annotations(path, "data")
+    began = time.monotonic()
+    draw_sheet(data, tmp_path / "sheet.png")
+    assert time.monotonic() - began < 10

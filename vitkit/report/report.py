@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vitkit.data.io.output import write_text
 from vitkit.errors import ConfigError
 from vitkit.evaluation import (
     CaptionEvaluator,
@@ -22,7 +23,6 @@ from vitkit.report.elements import escape
 from vitkit.report.pictures import PictureBudget
 from vitkit.report.segmentation import panoptic_sections, semantic_sections
 from vitkit.report.text import caption_sections, language_model_sections, text_sections
-from vitkit.visualization.canvas import make_folder
 from vitkit.visualization.html import html_page
 from vitkit.words import counted
 
@@ -89,6 +89,5 @@ def write_page(path: str | Path, title: str, sections: Sequence[str], facts: Map
     folder = Path(__file__).parent
     style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     page = html_page(title, f"{body}<main>{content}</main>", style=style, script=script)
-    path = make_folder(path)
-    path.write_text(page, encoding="utf-8")
-    return path
+    write_text(Path(path), page)
+    return Path(path)

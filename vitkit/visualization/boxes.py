@@ -21,6 +21,9 @@ from vitkit.visualization.canvas import (
     tag_size,
 )
 
+_MAX_NAMED = 500
+"""The most boxes of an image that are named: each name looks for a position among the others."""
+
 
 def draw_detections(
     image: np.ndarray | Tensor,
@@ -59,7 +62,7 @@ def draw_detections(
         draw.rectangle(boxes[i], outline=named_color(labels[i], class_names), width=line)
     # Names are drawn after all boxes, the highest score first: each takes the first free position around its box.
     taken: list[tuple[float, float, float, float]] = []
-    for i in reversed(order):
+    for i in order[: -_MAX_NAMED - 1 : -1]:
         tag = _tag_box(tag_size(draw, texts[i], font), boxes[i], canvas.size, taken)
         draw_tag(draw, tag, texts[i], font, named_color(labels[i], class_names))
         taken.append(tag)

@@ -18,6 +18,7 @@ from vitkit.data.io.output import write_bytes
 Labels = Sequence[int] | np.ndarray | Tensor
 Scores = Sequence[float] | np.ndarray | Tensor
 _GAP = 12  # pixels between the panels of a figure
+_MAX_TEXT, _MAX_TITLE = 100, 1000  # letters of a name on an image, and of a title above it
 
 
 def class_color(label: int) -> tuple[int, int, int]:
@@ -100,6 +101,7 @@ def labels_and_texts(labels: Labels, class_names: Sequence[str], scores: Scores 
     """Return the labels of objects, and their names followed by their scores, if there are any."""
     labels = torch.as_tensor(labels).tolist()
     texts = [class_names[label] for label in labels]
+    texts = [text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…" for text in texts]
     if scores is not None:
         texts = [f"{text} {score:.2f}" for text, score in zip(texts, torch.as_tensor(scores).tolist())]
     return labels, texts
@@ -153,7 +155,7 @@ def save_grid(
     colors = colors or ["black"] * len(titles)
     font = ImageFont.load_default(max(11, round(panel / 26)))
     line_height = round(panel / 16)
-    broken = [break_lines(title, font, panel) for title in titles]
+    broken = [break_lines(title[:_MAX_TITLE], font, panel) for title in titles]
     across = min(per_line, len(pictures))
     fitted = [Image.fromarray(scaled(picture, panel)[0]) for picture in pictures]
     lines = [range(i, min(i + across, len(pictures))) for i in range(0, len(pictures), across)]
@@ -202,10 +204,3 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int) -> None:
     encoded = io.BytesIO()
     figure.savefig(encoded, dpi=dpi, format="png")
     write_bytes(Path(path), encoded.getvalue())
-
-
-def make_folder(path: str | Path) -> Path:
-    """Make the folder of a file; return the file's path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path

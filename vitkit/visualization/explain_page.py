@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.data.io.output import write_bytes
 from vitkit.errors import ConfigError
-from vitkit.visualization.canvas import make_folder, scaled
+from vitkit.visualization.canvas import scaled
 from vitkit.visualization.html import html_page, jpeg_url, script_json
 
 MAX_BYTES = 3_200_000
@@ -80,7 +81,9 @@ def write_explain_page(
         )
     body = _BODY.replace("@TITLE@", html.escape(title)).replace("@NOTE@", note)
     page = html_page(title, body, style=_STYLE, script=f"const data = {script_json(data)};\n{_SCRIPT}")
-    return make_folder(path).write_bytes(page.encode("utf-8"))
+    encoded = page.encode()
+    write_bytes(Path(path), encoded)
+    return len(encoded)
 
 
 def _layer(layer: PageLayer, heads: Sequence[str], weights: Tensor) -> dict[str, Any]:

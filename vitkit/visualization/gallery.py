@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.visualization.canvas import make_folder
+from vitkit.data.io.output import write_text
 from vitkit.visualization.html import html_page, jpeg_url
 
 _STYLE = """
@@ -64,7 +64,7 @@ def write_gallery(cards: Sequence[Card], path: str | Path, *, title: str) -> Non
 <main>
 {figures}
 </main>"""
-    make_folder(path).write_text(html_page(title, body, style=_STYLE, script=_SCRIPT), encoding="utf-8")
+    write_text(Path(path), html_page(title, body, style=_STYLE, script=_SCRIPT))
 
 
 def _figure(card: Card) -> str:

@@ -40,7 +40,7 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
     sources = [image_files(data) for data in datasets]
     for number, data in enumerate(datasets):
         names = class_names(data.content)
-        split_of = {image_id: split for split, ids in data.splits.items() for image_id in ids}
+        splits_of = _splits_of(data) if with_splits else {}
         for name in names.values():
             if classes.get(name, name):
                 merged.category_id(classes.get(name, name))
@@ -48,9 +48,10 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
         for image in data.images:
             source = sources[number][image["id"]]
             name = f"{number}_{data.source.stem}/{_relative(source, data.folder)}"
-            link_image(source, merged.folder, name)
-            split = split_of.get(image["id"]) if with_splits else None
-            ids[image["id"]] = merged.add_image(name, image["width"], image["height"], split)
+            link_image(source, out, f"images/{name}")
+            ids[image["id"]] = merged.add_image(name, image["width"], image["height"])
+            for split in splits_of.get(image["id"], ()):
+                merged.splits.setdefault(split, []).append(ids[image["id"]])
         for annotation in data.annotations:
             name = names[annotation["category_id"]]
             if not classes.get(name, name):
@@ -100,7 +101,7 @@ def tile_dataset(
     """
     content = {"images": [], "annotations": [], "categories": list(data.categories)}
     tiled = AnnotatedImages("coco", out, out / "images", content)
-    split_of = {image_id: split for split, ids in data.splits.items() for image_id in ids}
+    splits_of = _splits_of(data)
     objects: dict[int, list[dict[str, Any]]] = {}
     for annotation in data.annotations:
         objects.setdefault(annotation["image_id"], []).append(annotation)
@@ -112,15 +113,19 @@ def tile_dataset(
         check_size(image, (pixels.shape[1], pixels.shape[0]))
         file_name = _relative(sources[image["id"]], data.folder)
         annotations, shown = objects.get(image["id"], []), set()
-        for tile in tiles_of(image["height"], image["width"]):
-            parts = [(annotation, _part(annotation, tile, image)) for annotation in annotations]
-            kept = [(annotation, part) for annotation, part in parts if part and part.visible >= min_visible]
+        tiles = tiles_of(image["height"], image["width"])
+        parts = [_parts(annotation, tiles, image) for annotation in annotations]
+        for number, tile in enumerate(tiles):
+            of_tile = [(annotation, part.get(number)) for annotation, part in zip(annotations, parts)]
+            kept = [(annotation, part) for annotation, part in of_tile if part and part.visible >= min_visible]
             if annotations and not kept and not keep_empty:
                 tiled.leave_out("tiles without an object", f"{image['file_name']} at {tile.left}, {tile.top}")
                 continue
             name = _write_tile(pixels, tile, file_name, tiled.folder)
             height, width = tile.bottom - tile.top, tile.right - tile.left
-            image_id = tiled.add_image(name, width, height, split_of.get(image["id"]))
+            image_id = tiled.add_image(name, width, height)
+            for split in splits_of.get(image["id"], ()):
+                tiled.splits.setdefault(split, []).append(image_id)
             for annotation, part in kept:
                 shown.add(id(annotation))
                 more = {k: v for k, v in annotation.items() if k not in ("id", "image_id", "category_id", "area")}
@@ -131,21 +136,36 @@ def tile_dataset(
     return tiled
 
 
-def _part(annotation: dict[str, Any], tile: Rectangle, image: Mapping[str, Any]) -> _Part | None:
-    """Return the part of an object that a tile shows, in the tile's pixels; None if it shows nothing of it."""
+def _splits_of(data: AnnotatedImages) -> dict[int, list[str]]:
+    """Return the splits that each image is in."""
+    splits: dict[int, list[str]] = {}
+    for split, image_ids in data.splits.items():
+        for image_id in dict.fromkeys(image_ids):
+            splits.setdefault(image_id, []).append(split)
+    return splits
+
+
+def _parts(annotation: dict[str, Any], tiles: Sequence[Rectangle], image: Mapping[str, Any]) -> dict[int, _Part]:
+    """Return the parts of an object that tiles show, in the tiles' pixels, by the tiles' indices."""
     x, y, width, height = annotation["bbox"]
-    x0, y0 = max(x, tile.left), max(y, tile.top)
-    x1, y1 = min(x + width, tile.right), min(y + height, tile.bottom)
-    if x1 <= x0 or y1 <= y0:
-        return None
-    if not annotation.get("segmentation"):
-        bbox = [x0 - tile.left, y0 - tile.top, x1 - x0, y1 - y0]
-        return _Part({"bbox": bbox}, (x1 - x0) * (y1 - y0) / (width * height))
-    mask = decode_segmentation(annotation["segmentation"], image["height"], image["width"])
-    part = mask[tile.top : tile.bottom, tile.left : tile.right]
-    if not part.any():
-        return None
-    return _Part(mask_annotation(part.astype(bool)), float(part.sum() / mask.sum()))
+    parts: dict[int, _Part] = {}
+    mask = None
+    for number, tile in enumerate(tiles):
+        x0, y0 = max(x, tile.left), max(y, tile.top)
+        x1, y1 = min(x + width, tile.right), min(y + height, tile.bottom)
+        if x1 <= x0 or y1 <= y0:
+            continue
+        if not annotation.get("segmentation"):
+            bbox = [x0 - tile.left, y0 - tile.top, x1 - x0, y1 - y0]
+            parts[number] = _Part({"bbox": bbox}, (x1 - x0) * (y1 - y0) / (width * height))
+            continue
+        if mask is None:  # decoded once for all tiles
+            mask = decode_segmentation(annotation["segmentation"], image["height"], image["width"])
+            area = mask.sum()
+        part = mask[tile.top : tile.bottom, tile.left : tile.right]
+        if part.any():
+            parts[number] = _Part(mask_annotation(part.astype(bool)), float(part.sum() / area))
+    return parts
 
 
 def _write_tile(pixels: np.ndarray, tile: Rectangle, file_name: str, folder: Path) -> str:
@@ -155,7 +175,7 @@ def _write_tile(pixels: np.ndarray, tile: Rectangle, file_name: str, folder: Pat
     name = f"{path.with_suffix('')}_{tile.left}_{tile.top}{ending}"
     part = cv2.cvtColor(pixels[tile.top : tile.bottom, tile.left : tile.right], cv2.COLOR_RGB2BGR)
     _, encoded = cv2.imencode(ending, part, [cv2.IMWRITE_JPEG_QUALITY, 95] if ending == ".jpg" else [])
-    write_bytes(path_inside(folder, name, file_name), encoded.tobytes())
+    write_bytes(path_inside(folder, name, file_name), encoded.tobytes(), below=folder.parent)
     return name
 
 

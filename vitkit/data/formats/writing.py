@@ -15,16 +15,18 @@ import cv2
 import numpy as np
 import yaml
 
-from vitkit.data.formats.annotated import AnnotatedImages, class_names, rounded
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, rounded
 from vitkit.data.io.image_files import path_inside, upright_size
 from vitkit.data.io.output import link_image, write_bytes, write_text
 from vitkit.data.io.segmentations import decode_segmentation
-from vitkit.data.io.values import is_name
+from vitkit.data.io.values import check_distinct, is_name
 from vitkit.errors import DataError
 
 Lost = dict[str, list[str]]
 """Kind of information that is lost -> names of the images or objects that lost it."""
 _ALL = "all"
+_NEGLIGIBLE = 0.01
+"""Pixels; rounded numbers may lie as far outside of their image."""
 
 
 def write_coco(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
@@ -61,9 +63,13 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
                 lost.setdefault("objects that repeat another one", []).append(str(annotation.get("id")))
             lines[line] = None
         for target in targets[image["id"]]:
-            link_image(sources[image["id"]], out / "images", str(target))
+            link_image(sources[image["id"]], out, f"images/{target}")
             label_file = (out / "labels" / target).with_suffix(".txt")
-            write_text(label_file, "".join(f"{line}\n" for line in lines))
+            write_text(label_file, "".join(f"{line}\n" for line in lines), below=out)
+    for split in data.splits.keys() - {*SPLIT_NAMES.values()}:
+        listed = {*data.splits[split]}
+        names_of = [image["file_name"] for image in data.images if image["id"] in listed]
+        lost.setdefault(f"images of the split {split!r}, as YOLO reads train, val and test", []).extend(names_of)
     splits = list(data.splits) or [_ALL]
     names = class_names(data.content)
     # Trainers require both keys: without splits both name the same images.
@@ -81,7 +87,7 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     for image, annotations in _by_image(data, lost):
         name = file_names[image["id"]]
         stems[image["id"]] = PurePosixPath(name).stem
-        link_image(sources[image["id"]], out / "JPEGImages", name)
+        link_image(sources[image["id"]], out, f"JPEGImages/{name}")
         root = ElementTree.Element("annotation")
         _add_text(root, filename=name)
         size = ElementTree.SubElement(root, "size")
@@ -96,10 +102,11 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
             box = ElementTree.SubElement(obj, "bndbox")
             _add_text(box, xmin=rounded(x + 1), ymin=rounded(y + 1), xmax=rounded(x + width), ymax=rounded(y + height))
         ElementTree.indent(root)
-        write_bytes(out / "Annotations" / f"{stems[image['id']]}.xml", ElementTree.tostring(root, encoding="utf-8"))
+        path = out / "Annotations" / f"{stems[image['id']]}.xml"
+        write_bytes(path, ElementTree.tostring(root, encoding="utf-8"), below=out)
     for split, image_ids in data.splits.items():
         path = path_inside(out / "ImageSets" / "Main", f"{split}.txt", f"split {split!r}")
-        write_text(path, "".join(f"{stems[image_id]}\n" for image_id in image_ids))
+        write_text(path, "".join(f"{stems[image_id]}\n" for image_id in image_ids), below=out)
     ordered = sorted(names)
     write_text(out / "classes.txt", "".join(f"{names[i]}\n" for i in ordered))
     return [out / "Annotations", out / "classes.txt"]
@@ -140,11 +147,12 @@ def check_names(data: AnnotatedImages, *, stripped: bool = False) -> None:
     Args:
         stripped: whether blanks around a name are lost when the format is read.
     Raises:
-        DataError: a name cannot.
+        DataError: a name cannot, or two classes have the same.
     """
+    check_distinct(class_names(data.content).values(), data.source.name)
     names = [*class_names(data.content).values(), *data.splits, *(image["file_name"] for image in data.images)]
     for name in names:
-        if not is_name(name) or (stripped and name != name.strip()):
+        if not is_name(name) or name.isspace() or (stripped and name != name.strip()):
             raise DataError(
                 f"{data.source.name}: the name {name!r:.200} cannot be written in this format; expected a line of "
                 f"text{' without blanks around it' if stripped else ''}. Rename it, or write COCO's format."
@@ -170,10 +178,13 @@ def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any
 
 
 def _clipped(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> list[float]:
-    """Return an object's box clipped to its image: VOC's readers take coordinates below 1 for another origin."""
+    """Return an object's box, xywh, clipped to its image.
+
+    VOC's readers take coordinates below 1 for another origin, and trainers leave out YOLO's boxes that extend beyond.
+    """
     x, y, width, height = annotation["bbox"]
     x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + width, image["width"]), min(y + height, image["height"])
-    if (x0, y0) != (x, y) or x1 < x + width or y1 < y + height:
+    if max(x0 - x, y0 - y, x + width - x1, y + height - y1) > _NEGLIGIBLE:
         lost.setdefault("parts of boxes outside their image", []).append(str(annotation.get("id")))
     return [x0, y0, x1 - x0, y1 - y0]
 
@@ -207,7 +218,7 @@ def _targets(data: AnnotatedImages) -> dict[int, list[PurePosixPath]]:
 def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost) -> list[float]:
     """Return the numbers after the class: a box's centre and size, or a polygon, in fractions of the image."""
     width, height = image["width"], image["height"]
-    x, y, box_width, box_height = annotation["bbox"]
+    x, y, box_width, box_height = _clipped(annotation, image, lost)
     if not with_masks:
         return [(x + box_width / 2) / width, (y + box_height / 2) / height, box_width / width, box_height / height]
     segmentation = annotation.get("segmentation")

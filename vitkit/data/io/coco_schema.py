@@ -85,7 +85,10 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_file_name(value: Any) -> bool:
-    return is_name(value) and all(len(part.encode()) <= _NAME_BYTES for part in value.split("/"))
+    if not is_name(value):
+        return False
+    parts = value.split("/")
+    return parts[-1] not in ("", ".", "..") and all(len(part.encode()) <= _NAME_BYTES for part in parts)
 
 
 def _one_of(ids: Collection[int | str], what: str, remedy: str) -> Field:

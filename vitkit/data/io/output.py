@@ -7,32 +7,38 @@ from vitkit.errors import DataError
 from vitkit.files import link_atomically, write_atomically
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, *, below: Path | None = None) -> None:
     """Write a file; an earlier one is replaced when the new one is complete.
 
+    Args:
+        below: folder that the file must not leave through a symbolic link.
     Raises:
         DataError: it cannot be written.
     """
     try:
+        if below is not None:
+            _check_links(path, below)
         write_atomically(path, lambda file: file.write(data), sync=False)
+    except DataError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a name with half a character
         raise _unwritable(path, error) from error
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, below: Path | None = None) -> None:
     """Write a UTF-8 file; see `write_bytes`."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:  # JSON can hold half a character
         raise DataError(f"{path}: a name is not text that can be stored ({error.reason}). Correct it.") from error
-    write_bytes(path, data)
+    write_bytes(path, data, below=below)
 
 
 def link_image(source: Path, out: Path, name: str) -> Path:
     """Link an image into a folder, or copy it if the file system has no links.
 
     Args:
-        out, name: the folder, and the file below it.
+        out, name: the folder, which the file must not leave through a symbolic link, and the file below it.
     Returns:
         the file.
     Raises:
@@ -41,17 +47,21 @@ def link_image(source: Path, out: Path, name: str) -> Path:
     target = path_inside(out, name, f"'{source}'")
     # Only what is an image is linked: annotations could name any file.
     read_header(source)
-    if target.exists() and target.samefile(source):
-        return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # A link in the folder may lead elsewhere.
-        if not target.parent.resolve().is_relative_to(out.resolve()):
-            raise DataError(f"'{target}' lies outside '{out}', as a folder in between is a link. Remove it.")
+        if target.exists() and target.samefile(source):
+            return target
+        _check_links(target, out)
         link_atomically(source, target, sync=False)
+    except DataError:
+        raise
     except (OSError, ValueError) as error:
         raise _unwritable(target, error) from error
     return target
+
+
+def _check_links(path: Path, folder: Path) -> None:
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise DataError(f"'{path}' lies outside '{folder}', as a folder in between is a link. Remove it.")
 
 
 def _unwritable(path: Path, error: Exception) -> DataError:
