@@ -231,7 +231,7 @@ def _with_other_numbers(content: bytes, rng: random.Random) -> bytes:
 
 def odd_safetensors(rng: random.Random) -> bytes:
     """Return a .safetensors file with a wrong header."""
-    state = {key: value for key, value in sound()["model"].items()}
+    state = dict(sound()["model"])
     data = save_safetensors(state, {"format": "pt"})
     length = int.from_bytes(data[:8], "little")
     header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]

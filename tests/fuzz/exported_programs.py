@@ -40,7 +40,7 @@ def sound() -> dict[str, bytes]:
         warnings.simplefilter("ignore")
         path = Path(folder, _FILE)
         export_model(predictor, path, pictures=[np.zeros((32, 32, 3), np.uint8)], metadata=about, format="torch")
-        vitkit.load(path)(np.zeros((32, 32, 3), np.uint8))  # imports everything, once
+        vitkit.load(path, trust=True)(np.zeros((32, 32, 3), np.uint8))  # imports everything, once
         with zipfile.ZipFile(path) as file:
             return {info.filename: file.read(info) for info in file.infolist()}
 
@@ -123,14 +123,16 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
     (folder / "data").mkdir()
     (folder / "data" / "evil.py").write_text(f"{CODE}\n")
     (folder / "data" / _FILE).write_bytes(mutate_bytes(data, rng) if action == "bytes" else data)
-    (folder / OPTIONS).write_text("{}")
+    # What the user trusts may run code, so that only files without any are trusted.
+    trust = action not in ("smuggle", "new") and rng.random() < 0.7
+    (folder / OPTIONS).write_text(json.dumps({"trust": trust}))
 
 
 def check(folder: Path, world: Path) -> None:
-    """Check that an accepted program classifies a picture."""
-    with guarded(folder, world), warnings.catch_warnings():
+    """Check that an accepted program classifies a picture, and that one that is not trusted runs no code."""
+    with guarded(folder, world) as options, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prediction = vitkit.load(f"data/{_FILE}")(np.full((32, 32, 3), 128, np.uint8))
+        prediction = vitkit.load(f"data/{_FILE}", trust=options["trust"])(np.full((32, 32, 3), 128, np.uint8))
         classes = prediction.as_json()["classes"]
         assert (classes and {entry["class"] for entry in classes} <= {"cat", "dog"}) or len(classes) >= 1
 

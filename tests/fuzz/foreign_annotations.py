@@ -23,7 +23,7 @@ from fuzz.hostile import NAMES, NUMBERS, PATHS, TEXTS, VALUES, encoded, mutate_t
 from fuzz.images import odd_picture
 from fuzz.isolation import LostError
 from fuzz.mutate import mutate_json, mutate_value
-from fuzz.world import CATEGORIES, HEIGHT, WIDTH, read_json
+from fuzz.world import HEIGHT, WIDTH, read_json
 
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import AnnotatedImages, read_annotations
@@ -32,7 +32,7 @@ from vitkit.data.formats.fixing import FIXES
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import VitkitError
-from vitkit.tools import browse, convert, merge, split, tile
+from vitkit.tools import convert, merge, split, tile
 
 _TREE_PICTURES = ["images/train/0.jpg", "images/train/1.jpg", "images/val/2.jpg"]
 _FLAT_PICTURES = ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
@@ -508,24 +508,18 @@ def _names(data: AnnotatedImages) -> list[tuple[str, int]]:
 
 def _objects(data: AnnotatedImages) -> list[tuple[str, str]]:
     """Return the image and the class of each object; images are known by the end of their name, whatever is before."""
-    names, classes = (
-        dict((number, name) for name, number in _names(data)),
-        {c["id"]: c["name"] for c in data.categories},
-    )
+    names = {number: name for name, number in _names(data)}
+    classes = {category["id"]: category["name"] for category in data.categories}
     return [(names[a["image_id"]], classes[a["category_id"]]) for a in data.annotations]
 
 
-def _warm_up() -> None:
-    browse, CATEGORIES
-
-
 FORMATS = [
-    Format("yolo", write_yolo, check, VitkitError, 8, _warm_up),
-    Format("voc", write_voc, check, VitkitError, 6, _warm_up),
-    Format("labelme", write_labelme, check, VitkitError, 6, _warm_up),
-    Format("cvat", write_cvat, check, VitkitError, 6, _warm_up),
-    Format("csv", write_csv, check, VitkitError, 6, _warm_up),
-    Format("coco_tools", write_coco, check, VitkitError, 8, _warm_up),
-    Format("label_pictures", write_pictures, check, VitkitError, 5, _warm_up),
+    Format("yolo", write_yolo, check, VitkitError, 8),
+    Format("voc", write_voc, check, VitkitError, 6),
+    Format("labelme", write_labelme, check, VitkitError, 6),
+    Format("cvat", write_cvat, check, VitkitError, 6),
+    Format("csv", write_csv, check, VitkitError, 6),
+    Format("coco_tools", write_coco, check, VitkitError, 8),
+    Format("label_pictures", write_pictures, check, VitkitError, 5),
     Format("class_files", write_classes, check_classes, VitkitError, 3),
 ]

@@ -15,6 +15,7 @@ from fuzz import (
     downloads,
     exported_programs,
     features,
+    folder_sizes,
     foreign_annotations,
     images,
     pages,
@@ -28,7 +29,7 @@ from fuzz.formats import Format
 from fuzz.isolation import Outcome, run_isolated
 
 _MODULES = (annotations, images, checkpoints, transformers_folders, features, texts, results, configs, videos)
-_MODULES += (foreign_annotations, pages, downloads, exported_programs, starts)
+_MODULES += (foreign_annotations, pages, downloads, exported_programs, starts, folder_sizes)
 FORMATS = {kind.name: kind for module in _MODULES for kind in module.FORMATS}
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 CASE_FOLDERS = sorted(path for path in CORPUS.glob("*/*") if path.is_dir() and path.parent.name in FORMATS)
