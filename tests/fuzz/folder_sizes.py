@@ -19,7 +19,27 @@ from vitkit.errors import VitkitError
 from vitkit.inference import Predictor
 from vitkit.inference.transformers_writing import write_folder
 
-_NUMBERS = (0, -1, 1, 2, 3, 17, 10**4, 10**6, 2**31 - 1, 2**31, 2**63, 10**30, 0.5, 1e308, float("nan"), "3", None, [], True)
+_NUMBERS = (
+    0,
+    -1,
+    1,
+    2,
+    3,
+    17,
+    10**4,
+    10**6,
+    2**31 - 1,
+    2**31,
+    2**63,
+    10**30,
+    0.5,
+    1e308,
+    float("nan"),
+    "3",
+    None,
+    [],
+    True,
+)
 _BACKBONE = dict(type="ViT", d_model=16, depth=1, num_heads=2, patch_size=16, image_size=32, pretrained=False)
 _CLASSIFIER = dict(type="Classifier", backbone=_BACKBONE)
 _LAYERS = dict(num_encoder_layers=1, num_decoder_layers=1, d_model=32, num_heads=2, d_ffn=32)
