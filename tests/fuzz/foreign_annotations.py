@@ -139,7 +139,8 @@ def write_voc(rng: random.Random, folder: Path, world: Path) -> None:
             _element(obj, name=name, difficult=0, truncated=rng.choice([0, 1]))
             names = ("xmin", "ymin", "xmax", "ymax")
             _element(ElementTree.SubElement(obj, "bndbox"), **dict(zip(names, corners)))
-        data = mutate_xml(root, rng) if k != 1 else ElementTree.tostring(root)
+        is_changed = k == 0 or (k == 2 and rng.random() < 0.2)
+        data = mutate_xml(root, rng) if is_changed else ElementTree.tostring(root)
         _data(folder, f"Annotations/{k}.xml").write_bytes(data)
     if rng.random() < 0.2:
         names = ["0", "1", pick(rng, PATHS, NAMES), "2"]
@@ -170,7 +171,7 @@ def write_labelme(rng: random.Random, folder: Path, world: Path) -> None:
         content: Any = {"version": "5", "shapes": shapes, "imagePath": f"{k}.jpg", "imageData": None}
         content |= {"imageHeight": HEIGHT, "imageWidth": WIDTH}
         data = json.dumps(content).encode()
-        if k != 1:
+        if k == 0 or (k == 2 and rng.random() < 0.2):
             if rng.random() < 0.15:
                 content = json.loads(data)
                 content["shapes"][3]["mask"] = base64.b64encode(odd_picture(world / "maps" / "0.png", rng)).decode()
@@ -239,10 +240,41 @@ def write_csv(rng: random.Random, folder: Path, world: Path) -> None:
     _finish(rng, folder, source="boxes.csv", images=None, pictures=pictures, format="csv", world=world)
 
 
+def unusual(rng: random.Random) -> dict[str, Any]:
+    """Return a valid COCO file with objects of all kinds: in parts, with holes, tiny, twice, crowds."""
+    names = rng.sample(["cat", "a dog", "é", "한국어", "x" * 60, "a,b", "cat:1", "0", "null", "#", "-"], 3)
+    categories = [{"id": number, "name": name} for number, name in zip(rng.sample(range(100), 3), names)]
+    images = [
+        {"id": number, "file_name": f"{k}.jpg", "width": WIDTH, "height": HEIGHT}
+        for k, number in enumerate(rng.sample(range(1000), 3))
+    ]
+    annotations: list[dict[str, Any]] = []
+    for number in range(rng.choice([0, 1, 6, 12])):
+        x, y = rng.choice([0, 3, 3.123456, rng.uniform(0, 30), -2]), rng.choice([0, 5, rng.uniform(0, 25), 30])
+        w, h = rng.choice([0.01, 1, 8, 8.5, 60]), rng.choice([0.01, 1, 8, 8.5, 60])
+        part = [x, y, x + w, y, x + w, y + h, x, y + h]
+        mask = np.zeros((HEIGHT, WIDTH), bool)
+        mask[max(0, int(y)) : max(0, int(y)) + 9, max(0, int(x)) : max(0, int(x)) + 9] = True
+        mask[12:15, 12:15] = rng.random() < 0.5
+        flat = mask.T.ravel()
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], flat]).astype(int))).tolist()
+        runs = np.diff([0, *edges, flat.size]).tolist()
+        segmentation = rng.choice([[part], [part, [1, 1, 4, 1, 4, 4]], {"size": [HEIGHT, WIDTH], "counts": runs}])
+        annotation = {"id": number * 3 + 1, "image_id": rng.choice(images)["id"], "bbox": [x, y, w, h], "area": w * h}
+        annotation |= {"category_id": rng.choice(categories)["id"], "iscrowd": int(rng.random() < 0.1)}
+        annotations.append(annotation | ({"segmentation": segmentation} if rng.random() < 0.7 else {}))
+    if annotations and rng.random() < 0.3:
+        annotations.append({**rng.choice(annotations), "id": 1000})
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
 def write_coco(rng: random.Random, folder: Path, world: Path) -> None:
     """Write COCO's file, with hostile names and numbers."""
     content = read_json(world / "instances.json")
     choice = rng.random()
+    if rng.random() < 0.4:
+        content = unusual(rng)
+        choice = 0.6 if rng.random() < 0.2 else 1
     if choice < 0.3:
         annotation = rng.choice(content["annotations"])
         annotation["segmentation"] = rng.choice(
@@ -269,8 +301,10 @@ def write_coco(rng: random.Random, folder: Path, world: Path) -> None:
         for category in content["categories"]:
             category["name"] = rng.choice(NAMES)
         data = json.dumps(content).encode()
-    else:
+    elif choice < 1:
         data = mutate_json(content, rng, VALUES)
+    else:
+        data = json.dumps(content).encode()
     _data(folder, "own.json").write_bytes(data)
     _finish(rng, folder, source="own.json", images="images", pictures=_FLAT_PICTURES, format="coco", world=world)
 
@@ -414,9 +448,8 @@ def _count_voc(data: AnnotatedImages, folder: Path) -> int | None:
 
 
 def _count_labelme(data: AnnotatedImages, folder: Path) -> int | None:
-    shapes = [
-        shape for path in folder.glob("*.json") for shape in json.loads(path.read_bytes().decode("utf-8-sig"))["shapes"]
-    ]
+    contents = [json.loads(path.read_bytes()) for path in folder.glob("*.json")]
+    shapes = [shape for content in contents for shape in content["shapes"]]
     return len(shapes) if all(shape.get("group_id") is None for shape in shapes) else None
 
 

@@ -69,7 +69,7 @@ class Watch:
         elif event in _CHANGES:
             for path in args[: _CHANGES[event]]:
                 if isinstance(path, str | bytes | os.PathLike):
-                    self._touch(event, os.fspath(path), changes=True)
+                    self._touch(event, _absolute(event, os.fspath(path), args), changes=True)
         elif event in ("os.link", "os.symlink"):
             self._touch(event, os.fspath(args[1]), changes=True)
             self._touch(event, os.fspath(args[0]), changes=False)
@@ -87,6 +87,13 @@ class Watch:
             self.outside.append(f"{event} changes {real}")
         elif real.startswith(f"{self.folder}/victim/") or real in _SECRETS:
             self.outside.append(f"{event} reads {real}")
+
+
+def _absolute(event: str, path: str | bytes, args: tuple) -> str | bytes:
+    """Return a path that is relative to an open folder, as when a tree is removed, as an absolute one."""
+    if event in ("os.remove", "os.rmdir") and args[1] >= 0:
+        return os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), os.fsdecode(path))
+    return path
 
 
 @contextmanager
