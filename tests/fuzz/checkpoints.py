@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from fuzz.formats import Format, naming
-from fuzz.mutate import JUNK, mutate_bytes
+from fuzz.mutate import JUNK, mutate_bytes, mutate_json
+from safetensors.torch import save as save_safetensors
 from torch import nn
 
 from vitkit import load_weights
@@ -88,10 +89,10 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
         path.write_bytes(data)
 
 
-def with_entry(data: bytes, name: str, change: Any) -> bytes:
+def with_entry(data: bytes, name: str, change: Any, compression: int = zipfile.ZIP_STORED) -> bytes:
     """A zip file with a changed entry, whose checksums are right."""
     changed = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(changed, "w") as new:
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(changed, "w", compression) as new:
         for info in old.infolist():
             content = old.read(info)
             new.writestr(info.filename, change(content) if info.filename.endswith(name) else content)
@@ -178,4 +179,91 @@ def check(folder: Path, world: Path) -> None:
     assert all(state[key].shape == value.shape for key, value in sound()["model"].items())
 
 
-FORMATS = [Format("checkpoints", _write, check, CheckpointError, 6)]
+def _write_headers(rng: random.Random, folder: Path, world: Path) -> None:
+    """Write a checkpoint whose claims of sizes, in the archive's or in the file's header, are wrong."""
+    if rng.random() < 0.5:
+        (folder / "fuzzed.safetensors").write_bytes(odd_safetensors(rng))
+        return
+    file = io.BytesIO()
+    saved = sound()
+    action = rng.choice(["sizes", "sizes", "bomb", "bomb tensor", "members", "pickle", "nested"])
+    if action == "nested":
+        value: Any = torch.zeros(1)
+        for _ in range(rng.choice([100, 900, 5000])):
+            value = [value] if rng.random() < 0.5 else {"a": value}
+        saved["progress"] = value
+        try:
+            torch.save(saved, file)
+        except RecursionError:
+            file.write(b"PK")
+    else:
+        torch.save(saved, file)
+    data = file.getvalue()
+    if action == "bomb":  # opcodes that a pickle's reader keeps: a text of 100 MB, or many marks
+        junk = rng.choice([b"X\x00\x00\x00\x06" + b"x" * (6 << 24), b"(" * (96 << 20), b"K\x01" * (40 << 20) + b"."])
+        data = with_entry(data, "data.pkl", lambda content: content[:2] + junk + content[2:], zipfile.ZIP_DEFLATED)
+    elif action == "bomb tensor":
+        data = with_entry(data, "data/0", lambda content: bytes(1 << 27), zipfile.ZIP_DEFLATED)
+    elif action == "pickle":
+        data = with_entry(data, "data.pkl", lambda content: _with_other_numbers(content, rng))
+    elif action == "members":
+        name = rng.choice(["data.pkl", "data/0", "data/1", "version", "byteorder"])
+        data = with_entry(data, name, lambda content: rng.choice([b"", content[:-1], content * 2, b"big", b"\0" * 9]))
+    elif action == "sizes":
+        data = bytearray(data)
+        starts = [k for k in range(len(data) - 46) if data[k : k + 4] in (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06")]
+        start = rng.choice(starts) + rng.randrange(4, 46)
+        data[start : start + 4] = rng.choice(
+            [b"\xff" * 4, b"\0" * 4, b"\0\0\0\x80", b"\x01\0\0\0", b"\xff\xff\xff\x7f"]
+        )
+    (folder / "fuzzed.pth").write_bytes(bytes(data))
+
+
+def _with_other_numbers(content: bytes, rng: random.Random) -> bytes:
+    """Replace a small number of a pickle by another one, such as a size or a stride of a tensor."""
+    numbers = [k for k in range(len(content) - 1) if content[k : k + 1] == b"K"]
+    k = rng.choice(numbers)
+    other = rng.choice(
+        [b"J\xff\xff\xff\x7f", b"J\xff\xff\xff\xff", b"K\0", b"\x8a\x08" + b"\xff" * 7 + b"\x7f", b"K\xff"]
+    )
+    return content[:k] + other + content[k + 2 :]
+
+
+def odd_safetensors(rng: random.Random) -> bytes:
+    """Return a .safetensors file with a wrong header."""
+    state = dict(sound()["model"])
+    data = save_safetensors(state, {"format": "pt"})
+    length = int.from_bytes(data[:8], "little")
+    header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]
+    action = rng.choice(["header", "header", "value", "length", "deep", "metadata", "bytes", "many"])
+    if action == "bytes":
+        return mutate_bytes(data, rng)
+    if action == "length":
+        return (
+            rng.choice([0, 1, length - 1, length + 1, 1 << 20, 1 << 40, (1 << 64) - 1]).to_bytes(8, "little") + data[8:]
+        )
+    if action == "header":
+        tensor = header[rng.choice(list(state))]
+        values = {
+            "dtype": ["F16", "I64", "BOOL", "F99", "F8_E4M3", 3, None],
+            "shape": [[], [0], [-1], [3], [1 << 40], [1 << 62, 4], [2.5], "x", None, [1] * 100_000, [4, 3, 3, 3, 1]],
+            "data_offsets": [[0, 0], [0, 1 << 62], [4, 0], [-4, 0], [0], None, [0, 4], [1, 5]],
+        }
+        key = rng.choice(list(values))
+        tensor[key] = rng.choice(values[key])
+    elif action == "metadata":
+        header["__metadata__"] = rng.choice([{"format": "\x1b[31m"}, {"format": 1}, [], None, {"a": "x" * 100_000}])
+    elif action == "many":
+        header |= {f"x{k}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for k in range(50_000)}
+    text = json.dumps(header).encode()
+    if action == "value":
+        text = mutate_json(header, rng)
+    elif action == "deep":
+        text = text[:-1] + b', "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    return len(text).to_bytes(8, "little") + text + rest
+
+
+FORMATS = [
+    Format("checkpoints", _write, check, CheckpointError, 6),
+    Format("headers", _write_headers, check, CheckpointError, 4),
+]

@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import re
 import resource
 import select
 import signal
@@ -11,22 +12,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from vitkit.errors import VitkitError
+import vitkit
+from vitkit.errors import VitkitError, error_line
 
 SECONDS = 20
 """A case with more processor time, or with four times as much wall time, counts as a hang. Most take milliseconds."""
-MEMORY = 3 << 30
+MEMORY = 2 << 30
 """Bytes that a case may map in addition to those of its parent."""
+LARGEST_FILE = 256 << 20
+"""Bytes of the largest file that a case may write."""
 LONGEST_MESSAGE = 6000
 LONGEST_SENT = 1 << 16
+KINDS = ("accepted", "error", "traceback", "wrong", "loss", "outside", "code", "memory", "hang", "crash")
+"""How a case can end, see `Outcome`."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that would end a line, or that a terminal would obey. An indented line continues the one before."""
+_PACKAGE = str(Path(vitkit.__file__).parent)
+_TREE = str(Path(vitkit.__file__).parents[1])
+
+
+class LostError(AssertionError):
+    """Data is missing in the result, and nothing says so."""
+
+
+class OutsideError(AssertionError):
+    """A file outside the case's output folder was read, changed or linked."""
+
+
+class CodeError(AssertionError):
+    """Code from the input ran, or a process or a connection was started for it."""
 
 
 class Outcome(NamedTuple):
     """How a case ended."""
 
     kind: str
-    """"accepted": all checks of its result passed; "error": it ended in one of vitkit's errors; otherwise "failure",
-    "hang" or "crash"."""
+    """"accepted": all checks of its result passed; "error": it ended in one of vitkit's errors; "traceback": in another
+    one, or in a message that is not one line; "wrong": a check of the result failed; "loss", "outside" and "code": see
+    the errors above; "memory", "hang" and "crash": it exceeded the limits, or ended the process."""
     message: str
 
     @property
@@ -59,7 +82,7 @@ def run_isolated(case: Callable[[Path], None], folder: Path, error: type[VitkitE
     if not sent:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         name = signal.Signals(number).name if number else f"exit status {os.waitstatus_to_exitcode(status)}"
-        return Outcome("hang" if number == signal.SIGXCPU else "crash", name)
+        return Outcome("hang" if number in (signal.SIGXCPU, signal.SIGKILL) else "crash", name)
     kind, _, message = sent.decode(errors="replace").partition("\n")
     return Outcome(kind, message)
 
@@ -84,28 +107,58 @@ def _run_in_child(case: Callable[[Path], None], folder: Path, error: type[Vitkit
         try:
             case(folder)
             outcome = Outcome("accepted", "")
-        except error as expected:
-            outcome = _judge(str(expected))
-        except BaseException as other:
-            lines = traceback.format_exception(other)
-            outcome = Outcome("failure", f"{type(other).__name__}: {str(other)[:300]}\n{''.join(lines[-6:])[-3000:]}")
+        except BaseException as raised:
+            outcome = judge(raised, error)
         os.write(sender, f"{outcome.kind}\n{outcome.message}".encode(errors="backslashreplace")[:LONGEST_SENT])
     finally:
         os._exit(0)
 
 
-def _judge(message: str) -> Outcome:
-    if not message.strip():
-        return Outcome("failure", "an error without a message")
-    if len(message) > LONGEST_MESSAGE:
-        return Outcome("failure", f"a message of {len(message)} characters: {message[:200]}")
-    return Outcome("error", message)
+def judge(raised: BaseException, expected: type[VitkitError]) -> Outcome:
+    """Return the outcome of a case that raised an error, which it may do only if the error is one readable line."""
+    if isinstance(raised, expected):
+        line = error_line(raised)
+        if not str(raised).strip():
+            return Outcome("traceback", "an error without a message")
+        if len(line) > LONGEST_MESSAGE:
+            return Outcome("traceback", f"a message of {len(line)} characters: {line[:200]}")
+        if _CONTROL.search(line.replace("\n  ", "")):
+            return Outcome("traceback", f"a message with control characters {innermost(raised)}: {line[:300]!r}")
+        return Outcome("error", line)
+    if isinstance(raised, MemoryError) or "can't allocate memory" in str(raised):
+        kind = "memory"
+    else:
+        kinds = {LostError: "loss", OutsideError: "outside", CodeError: "code", AssertionError: "wrong"}
+        kind = next((kinds[owner] for owner in type(raised).__mro__ if owner in kinds), "traceback")
+        if kind == "wrong" and _raised_by_vitkit(raised):
+            kind = "traceback"
+    lines = traceback.format_exception(raised)
+    text = f"{type(raised).__name__}: {str(raised)[:300]} {innermost(raised)}"
+    return Outcome(kind, f"{text}\n{''.join(lines[-6:])[-3000:]}")
+
+
+def innermost(raised: BaseException) -> str:
+    """Return the innermost line of vitkit that an error came from, by which failures are grouped."""
+    frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if _is_ours(frame.filename)]
+    if not frames:
+        return "(outside of vitkit)"
+    return f"({Path(frames[-1].filename).relative_to(_TREE)}:{frames[-1].lineno} in {frames[-1].name})"
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith((_PACKAGE, f"{_TREE}/tools", f"{_TREE}/configs", f"{_TREE}/model_zoo"))
+
+
+def _raised_by_vitkit(raised: BaseException) -> bool:
+    frames = traceback.extract_tb(raised.__traceback__)
+    return bool(frames) and _is_ours(frames[-1].filename)
 
 
 def _limit() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, [pages * resource.getpagesize() + MEMORY] * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, [LARGEST_FILE] * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()  # otherwise pytest's handler would print a traceback at a crash
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -95,7 +95,7 @@ def mutate_json(content: Any, rng: random.Random, junk: Sequence[Any] = tuple(JU
         depth = rng.choice([50, 2000, 200_000])
         inside = rng.choice(["[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth])
         text = inside if rng.random() < 0.5 else text[:-1] + f', "extra": {inside}}}'
-    elif action == "digits":
+    elif action == "digits" and any(map(str.isdigit, text)):
         numbers = [place for place in range(len(text)) if text[place].isdigit()]
         place = rng.choice(numbers)
         text = (

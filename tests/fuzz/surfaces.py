@@ -1,0 +1,100 @@
+"""All formats whose input is broken, and running their cases."""
+
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from fuzz import (
+    annotations,
+    checkpoints,
+    configs,
+    downloads,
+    exported_programs,
+    features,
+    folder_sizes,
+    foreign_annotations,
+    images,
+    pages,
+    results,
+    starts,
+    texts,
+    transformers_folders,
+    videos,
+)
+from fuzz.formats import Format
+from fuzz.isolation import Outcome, run_isolated
+
+_MODULES = (annotations, images, checkpoints, transformers_folders, features, texts, results, configs, videos)
+_MODULES += (foreign_annotations, pages, downloads, exported_programs, starts, folder_sizes)
+FORMATS = {kind.name: kind for module in _MODULES for kind in module.FORMATS}
+CORPUS = Path(__file__).resolve().parents[1] / "corpus"
+CASE_FOLDERS = sorted(path for path in CORPUS.glob("*/*") if path.is_dir() and path.parent.name in FORMATS)
+
+
+def seeds_of(kind: Format, cases: int, first: int = 0, formats: Iterable[Format] = FORMATS.values()) -> range:
+    """Return the seeds of a format's part of all cases."""
+    shares = sum(other.share for other in formats)
+    return range(first, first + -(-cases * kind.share // shares))
+
+
+def run_seeds(
+    kind: Format,
+    seeds: range,
+    world: Path,
+    folder: Path,
+    keep: Path | None = None,
+    tell: Callable[[str], object] = lambda _: None,
+) -> tuple[Counter[str], list[str]]:
+    """Return the number of cases by outcome, and descriptions of those that failed.
+
+    Args:
+        keep: where the files of those that failed are copied to.
+        tell: called with each description as soon as a case failed.
+    """
+    kind.warm_up()
+    counts: Counter[str] = Counter()
+    failures = []
+    case_folder = folder / "case"
+    for seed in seeds:
+        case_folder.mkdir()
+        outcome = run_isolated(partial(write_and_check, kind, seed, world), case_folder, kind.error)
+        counts[outcome.kind] += 1
+        if not outcome.ended_well:
+            failures.append(f"{kind.name}, seed {seed}: {outcome.kind}: {outcome.message}")
+            tell(failures[-1])
+            if keep is not None:
+                _keep(kind, seed, world, keep / kind.name / str(seed), failures[-1])
+        shutil.rmtree(case_folder)
+    return counts, failures
+
+
+def write_and_check(kind: Format, seed: int, world: Path, folder: Path) -> None:
+    """Write the case of a seed and check it."""
+    kind.write(random.Random(f"{kind.name} {seed}"), folder, world)
+    kind.check(folder, world)
+
+
+def check_folder(kind: Format, source: Path, world: Path, folder: Path) -> Outcome:
+    """Check a copy of a case that was kept."""
+    kind.warm_up()
+    case_folder = Path(shutil.copytree(source, folder / "case"))
+    return run_isolated(lambda case: kind.check(case, world), case_folder, kind.error)
+
+
+def _keep(kind: Format, seed: int, world: Path, kept: Path, description: str) -> None:
+    """Write the case again, as it was before it was checked."""
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    here = Path.cwd()
+    try:
+        os.chdir(kept)
+        kind.write(random.Random(f"{kind.name} {seed}"), kept, world)
+    except (ArithmeticError, MemoryError, ValueError) as error:  # a case that cannot be written
+        description += f"\nnot written: {error}"
+    finally:
+        os.chdir(here)
+    (kept / "outcome.txt").write_text(description, errors="backslashreplace")
