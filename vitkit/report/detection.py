@@ -12,7 +12,7 @@ from vitkit.evaluation.error_breakdown import KINDS, ErrorBreakdown, neighbour_o
 from vitkit.report.calibration import calibration_section
 from vitkit.report.charts import Curve, bar_chart, line_chart
 from vitkit.report.detection_data import interactive_data
-from vitkit.report.elements import data_block, number, section, table, value_rows, warning
+from vitkit.report.elements import data_block, number, scrolling_table, section, table, value_rows, warning
 from vitkit.report.pictures import PictureBudget
 
 _COLUMNS = ("AP", "AP50", "AP75", "AR")
@@ -92,8 +92,8 @@ _THRESHOLD_CONTROLS = """
 <label>of <select class="curve" aria-label="class"></select></label>
 <button type="button" class="best">highest F1</button></div>
 <div class="tiles" aria-live="polite"></div>"""
-_CONFUSION_PART = """
-<div class="wide" tabindex="0"><table class="confusion"></table></div><div class="frequent"></div>
+_CONFUSION_PART = f"""
+{scrolling_table("", "confusion")}<div class="frequent"></div>
 <dialog><form method="dialog"><h3></h3><button>close</button></form><div class="gallery"></div></dialog>"""
 _IMAGES_PART = (
     "<h3>lowest F1</h3><div class='gallery lowest'></div><h3>highest F1</h3><div class='gallery highest'></div>"
