@@ -36,6 +36,7 @@ from vitkit.tools.common import MODEL_HELP, add_trust, errors_in_one_line, split
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.gallery import Card, write_gallery
 from vitkit.visualization.samples import classes_of, describe, draw_sample
+from vitkit.words import counted
 
 IMAGES_PER_LINE, IMAGES_PER_FIGURE = 4, 16
 MAX_SEARCHED = 5000
@@ -115,9 +116,9 @@ def run(args: argparse.Namespace) -> None:
             args.out / f"figure_{number}.png",
             per_line=images_per_line,
         )
-    title = f"{args.config}: data.{args.split}, {len(dataset)} images, seed {args.seed}"
+    title = f"{args.config}: data.{args.split}, {counted(len(dataset), 'images')}, seed {args.seed}"
     write_gallery(cards, args.out / "index.html", title=title)
-    print(f"wrote {args.out / 'index.html'} and {number} figures of {len(cards)} pictures")
+    print(f"wrote {args.out / 'index.html'} and {counted(number, 'figures')} of {counted(len(cards), 'pictures')}")
 
 
 def choose(dataset: Dataset, image_ids: Sequence[Any], names: Sequence[str], args: argparse.Namespace) -> list[int]:
@@ -144,7 +145,7 @@ def choose(dataset: Dataset, image_ids: Sequence[Any], names: Sequence[str], arg
     indices = list(itertools.islice(has_class, args.count))
     if not indices:
         num_searched = min(len(order), MAX_SEARCHED)
-        raise DataError(f"--class {args.with_class}: it is in none of the {num_searched} images looked at.")
+        raise DataError(f"--class {args.with_class}: it is in none of the {counted(num_searched, 'images')} looked at.")
     return indices
 
 
