@@ -42,7 +42,8 @@ def leakage_issues(
     similar = [(a, b) for b, a in nearest.items() if b not in identical]
     if similar:
         pairs = enumerate_items([f"{train.image_ids[a]} ~ {held_out.image_ids[b]}" for a, b in similar])
-        message = f"{counted(len(similar), f'{name} images', 'look')} like one of train, saved again or the next frame: {pairs}"
+        message = f"{counted(len(similar), f'{name} images', 'look')} like one of train, "
+        message += f"saved again or the next frame: {pairs}"
         yield Issue("near leakage", "warn", message, where, {"images": len(similar)})
     if train.files is not None and held_out.files is not None:
         yield from _shared_recordings(train.files, held_out.files, name, where, looks_alike=bool(similar or identical))

@@ -73,8 +73,8 @@ def queries(case: Case) -> Iterator[Issue]:
         message = f"at most {most} {noun} in an image, {counted(num_queries, 'queries')}"
         if most > num_queries:
             suggested = math.ceil(1.3 * most / 10) * 10
-            message += f": in {counted((counts > num_queries).sum(), 'images')} some can never be found; set model.num_queries="
-            message += f"{suggested}"
+            too_full = counted((counts > num_queries).sum(), "images")
+            message += f": in {too_full} some can never be found; set model.num_queries={suggested}"
             verdict = "fail" if where == "data.train" else "warn"
         else:
             verdict = "note" if most > 0.7 * num_queries else "ok"
