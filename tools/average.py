@@ -28,6 +28,7 @@ from torch import Tensor
 from vitkit.checkpoint import read_checkpoint, save_checkpoint, state_dict_of
 from vitkit.errors import CheckpointError
 from vitkit.tools.common import errors_in_one_line
+from vitkit.words import counted
 
 TAKEN_OVER = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
 """Entries that the result takes over from the last checkpoint, besides the weights."""
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> None:
     paths = find_checkpoints(args.checkpoints, args.last)
     if args.weights and len(args.weights) != len(paths):
         raise CheckpointError(
-            f"--weights: got {len(args.weights)} for {len(paths)} checkpoints ({', '.join(map(str, paths))})."
+            f"--weights: got {len(args.weights)} for {counted(len(paths), 'checkpoints')} "
+            f"({', '.join(map(str, paths))})."
         )
     if args.out.exists() and not args.overwrite:
         raise CheckpointError(f"--out {args.out}: exists already. Choose another name, or add --overwrite.")
@@ -136,7 +138,8 @@ def check_alike(reference: Mapping[str, Any], other: Mapping[str, Any], referenc
     unmatched = sorted(expected.keys() ^ state.keys())
     if unmatched:
         raise CheckpointError(
-            f"{path}: is of another model than {reference_path}: {len(unmatched)} entries are in one of them only, "
+            f"{path}: is of another model than {reference_path}: {counted(len(unmatched), 'entries', 'are')} "
+            f"in one of them only, "
             f"such as {unmatched[0]} (in {reference_path if unmatched[0] in expected else path})."
         )
     for name, value in state.items():

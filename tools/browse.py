@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
             args.out / f"figure_{number}.png",
             per_line=images_per_line,
         )
-    title = f"{args.config}: data.{args.split}, {len(dataset)} images, seed {args.seed}"
+    title = f"{args.config}: data.{args.split}, {counted(len(dataset), 'images')}, seed {args.seed}"
     write_gallery(cards, args.out / "index.html", title=title)
     print(f"wrote {args.out / 'index.html'} and {counted(number, 'figures')} of {counted(len(cards), 'pictures')}")
 
@@ -151,7 +151,7 @@ def choose(dataset: Dataset, image_ids: Sequence[Any], names: Sequence[str], arg
     indices = list(itertools.islice(has_class, args.count))
     if not indices:
         num_searched = min(len(order), MAX_SEARCHED)
-        raise DataError(f"--class {args.with_class}: it is in none of the {num_searched} images looked at.")
+        raise DataError(f"--class {args.with_class}: it is in none of the {counted(num_searched, 'images')} looked at.")
     return indices
 
 

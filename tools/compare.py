@@ -32,6 +32,7 @@ from vitkit.report.comparison import Compared, Comparison, is_better, write_comp
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, new_file, unique_names
 from vitkit.visualization.curves import plot_runs
 from vitkit.visualization.html import jpeg_url
+from vitkit.words import counted
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -54,7 +55,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if len(args.models) < 2:
         parser.error("give at least two models or results files")
     if args.names and len(args.names) != len(args.models):
-        parser.error(f"--names: got {len(args.names)} for {len(args.models)} models")
+        parser.error(f"--names: got {len(args.names)} for {counted(len(args.models), 'models')}")
     if args.data and args.annotations:
         parser.error("--data and --annotations both name the data: give one of them")
     if args.images and not args.annotations:
@@ -142,7 +143,7 @@ def print_comparison(comparison: Comparison) -> None:
     """Print each model's metrics and their differences from those of the first model."""
     width = max(map(len, comparison.differences[0]))
     for name, differences in zip(comparison.names[1:], comparison.differences):
-        print(f"{name} against {comparison.names[0]}, on {len(comparison.sample_ids)} samples:")
+        print(f"{name} against {comparison.names[0]}, on {counted(len(comparison.sample_ids), 'samples')}:")
         for metric, each in differences.items():
             value, low, high = each.difference
             if value != value:

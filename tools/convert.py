@@ -52,6 +52,7 @@ from vitkit.models.mask_results import MaskResults
 from vitkit.tools.annotations import add_source, check_out, read_source, write_annotations
 from vitkit.tools.average import TAKEN_OVER
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.words import counted
 
 NAMES = ("official", "transformers", "vitkit")
 """The formats whose names weights may get."""
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
         state, names = written(loaded.model, args.to)
         # The transformers library reads files that contain only weights.
         write(args.out, state, state if args.to == "transformers" else {"model": state})
-    print(f"{loaded.report}\nwrote {args.out}: {len(state)} entries, names of {names}")
+    print(f"{loaded.report}\nwrote {args.out}: {counted(len(state), 'entries')}, names of {names}")
 
 
 def apply_fixes(data: AnnotatedImages, fixes: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """The page of demo.py: the layout and the events of its controls."""
 
+import html
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -8,7 +9,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 
+from vitkit.data.synthetic.world import World
 from vitkit.errors import VitkitError
 from vitkit.inference import FIELDS, Prediction, Predictor
 from vitkit.inference.image_attention import ImageAttention, image_attention, image_sampling, samples_points
@@ -26,6 +29,8 @@ MAX_UPLOAD = "256mb"
 """The largest file that a visitor can send; a picture of the most pixels that are decoded is smaller as a JPEG."""
 FONTS = ("system-ui", "sans-serif")
 HINT = "Click a point in one of the pictures to see where the model looks."
+STEPS = "Give a picture, or click the example below it; then click a point in the picture to see where the model looks."
+EXAMPLE_WORLD = World(image_size=320, min_objects=3, max_objects=4, split="val")
 
 
 class Attended(NamedTuple):
@@ -50,6 +55,12 @@ class Demo:
     predictor: Predictor
     folder: Path
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.cycle(range(KEPT_FILES)))
+
+    def example(self) -> Path:
+        """Return the file of the example picture, which is saved anew: a scene of the synthetic world."""
+        path = self.folder / "example.png"
+        Image.fromarray(EXAMPLE_WORLD.scene(0).image).save(path)
+        return path
 
     def predict(self, path: str | Path) -> Prediction:
         """Predict on a picture's file.
@@ -197,7 +208,7 @@ def build_page(demo: Demo, name: str, gr: ModuleType) -> Any:
     # Gradio's button that shares a picture with everybody is left out.
     shown = dict(interactive=False, buttons=["download", "fullscreen"])
     with gr.Blocks(title=f"vitkit: {name}", analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
-        gr.Textbox(name, label="vitkit demo", interactive=False)
+        gr.HTML(f"<h1>vitkit demo: {html.escape(name)}</h1><p>{STEPS}</p>", elem_id="title")
         prediction = gr.State(time_to_live=KEPT_SECONDS)
         chosen = gr.State()  # the threshold once the slider was moved; until then, the model's threshold of each class
         with gr.Row():
@@ -213,6 +224,9 @@ def build_page(demo: Demo, name: str, gr: ModuleType) -> Any:
                 )
                 # The file is passed on unchanged: vitkit's reader turns it upright and reports errors in it.
                 picture.preprocess = lambda payload: None if payload is None else payload.path
+                path = str(demo.example())
+                example = gr.Dataset(components=[picture], samples=[[path]], label="Example", elem_id="example")
+                example.click(lambda: path, outputs=picture, queue=False, api_visibility="private")
                 task = gr.Radio([], label="Show", visible=False, elem_id="task")
                 threshold = gr.Slider(
                     0,

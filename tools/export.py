@@ -29,6 +29,7 @@ from vitkit.inference.export import FORMATS, OPSETS, TOLERANCES, ExportedPart, E
 from vitkit.inference.export_metadata import describe
 from vitkit.logging import setup_logging
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.words import counted
 
 NUM_PICTURES = 2
 
@@ -113,12 +114,15 @@ def show(part: ExportedPart, args: argparse.Namespace) -> None:
     megabytes = part.path.stat().st_size / 2**20
     print(f"wrote {part.path} ({megabytes:.1f} MiB)")
     shapes = sorted(set(part.shapes))
-    print(f"  largest differences from PyTorch on {len(part.shapes)} inputs of shapes {', '.join(map(str, shapes))}:")
+    print(
+        f"  largest differences from PyTorch on {counted(len(part.shapes), 'inputs')} of shapes "
+        f"{', '.join(map(str, shapes))}:"
+    )
     for difference in part.differences:
         print(f"    {difference}")
     runtime, threads = "ONNX Runtime" if args.format == "onnx" else "the program", torch.get_num_threads()
     times = [f"{1e3 * seconds:.1f} ms by {name}" for name, seconds in zip((runtime, "PyTorch"), part.seconds)]
-    print(f"  {part.shapes[0]}: {', '.join(times)} ({threads} threads)")
+    print(f"  {part.shapes[0]}: {', '.join(times)} ({counted(threads, 'threads')})")
 
 
 if __name__ == "__main__":

@@ -25,8 +25,9 @@ from vitkit.errors import ConfigError
 from vitkit.evaluation import CocoEvaluator
 from vitkit.inference import find_model, find_trained
 from vitkit.logging import setup_logging
-from vitkit.report.label_errors import WEAK, is_weak, write_label_errors
+from vitkit.report.label_errors import weak_detector, write_label_errors
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, new_file, sort_model
+from vitkit.words import counted
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -94,10 +95,13 @@ def run(args: argparse.Namespace) -> None:
     if trained_on:
         print("the model was trained on these labels, and may have learned their errors")
     num_labels = len(evaluator.dataset.ground_truth()["annotations"])
-    if is_weak(len(errors), num_labels):
-        print(WEAK.format(found=len(errors), labels=num_labels))
+    if (text := weak_detector(len(errors), num_labels)) is not None:
+        print(text)
     counts = Counter(error.kind for error in errors)
-    print(f"{len(errors)} suspicious labels: {', '.join(f'{n} {kind}' for kind, n in counts.most_common()) or 'none'}")
+    print(
+        f"{counted(len(errors), 'suspicious labels')}: "
+        f"{', '.join(f'{n} {kind}' for kind, n in counts.most_common()) or 'none'}"
+    )
     print(f"{args.out} shows them; {corrections} holds their corrections, for vitkit convert --fix")
 
 

@@ -82,7 +82,7 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
     print_left_out(left_out | data.left_out, "left out")
     fullest = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
     num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * fullest / 10))
-    lines = [f"# the fullest image has {fullest} objects", f'cfg["model"]["num_queries"] = {num_queries}']
+    lines = [f"# the fullest image has {counted(fullest, 'objects')}", f'cfg["model"]["num_queries"] = {num_queries}']
     for name in ("train", "val"):
         write_coco(data.split(name), out / f"{name}.json", {})
         lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
@@ -241,7 +241,7 @@ def _sizes(splits: Mapping[str, Sequence[int]]) -> tuple[int, int]:
 
 def _counts(splits: Mapping[str, Sequence[int]]) -> str:
     train, val = _sizes(splits)
-    return f"{train + val} images ({train} train, {val} val)"
+    return f"{counted(train + val, 'images')} ({train} train, {val} val)"
 
 
 def _suffix_in(folder: Path) -> str:
@@ -254,7 +254,10 @@ def _suffix_in(folder: Path) -> str:
     (ending, count), *others = endings.most_common()
     if others:
         names = ", ".join(other for other, _ in others)
-        print(f"  left out: {endings.total() - count} pictures of '{folder}' that end in {names}, not in {ending}")
+        print(
+            f"  left out: {counted(endings.total() - count, 'pictures')} of '{folder}' with the ending "
+            f"{names}, not in {ending}"
+        )
     return ending
 
 

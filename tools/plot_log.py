@@ -14,6 +14,7 @@ from vitkit.errors import DataError
 from vitkit.logging import LOG_NAME
 from vitkit.tools.common import errors_in_one_line, new_file
 from vitkit.visualization.curves import plot_runs, plot_training
+from vitkit.words import counted
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -35,7 +36,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="the PNG to write (default: curves.png)")
     args = parser.parse_intermixed_args(argv)
     if args.names and len(args.names) != len(args.runs):
-        parser.error(f"--names: got {len(args.names)} for {len(args.runs)} runs")
+        parser.error(f"--names: got {len(args.names)} for {counted(len(args.runs), 'runs')}")
     if args.smooth is not None and not 0 <= args.smooth <= 1:
         parser.error("--smooth is a part of the curve, 0 to 1")
     return args

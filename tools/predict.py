@@ -66,6 +66,7 @@ from vitkit.tools.common import (
     unique_names,
 )
 from vitkit.visualization.clips import draw_scores_over_time
+from vitkit.words import counted
 
 MAX_LISTED = 5
 """The maximum number of names that are listed: of images without objects, and of a video's classes."""
@@ -233,7 +234,9 @@ def predict_pictures(
     report_unreadable(broken, len(pictures))
     progress.finish()
     if empty:
-        print(f"nothing was found in {len(empty)} of {len(results)} images:", *empty[:MAX_LISTED], sep="\n  ")
+        print(
+            f"nothing was found in {counted(len(empty), 'images', of=len(results))}:", *empty[:MAX_LISTED], sep="\n  "
+        )
     return results
 
 

@@ -38,6 +38,7 @@ from vitkit.report import write_report
 from vitkit.tools.child_runs import StepCost, time_steps
 from vitkit.tools.common import add_device, errors_in_one_line, is_override
 from vitkit.tools.own_data import OwnData, read_own_data
+from vitkit.words import counted
 
 CONFIG = "config.py"
 TRAINING_SHARE = 0.8
@@ -138,9 +139,9 @@ def start(args: argparse.Namespace) -> None:
     choice = choose(args, data, folder)
     minutes = choice.steps * choice.cost.minutes
     print(
-        f"chosen    {choice.size} pixels, {choice.precision}, {choice.epochs} epochs: {choice.steps} steps of "
-        f"{60 * choice.cost.minutes:.2f} s, {minutes:.0f} min if the machine stays as busy as now (the log's ETA "
-        f"follows it)\nconfig    {folder / CONFIG}",
+        f"chosen    {choice.size} pixels, {choice.precision}, {counted(choice.epochs, 'epochs')}: "
+        f"{counted(choice.steps, 'steps')} of {60 * choice.cost.minutes:.2f} s, {minutes:.0f} min if the machine "
+        f"stays as busy as now (the log's ETA follows it)\nconfig    {folder / CONFIG}",
         flush=True,
     )
     check(folder / CONFIG, args)
@@ -161,14 +162,14 @@ def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path)
         command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
         sys.exit(f"interrupted; once the training has been resumed and has finished, this writes the report: {command}")
     metric = config["train"]["best_metric"]
-    trained = f"{choice.epochs} epochs, {(time.monotonic() - began) / 60:.0f} min"
+    trained = f"{counted(choice.epochs, 'epochs')}, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = vitkit.test(run.path, device=args.device, trust=True)
     facts = {"model": str(run.path), "trained": trained}
     path = write_report(evaluated.evaluator, folder / "report.html", title=f"{args.task}: {args.images}", facts=facts)
     print(f"report    {path}")
     print(f"pictures  {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
     best = max(values[metric] for values in run.history)
-    print(f"reached   {metric} {best:.3f} on {data.num_val} images")
+    print(f"reached   {metric} {best:.3f} on {counted(data.num_val, 'images')}")
     pictures = args.images if args.images.is_dir() else args.images.parent
     print(f"use it    {shlex.join(['vitkit', 'predict', str(run.path), '--input', str(pictures)])}")
     better = [str(word) for word in (args.images, args.annotations) if word is not None]
@@ -242,7 +243,7 @@ def choose(args: argparse.Namespace, data: OwnData, folder: Path) -> Choice:
     if choice.epochs < 1:
         hours = choice.cost.minutes * choice.cost.steps_per_epoch / 60 / TRAINING_SHARE
         raise ConfigError(
-            f"--hours {args.hours:g}: too short for one epoch of {data.num_train} images, which takes "
+            f"--hours {args.hours:g}: too short for one epoch of {counted(data.num_train, 'images')}, which takes "
             f"{60 * hours * TRAINING_SHARE:.1f} min here. The least is --hours {hours + 0.005:.2f}."
         )
     write_config(folder / CONFIG, args, data, choice)
@@ -253,8 +254,8 @@ def write_config(path: Path, args: argparse.Namespace, data: OwnData, choice: Ch
     """Write the choices as a config, with the reason for each."""
     recipe = RECIPES[args.task]
     reason = "timing" if choice.cost is None else (
-        f"{60 * choice.cost.minutes:.2f} s a step: {choice.steps} steps in {TRAINING_SHARE:.0%} of {args.hours:g} h; "
-        f"larger images wait for {recipe.num_steps} steps"
+        f"{60 * choice.cost.minutes:.2f} s a step: {counted(choice.steps, 'steps')} in {TRAINING_SHARE:.0%} "
+        f"of {args.hours:g} h; larger images wait for {counted(recipe.num_steps, 'steps')}"
     )  # fmt: skip
     if choice.freezes_res3:
         reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"

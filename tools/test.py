@@ -46,6 +46,7 @@ from vitkit.tools.common import (
     sort_model,
     tiling_of,
 )
+from vitkit.words import counted
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -209,7 +210,7 @@ def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
     for name, numbers in rows.items():
         scores = [(key, f"{value:.3f}" if value >= 0 else "–") for key, value in numbers.items() if key != "objects"]
         texts = "  ".join(f"{key} {text:<5}" for key, text in scores)
-        print(f"  {name:<{width}}  {texts}  {numbers['objects']} objects")
+        print(f"  {name:<{width}}  {texts}  {counted(numbers['objects'], 'objects')}")
 
 
 def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str, iou: float) -> None:

@@ -37,6 +37,7 @@ from vitkit.tools.text_arguments import (
     report_unknown,
 )
 from vitkit.visualization.text import draw_alignment
+from vitkit.words import counted
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
                 draw(hypotheses[0], encoded[number], vocabularies, numbered(args.attention, number, len(lines)))
     empty = sum(not ids for ids in encoded)
     if empty:
-        print(f"{empty} of {len(lines)} lines are empty: so are their translations", file=sys.stderr)
+        print(f"{counted(empty, 'lines', 'are', of=len(lines))} empty, and translated as such", file=sys.stderr)
     report_unknown(source)
 
 
@@ -130,7 +131,7 @@ def encode(line: str, number: int, vocabulary: Vocabulary, args: argparse.Namesp
             f"line {number}: {len(ids) + 1} tokens, the end counted; expected at most {args.max_source}. Split the "
             "line, raise --max-source, or let such lines be cut by --truncate."
         )
-    print(f"line {number}: cut from {len(ids) + 1} to {args.max_source} tokens", file=sys.stderr)
+    print(f"line {number}: cut from {len(ids) + 1} to {counted(args.max_source, 'tokens')}", file=sys.stderr)
     return ids[: args.max_source - 1]
 
 

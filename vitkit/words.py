@@ -9,7 +9,19 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def counted(number: int, plural: str) -> str:
-    """Return a number with its noun, for messages: "2 classes", "1 class", "1 bad box"."""
-    singular = plural.removesuffix("es") if plural.endswith(("sses", "xes")) else plural.removesuffix("s")
-    return f"{number} {singular if number == 1 else plural}"
+def counted(number: int, plural: str, verb: str = "", *, of: int | None = None) -> str:
+    """Return a number with its noun, for messages: "2 classes", "1 class", "1 of 3 boxes has".
+
+    Args:
+        plural: the noun, in the plural.
+        verb: a verb that follows, in the plural; "" for none.
+        of: the number of all, of which `number` is a part.
+    """
+    if plural.endswith("ies"):
+        singular = plural.removesuffix("ies") + "y"
+    else:
+        singular = plural.removesuffix("es") if plural.endswith(("sses", "xes")) else plural.removesuffix("s")
+    noun = singular if (number if of is None else of) == 1 else plural
+    verbs = {"": "", "are": " is", "have": " has"}
+    text = f"{number} {noun}" if of is None else f"{number} of {of} {noun}"
+    return text + (verbs.get(verb, f" {verb}s") if number == 1 else f" {verb}" if verb else "")

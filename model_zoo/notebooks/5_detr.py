@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from scipy.optimize import linear_sum_assignment
 
 import vitkit
@@ -18,6 +19,7 @@ from vitkit import CRITERIA, MATCHERS
 from vitkit.inference.image_attention import image_attention, image_sampling
 from vitkit.inference.query_pictures import draw_query_heads, draw_query_layers
 from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
+from vitkit.ops.colors import text_color
 from vitkit.visualization.boxes import draw_detections
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.curves import plot_runs
@@ -75,14 +77,14 @@ objects, queries = linear_sum_assignment(cost.numpy())
 
 figure = Figure(figsize=(6, 3), layout="constrained")
 axes = figure.subplots()
-axes.imshow(cost, cmap="viridis_r")
+shown = axes.imshow(cost, cmap="viridis_r")
 for i, row in enumerate(cost.tolist()):
     for j, value in enumerate(row):
-        chosen = j == queries[i]
-        axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="red" if chosen else "black")
+        axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=text_color(shown.to_rgba(value)))
+    axes.add_patch(Rectangle((queries[i] - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor="red", linewidth=3))
 axes.set_yticks(range(3), [f"{classes[label]}" for label in labels])
 axes.set_xticks(range(6), [f"query {j}" for j in range(6)])
-axes.set_title("Cost of each pair, the assignment in red")
+axes.set_title("Cost of each pair, the assignment framed in red")
 figure.savefig(out / "cost.png", dpi=110)
 show(out / "cost.png")
 

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from matplotlib.figure import Figure
 from PIL import Image
 from plain_dataset import PlainDataset
 
 from vitkit.distributed import close_distributed
 from vitkit.errors import DataError
 from vitkit.evaluation.classification import ClassificationEvaluator, draw_confusion_matrix
+from vitkit.ops.colors import text_color
 from vitkit.registry import EVALUATORS
 
 CLASSES = ["a", "b", "c", "d", "e", "f", "g"]
@@ -107,6 +109,18 @@ def test_any_number_of_classes_can_be_drawn(tmp_path, num_classes):
     matrix[-1] = 0
     draw_confusion_matrix(matrix, [f"class {i}" for i in range(num_classes)], tmp_path / "m.png")
     assert min(Image.open(tmp_path / "m.png").size) > 300
+
+
+def test_counts_can_be_read_on_every_cell(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **settings: figures.append(figure))
+    draw_confusion_matrix(np.array([[99, 1], [5, 5]]), ["a", "b"], tmp_path / "m.png")
+    axes = figures[0].axes[0]
+    (shown,) = axes.images
+    assert [text.get_text() for text in axes.texts] == ["99", "1", "5", "5"]
+    for text, part in zip(axes.texts, (0.99, 0.01, 0.5, 0.5)):
+        assert text.get_color() == text_color(shown.to_rgba(part))
+    assert {text.get_color() for text in axes.texts} == {"black", "white"}
 
 
 def run_rank(rank: int, folder: str) -> None:

@@ -35,6 +35,12 @@ def test_there_are_six_notebooks():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS)
+def test_numbers_in_a_colour_map_can_be_read(path):
+    calls = re.findall(r"axes\.text\(.*", path.read_text(encoding="utf-8"))
+    assert all("color=text_color(shown.to_rgba(value))" in call for call in calls)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_uses_public_names_that_exist(path):
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     assert all(public(node.attr) for node in nodes if isinstance(node, ast.Attribute))

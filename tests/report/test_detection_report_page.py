@@ -53,7 +53,7 @@ def test_images_without_prediction_and_unreadable_pictures_are_named(tmp_path, c
     evaluator = evaluator_of(tmp_path)
     (tmp_path / "images" / "2.png").write_bytes(b"damaged")
     path = write_report(evaluator, tmp_path / "report.html", title="some")
-    assert "1 of 5 images have no prediction." in path.read_text()
+    assert "1 of 5 images has no prediction." in path.read_text()
     assert "2.png" in caplog.text
     assert sum("url" in image for image in page_data(path)["images"]) == 4
 

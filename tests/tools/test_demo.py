@@ -1,13 +1,16 @@
 """The demo's page: its event handlers without a browser; and the full page in one, if it is installed."""
 
+import io
 import json
 import os
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
 import urllib.request
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -155,6 +158,37 @@ def test_broken_image_is_reported_and_clears_the_page(detr, tmp_path):
     assert handlers.on_click(None, None, (3, 3), is_drawn=True)[0] == "Give a picture first."
 
 
+def damaged(kind, folder):
+    """Write an upload that is not a picture; return its path."""
+    path, data = folder / f"{kind}.png", io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)).save(data, format="PNG")
+    picture = data.getvalue()
+    # The header of a PNG says its size in bytes 16 to 23, and has a checksum in the following four.
+    size = struct.pack(">II", 60_000, 60_000)
+    header = b"IHDR" + size + picture[24:29]
+    contents = {
+        "empty": b"",
+        "text": b"<html>no picture</html>",
+        "truncated": picture[: len(picture) // 2],
+        "huge": picture[:12] + header + struct.pack(">I", zlib.crc32(header)) + picture[33:],
+    }
+    path.write_bytes(contents[kind])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "truncated", "huge"])
+def test_a_damaged_upload_gives_one_line_in_the_page(detr, tmp_path, kind):
+    prediction, drawn, answer, *_ = handlers_of(detr, tmp_path).on_picture(str(damaged(kind, tmp_path)), None)
+    assert prediction is drawn is None
+    assert answer.startswith("error: ") and f"{kind}.png" in answer and "\n" not in answer
+
+
+def test_the_example_is_a_picture_that_can_be_predicted_on(detr, tmp_path):
+    handlers = handlers_of(detr, tmp_path)
+    prediction, drawn, answer, *_ = handlers.on_picture(str(handlers.demo.example()), None)
+    assert prediction.image.shape == (320, 320, 3) and drawn is not None and answer.startswith("example.png: ")
+
+
 def test_old_drawings_are_removed(detr, picture, tmp_path):
     folder = tmp_path / "drawings"
     folder.mkdir()
@@ -283,8 +317,12 @@ def visit_page(address, browser_path, picture, shots):
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
+        said["title"] = page.locator("h1").inner_text()
+        page.locator("#example button, #example tr.tr-body").first.click()
+        page.wait_for_function("document.querySelector('#answer textarea')?.value.startsWith('example.png')")
+        page.locator("#picture button[aria-label='Remove Image'], #picture button[aria-label='Clear']").first.click()
         page.set_input_files("#picture input[type=file]", str(picture))
-        page.wait_for_function("document.querySelector('#answer textarea')?.value")
+        page.wait_for_function("document.querySelector('#answer textarea')?.value.startsWith('noise.png')")
         said["answer"] = page.input_value("#answer textarea")
         page.wait_for_selector("#drawn img")
         slider = page.locator("#threshold input[type=range]")
@@ -311,6 +349,7 @@ def test_the_page_works_in_a_browser(served, picture, tmp_path):
     if browser_path is None:
         pytest.skip("no Chromium here: install one, or name it in VITKIT_CHROMIUM")
     said = served(lambda address: visit_page(address, browser_path, picture, tmp_path))
+    assert said["title"].startswith("vitkit demo: ") and said["title"].endswith("detr")
     assert said["errors"] == [] and said["others"] == []
     assert said["answer"].startswith("noise.png: nothing from score 0.50")
     assert said["slider"] == "0.5" and "from score 0.00 (as asked for)" in said["moved"]

@@ -130,18 +130,18 @@ def test_valid_data_causes_at_most_notes(coco):
         ({"area": None}, "wrong area", "fail", "has area None; expected a finite number"),
         ({"iscrowd": "0"}, "wrong iscrowd", "fail", "has iscrowd '0'; expected 0 or 1"),
         ({"bbox": [50, 6, 26, 20]}, "boxes out of image", "warn", "at most 12 pixels (annotation 1); they are clipped"),
-        ({"category_id": 2, "bbox": [24, 6, 16, 20]}, "duplicate boxes", "warn", "1 boxes occur twice with one cl"),
+        ({"category_id": 2, "bbox": [24, 6, 16, 20]}, "duplicate boxes", "warn", "1 box occurs twice with one cl"),
         ({"bbox": [24, 6, 16, 20]}, "duplicate boxes", "note", "twice with different classes"),
         ({"category_id": 2, "bbox": [24, 6, 16, 19]}, "duplicate boxes", "warn", "IoU above 0.8"),
-        ({"bbox": [4, 6, 16, 28]}, "masks against boxes", "note", "1 of 24 masks (4.2 %) differ by over 2 pixels fr"),
-        ({"bbox": [40, 20, 16, 20]}, "masks against boxes", "warn", "lie elsewhere than their boxes"),
+        ({"bbox": [4, 6, 16, 28]}, "masks against boxes", "note", "1 of 24 masks differs (4.2 %) by over 2 pixels fr"),
+        ({"bbox": [40, 20, 16, 20]}, "masks against boxes", "warn", "1 mask lies elsewhere than the box"),
         (
             {"segmentation": [[1, 2, 3]]},
             "wrong segmentation",
             "warn",
             "has segmentation [[1, 2, 3]]; expected polygons",
         ),
-        ({"segmentation": None}, "masks", "warn", "1 annotations have none"),
+        ({"segmentation": None}, "masks", "warn", "1 annotation has none"),
         ({"id": 2}, "annotation ids", "warn", "1 occur twice, such as 2"),
         ({"id": 2**40}, "annotation ids", "note", "1 do not fit 32 bits"),
     ],
@@ -176,7 +176,7 @@ def test_class_gaps_and_imbalance_are_reported(coco):
         "note",
         "3 classes, category ids 1 to 9 with 6 gaps (mapped to 0 to 2 without them; results are written in raw ids)",
     )
-    assert worst(issues, "absent classes")[1] == "1 classes have no object to learn from: cow"
+    assert worst(issues, "absent classes")[1] == "1 class has no object to learn from: cow"
     assert worst(issues, "rare classes")[1].endswith("cat, dog")
     assert worst(issues, "empty images") == ("note", "5 of 12 images have no object: 8, 9, 10, 11, 12")
     verdict, message = worst(issues, "same classes", where="data.train, data.val")
@@ -203,12 +203,12 @@ def test_leakage_by_file_pixels_and_appearance_is_reported(coco):
     val = json.loads(Path("val.json").read_text())
     image = cv2.imread("train/0_image2.png")
     cv2.imwrite("val/1_image0.png", image)
-    assert "1 images of val have the pixels of one of train: 3 = 1" in worst(check_config(), "leakage", where=where)[1]
+    assert "1 val image has the pixels of one of train: 3 = 1" in worst(check_config(), "leakage", where=where)[1]
     cv2.imwrite("val/1_image0.png", cv2.convertScaleAbs(image, beta=1))
     verdict, message = worst(check_config(), "near leakage", where=where)
     assert verdict == "warn" and "3 ~ 1" in message
     issues = check_config("data.val.images=train", "data.val.annotations=train.json")
-    assert any("12 files (100 % of val) are in both" in f.message and f.verdict == "fail" for f in issues)
+    assert any("12 files are in both (100 % of val)" in f.message and f.verdict == "fail" for f in issues)
     assert len(val["images"]) == 6
 
 
@@ -417,7 +417,7 @@ def test_unusual_text_is_reported(tmp_path, monkeypatch):
     assert "a.en: 1 occur more than once, 1 begin or end with blanks" in messages
     assert "a.de: 1 no-break spaces" in messages
     verdict, message = worst(issues, "leakage", where="data.train, data.val")
-    assert verdict == "fail" and message == "1 of 1 lines of val are also in train: 1"
+    assert verdict == "fail" and message == "1 of 1 val line is also in train: 1"
 
 
 def test_report_has_json_and_an_exit_status(coco, capsys):
@@ -466,7 +466,7 @@ EXPECTED = {  # what the README of each dataset says
         ("data.train", "category ids", "80 classes, category ids 1 to 90 with 10 gaps"),
         ("data.train", "class balance", "49 of 80 classes occur"),
         ("data.val", "class balance", "35 of 80 classes occur"),
-        ("data.train", "empty images", "1 of 50 images have no object: 262284"),
+        ("data.train", "empty images", "1 of 50 images has no object: 262284"),
         ("data.val", "empty images", "2 of 24 images have no object: 226111, 58636"),
         ("data.train", "annotation ids", "up to 908400223648"),
         ("data.train", "masks against boxes", "at most 6.68 pixels"),

@@ -143,7 +143,7 @@ def test_other_annotation_formats_are_read():
     Path("photos/a.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     dataset = dict(type="CocoDetection", images="photos", annotations="photos")
     found = list(diagnose({"data": {"train": dataset}}, Options(), checks=("annotations",)))
-    assert any("1 images, 1 objects" in issue.message for issue in found)
+    assert any("1 image, 1 object" in issue.message for issue in found)
     assert not any(issue.verdict == "fail" for issue in found)
 
 

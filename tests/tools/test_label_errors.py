@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_corrections_fix_the_labels(folder, capsys):
     label_errors.main(["config.py", "--eval-only", "results.json", "--out", "out/labels.html", "--most", "1"])
-    assert "1 suspicious labels: 1 missing" in capsys.readouterr().out
+    assert "1 suspicious label: 1 missing" in capsys.readouterr().out
     (entry,) = json.loads((folder / "out" / "labels.json").read_text())
     data = read_annotations(folder / "truth.json", folder / "images")
     before = len(data.annotations)

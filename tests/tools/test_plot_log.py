@@ -58,7 +58,7 @@ def test_smoothing_is_a_fraction_of_the_curve():
         (["none"], "no log 'none"),
         (["{run}", "--metrics", "bbox/APP"], "no run has a 'bbox/APP'. Did you mean 'bbox/AP'"),
         (["{run}", "--losses", "label"], "no run has a 'label'. Did you mean 'labels'"),
-        (["{run}", "--names", "a", "b"], "--names: got 2 for 1 runs"),
+        (["{run}", "--names", "a", "b"], "--names: got 2 for 1 run"),
         (["{run}", "{run}", "--names", "a", "a"], "are not different"),
         (["{run}", "--smooth", "2"], "--smooth is a part of the curve"),
     ],

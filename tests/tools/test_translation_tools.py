@@ -89,7 +89,7 @@ def test_a_resumed_run_keeps_its_vocabulary(run, checkpoint, tmp_path):
 def test_each_input_line_gives_one_output_line(translated, monkeypatch, tmp_path):
     printed = translated("one hundred", "", "seven €")
     assert len(printed.out.splitlines()) == 3 and printed.out.splitlines()[1] == ""
-    assert "1 of 3 lines are empty: so are their translations" in printed.err
+    assert "1 of 3 lines is empty, and translated as such" in printed.err
     assert "1 characters or words are not in the vocabulary: '€' 1x" in printed.err
 
     (tmp_path / "in.txt").write_text("one hundred\n\nseven €\n", encoding="utf-8")

@@ -22,16 +22,15 @@ def leakage_issues(
         shared = sorted({str(p.resolve()) for p in train.files} & {str(p.resolve()) for p in held_out.files})
         if shared:
             names = enumerate_items([Path(path).name for path in shared])
-            message = (
-                f"{len(shared)} files ({percent(len(shared), len(held_out.files))} of {name}) are in both: {names}"
-            )
+            share = percent(len(shared), len(held_out.files))
+            message = f"{counted(len(shared), 'files', 'are')} in both ({share} of {name}): {names}"
             yield Issue("leakage", "fail", message, where, {"files": len(shared)})
     train_index = dict(zip(train_scan.checksums, train_scan.readable))
     matches = zip(scan.checksums, scan.readable)
     same = [(train_index[checksum], k) for checksum, k in matches if checksum in train_index]
     if same:
         pairs = enumerate_items([f"{train.image_ids[a]} = {held_out.image_ids[b]}" for a, b in same])
-        message = f"{len(same)} images of {name} have the pixels of one of train: {pairs}"
+        message = f"{counted(len(same), f'{name} images', 'have')} the pixels of one of train: {pairs}"
         yield Issue("leakage", "fail", message, where, {"pixels": len(same)})
     else:
         message = f"no image of {name} has the pixels of one of train{train_scan.extent or scan.extent}"
@@ -43,7 +42,8 @@ def leakage_issues(
     similar = [(a, b) for b, a in nearest.items() if b not in identical]
     if similar:
         pairs = enumerate_items([f"{train.image_ids[a]} ~ {held_out.image_ids[b]}" for a, b in similar])
-        message = f"{len(similar)} images of {name} look like one of train, saved again or the next frame: {pairs}"
+        message = f"{counted(len(similar), f'{name} images', 'look')} like one of train, "
+        message += f"saved again or the next frame: {pairs}"
         yield Issue("near leakage", "warn", message, where, {"images": len(similar)})
     if train.files is not None and held_out.files is not None:
         yield from _shared_recordings(train.files, held_out.files, name, where, looks_alike=bool(similar or identical))
@@ -83,7 +83,7 @@ def _shared_recordings(
         for recording, path in zip(of_val, val)
         if recording in frames
     ]
-    names = enumerate_items([f"{key}* ({in_train[key]} and {in_val[key]} images)" for key in shared])
+    names = enumerate_items([f"{key}* ({in_train[key]} and {counted(in_val[key], 'images')})" for key in shared])
     low, high = min(gaps), max(gaps)
     distance = counted(low, "frames") if low == high else f"{low} to {high} frames, median {np.median(gaps):g},"
     alike = "" if looks_alike else "none of them looks like one of train, so they may be numbered photos; if not, "

@@ -23,6 +23,7 @@ from vitkit.errors import VitkitError
 from vitkit.protocols import child
 from vitkit.registry import CRITERIA, OPTIMIZERS
 from vitkit.structures import Batch
+from vitkit.words import counted
 
 _NUM_SAMPLES = 48
 """Number of samples whose sizes are measured."""
@@ -69,11 +70,11 @@ def queries(case: Case) -> Iterator[Issue]:
             continue
         most, noun = int(counts.max()), "classes" if is_semantic else "objects"
         details = {"most": most, "queries": num_queries}
-        message = f"at most {most} {noun} in an image, {num_queries} queries"
+        message = f"at most {most} {noun} in an image, {counted(num_queries, 'queries')}"
         if most > num_queries:
             suggested = math.ceil(1.3 * most / 10) * 10
-            message += f": in {(counts > num_queries).sum()} images some can never be found; set model.num_queries="
-            message += f"{suggested}"
+            too_full = counted((counts > num_queries).sum(), "images")
+            message += f": in {too_full} some can never be found; set model.num_queries={suggested}"
             verdict = "fail" if where == "data.train" else "warn"
         else:
             verdict = "note" if most > 0.7 * num_queries else "ok"
@@ -116,7 +117,7 @@ def sizes_after_resizing(case: Case) -> Iterator[Issue]:
             message += f"; {percent(small, 1)} are smaller than a location of the finest map (stride {stride})"
             severities.append("warn" if small > 0.5 else "note" if small > 0.1 else "ok")
         if num_empty > 0.2 * len(targets):
-            message += f"; {num_empty} of {len(targets)} samples have no object left"
+            message += f"; {counted(num_empty, 'samples', 'have', of=len(targets))} no object left"
             severities.append("warn" if num_empty > 0.5 * len(targets) else "note")
         details = {"quantiles": [float(low), float(median), float(high)], "stride": stride}
         yield Issue("sizes after resizing", max(severities, key=VERDICTS.index), message, where, details)
@@ -172,7 +173,8 @@ def step_budget(case: Case) -> Iterator[Issue]:
     batches = len(_loader(case))
     steps = case.settings.epochs * -(-batches // (case.options.gpus * case.settings.accumulate))
     images = case.settings.epochs * len(case.train.dataset)
-    message = f"{steps:,} steps: {case.settings.epochs} epochs of {len(case.train.dataset):,} samples"
+    message = f"{counted(steps, 'steps')}: {counted(case.settings.epochs, 'epochs')} of "
+    message += f"{counted(len(case.train.dataset), 'samples')}"
     details = {"steps": steps, "samples": images}
     name = _type_name(case.config.get("model", ""))
     needed = STEPS_NEEDED.get(name)
@@ -204,13 +206,21 @@ def learning_rate(case: Case) -> Iterator[Issue]:
     if case.data.tokens_per_gpu is not None:
         yield Issue("learning rate", "ok", f"lr {lr:g}", "optimizer", details)
     elif reference is None:
-        message = f"lr {lr:g} with {per_step} images per step; train.reference_batch_size does not say for how many "
+        message = f"lr {lr:g} with {counted(per_step, 'images')} per step; train.reference_batch_size "
+        message += "does not say for how many "
         yield Issue("learning rate", "note", message + "it is meant", "optimizer", details)
     elif reference == per_step:
-        yield Issue("learning rate", "ok", f"lr {lr:g} is meant for {per_step} images per step", "optimizer", details)
+        yield Issue(
+            "learning rate",
+            "ok",
+            f"lr {lr:g} is meant for {counted(per_step, 'images')} per step",
+            "optimizer",
+            details,
+        )
     else:
         factor = per_step / reference
-        message = f"lr {lr:g} is meant for {reference} images per step, this run has {per_step}: multiply it (and "
+        message = f"lr {lr:g} is meant for {counted(reference, 'images')} per step, this run has "
+        message += f"{per_step}: multiply it (and "
         message += f"backbone_lr) by {factor:.3g}, or set train.accumulate so that the product fits"
         verdict = "warn" if not 0.5 <= factor <= 2 else "note"
         yield Issue("learning rate", verdict, message, "optimizer", details)
@@ -258,7 +268,9 @@ def memory(case: Case) -> Iterator[Issue]:
     total = fixed + 1.25 * activations
     message = f"about {total / _GIB:.2g} GiB a process: weights, gradients and optimiser {fixed / _GIB:.2g}"
     message += f" (sharded over {case.options.gpus}), " if sharded else ", "
-    message += f"activations of {case.data.images_per_gpu} images of the largest size {activations / _GIB:.2g}, "
+    message += (
+        f"activations of {counted(case.data.images_per_gpu, 'images')} of the largest size {activations / _GIB:.2g}, "
+    )
     message += "a quarter of them for workspaces"
     capacity, name = _capacity(case)
     details = {"bytes": int(total), "fixed": int(fixed), "activations": int(activations), "capacity": capacity}
@@ -342,9 +354,8 @@ def overfit(case: Case) -> Iterator[Issue]:
 def _judge_overfit(losses: list[float], terms: dict[str, float], batch: Batch, start: float) -> Issue:
     num_steps, initial_loss, final_loss = len(losses) - 1, losses[0], losses[-1]
     listed = ", ".join(f"{name} {value:.3g}" for name, value in terms.items())
-    message = (
-        f"the loss of one batch of {len(batch)} went from {initial_loss:.4g} to {final_loss:.3g} in {num_steps} steps "
-    )
+    message = f"the loss of one batch of {len(batch)} went from {initial_loss:.4g} to {final_loss:.3g} "
+    message += f"in {counted(num_steps, 'steps')} "
     message += f"({time.monotonic() - start:.0f} s; {listed})"
     details = {"first": initial_loss, "last": final_loss, "steps": num_steps, "terms": terms}
     ratio = final_loss / initial_loss if initial_loss else 0.0

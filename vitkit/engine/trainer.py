@@ -188,7 +188,7 @@ def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: 
     if train_set.classes is not None:
         sizes = [counted(len(train_set.classes), "classes")]
     else:
-        sizes = [f"{len(vocabulary)} {side} tokens" for side, vocabulary in vocabularies.items()]
+        sizes = [f"{counted(len(vocabulary), f'{side} tokens')}" for side, vocabulary in vocabularies.items()]
     num_trained, num_training = len(train_set.training_indices()), len(train_set)
     of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
     return (

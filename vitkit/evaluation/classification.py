@@ -16,6 +16,7 @@ from vitkit.data.io.coco_schema import is_number
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
+from vitkit.ops.colors import text_color
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.words import counted
@@ -216,6 +217,6 @@ def draw_confusion_matrix(
         axes.set_yticks(range(num_classes), class_names)
     if num_classes <= _MOST_COUNTED:
         for row, column in np.argwhere(matrix):
-            color = "white" if shown.norm(parts[row, column]) > 0.6 else "black"
+            color = text_color(shown.to_rgba(parts[row, column]))
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=color)
     figure.savefig(path, dpi=120, format="png")

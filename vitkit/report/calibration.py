@@ -6,6 +6,7 @@ import numpy as np
 from vitkit.evaluation.bootstrap import estimate
 from vitkit.report.charts import reliability_chart
 from vitkit.report.elements import Cell, details, section, table, warning
+from vitkit.words import counted
 
 
 def expected_calibration_error(counts: np.ndarray) -> np.ndarray:
@@ -39,7 +40,7 @@ def calibration_section(counts: np.ndarray, weights: np.ndarray, y_title: str, n
         [f"{k / len(bins):g} to {(k + 1) / len(bins):g}", int(number[0, k]), float(confidence[k]), each]
         for k, each in enumerate(bins)
     ]
-    title = f"reliability of {int(number[0].sum())} predictions"
+    title = f"reliability of {counted(int(number[0].sum()), 'predictions')}"
     chart = reliability_chart(confidence, accuracy[0], low, high, title, y_title)
     every = table(("score", "predictions", "mean score", "right"), rows)
     return section(

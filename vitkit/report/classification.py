@@ -10,6 +10,7 @@ from vitkit.report.calibration import calibration_section
 from vitkit.report.elements import overall_section, section, table, value_rows, warning
 from vitkit.report.matrix import PICTURES_PER_CELL, Picture, gallery, matrix_part, ranked
 from vitkit.report.pictures import PictureBudget
+from vitkit.words import counted
 
 _COLUMNS = ("accuracy", "precision", "F1")
 _SIDE = 220
@@ -41,7 +42,8 @@ def classification_sections(evaluator: ClassificationEvaluator, pictures: Pictur
     _, ranks = statistics.sample_scores()
     lowest, highest = ranked(np.where(labels >= 0, ranks, np.nan), _RANKED)
     missing = int((labels < 0).sum())
-    warnings = [warning(f"{missing} of {len(labels)} images have no prediction and count as wrong.")] if missing else []
+    text = f"{counted(missing, 'images', 'have', of=len(labels))} no prediction, which counts as wrong."
+    warnings = [warning(text)] if missing else []
     galleries = [
         gallery("most confidently wrong", embedded(lowest)),
         gallery("most confidently right", embedded(highest)),

@@ -15,6 +15,7 @@ from vitkit.report.pictures import PictureBudget
 from vitkit.report.report import describe_data, write_page
 from vitkit.report.segmentation import error_map, label_map
 from vitkit.visualization.boxes import draw_detections
+from vitkit.words import counted
 
 PICTURE_BYTES = 6_000_000
 _RANKED, _SIDE = 6, 420
@@ -119,7 +120,7 @@ def _check_same_samples(models: Sequence[tuple[str, SampleStatistics]]) -> None:
             raise ConfigError(f"compare: {first_name} and {name} are of different tasks, {kinds}.")
         if other.sample_ids != first.sample_ids:
             raise DataError(
-                f"compare: {first_name} was scored on {len(first.sample_ids)} images and {name} on "
+                f"compare: {first_name} was scored on {counted(len(first.sample_ids), 'images')} and {name} on "
                 f"{len(other.sample_ids)}, of which {len({*first.sample_ids} & {*other.sample_ids})} match. Score them "
                 "on the same data, such as by --data."
             )
@@ -209,7 +210,7 @@ def _images(models: Sequence[Compared], comparison: Comparison) -> list[str]:
     change = comparison.samples[-1] - comparison.samples[0]
     order = [k for k in np.argsort(change, kind="stable").tolist() if change[k] == change[k]]
     lost, won = ([k for k in ranked if sign * change[k] > 0] for sign, ranked in ((-1, order), (1, order[::-1])))
-    counts = f"<p>{len(won)} images won, {len(lost)} lost, {len(change) - len(won) - len(lost)} are equal.</p>"
+    counts = f"<p>{counted(len(won), 'images')} won, {len(lost)} lost, {len(change) - len(won) - len(lost)} equal.</p>"
     pictures = PictureBudget(models[0].evaluator.dataset, PICTURE_BYTES)
     parts = [counts]
     for title, indices in (("lost most", lost[:_RANKED]), ("won most", won[:_RANKED])):

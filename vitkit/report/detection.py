@@ -12,8 +12,9 @@ from vitkit.evaluation.error_breakdown import KINDS, ErrorBreakdown, neighbour_o
 from vitkit.report.calibration import calibration_section
 from vitkit.report.charts import Curve, bar_chart, line_chart
 from vitkit.report.detection_data import interactive_data
-from vitkit.report.elements import data_block, number, section, table, value_rows, warning
+from vitkit.report.elements import data_block, number, scrolling_table, section, table, value_rows, warning
 from vitkit.report.pictures import PictureBudget
+from vitkit.words import counted
 
 _COLUMNS = ("AP", "AP50", "AP75", "AR")
 _CURVES = 10  # number of classes in the precision-recall chart
@@ -92,8 +93,8 @@ _THRESHOLD_CONTROLS = """
 <label>of <select class="curve" aria-label="class"></select></label>
 <button type="button" class="best">highest F1</button></div>
 <div class="tiles" aria-live="polite"></div>"""
-_CONFUSION_PART = """
-<div class="wide" tabindex="0"><table class="confusion"></table></div><div class="frequent"></div>
+_CONFUSION_PART = f"""
+{scrolling_table("", "confusion")}<div class="frequent"></div>
 <dialog><form method="dialog"><h3></h3><button>close</button></form><div class="gallery"></div></dialog>"""
 _IMAGES_PART = (
     "<h3>lowest F1</h3><div class='gallery lowest'></div><h3>highest F1</h3><div class='gallery highest'></div>"
@@ -106,7 +107,7 @@ def _warnings(evaluator: CocoEvaluator, results: Sequence[Any]) -> list[str]:
     if not results:
         return [warning("There is no prediction: everything is missed.")]
     if empty:
-        return [warning(f"{empty} of {count} images have no prediction.")]
+        return [warning(f"{counted(empty, 'images', 'have', of=count)} no prediction.")]
     return []
 
 
@@ -130,7 +131,7 @@ def _crowding(
     groups, counts = {}, {}
     for least, most in count_groups(num_objects):
         chosen = (num_objects >= least) & (num_objects <= most)
-        name = f"{least} to {most} objects" if least < most else f"{least} object{'s' if least > 1 else ''}"
+        name = f"{least} to {most} objects" if least < most else counted(least, "objects")
         groups[name], counts[name] = statistics.of_images(chosen, weights), int(chosen.sum())
     images = table(("image with", "images", *_COLUMNS), value_rows(groups, _COLUMNS, counts))
 

@@ -48,7 +48,7 @@ def cell(value: Cell, digits: int = 3) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, caption: str = "", digits: int = 3) -> str:
-    """Return a table that scrolls horizontally if the screen is narrow; each row begins with its name."""
+    """Return a table; each row begins with its name."""
     style = [" class='text'" if k and rows and isinstance(rows[0][k], str) else "" for k in range(len(columns))]
     head = "".join(f"<th scope='col'{kind}>{escape(column)}</th>" for column, kind in zip(columns, style))
     body = "".join(
@@ -56,9 +56,18 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, caption: st
         for name, *values in rows
     )
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return scrolling_table(f"{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>")
+
+
+def scrolling_table(content: str, kind: str = "") -> str:
+    """Return a table, given its HTML, in a box of its own that scrolls if the window is narrower than the table.
+
+    Args:
+        kind: the table's class; "" for none.
+    """
+    style = f" class='{kind}'" if kind else ""
     # A scrollable part must be focusable, or the keyboard cannot scroll it.
-    rows_of_table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f"<div class='wide' tabindex='0'><table>{title}{rows_of_table}</table></div>"
+    return f"<div class='wide' tabindex='0'><table{style}>{content}</table></div>"
 
 
 def value_rows(

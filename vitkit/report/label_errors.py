@@ -11,6 +11,7 @@ from vitkit.evaluation.label_errors import LabelError, corrections, find_label_e
 from vitkit.report.elements import data_block, section, table, warning
 from vitkit.report.pictures import PictureBudget
 from vitkit.report.report import describe_data, write_page
+from vitkit.words import counted
 
 PICTURE_BYTES = 8_000_000
 _TEXTS = {
@@ -30,15 +31,14 @@ _CONTROLS = """<div class="controls"><label>show <select class="kind" aria-label
 <div class="gallery"></div>"""
 
 
-WEAK = (
-    "{found} suspicions for {labels} labels: the detector is weak, and most of them are its own errors. Review the "
-    "first ones only, or train a better detector."
-)
-
-
-def is_weak(num_found: int, num_labels: int) -> bool:
-    """Whether a detector contradicts so many labels that it is rather wrong itself."""
-    return num_found > num_labels / 2
+def weak_detector(num_found: int, num_labels: int) -> str | None:
+    """Return a warning if a detector contradicts so many labels that it is rather wrong itself."""
+    if num_found <= num_labels / 2:
+        return None
+    return (
+        f"{counted(num_found, 'suspicions')} for {counted(num_labels, 'labels')}: the detector is weak, and most of "
+        "them are its own errors. Review the first ones only, or train a better detector."
+    )
 
 
 def write_label_errors(
@@ -71,8 +71,8 @@ def write_label_errors(
     parts = [
         section("Suspicious labels", *_page_parts(evaluator, errors, entries, truth, results, pictures), note=_NOTE)
     ]
-    if is_weak(len(found), len(truth["annotations"])):
-        parts.insert(0, warning(WEAK.format(found=len(found), labels=len(truth["annotations"]))))
+    if (text := weak_detector(len(found), len(truth["annotations"]))) is not None:
+        parts.insert(0, warning(text))
     if trained_on:
         text = "The model was trained on these labels and may have learned their errors: it will find fewer of them."
         parts.insert(0, warning(text))

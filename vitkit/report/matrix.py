@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.report.elements import data_block, escape, figure
+from vitkit.report.elements import data_block, escape, figure, scrolling_table
 
 MOST_CLASSES = 25
 PICTURES_PER_CELL = 6
@@ -83,8 +83,7 @@ def matrix_part(
     table = f"<thead><tr><th scope='col'>true \\ predicted</th>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     dialog = "<dialog><form method='dialog'><h3></h3><button>close</button></form><div class='gallery'></div></dialog>"
     data = data_block("data", {"pictures": urls, "cells": cells})
-    wide = f"<div class='wide' tabindex='0'><table class='confusion'>{table}</table></div>"
-    return f"<div class='cell-pictures'>{data}{note}{wide}{dialog}</div>"
+    return f"<div class='cell-pictures'>{data}{note}{scrolling_table(table, 'confusion')}{dialog}</div>"
 
 
 def gallery(title: str, pictures: Sequence[Picture]) -> str:

@@ -14,6 +14,7 @@ from vitkit.report.pictures import PictureBudget
 from vitkit.structures import IGNORE_INDEX, PanopticMap
 from vitkit.visualization.canvas import to_picture
 from vitkit.visualization.masks import draw_panoptic, draw_semantic
+from vitkit.words import counted
 
 _SIDE, _CELL_SIDE = 420, 300
 _RANKED = 6
@@ -122,7 +123,7 @@ def pixel_statistics(ids: list, class_names: Any, maps: Any) -> tuple[SemanticSt
 def _missing(evaluator: Any) -> list[str]:
     count = len(evaluator.dataset.image_ids)
     missing = count - len(evaluator.answers)
-    text = f"{missing} of {count} images have no prediction and count as missed."
+    text = f"{counted(missing, 'images', 'have', of=count)} no prediction, which counts as missed."
     return [warning("There is no prediction: everything is missed." if missing == count else text)] if missing else []
 
 

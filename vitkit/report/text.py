@@ -6,6 +6,7 @@ from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
 from vitkit.report.elements import escape, number, overall_section, section, table, value_rows, warning
 from vitkit.report.matrix import Picture, gallery, ranked
 from vitkit.report.pictures import PictureBudget
+from vitkit.words import counted
 
 _RANKED = 10
 _SIDE = 300
@@ -20,7 +21,7 @@ def caption_sections(evaluator: CaptionEvaluator, pictures: PictureBudget) -> li
     dataset, statistics = evaluator.dataset, evaluator.statistics()
     count = len(statistics.sample_ids)
     missing = count - len(evaluator.answers)
-    text = f"{missing} of {count} images have no caption, which counts as an empty one."
+    text = f"{counted(missing, 'images', 'have', of=count)} no caption, which counts as an empty one."
     overall = overall_section(_scores(statistics).overall, *([warning(text)] if missing else []))
     metric, values = statistics.sample_scores()
     galleries = []

@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vitkit.data.io.output import write_bytes
+from vitkit.ops.colors import text_color
 
 Labels = Sequence[int] | np.ndarray | Tensor
 Scores = Sequence[float] | np.ndarray | Tensor
@@ -116,9 +117,9 @@ def draw_tag(
     draw: ImageDraw.ImageDraw, box: Sequence[float], text: str, font: ImageFont.FreeTypeFont, color: Sequence[int]
 ) -> None:
     """Draw a name in `box` (xyxy) on a background of its colour."""
-    bright = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] > 140
     draw.rectangle(tuple(box), fill=tuple(color))
-    draw.text((box[0] + 3, box[1] + 1), text, fill="black" if bright else "white", font=font, anchor="la")
+    fill = text_color([value / 255 for value in color])
+    draw.text((box[0] + 3, box[1] + 1), text, fill=fill, font=font, anchor="la")
 
 
 def tag_size(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont) -> tuple[float, float]:

@@ -109,7 +109,7 @@ def _layer(layer: PageLayer, heads: Sequence[str], weights: Tensor) -> dict[str,
 
 _STYLE = """
 main { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; }
-canvas { border: 1px solid #ccc; cursor: crosshair; max-width: 100%; }
+canvas { border: 1px solid #ccc; cursor: crosshair; }
 button { font: inherit; border: 1px solid #ccc; background: #fff; padding: .1rem .5rem; margin: 0 .2rem .3rem 0; }
 button.on { background: #264f8f; color: #fff; }
 .tokens span { display: block; padding: .05rem .5rem; white-space: pre; border-left: 3px solid transparent; }

@@ -15,8 +15,8 @@ _STYLE = """
 header { position: sticky; top: 0; background: #fafafa; padding: .5rem 0; }
 main { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
 figure { margin: 0; padding: .5rem; background: #fff; border: 1px solid #ddd; max-width: 30rem; }
-img { max-width: 100%; display: block; }
-figcaption { margin-top: .4rem; overflow-wrap: anywhere; }
+img { display: block; }
+figcaption { margin-top: .4rem; }
 figcaption b { display: block; }
 """
 _SCRIPT = """

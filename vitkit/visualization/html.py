@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-BASE_STYLE = "body { font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fafafa; }"
+BASE_STYLE = """
+body { font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fafafa;
+  overflow-wrap: anywhere; }
+img, canvas, select, button { max-width: 100%; }
+"""
 
 
 def html_page(title: str, body: str, *, style: str = "", script: str = "") -> str:
@@ -27,7 +31,7 @@ def html_page(title: str, body: str, *, style: str = "", script: str = "") -> st
 <meta http-equiv="Content-Security-Policy" content="default-src 'unsafe-inline' data: blob:">
 <title>{html.escape(title)}</title>
 <style>
-{BASE_STYLE}
+{BASE_STYLE.strip()}
 {style}
 </style>
 </head>
