@@ -142,7 +142,7 @@ def print_left_out(left_out: Mapping[str, Sequence[str]], verb: str) -> None:
     """Print each reason with the number of items that were left out, and the first names."""
     for reason, names in left_out.items():
         more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        print(f"  {verb}: {reason} ({len(names)}): {', '.join(names[:_SHOWN])}{more}")
+        print(f"  {verb}: {len(names)} {reason}: {', '.join(names[:_SHOWN])}{more}")
 
 
 def draw_sheet(data: AnnotatedImages, path: Path) -> None:

@@ -244,7 +244,7 @@ def test_a_file_in_place_of_a_folder_is_found_before_any_work(world, tmp_path, c
 def test_boxes_that_extend_beyond_the_image_are_clipped(world, tmp_path, to, capsys):
     TOOLS[to](world("a.png", bbox=[-1000, 4, 1030, 20]))
     assert read_annotations(tmp_path / "out").annotations[0]["bbox"] == [0, 4, 30, 20]
-    assert "lost: parts of boxes outside their image (1): 1" in capsys.readouterr().out
+    assert "lost: 1 parts of boxes outside their image: 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("to", ["yolo", "voc"])
@@ -257,7 +257,7 @@ def test_what_reading_back_leaves_out_is_reported_as_lost(world, tmp_path, to, c
     )
     TOOLS[to](path, "--overwrite")
     reason = "label files without an image" if to == "yolo" else "images without an XML file"
-    assert f"lost: {reason} (1): old" in capsys.readouterr().out
+    assert f"lost: 1 {reason}: old" in capsys.readouterr().out
 
 
 def test_images_of_a_split_that_yolo_does_not_read_are_reported(world, tmp_path, capsys):
@@ -265,7 +265,7 @@ def test_images_of_a_split_that_yolo_does_not_read_are_reported(world, tmp_path,
     world("a.png", path="parts/train.json")
     world("b.jpg", path="parts/unusual.json")
     convert(["parts", "--images", "data", "--to", "yolo", "--out", "out"])
-    assert "lost: images of the split 'unusual'" in capsys.readouterr().out
+    assert "lost: 1 images of the split 'unusual'" in capsys.readouterr().out
 
 
 def test_an_image_in_two_splits_stays_in_both(world, tmp_path):

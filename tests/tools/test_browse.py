@@ -81,6 +81,17 @@ def test_report_and_figures_contain_every_image(config, capsys):
     assert "15 pictures" in capsys.readouterr().out
 
 
+def test_earlier_pages_are_replaced_only_if_asked(config):
+    for out in ("runs/browse", "runs/browse-2"):
+        browse.main([config, "--count", "1"])
+        assert Path(out, "index.html").is_file()
+    with pytest.raises(SystemExit, match="'runs/browse/[a-z0-9_.]+' exists already. Choose .* add --overwrite"):
+        browse.main([config, "--count", "1", "--out", "runs/browse"])
+    browse.main([config, "--count", "1", "--out", "runs/browse", "--overwrite"])
+    with pytest.raises(SystemExit, match="config.py: is a file; expected a folder"):
+        browse.main([config, "--out", config, "--overwrite"])
+
+
 def test_views_differ_and_are_reproducible_by_the_seed(config):
     for out, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         browse.main([config, "--images", "3", "--views", "3", "--seed", seed, "--out", out])
