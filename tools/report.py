@@ -11,9 +11,6 @@ Examples:
 import argparse
 from pathlib import Path
 
-from vitkit.engine.results import score_file
-from vitkit.logging import setup_logging
-from vitkit.report import write_report
 from vitkit.tools.common import errors_in_one_line, new_file
 
 
@@ -30,6 +27,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.engine.results import score_file
+    from vitkit.logging import setup_logging
+    from vitkit.report import write_report
+
     with errors_in_one_line():
         setup_logging()
         evaluation = score_file(args.results, annotations=args.annotations, images=args.images)
