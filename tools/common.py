@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,6 +171,20 @@ def new_file(name: str, model: str | Path = "") -> Path:
         if not path.exists():
             return path
         path = folder / f"{Path(name).stem}-{number}{Path(name).suffix}"
+
+
+def check_out(option: str, path: Path | None) -> None:
+    """Raise a ConfigError if a file cannot be written, before the work whose result it is to hold."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: is a folder; expected the name of a file in it.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be written ({error.strerror}). Choose another file.") from error
 
 
 def require_pictures(loaded: Loaded, name: str) -> None:

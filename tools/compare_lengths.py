@@ -15,7 +15,7 @@ from vitkit.data.io.coco_schema import is_number
 from vitkit.errors import DataError
 from vitkit.evaluation.base import read_results
 from vitkit.evaluation.text import METRICS, LengthGroup, draw_by_length
-from vitkit.tools.common import errors_in_one_line, new_file
+from vitkit.tools.common import check_out, errors_in_one_line, new_file
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -28,6 +28,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
+        check_out("--out", args.out)
         metric, curves = read_curves(args.results)
         args.out = args.out or new_file("bleu_by_length.png")
         args.out.parent.mkdir(parents=True, exist_ok=True)

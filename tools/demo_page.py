@@ -1,5 +1,6 @@
 """The page of demo.py: the layout and the events of its controls."""
 
+import html
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -197,7 +198,8 @@ def build_page(demo: Demo, name: str, gr: ModuleType) -> Any:
     # Gradio's button that shares a picture with everybody is left out.
     shown = dict(interactive=False, buttons=["download", "fullscreen"])
     with gr.Blocks(title=f"vitkit: {name}", analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
-        gr.Textbox(name, label="vitkit demo", interactive=False)
+        # Not Markdown, in which the name of a file could be markup.
+        gr.HTML(f"<h1>{html.escape(name)}</h1><p>Give a picture below. {HINT}</p>", elem_id="title")
         prediction = gr.State(time_to_live=KEPT_SECONDS)
         chosen = gr.State()  # the threshold once the slider was moved; until then, the model's threshold of each class
         with gr.Row():

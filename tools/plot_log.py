@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.errors import DataError
-from vitkit.tools.common import errors_in_one_line, new_file
+from vitkit.tools.common import check_out, errors_in_one_line, new_file
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -42,6 +42,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
+        check_out("--out", args.out)
         run(args)
 
 

@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 
 from vitkit.evaluation.text import TextEvaluator
@@ -43,3 +45,15 @@ def test_other_files_are_refused(tmp_path):
             compare_lengths.main([str(tmp_path / f"{name}.json"), "--out", str(tmp_path / "a.png")])
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize("tool", ["report", "compare_lengths", "plot_log", "compare", "label_errors", "test"])
+def test_outputs_that_cannot_be_written_are_refused_before_the_work(tool, tmp_path):
+    (tmp_path / "a.html").mkdir()
+    (tmp_path / "file").touch()
+    main = importlib.import_module(f"vitkit.tools.{tool}").main
+    inputs = ["none.json", "other.json"] if tool == "compare" else ["none.json"]
+    for out, message in (("a.html", "is a folder; expected the name of a file"), ("file/b.html", "cannot be written")):
+        with pytest.raises(SystemExit, match=message) as caught:
+            main([*inputs, "--out", str(tmp_path / out)])
+        assert "\n" not in str(caught.value)
