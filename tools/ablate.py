@@ -26,20 +26,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 import vitkit.configs.ablations
-from vitkit import load_config
 from vitkit.data.io.json_files import read_json
-from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME
-from vitkit.engine.run_folder import RECORD_NAME
 from vitkit.errors import ConfigError, DataError, TrainingError
-from vitkit.logging import LOG_NAME
 from vitkit.registry import nearest
 from vitkit.tools.child_runs import run_to_end, time_steps
-from vitkit.tools.common import add_device, errors_in_one_line, is_override
-from vitkit.visualization.canvas import save_figure
-from vitkit.visualization.curves import read_log
+from vitkit.tools.common import errors_in_one_line, is_override
 
 _SETS = Path(vitkit.configs.ablations.__path__[0])
 _SHOWN = ("vitkit", "torch", "torchvision")
@@ -106,7 +98,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--plot-only", action="store_true", help="train nothing; write the table and the plot of the existing results"
     )
-    add_device(parser)
+    text = "the runs' device: cpu, cuda, mps, ... (default: auto, the accelerator that PyTorch finds, else cpu)"
+    parser.add_argument("--device", default="auto", help=text)
     words = list(sys.argv[1:] if argv is None else argv)
     # Overrides are taken out first: after --seeds or --arms they would be parsed as values of these options.
     overrides = [word for word in words if is_override(word) and not word.startswith("-")]
@@ -199,7 +192,7 @@ def check_arms(ablation: Ablation, args: argparse.Namespace) -> None:
     for arm in args.arms or ablation.arms:
         base, *changes = train_command(ablation, arm, args.overrides)[2:]
         try:
-            load_config(base, changes)
+            vitkit.load_config(base, changes)
         except ConfigError as error:
             raise ConfigError(f"arm {arm!r}: {error}") from error
 
@@ -242,12 +235,17 @@ def run_arm(command: list[str], folder: Path, *, seed: int, epochs: int | None, 
     Raises:
         TrainingError: the run failed.
     """
+    from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME
+    from vitkit.engine.run_folder import RECORD_NAME
+    from vitkit.logging import LOG_NAME
+    from vitkit.visualization.curves import read_log
+
     resumes = (folder / LAST_NAME).is_file()
     if resumes:
-        epochs = load_config(folder / CONFIG_NAME, trust=True)["train"]["epochs"]
+        epochs = vitkit.load_config(folder / CONFIG_NAME, trust=True)["train"]["epochs"]
     elif epochs is None and ablation.minutes is not None:
         epochs = epochs_of(ablation.minutes, command, folder.with_name(f"{folder.name}-timing"), device)
-    epochs = epochs or load_config(command[2], command[3:])["train"]["epochs"]
+    epochs = epochs or vitkit.load_config(command[2], command[3:])["train"]["epochs"]
     eval_every = max(1, round(epochs / ablation.evaluations))
     command = [*command, f"train.epochs={epochs}", f"train.eval_every={eval_every}", f"train.seed={seed}"]
     if not resumes:
@@ -336,6 +334,10 @@ def _mean_and_spread(values: Sequence[float | None]) -> str:
 
 def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
     """Draw the first metric: the mean over seeds, with their range shaded."""
+    from matplotlib.figure import Figure
+
+    from vitkit.visualization.canvas import save_figure
+
     if ablation.curves:
         curves, x = last_values(ablation, rows), ablation.x_label
     else:

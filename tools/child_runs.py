@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import DataError, TrainingError
-from vitkit.logging import LOG_NAME
-from vitkit.visualization.curves import read_log
 
 _TIMED_STEPS = 5
 """Steps between the log records from which a step's cost is measured: this many warm up, and twice as many are timed.
@@ -41,6 +39,9 @@ def time_steps(command: Sequence[str], folder: Path, *, minutes: float = 0.0) ->
     Raises:
         TrainingError: the run failed, or ended before enough steps were timed.
     """
+    from vitkit.logging import LOG_NAME
+    from vitkit.visualization.curves import read_log
+
     shutil.rmtree(folder, ignore_errors=True)
     output = folder.with_suffix(".txt")
     records: list[dict[str, Any]] = []

@@ -1,4 +1,9 @@
-"""Shared parts of the tools: the --device option, errors in one line, models and overrides among the arguments."""
+"""Shared parts of the tools: the --device option, errors in one line, models and overrides among the arguments.
+
+PyTorch is imported by the functions that need it, so that `--help` of a tool need not wait for it.
+"""
+
+from __future__ import annotations
 
 import argparse
 import errno
@@ -6,25 +11,29 @@ import itertools
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from vitkit import model_zoo
-from vitkit.devices import accelerators, default_device, is_out_of_memory
 from vitkit.errors import ConfigError, DataError, VitkitError, error_line
-from vitkit.inference import Loaded, Predictor, Tiling, Translator
-from vitkit.inference.ahead import map_ahead
 from vitkit.tools.console import printing
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vitkit.inference import Loaded, Predictor, Tiling
 
 
 def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """Add --device: "cpu", or an accelerator that PyTorch finds, which is then the default."""
-    default = default or default_device()
-    parser.add_argument("--device", type=_device, default=default, help=f"cpu, cuda, mps, ... (default: {default})")
+    """Add --device: "cpu", or an accelerator that PyTorch finds, which is then the default.
+
+    argparse passes a default that is a text through `_device`, too, but only if it does not print --help.
+    """
+    text = f"cpu, cuda, mps, ... (default: {default or 'auto, the accelerator that PyTorch finds, else cpu'})"
+    parser.add_argument("--device", type=_device, default=default or "auto", help=text)
 
 
 MODEL_HELP = (
@@ -48,6 +57,8 @@ def sort_model(args: argparse.Namespace) -> None:
 
 def split_weights(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     """Split off the weights before overrides, which may follow a config's name; None if there are none."""
+    from vitkit import model_zoo
+
     has_weights = overrides and (os.path.exists(overrides[0]) or overrides[0] in model_zoo.index())
     return (overrides[0], list(overrides[1:])) if has_weights else (None, list(overrides))
 
@@ -66,6 +77,8 @@ def tiling_of(args: argparse.Namespace) -> Tiling | None:
     Raises:
         ConfigError: the sizes are out of range, or an overlap is given without a size.
     """
+    from vitkit.inference import Tiling
+
     if args.tiles is None and args.tile_overlap is not None:
         raise ConfigError("--tile-overlap: give the size of the tiles, too (--tiles SIZE).")
     return None if args.tiles is None else Tiling(args.tiles, args.tile_overlap)
@@ -78,6 +91,10 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def _device(text: str) -> str:
+    from vitkit.devices import accelerators, default_device
+
+    if text == "auto":
+        return default_device()
     choices = ["cpu", *accelerators()]
     if text not in choices:
         here = "" if len(choices) > 1 else "; PyTorch finds no accelerator here"
@@ -121,6 +138,8 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
 
 def machine_error_line(error: BaseException) -> str | None:
     """Return the line with which tools report an error of memory, a file's name or storage; None for another error."""
+    from vitkit.devices import is_out_of_memory
+
     if is_out_of_memory(error):
         reason = str(error).split("\n")[0] or type(error).__name__
         return f"error: out of memory ({reason}). End other programs, or give this one less to do."
@@ -154,8 +173,24 @@ def new_file(name: str, model: str | Path = "") -> Path:
         path = (folder / name).with_stem(f"{Path(name).stem}-{number}")
 
 
+def check_out(option: str, path: Path | None) -> None:
+    """Raise a ConfigError if a file cannot be written, before the work whose result it is to hold."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: is a folder; expected the name of a file in it.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be written ({error.strerror}). Choose another file.") from error
+
+
 def require_pictures(loaded: Loaded, name: str) -> None:
     """Raise a ConfigError that names the suitable tool if a model takes text."""
+    from vitkit.inference import Predictor, Translator
+
     if not isinstance(loaded, Predictor):
         tool = "translate" if isinstance(loaded, Translator) else "generate"
         raise ConfigError(f"{name}: reads text, not pictures. Use tools/{tool}.py.")
@@ -163,6 +198,8 @@ def require_pictures(loaded: Loaded, name: str) -> None:
 
 def require_text_model(loaded: Loaded, name: str, kinds: type | UnionType) -> None:
     """Raise a ConfigError that names the suitable tool if a model is of none of these kinds."""
+    from vitkit.inference import Predictor, Translator
+
     if isinstance(loaded, kinds):
         return
     kind = type(loaded.model).__name__
@@ -175,6 +212,7 @@ def require_text_model(loaded: Loaded, name: str, kinds: type | UnionType) -> No
 
 def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield pictures with their names; unreadable ones are reported and added to `broken`, without stopping."""
+    from vitkit.inference.ahead import map_ahead
 
     def read(path: Path) -> tuple[str, np.ndarray] | DataError:
         try:

@@ -29,7 +29,7 @@ from vitkit.errors import ConfigError
 from vitkit.inference import find_trained
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.report.comparison import Compared, Comparison, is_better, write_comparison
-from vitkit.tools.common import add_device, add_trust, errors_in_one_line, new_file, unique_names
+from vitkit.tools.common import add_device, add_trust, check_out, errors_in_one_line, new_file, unique_names
 from vitkit.visualization.curves import plot_runs
 from vitkit.visualization.html import jpeg_url
 from vitkit.words import counted
@@ -68,6 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     args.out = args.out or new_file("comparison.html")
     with errors_in_one_line():
         setup_logging()
+        check_out("--out", args.out)
         run(args)
 
 

@@ -7,13 +7,15 @@ Example:
 """
 
 import argparse
-import json
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitkit.data.io.coco_schema import is_number
 from vitkit.errors import DataError
+from vitkit.evaluation.base import read_results
 from vitkit.evaluation.text import METRICS, LengthGroup, draw_by_length
-from vitkit.tools.common import errors_in_one_line, new_file
+from vitkit.tools.common import check_out, errors_in_one_line, new_file
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -26,6 +28,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
+        check_out("--out", args.out)
         metric, curves = read_curves(args.results)
         args.out = args.out or new_file("bleu_by_length.png")
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -65,12 +68,18 @@ def read_curve(text: str) -> tuple[str, str, list[LengthGroup]]:
         DataError: the file is not a result of a translation model.
     """
     name, _, path = text.rpartition("=")
-    try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8"))["by_length"]
-        metric = next(name for name in METRICS if name in rows[0])
-        groups = [LengthGroup(row["first"], row["last"], row["count"], row[metric]) for row in rows]
-    except (OSError, ValueError, KeyError, IndexError, TypeError, StopIteration) as error:
-        raise DataError(f"{path}: no results that tools/test.py wrote of a translation model ({error!r}).") from error
+    content = read_results(path)
+    rows = content.get("by_length") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path}: has no results by_length, as tools/test.py writes them of a translation model.")
+    metric = next((name for name in METRICS if name in rows[0]), None)
+    for number, row in enumerate(rows):
+        if metric is None or not all(is_number(row.get(field)) for field in ("first", "last", "count", metric)):
+            raise DataError(
+                f"{path}: by_length entry {number} is {reprlib.repr(row)}; expected numbers for first, last, count and "
+                f"{metric or ' or '.join(METRICS)}, as tools/test.py writes them of a translation model."
+            )
+    groups = [LengthGroup(row["first"], row["last"], row["count"], row[metric]) for row in rows]
     return name or Path(path).stem, metric, groups
 
 

@@ -25,7 +25,16 @@ from vitkit import model_zoo
 from vitkit.data.synthetic.world import World
 from vitkit.errors import DataError
 from vitkit.inference import Predictor, find_pictures, find_trained, load, to_array
-from vitkit.inference.export import FORMATS, OPSETS, TOLERANCES, ExportedPart, ExportSettings, check_out, export_model
+from vitkit.inference.export import (
+    FORMATS,
+    OPSETS,
+    TOLERANCES,
+    ExportedPart,
+    ExportSettings,
+    check_out,
+    export_model,
+    runner_path,
+)
 from vitkit.inference.export_metadata import describe
 from vitkit.logging import setup_logging
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
@@ -85,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
         for part in export_model(predictor, out, pictures=pictures, metadata=metadata, **settings):
             show(part, args)
         if args.format == "onnx":
-            print(f"wrote run_{out.stem}.py beside it, which predicts with it without PyTorch")
+            print(f"wrote {runner_path(out).name} beside it, which predicts with it without PyTorch")
 
 
 def zoo_licence(weights: str | Path | None) -> str | None:

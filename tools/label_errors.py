@@ -16,17 +16,8 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from vitkit.config import Config
-from vitkit.data.loading.loader import DataSettings
-from vitkit.distributed import close_distributed, init_distributed, is_main
-from vitkit.engine.settings import require
-from vitkit.engine.testing import evaluate_model
 from vitkit.errors import ConfigError
-from vitkit.evaluation import CocoEvaluator
-from vitkit.inference import find_model, find_trained
-from vitkit.logging import setup_logging
-from vitkit.report.label_errors import weak_detector, write_label_errors
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, new_file, sort_model
+from vitkit.tools.common import add_device, add_model, add_trust, check_out, errors_in_one_line, new_file, sort_model
 from vitkit.words import counted
 
 
@@ -58,8 +49,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.distributed import close_distributed
+
     try:
         with errors_in_one_line():
+            check_out("--out", args.out)
             run(args)
     finally:
         close_distributed()
@@ -71,6 +65,16 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: the data has no boxes.
     """
+    from vitkit.config import Config
+    from vitkit.data.loading.loader import DataSettings
+    from vitkit.distributed import init_distributed, is_main
+    from vitkit.engine.settings import require
+    from vitkit.engine.testing import evaluate_model
+    from vitkit.evaluation import CocoEvaluator
+    from vitkit.inference import find_model, find_trained
+    from vitkit.logging import setup_logging
+    from vitkit.report.label_errors import weakness, write_label_errors
+
     find = find_model if args.eval_only else find_trained
     config, weights = find(args.model, args.weights, overrides=args.overrides, trust=args.trust)
     config = Config({**config, "evaluator": {"type": "CocoEvaluator"}}, path=config.path)
@@ -94,9 +98,8 @@ def run(args: argparse.Namespace) -> None:
     )
     if trained_on:
         print("the model was trained on these labels, and may have learned their errors")
-    num_labels = len(evaluator.dataset.ground_truth()["annotations"])
-    if (text := weak_detector(len(errors), num_labels)) is not None:
-        print(text)
+    if weak := weakness(evaluator):
+        print(weak)
     counts = Counter(error.kind for error in errors)
     print(
         f"{counted(len(errors), 'suspicious labels')}: "

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.errors import DataError
-from vitkit.logging import LOG_NAME
-from vitkit.tools.common import errors_in_one_line, new_file
-from vitkit.visualization.curves import plot_runs, plot_training
+from vitkit.tools.common import check_out, errors_in_one_line, new_file
 from vitkit.words import counted
 
 
@@ -45,11 +43,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
+        check_out("--out", args.out)
         run(args)
 
 
 def run(args: argparse.Namespace) -> None:
     """Draw the curves, and print the best metrics of several runs."""
+    from vitkit.logging import LOG_NAME
+    from vitkit.visualization.curves import plot_runs, plot_training
+
     logs = [path / LOG_NAME if path.is_dir() else path for path in args.runs]
     names = args.names or names_of(logs)
     if len(set(names)) < len(names):

@@ -11,10 +11,7 @@ Examples:
 import argparse
 from pathlib import Path
 
-from vitkit.engine.results import score_file
-from vitkit.logging import setup_logging
-from vitkit.report import write_report
-from vitkit.tools.common import errors_in_one_line, new_file
+from vitkit.tools.common import check_out, errors_in_one_line, new_file
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -30,8 +27,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.engine.results import score_file
+    from vitkit.logging import setup_logging
+    from vitkit.report import write_report
+
     with errors_in_one_line():
         setup_logging()
+        check_out("--out", args.out)
         evaluation = score_file(args.results, annotations=args.annotations, images=args.images)
         print(evaluation.evaluator.table())
         facts = {"results": str(args.results)}

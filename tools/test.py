@@ -15,38 +15,32 @@ Examples:
     python tools/test.py runs/detr --report report.html    (a page: numbers with intervals, curves, errors, pictures)
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from vitkit.config import Config, format_config
-from vitkit.distributed import close_distributed, init_distributed, is_main
-from vitkit.engine.results import score_results
-from vitkit.engine.testing import evaluate_model
 from vitkit.errors import ConfigError
-from vitkit.evaluation import CocoEvaluator
-from vitkit.evaluation.classification import draw_confusion_matrix
-from vitkit.evaluation.detection_report import MATCHED, best_threshold, confusion_matrix, threshold_rows
-from vitkit.evaluation.text import perplexity
-from vitkit.inference import find_model, find_trained
-from vitkit.logging import setup_logging
-from vitkit.models.tta import SCALES
-from vitkit.report import write_report
 from vitkit.tools.common import (
     add_device,
     add_model,
     add_tiles,
     add_trust,
+    check_out,
     errors_in_one_line,
     new_file,
     sort_model,
     tiling_of,
 )
 from vitkit.words import counted
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitkit.config import Config
+    from vitkit.structures import ScoreThresholds
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -65,8 +59,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--tta-scales",
         type=scales,
         metavar="SCALES",
-        default=SCALES,
-        help=f"sizes for --tta, relative to the evaluated one (default: {','.join(map(str, SCALES))})",
+        help="sizes for --tta, relative to the evaluated one (default: 0.5,0.75,1,1.25,1.5,1.75)",
     )
     text = "split to evaluate; training data are prepared like validation data (default: val)"
     parser.add_argument("--split", choices=("val", "test", "train"), default="val", help=text)
@@ -89,7 +82,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="for detectors, draw the confusion matrix of predictions with at least this score (without SCORE: 0.5)",
     )
     parser.add_argument(
-        "--iou", type=float, default=MATCHED, help="minimum IoU for --thresholds and --confusion (default: 0.5)"
+        "--iou", type=float, default=0.5, help="minimum IoU for --thresholds and --confusion (default: 0.5)"
     )
     parser.add_argument(
         "--out", type=Path, help="results file to write (default: results.json in the run's folder, or in this one)"
@@ -120,8 +113,15 @@ def scales(text: str) -> tuple[float, ...]:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.config import format_config
+    from vitkit.distributed import close_distributed, init_distributed
+    from vitkit.inference import find_model, find_trained
+    from vitkit.logging import setup_logging
+
     try:
         with errors_in_one_line():
+            check_out("--out", args.out)
+            check_out("--report", args.report)
             needs_weights = not (args.eval_only or args.print_config)
             find = find_trained if needs_weights else find_model
             config, weights = find(args.model, args.weights, overrides=args.overrides, trust=args.trust)
@@ -140,13 +140,18 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(config: Config, weights: str | Path, args: argparse.Namespace, device: torch.device) -> None:
     """Predict every image once, and print and write the results."""
+    from vitkit.distributed import is_main
+    from vitkit.engine.testing import evaluate_model
+    from vitkit.evaluation.text import perplexity
+    from vitkit.models.tta import SCALES
+
     out = args.out or new_file("results.json", args.model)
     out.parent.mkdir(parents=True, exist_ok=True)
-    tta_scales = args.tta_scales if args.tta else None
+    tta_scales = args.tta_scales or SCALES if args.tta else None
     result = evaluate_model(config, weights, device, tta_scales=tta_scales, tiling=tiling_of(args), split=args.split)
     if not is_main():
         return
-    show(result.evaluator, args)
+    show(result.evaluator, args, result.thresholds)
     metrics = result.metrics
     if "nll" in metrics:
         print(f"token accuracy {metrics['token_accuracy']:.4f}   perplexity {perplexity(metrics['nll']):.3f}")
@@ -157,6 +162,9 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace, device: t
 
 def score(config: Config, args: argparse.Namespace) -> None:
     """Print the metrics of predictions that were written by an earlier evaluation."""
+    from vitkit.distributed import is_main
+    from vitkit.engine.results import score_results
+
     if is_main():
         evaluator = score_results(args.eval_only, config, split=args.split)
         show(evaluator, args)
@@ -167,18 +175,26 @@ def report(evaluator: Any, args: argparse.Namespace) -> None:
     """Write the report if it was requested."""
     if args.report is None:
         return
+    from vitkit.report import write_report
+
     facts = {"model": str(args.model), "results": str(args.eval_only or args.weights or "predicted now")}
     path = write_report(evaluator, args.report, title=args.report.stem, facts=facts)
     print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
-def show(evaluator: Any, args: argparse.Namespace) -> None:
-    """Print the evaluator's table, and the requested details."""
+def show(evaluator: Any, args: argparse.Namespace, stored: ScoreThresholds | None = None) -> None:
+    """Print the evaluator's table, score thresholds, those stored with the weights too, and the requested details."""
+    from vitkit.evaluation import CocoEvaluator
+
     table = evaluator.table()
     print(table)
     thresholds = evaluator.score_thresholds()
+    if stored is not None:
+        print(f"the model shows objects from {stored}")
     if thresholds is not None:
-        print(f"show objects above {thresholds}")
+        # Chosen on test data, a threshold would be part of what is tested.
+        use = "show objects above" if args.split == "val" else f"best on data.{args.split}, and not stored:"
+        print(f"{use} {thresholds}")
     detection = next((part for part in evaluator.parts if isinstance(part, CocoEvaluator)), None)
     if args.per_class and detection is evaluator:
         print_numbers(evaluator.details()[0])
@@ -215,6 +231,8 @@ def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
 
 def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str, iou: float) -> None:
     """Print precision, recall and F1 at each threshold, and at the threshold with the highest F1."""
+    from vitkit.evaluation.detection_report import best_threshold, threshold_rows
+
     truth, results = evaluator.dataset.ground_truth(), evaluator.results()
     rows = threshold_rows(truth, results, thresholds, iou_type=iou_type, iou=iou)
     best = best_threshold(truth, results, iou_type=iou_type, iou=iou)
@@ -229,6 +247,11 @@ def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str, iou
 
 def print_confusion(evaluator: Any, args: argparse.Namespace, iou_type: str) -> None:
     """Print the most frequent confusions, and draw all of them."""
+    import numpy as np
+
+    from vitkit.evaluation.classification import draw_confusion_matrix
+    from vitkit.evaluation.detection_report import confusion_matrix
+
     matrix = confusion_matrix(
         evaluator.dataset.ground_truth(),
         evaluator.results(),

@@ -19,15 +19,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vitkit import load_config
-from vitkit.config import format_config
-from vitkit.data.loading.loader import lost_worker
-from vitkit.distributed import close_distributed, init_distributed, lost_peer, rank, report_failure
-from vitkit.engine.checkpointing import CONFIG_NAME
-from vitkit.engine.run_folder import check_resumable
-from vitkit.engine.trainer import check_training, run_training
 from vitkit.errors import VitkitError, error_line
-from vitkit.logging import setup_logging
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, is_override, machine_error_line
 
 
@@ -64,6 +56,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Train as the command line says; errors that a user can cause end the program with one line."""
     args = parse_args(argv)
+    from vitkit import load_config
+    from vitkit.config import format_config
+    from vitkit.data.loading.loader import lost_worker
+    from vitkit.distributed import close_distributed, init_distributed, lost_peer, rank, report_failure
+    from vitkit.engine.checkpointing import CONFIG_NAME
+    from vitkit.engine.run_folder import check_resumable
+    from vitkit.engine.trainer import check_training, run_training
+    from vitkit.logging import setup_logging
+
     try:
         if args.resume:
             check_resumable(args.resume)

@@ -261,7 +261,7 @@ def test_class_without_correct_detections_has_no_own_threshold(dataset):
     evaluator.update([dict(labels=torch.tensor([0]), scores=torch.tensor([0.25]), boxes_xyxy=box)], [dict(image_id=11)])
     evaluator.gather()
     evaluator.compute()
-    assert evaluator.score_thresholds() == ScoreThresholds(0.125, (0.125, None, None), "highest F1 in validation")
+    assert evaluator.score_thresholds() == ScoreThresholds(0.125, (0.125, None, None), "highest F1")
     combined = EVALUATORS.build("CombinedEvaluator", dataset=dataset, evaluator=["CocoEvaluator"])
     assert combined.score_thresholds() is None
     wrong = CocoEvaluator(dataset)

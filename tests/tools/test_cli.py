@@ -63,6 +63,25 @@ assert not {"torch", "numpy"} & sys.modules.keys()
     assert result.stdout.endswith(f"vitkit {vitkit.__version__}\n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["train --help", "test --help", "report --help", "label_errors --help", "plot_log --help", "ablate --help"]
+    + ["ablate --list"],
+)
+def test_help_of_tools_and_lists_do_not_import_torch(words):
+    script = f"""
+import sys
+from vitkit.tools.cli import main
+try:
+    main({words.split()!r})
+finally:
+    assert not {{"torch", "timm", "matplotlib", "cv2"}} & sys.modules.keys()
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) > 5
+
+
 def test_dashes_may_stand_for_underscores(monkeypatch):
     module = types.ModuleType("vitkit.tools.make_shapes")
     module.main = lambda argv: 7

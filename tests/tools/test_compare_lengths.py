@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 
 from vitkit.evaluation.text import TextEvaluator
@@ -26,7 +28,32 @@ def test_curves_of_several_results_are_drawn(tmp_path, capsys):
 
 
 def test_other_files_are_refused(tmp_path):
-    (tmp_path / "a.json").write_text('{"by_length": [{"first": 1}]}')
-    for name in ("a.json", "none.json"):
-        with pytest.raises(SystemExit, match=rf"{name}: no results that tools/test\.py wrote of a translation model"):
-            compare_lengths.main([str(tmp_path / name)])
+    row = '"first": 1, "last": 5, "count": 3'
+    contents = {
+        "field": '{"by_length": [{"first": 1}]}',
+        "list": "[]",
+        "empty": '{"by_length": []}',
+        "text": f'{{"by_length": [{{{row}, "bleu": "x"}}]}}',
+        "nan": f'{{"by_length": [{{{row}, "bleu": NaN}}]}}',
+        "digits": f'{{"by_length": [{{{row}, "bleu": {"9" * 5000}}}]}}',
+        "nested": "[" * 200_000,
+    }
+    for name, content in contents.items():
+        (tmp_path / f"{name}.json").write_text(content)
+    for name in (*contents, "none"):
+        with pytest.raises(SystemExit, match=rf"{name}\.json") as caught:
+            compare_lengths.main([str(tmp_path / f"{name}.json"), "--out", str(tmp_path / "a.png")])
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize("tool", ["report", "compare_lengths", "plot_log", "compare", "label_errors", "test"])
+def test_outputs_that_cannot_be_written_are_refused_before_the_work(tool, tmp_path):
+    (tmp_path / "a.html").mkdir()
+    (tmp_path / "file").touch()
+    main = importlib.import_module(f"vitkit.tools.{tool}").main
+    inputs = ["none.json", "other.json"] if tool == "compare" else ["none.json"]
+    for out, message in (("a.html", "is a folder; expected the name of a file"), ("file/b.html", "cannot be written")):
+        with pytest.raises(SystemExit, match=message) as caught:
+            main([*inputs, "--out", str(tmp_path / out)])
+        assert "\n" not in str(caught.value)

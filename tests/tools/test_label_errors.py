@@ -1,6 +1,7 @@
 """Suspicious labels as a page and as corrections, and their measurement with planted errors."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -38,6 +39,19 @@ def test_corrections_fix_the_labels(folder, capsys):
     assert len(data.annotations) == before + 1 and entry["action"] == "add"
     removed = json.loads((folder / "results.json").read_text())[2]
     assert entry["bbox"] == pytest.approx(removed["bbox"], abs=0.02)
+
+
+def test_page_and_tool_warn_of_a_detector_that_finds_few_labels(folder, capsys):
+    words = r"the detector finds (\d+)% of the \d+ labels, so that many of the suspicions may be its own errors"
+    label_errors.main(["config.py", "--eval-only", "results.json", "--out", "strong.html"])
+    assert not re.search(words, capsys.readouterr().out)
+    results = json.loads((folder / "results.json").read_text())
+    (folder / "few.json").write_text(json.dumps(results[::3]))
+    label_errors.main(["config.py", "--eval-only", "few.json", "--out", "weak.html"])
+    (share,) = re.findall(words, capsys.readouterr().out)
+    assert 10 < int(share) < 70
+    assert re.search(words[4:], (folder / "weak.html").read_text(encoding="utf-8"))
+    assert not re.search(words[4:], (folder / "strong.html").read_text(encoding="utf-8"))
 
 
 def test_page_is_reviewed_by_keys_and_exports_accepted_corrections(folder, tmp_path):

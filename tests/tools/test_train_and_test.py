@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -148,7 +149,7 @@ def test_testing_repeats_the_validation_and_writes_results_for_pycocotools(tiny,
 
 
 def test_checkpoints_keep_what_the_evaluation_measured(tiny, monkeypatch, capsys):
-    found = ScoreThresholds(0.25, (0.5, *[None] * 5), "highest F1 in validation")
+    found = ScoreThresholds(0.25, (0.5, *[None] * 5), "highest F1")
     # After such a short training nothing is detected.
     monkeypatch.setattr(CocoEvaluator, "score_thresholds", lambda evaluator: found)
     train(tiny, "train.save_every_steps=1")
@@ -157,10 +158,14 @@ def test_checkpoints_keep_what_the_evaluation_measured(tiny, monkeypatch, capsys
         "image_sizes": {"least_short": 32, "median_short": 32, "most_short": 32, "most_long": 32},
     }
     assert all(read_checkpoint(f"runs/tiny/{name}.pth")["measured"] == expected for name in ("best", "last"))
-    assert load("runs/tiny").thresholds == found
+    assert load("runs/tiny").thresholds == replace(found, origin="highest F1 in validation")
     capsys.readouterr()
     evaluate("runs/tiny/last.pth")
-    assert "show objects above score 0.25 to 0.50, by class (highest F1" in capsys.readouterr().out
+    stored = "the model shows objects from score 0.25 to 0.50, by class (highest F1 in validation)"
+    assert f"{stored}\nshow objects above score 0.25 to 0.50, by class (highest F1)" in capsys.readouterr().out
+    evaluate("runs/tiny/last.pth", "--split", "train")
+    best = "best on data.train, and not stored: score 0.25 to 0.50, by class (highest F1)"
+    assert f"{stored}\n{best}" in capsys.readouterr().out
     # A resumed run has the thresholds from the start, not only after its next evaluation.
     monkeypatch.setattr(CocoEvaluator, "score_thresholds", lambda evaluator: None)
     train("--resume", "runs/tiny")
@@ -172,7 +177,7 @@ def test_every_tool_accepts_a_run_by_any_of_its_names(tiny, tmp_path, capsys, na
     train(tiny, "train.epochs=1")
     capsys.readouterr()
     test_tool.main([*name, "data.val.num_images=2", "--device", "cpu"])
-    assert "results are in results.json" in capsys.readouterr().out
+    assert "results are in runs/tiny/results.json" in capsys.readouterr().out
     image = tmp_path / "shape.png"
     Image.fromarray(build_dataset(dict(type="ShapesDetection", num_images=1)).load_image(0)).save(image)
     explain.main([*name, "--image", str(image), "--device", "cpu"])

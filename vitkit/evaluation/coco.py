@@ -236,7 +236,7 @@ class CocoEvaluator(SampleEvaluator):
         if overall is None:
             return None
         by_class = tuple(_best_threshold([ranking]) for ranking in rankings)
-        return ScoreThresholds(overall, by_class, origin="highest F1 in validation")
+        return ScoreThresholds(overall, by_class, origin="highest F1")
 
     def results(self) -> list[dict[str, Any]]:
         """Return all predictions in COCO's result format, sorted by image.

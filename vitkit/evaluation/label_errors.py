@@ -20,6 +20,8 @@ _SAME, _NEAR = 0.5, 0.1
 _FAR = 0.3
 """IoU below which a box counts as completely misplaced."""
 _NUM_BINS = 20
+_SUPERFLUOUS = 0.1
+"""Assumed ratio of superfluous labels to correct ones; it keeps boxes that a weak detector misses low in the list."""
 
 
 class LabelError(NamedTuple):
@@ -44,18 +46,35 @@ def find_label_errors(
         results: predictions in COCO's result format, with their boxes, of all scores.
         category_ids: raw category ids of the classes.
     """
+    images = _images_of(truth, results)
+    evidence = _Evidence(images, category_ids)
+    errors = [error for image in images for error in _errors_in(image, evidence)]
+    return sorted(errors, key=lambda error: -error.suspicion)
+
+
+def detected_share(
+    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], category_ids: Sequence[int]
+) -> float:
+    """Return the fraction of labels that the model detects, 0 to 1, each counted by how often its scores are right.
+
+    Arguments as in `find_label_errors`.
+    """
+    images = _images_of(truth, results)
+    evidence = _Evidence(images, category_ids)
+    supports = np.concatenate([np.zeros(0), *(evidence.support(image) for image in images)])
+    return float(supports.mean()) if len(supports) else 0.0
+
+
+def _images_of(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> list["_Image"]:
     objects, predictions = defaultdict(list), defaultdict(list)
     for number, annotation in enumerate(truth["annotations"]):
         objects[annotation["image_id"]].append(number)
     for number, result in enumerate(results):
         predictions[result["image_id"]].append(number)
-    images = [
+    return [
         _Image(image["id"], objects[image["id"]], predictions[image["id"]], truth["annotations"], results)
         for image in truth["images"]
     ]
-    evidence = _Evidence(images, category_ids)
-    errors = [error for image in images for error in _errors_in(image, evidence)]
-    return sorted(errors, key=lambda error: -error.suspicion)
 
 
 class _Image:
@@ -157,7 +176,10 @@ def _errors_in(image: _Image, evidence: _Evidence) -> list[LabelError]:
         slack = max(evidence.median_iou - _FAR, 0.1)
         misplaced = of_near * (1 - of_better) * float(np.clip((evidence.median_iou - iou) / slack, 0, 1))
         support = float(evidence.support(image)[j])
-        superfluous = (1 - support) * evidence.seen.get(int(image.true[j]), 0.0)
+        seen = evidence.seen.get(int(image.true[j]), 0.0)
+        # By Bayes' rule: a label without a detection is superfluous, or one of those that the model misses. A model
+        # that detects nothing of a class says nothing about its labels.
+        superfluous = (1 - support) * _SUPERFLUOUS / (_SUPERFLUOUS + 1 - seen) if seen else 0.0
         suspicion, kind, against = max((wrong_class, "class", k), (misplaced, "box", i), (superfluous, "extra", -1))
         if suspicion > 0:
             prediction = int(image.predictions[against]) if against >= 0 else -1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.evaluation.coco import CocoEvaluator
-from vitkit.evaluation.label_errors import LabelError, corrections, find_label_errors
+from vitkit.evaluation.label_errors import LabelError, corrections, detected_share, find_label_errors
 from vitkit.report.elements import data_block, section, table, warning
 from vitkit.report.pictures import PictureBudget
 from vitkit.report.report import describe_data, write_page
@@ -31,13 +31,19 @@ _CONTROLS = """<div class="controls"><label>show <select class="kind" aria-label
 <div class="gallery"></div>"""
 
 
-def weak_detector(num_found: int, num_labels: int) -> str | None:
-    """Return a warning if a detector contradicts so many labels that it is rather wrong itself."""
-    if num_found <= num_labels / 2:
+_STRONG = 0.7
+"""Share of the labels that a detector should find for its other objections to be worth a look."""
+
+
+def weakness(evaluator: CocoEvaluator) -> str | None:
+    """Return a warning that a detector finds too few of the labels to judge them; None if it finds enough."""
+    truth = evaluator.dataset.ground_truth()
+    share = detected_share(truth, evaluator.results(), list(evaluator.dataset.category_ids))
+    if share >= _STRONG:
         return None
     return (
-        f"{counted(num_found, 'suspicions')} for {counted(num_labels, 'labels')}: the detector is weak, and most of "
-        "them are its own errors. Review the first ones only, or train a better detector."
+        f"the detector finds {share:.0%} of the {counted(len(truth['annotations']), 'labels')}, so that many of the "
+        "suspicions may be its own errors. Review the first ones only, or train a better detector."
     )
 
 
@@ -63,16 +69,15 @@ def write_label_errors(
         the listed errors, the most likely first, and the JSON file.
     """
     truth, results = evaluator.dataset.ground_truth(), evaluator.results()
-    found = find_label_errors(truth, results, list(evaluator.dataset.category_ids))
-    errors = found[:most]
+    errors = find_label_errors(truth, results, list(evaluator.dataset.category_ids))[:most]
     entries = corrections(errors, truth, results)
     list_file = Path(path).with_suffix(".json")
     pictures = PictureBudget(evaluator.dataset, PICTURE_BYTES)
     parts = [
         section("Suspicious labels", *_page_parts(evaluator, errors, entries, truth, results, pictures), note=_NOTE)
     ]
-    if (text := weak_detector(len(found), len(truth["annotations"]))) is not None:
-        parts.insert(0, warning(text))
+    if weak := weakness(evaluator):
+        parts.insert(0, warning(weak[0].upper() + weak[1:]))
     if trained_on:
         text = "The model was trained on these labels and may have learned their errors: it will find fewer of them."
         parts.insert(0, warning(text))
