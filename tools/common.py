@@ -18,8 +18,9 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING
 
-from vitkit.errors import ConfigError, DataError, VitkitError, error_line
+from vitkit.errors import ConfigError, DataError, VitkitError, error_line, place_in_own_code
 from vitkit.tools.console import printing
+from vitkit.words import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,7 +132,10 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
     except (VitkitError, *others) as error:
         sys.exit(error_line(error))
     except Exception as error:
-        if (line := machine_error_line(error)) is None:
+        line = machine_error_line(error)
+        if line is None and (place := place_in_own_code(error)) is not None:
+            line = printable(f"error: {place}: {type(error).__name__}: {error}")
+        if line is None:
             raise
         sys.exit(line)
 

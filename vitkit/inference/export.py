@@ -20,7 +20,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from vitkit.config.trust import ProgramCode, remember
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, place_in_own_code
 from vitkit.inference.export_checks import (
     NUM_TOKENS,
     Difference,
@@ -362,7 +362,17 @@ def not_carried(format_name: str, error: BaseException) -> ConfigError:
     operations = [match[0] for message in reversed(messages) for match in [_OPERATION.search(message)] if match]
     first_line = next((line for line in messages[-1].splitlines() if line.strip()), type(error).__name__)
     operation = f" the operation {operations[0]}" if operations else ""
-    return ConfigError(f"export: {format_name} cannot carry{operation or ' the model'}: {first_line.strip()[:300]}")
+    place = place_in_own_code(error)
+    where = f" ({place})" if place else ""
+    return ConfigError(
+        f"export: {format_name} cannot carry{operation or ' the model'}: {first_line.strip()[:300]}{where}"
+    )
+
+
+def _more_exact(settings: ExportSettings) -> str:
+    """Return the advice to leave out an option that was used and costs precision."""
+    used = [option for option, is_used in (("--half", settings.half), ("--quantize", settings.quantize)) if is_used]
+    return f"Leave {' and '.join(used)} out, or " if used else "If that is enough for you, "
 
 
 def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) -> ExportedPart:
@@ -378,7 +388,7 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
     if beyond:
         raise ConfigError(
             f"export: {final.name} is not written, as it differs from the model in {'; '.join(map(str, beyond))}. "
-            "Differences are relative to the largest value. Leave --half or --quantize out, or set --tolerance."
+            f"Differences are relative to the largest value. {_more_exact(settings)}set a larger --tolerance."
         )
     first = part.batches[0]
     times = seconds(lambda: file.run(first)), seconds(lambda: run_graph(part.graph, first))
