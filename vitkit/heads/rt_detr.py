@@ -102,7 +102,7 @@ class RTDETRHead(QueryHead):
             "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
         }
 
-    def make_queries(self, vectors: Tensor | None, boxes: Tensor | None, batch_size: int) -> Queries:
+    def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
         """See `QueryHead`."""
         raise ConfigError("RTDETRHead: its queries are made from locations of the image, so it has no further ones.")
 
