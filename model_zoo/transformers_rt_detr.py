@@ -36,7 +36,10 @@ def _neck_rules():
         for inner in ("", "blocks.{j}."):
             theirs = inner.replace("blocks", "bottlenecks")
             for k in (1, 2, 3):
-                pairs = [(f"{theirs}conv{k}.conv.", f"{inner}conv{k}.0."), (f"{theirs}conv{k}.norm.", f"{inner}conv{k}.1.")]
+                pairs = [
+                    (f"{theirs}conv{k}.conv.", f"{inner}conv{k}.0."),
+                    (f"{theirs}conv{k}.norm.", f"{inner}conv{k}.1."),
+                ]
                 yield from (Rename(f"^{ours}{a}", f"^{ours}{b}") for a, b in pairs)
 
 
