@@ -50,6 +50,16 @@ def subsample(padding: Tensor | None, stride: int) -> Tensor | None:
     return None if padding is None else padding[..., ::stride, ::stride]
 
 
+def shortcut(x: Tensor, downsample: nn.Sequential | None, padding: Tensor | None) -> Tensor:
+    """Return the residual of a block: x, or its projection to the size of the block's output."""
+    if downsample is None:
+        return x
+    *pooling, conv, norm = downsample
+    for pool in pooling:
+        x = pool(x, padding)
+    return conv_norm(x, conv, norm)
+
+
 class BasicBlock(tv.BasicBlock):
     """torchvision's block with `conv_norm`, padding and `drop_path`, which the network sets."""
 
@@ -57,10 +67,10 @@ class BasicBlock(tv.BasicBlock):
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride); `padding` is (B, 1, H, W) bool."""
-        padding = subsample(padding, self.stride)
+        input_padding, padding = padding, subsample(padding, self.stride)
         out = relu(conv_norm(x, self.conv1, self.bn1), padding)
         out = self.drop_path(conv_norm(out, self.conv2, self.bn2))
-        out += x if self.downsample is None else conv_norm(x, *self.downsample)
+        out += shortcut(x, self.downsample, input_padding)
         return relu(out, padding)
 
 
@@ -75,12 +85,12 @@ class Bottleneck(tv.Bottleneck):
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride); `padding` is (B, 1, H, W) bool."""
-        padding = subsample(padding, self.conv1.stride[0])
+        input_padding, padding = padding, subsample(padding, self.conv1.stride[0])
         out = relu(conv_norm(x, self.conv1, self.bn1), padding)
         padding = subsample(padding, self.conv2.stride[0])
         out = relu(conv_norm(out, self.conv2, self.bn2), padding)
         out = self.drop_path(conv_norm(out, self.conv3, self.bn3))
-        out += x if self.downsample is None else conv_norm(x, *self.downsample)
+        out += shortcut(x, self.downsample, input_padding)
         return relu(out, padding)
 
 
@@ -180,6 +190,10 @@ class ResNet(BackboneBase, tv.ResNet):
         numbered = {name: f"layer{i}" for i, name in enumerate(STAGES, start=1)}
         return {name: getattr(self, layer) for name, layer in numbered.items() if hasattr(self, layer)}
 
+    def stem(self, images: Tensor, padding: Tensor | None) -> Tensor:
+        """(B, 3, H, W) -> (B, 64, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
+        return relu(conv_norm(images, self.conv1, self.bn1), padding)
+
     def stages(self) -> list[list[nn.Module]]:
         """Return the stem, then each stage."""
         return [[self.conv1, self.bn1], *([layer] for layer in self.layers.values())]
@@ -204,7 +218,7 @@ class ResNet(BackboneBase, tv.ResNet):
         # A kernel would carry what is in the padding into the image.
         x = without_padding(x, padding)
         padding = subsample(padding, 2)
-        x = self.maxpool(relu(conv_norm(x, self.conv1, self.bn1), padding))
+        x = self.maxpool(self.stem(x, padding))
         padding = subsample(padding, 2)
         x = without_padding(x, padding)
         features = {}

@@ -1,5 +1,6 @@
 """Necks, between backbone and head: projections and pyramids."""
 
+from vitkit.necks.hybrid_encoder import HybridEncoder
 from vitkit.necks.pixel_decoders import DeformablePixelDecoder, FPNPixelDecoder, TransformerPixelDecoder
 from vitkit.necks.projection import ChannelProjection
 from vitkit.necks.pyramid_projection import PyramidProjection
@@ -9,6 +10,7 @@ __all__ = [
     "ChannelProjection",
     "DeformablePixelDecoder",
     "FPNPixelDecoder",
+    "HybridEncoder",
     "PyramidProjection",
     "SimpleFeaturePyramid",
     "TransformerPixelDecoder",

@@ -27,8 +27,8 @@ class Levels(NamedTuple):
 
     tokens: Tensor
     """(B, S, d_model)."""
-    positions: Tensor
-    """(B or 1, S, d_model), including the level embedding."""
+    positions: Tensor | None
+    """(B or 1, S, d_model), including the level embedding; None without one."""
     shapes: list[tuple[int, int]]
     """(H, W) of each level."""
     padding_mask: Tensor | None
@@ -57,17 +57,17 @@ class Levels(NamedTuple):
 
 def flatten_levels(
     features: Mapping[str, Tensor],
-    level_embed: Tensor,
+    level_embed: Tensor | None,
     padding_mask: Tensor | None = None,
     *,
-    position_offset: float,
+    position_offset: float = 0.0,
     temperature: float = 10000.0,
 ) -> Levels:
     """Concatenate maps into one sequence, with their positions and padding.
 
     Args:
         features: maps (B, d_model, H, W) in the order of the sequence.
-        level_embed: (levels, d_model).
+        level_embed: (levels, d_model); None: without positions.
         padding_mask: (B, H, W) bool at the size of the images, True = padding.
         position_offset: offset for `sine_positions_2d`; Deformable DETR uses -0.5.
         temperature: temperature for `sine_positions_2d`.
@@ -75,16 +75,19 @@ def flatten_levels(
     maps = list(features.values())
     shapes = [(x.shape[-2], x.shape[-1]) for x in maps]
     masks = [None if padding_mask is None else resize_mask(padding_mask, shape) for shape in shapes]
-    rule = dict(offset=position_offset, temperature=temperature, device=maps[0].device)
-    positions = [
-        sine_positions_2d(shape, x.shape[1], padding_mask=mask, **rule).flatten(1, 2)
-        for x, shape, mask in zip(maps, shapes, masks)
-    ]
-    codes = [embed.expand(height * width, -1) for embed, (height, width) in zip(level_embed, shapes)]
+    positions = None
+    if level_embed is not None:
+        rule = dict(offset=position_offset, temperature=temperature, device=maps[0].device)
+        encodings = [
+            sine_positions_2d(shape, x.shape[1], padding_mask=mask, **rule).flatten(1, 2)
+            for x, shape, mask in zip(maps, shapes, masks)
+        ]
+        codes = [embed.expand(height * width, -1) for embed, (height, width) in zip(level_embed, shapes)]
+        positions = torch.cat(encodings, dim=1).to(maps[0].dtype) + torch.cat(codes)
     ratios = [_valid_ratio(mask) for mask in masks if mask is not None]
     return Levels(
         tokens=torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1),
-        positions=torch.cat(positions, dim=1).to(maps[0].dtype) + torch.cat(codes),
+        positions=positions,
         shapes=shapes,
         padding_mask=torch.cat([mask.flatten(1) for mask in masks], dim=1) if ratios else None,
         valid_ratios=torch.stack(ratios, dim=1) if ratios else torch.ones(1, len(maps), 2, device=maps[0].device),

@@ -67,6 +67,23 @@ def sine_positions_2d(
     return torch.cat([encoding.expand(-1, *size, -1) for encoding in encodings], dim=-1)
 
 
+def sine_positions_grid(size: tuple[int, int], d_model: int, *, temperature: float = 10000.0, device=None) -> Tensor:
+    """Return RT-DETR's encoding of a map's locations (Zhao et al. 2023, https://arxiv.org/abs/2304.08069).
+
+    Row and column numbers from 0 are the angles. The quarters of the channels are sines and cosines of the row, then
+    of the column, at d_model / 4 decreasing frequencies.
+
+    Returns:
+        (H * W, d_model) float32, row by row.
+    """
+    quarter = d_model // 4
+    frequencies = temperature ** -(torch.arange(quarter, dtype=torch.float32, device=device) / quarter)
+    rows, columns = (torch.arange(n, dtype=torch.float32, device=device)[:, None] * frequencies for n in size)
+    rows = rows.repeat_interleave(size[1], dim=0)
+    columns = columns.repeat(size[0], 1)
+    return torch.cat((rows.sin(), rows.cos(), columns.sin(), columns.cos()), dim=1)
+
+
 def sine_positions_boxes(boxes: Tensor, d_model: int, *, temperature: float = 10000.0) -> Tensor:
     """Return the encoding of boxes or points (Zhu et al. 2021, appendix A.4, https://arxiv.org/abs/2010.04159).
 

@@ -1,0 +1,105 @@
+"""ResNet-vd (He et al. 2018, "Bag of Tricks", section 4.1, https://arxiv.org/abs/1812.01187): RT-DETR's backbone."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.backbones.resnet import ResNet, conv_norm, relu
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.registry import BACKBONES
+
+RESNET_VD_VARIANTS = {f"resnet{depth}_vd": dict(depth=depth) for depth in (18, 34, 50, 101)}
+"""The depths that RT-DETR uses."""
+_WEIGHTS = "https://github.com/lyuwenyu/storage/releases/download/v0.1/ResNet{}_pretrained_from_paddle.pth"
+_WEIGHT_NAMES = {18: "18_vd", 34: "34_vd", 50: "50_vd_ssld_v2", 101: "101_vd_ssld"}
+
+
+class AveragePool(nn.Module):
+    """The average of stride x stride locations, of those inside the map and the image."""
+
+    def __init__(self, stride: int):
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        """(B, C, H, W) -> (B, C, ceil(H / stride), ceil(W / stride)); `padding` is (B, 1, H, W) bool, where x is 0."""
+        if self.stride == 1:
+            return x
+        pooled = F.avg_pool2d(x, self.stride, ceil_mode=True)
+        if padding is None:
+            return pooled
+        inside = F.avg_pool2d((~padding).to(x.dtype), self.stride, ceil_mode=True)
+        return pooled / inside.clamp(min=1 / self.stride**2)
+
+
+@BACKBONES.register
+class ResNetVD(ResNet):
+    """ResNet with a stem of three 3x3 convolutions, and shortcuts that average before they project.
+
+    Its networks of basic blocks also project the first shortcut, as RT-DETR's do. Loads the weights of timm's
+    `resnet50d` and `resnet101d`.
+
+    Args:
+        depth: 18, 34, 50 or 101.
+        norm, out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see `ResNet`;
+            pretrained=True means the ImageNet weights that RT-DETR starts from.
+    Raises:
+        ConfigError: an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        depth: int = 50,
+        *,
+        norm: str = "bn",
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        drop_path: float = 0.0,
+        pretrained: bool | str = True,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
+    ):
+        super().__init__(
+            depth,
+            norm=norm,
+            out_features=out_features,
+            num_classes=num_classes,
+            drop_path=drop_path,
+            pretrained=pretrained,
+            pixel_mean=pixel_mean,
+            pixel_std=pixel_std,
+        )
+        norm_layer = type(self.bn1)
+        self.conv1 = nn.Sequential(
+            nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False),
+            norm_layer(32),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1, bias=False),
+            norm_layer(32),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1, bias=False),
+        )
+        for layer in self.layers.values():
+            first, out_channels = layer[0], layer[-1].conv1.in_channels
+            projection = nn.Conv2d(first.conv1.in_channels, out_channels, 1, bias=False)
+            first.downsample = nn.Sequential(AveragePool(first.stride), projection, norm_layer(out_channels))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.frozen_stages = frozen_stages
+        self.freeze()
+
+    def stem(self, images: Tensor, padding: Tensor | None) -> Tensor:
+        """(B, 3, H, W) -> (B, 64, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
+        conv1, norm1, _, conv2, norm2, _, conv3 = self.conv1
+        x = relu(conv_norm(images, conv1, norm1), padding)
+        x = relu(conv_norm(x, conv2, norm2), padding)
+        return relu(conv_norm(x, conv3, self.bn1), padding)
+
+    def _address(self) -> str:
+        return _WEIGHTS.format(_WEIGHT_NAMES[self.depth])
+
+
+BACKBONES.register_variants(ResNetVD, RESNET_VD_VARIANTS)
