@@ -3,7 +3,7 @@
 import pytest
 
 from vitkit.tools import analyze, browse
-from vitkit.tools.common import errors_in_one_line, split_weights, unique_names
+from vitkit.tools.common import errors_in_one_line, split_weights
 
 
 def test_weights_before_overrides_are_split_off(tmp_path):
@@ -29,5 +29,3 @@ def test_an_error_in_a_users_own_code_is_one_line_that_names_the_place(tmp_path)
     exec(compile(path.read_text(), str(path), "exec"), names)
     with pytest.raises(SystemExit, match=f"error: {path}, line 2: KeyError: 'a'"), errors_in_one_line():
         names["fail"]()
-    with pytest.raises(TypeError), errors_in_one_line():  # not the user's, so the trace helps to mend it
-        unique_names(None)
