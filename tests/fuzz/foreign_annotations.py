@@ -1,5 +1,6 @@
 """Annotations in the formats of other tools, read, and written again by the tools on annotations."""
 
+import base64
 import csv
 import io
 import json
@@ -159,8 +160,6 @@ def _element(parent: ElementTree.Element, **texts: Any) -> None:
 def write_labelme(rng: random.Random, folder: Path, world: Path) -> None:
     """Write a JSON file for each image, of which two are changed."""
     _, png = cv2.imencode(".png", np.full((4, 5), 255, np.uint8))
-    import base64
-
     shapes = [
         {"label": "cat", "points": [[4, 5], [14, 17]], "shape_type": "rectangle", "group_id": None, "flags": {}},
         {"label": "dog", "points": [[1, 1], [20, 2], [10, 20.5]], "shape_type": "polygon", "group_id": None},

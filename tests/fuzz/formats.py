@@ -15,7 +15,7 @@ class Format:
 
     A case is a folder: `write` puts changed files into it, and `check` reads them, any number of times. A case that
     failed is kept in tests/corpus/NAME/, where it is checked from then on. To add a format, write a module with a list
-    FORMATS of these, and name the module in test_broken_input.py.
+    FORMATS of these, and name the module in surfaces.py.
     """
 
     name: str

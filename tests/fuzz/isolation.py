@@ -26,7 +26,9 @@ LONGEST_SENT = 1 << 16
 KINDS = ("accepted", "error", "traceback", "wrong", "loss", "outside", "code", "memory", "hang", "crash")
 """How a case can end, see `Outcome`."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Characters that would end a line, or that a terminal would obey. An indented line continues the one before."""
+"""Characters that would end a line, or that a terminal would obey."""
+_NEXT_LINE = re.compile(r"\n(  |Read it)")
+"""How the further lines begin of the few messages that list things: unexpected keys, code to be trusted."""
 _PACKAGE = str(Path(vitkit.__file__).parent)
 _TREE = str(Path(vitkit.__file__).parents[1])
 
@@ -122,7 +124,7 @@ def judge(raised: BaseException, expected: type[VitkitError]) -> Outcome:
             return Outcome("traceback", "an error without a message")
         if len(line) > LONGEST_MESSAGE:
             return Outcome("traceback", f"a message of {len(line)} characters: {line[:200]}")
-        if _CONTROL.search(line.replace("\n  ", "")):
+        if _CONTROL.search(_NEXT_LINE.sub("", line)):
             return Outcome("traceback", f"a message with control characters {innermost(raised)}: {line[:300]!r}")
         return Outcome("error", line)
     if isinstance(raised, MemoryError) or "can't allocate memory" in str(raised):
