@@ -1,7 +1,8 @@
 """Texts for people: what a terminal can show, and counted things."""
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160))}
-"""Control characters other than tabs and ends of lines."""
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_CONTROL |= {code: f"\\u{code:04x}" for code in (0x2028, 0x2029)}
+"""Control characters other than tabs and ends of lines, and Unicode's own ends of lines."""
 
 
 def printable(text: str) -> str:

@@ -11,6 +11,7 @@ from vitkit.tools import child_runs, own_data, start
 from vitkit.tools.child_runs import StepCost
 from vitkit.tools.make_shapes import main as make_shapes
 from vitkit.tools.start import imagenet_weights, main
+from vitkit.visualization import curves
 
 RANDOM = "model.backbone.pretrained=false"
 
@@ -109,7 +110,7 @@ def test_steps_are_timed_for_at_least_the_time_asked_for(monkeypatch, tmp_path, 
     log = [{"step": 5 * k, "epoch": k, "minutes": 0.2 * k * k / 5, "processor_minutes": k} for k in range(1, 100)]
     lengths = iter(range(2, 100))
     monkeypatch.setattr(child_runs, "Child", Child)
-    monkeypatch.setattr(child_runs, "read_log", lambda path: (log[: next(lengths)], []))
+    monkeypatch.setattr(curves, "read_log", lambda path: (log[: next(lengths)], []))
     monkeypatch.setattr(child_runs.time, "sleep", lambda seconds: None)
     cost = child_runs.time_steps(["vitkit", "train"], tmp_path / "timing", minutes=minutes)
     assert next(lengths) == num_records + 1

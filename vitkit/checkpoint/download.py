@@ -63,7 +63,7 @@ def cached_file(url: str, *, checksum: str | None = None, name: str | None = Non
             part.unlink()  # Continuing from wrong bytes could never succeed.
             raise
         os.replace(part, path)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # including network errors
+    except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:  # including network errors
         if isinstance(error, OSError) and error.errno in _STORAGE_ERRORS:
             raise CheckpointError(
                 f"{error.filename or path}: cannot be written ({error.strerror}). Make room or set the rights there, "

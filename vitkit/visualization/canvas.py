@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from vitkit.data.io.output import write_bytes
+from vitkit.data.io.output import write_bytes, writing
 from vitkit.ops.colors import text_color
 
 Labels = Sequence[int] | np.ndarray | Tensor
@@ -202,6 +202,5 @@ def scaled(image: np.ndarray, side: int = 640) -> tuple[np.ndarray, float]:
 
 def save_figure(figure: Figure, path: str | Path, *, dpi: int) -> None:
     """Save a PNG of a figure; its folder is made."""
-    encoded = io.BytesIO()
-    figure.savefig(encoded, dpi=dpi, format="png")
-    write_bytes(Path(path), encoded.getvalue())
+    with writing(Path(path)) as temporary:
+        figure.savefig(temporary, dpi=dpi, format="png")

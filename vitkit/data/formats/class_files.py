@@ -139,6 +139,8 @@ def _colors(entries: list | dict, context: str) -> dict[int, int]:
             )
         red, green, blue = color
         packed[red | green << 8 | blue << 16] = class_number(_number(entry, context), f"{context}: a number")
+    if max(packed.values(), default=0) >= _NO_VALUE:
+        raise DataError(f"{context}: the number {max(packed.values())} is too large; expected less than {_NO_VALUE}.")
     if len(packed) < len(entries):
         raise DataError(f"{context}: two classes have the same colour. Give each a colour of its own.")
     return packed

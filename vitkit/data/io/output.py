@@ -1,10 +1,13 @@
 """Files that a dataset is written to: all below one folder, complete or not there at all."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitkit.data.io.image_files import path_inside, read_header
 from vitkit.errors import DataError
-from vitkit.files import link_atomically, write_atomically
+from vitkit.files import TEMPORARY_SUFFIX, link_atomically, write_atomically
 
 
 def write_bytes(path: Path, data: bytes, *, below: Path | None = None) -> None:
@@ -32,6 +35,22 @@ def write_text(path: Path, text: str, *, below: Path | None = None) -> None:
     except UnicodeEncodeError as error:  # JSON can hold half a character
         raise DataError(f"{path}: a name is not text that can be stored ({error.reason}). Correct it.") from error
     write_bytes(path, data, below=below)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path for a library to write to, and rename it afterwards; see `write_bytes`."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        yield temporary
+        os.replace(temporary, path)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+    finally:
+        with suppress(OSError, ValueError):
+            temporary.unlink(missing_ok=True)
 
 
 def link_image(source: Path, out: Path, name: str) -> Path:
