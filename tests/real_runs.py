@@ -16,7 +16,8 @@ from torch.distributed.checkpoint import FileSystemWriter
 from vitkit.checkpoint import read_checkpoint
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["vitkit.tools.train"])
+# Imported once: a tool imports what trains only when it runs.
+PROCESSES.set_forkserver_preload(["vitkit.tools.train", "vitkit.engine.trainer"])
 LAST_STEP = 12  # three epochs of eight batches, two batches per step
 CONFIG = """
 from vitkit.configs.quickstart.detr import config as quickstart

@@ -21,6 +21,7 @@ WORDS = {
     "DeformableDETRHead": dict(LAYERS, **DEFORMABLE, refine_boxes=True, two_stage=True),
     "DABDeformableDETRHead": dict(LAYERS, **DEFORMABLE),
     "DINOHead": dict(LAYERS, **DEFORMABLE, share_heads=False, look_forward_twice=False),
+    "RTDETRHead": dict(LAYERS, num_points=2, num_decoder_layers=2),
     "MaskFormerHead": dict(LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="silu"),
     "Mask2FormerHead": dict(LAYERS, num_decoder_layers=2, num_levels=1, masked_attention=False, learned_queries=False),
     "PerPixelBaselineHead": {},
@@ -28,6 +29,16 @@ WORDS = {
     "ChannelProjection": dict(out_channels=8, in_features=["res3"], isolate_padding=True),
     "PyramidProjection": dict(
         out_channels=32, in_features=["res4", "res5"], num_levels=3, num_groups=8, isolate_padding=True
+    ),
+    "HybridEncoder": dict(
+        out_channels=32,
+        in_features=["res4", "res5"],
+        num_heads=4,
+        d_ffn=48,
+        dropout=0.2,
+        num_blocks=1,
+        expansion=0.5,
+        isolate_padding=True,
     ),
     "SimpleFeaturePyramid": dict(
         out_channels=32,

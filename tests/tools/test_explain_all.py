@@ -56,6 +56,15 @@ DENSE = {
         ),
         {"query0"},
     ),
+    "RTDETR": (
+        dict(
+            neck=dict(
+                type="HybridEncoder", in_features=["res3", "res4", "res5"], out_channels=16, num_heads=2, d_ffn=32
+            ),
+            head=dict(type="RTDETRHead", num_decoder_layers=2, **LAYERS),
+        ),
+        {"query0"},
+    ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},
@@ -117,6 +126,7 @@ CLASSIFIERS = {
     "LRNet": (dict(depth=26, channels_per_weight=16, kernel_size=3), {"points", "kernels"}),
     "NonLocalResNet": (dict(depth=50, pretrained=False, positions={"res4": [1]}), {"points", "non_local"}),
     "ResNet": (dict(depth=18, pretrained=False), "ResNet has no attention in the image that can be drawn"),
+    "ResNetVD": (dict(depth=18, pretrained=False), "ResNetVD has no attention in the image that can be drawn"),
     "TimmBackbone": (
         dict(name="test_vit.r160_in1k", pretrained=False),
         "TimmBackbone has no attention in the image that can be drawn",
