@@ -4,7 +4,7 @@ from vitkit.backbones.lrnet import LRNET_VARIANTS, LRNet
 from vitkit.backbones.mvit import MVIT_VARIANTS, MViT
 from vitkit.backbones.nonlocal_resnet import CLIP_RESNET_VARIANTS, NON_LOCAL_RESNET_VARIANTS, ClipResNet, NonLocalResNet
 from vitkit.backbones.resnet import RESNET_VARIANTS, ResNet
-from vitkit.backbones.resnet_vd import RESNET_VD_VARIANTS, ResNetVD
+from vitkit.backbones.resnet_vd import ResNetVD
 from vitkit.backbones.swin import SWIN_VARIANTS, Swin
 from vitkit.backbones.swinv2 import SWINV2_VARIANTS, SwinV2
 from vitkit.backbones.timesformer import TIMESFORMER_VARIANTS, TimeSformer
@@ -17,7 +17,6 @@ __all__ = [
     "MVIT_VARIANTS",
     "NON_LOCAL_RESNET_VARIANTS",
     "RESNET_VARIANTS",
-    "RESNET_VD_VARIANTS",
     "SWINV2_VARIANTS",
     "SWIN_VARIANTS",
     "TIMESFORMER_VARIANTS",

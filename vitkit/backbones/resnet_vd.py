@@ -9,8 +9,6 @@ from vitkit.backbones.resnet import ResNet, conv_norm, relu
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 
-RESNET_VD_VARIANTS = {f"resnet{depth}_vd": dict(depth=depth) for depth in (18, 34, 50, 101)}
-"""The depths that RT-DETR uses."""
 _WEIGHTS = "https://github.com/lyuwenyu/storage/releases/download/v0.1/ResNet{}_pretrained_from_paddle.pth"
 _WEIGHT_NAMES = {18: "18_vd", 34: "34_vd", 50: "50_vd_ssld_v2", 101: "101_vd_ssld"}
 
@@ -100,6 +98,3 @@ class ResNetVD(ResNet):
 
     def _address(self) -> str:
         return _WEIGHTS.format(_WEIGHT_NAMES[self.depth])
-
-
-BACKBONES.register_variants(ResNetVD, RESNET_VD_VARIANTS)
