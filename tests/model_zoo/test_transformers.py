@@ -284,7 +284,6 @@ def test_error_for_weights_of_another_model_names_their_format(tmp_path):
         ("swin", "window_size"),
         ("vit", "hidden_size"),
         ("vit", "image_size"),
-        ("timesformer_joint", "num_frames"),
         ("marian", "d_model"),
         ("marian", "vocab_size"),
         ("marian", "max_position_embeddings"),
