@@ -206,6 +206,7 @@ def test_a_part_of_an_unknown_version_is_downloaded_again(hostile, tmp_path):
         ((200, {"Content-Length": "-5"}, b"abc"), "states the length '-5'"),
         ((200, {"Content-Length": "1e3"}, b"abc"), "states the length '1e3'"),
         ((200, {}, b"abc"), "states the length ''"),
+        ((200, {"Content-Length": "0"}, b""), "sends an empty file"),
         ((200, {"Content-Length": "9" * 17}, b"abc"), "expected at most"),
         ((200, {"Content-Length": "9" * 5000}, b"abc"), "states the length"),
         ((200, {"Transfer-Encoding": "chunked"}, b"zz\r\nabc"), "cannot download"),

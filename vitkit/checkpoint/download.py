@@ -163,6 +163,8 @@ def _receive(response: http.client.HTTPResponse, part: Path, done: int) -> None:
             seconds = time.monotonic() - began
             if seconds > _GRACE and done - start < _MIN_RATE * seconds:
                 raise OSError(f"only {done - start} bytes arrived in {seconds:.0f} s")
+    if not done:
+        raise OSError("the server sends an empty file")
     if total is not None and done < total:
         raise OSError(f"the connection broke after {done} of {total} bytes")
 
