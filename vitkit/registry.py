@@ -196,7 +196,8 @@ class Registry:
         except VitkitError:
             raise
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{self.kind} {constructor.__name__}: {error}") from error
+            reason = str(error).partition("\n")[0]  # torch's messages go on with a trace of its own
+            raise ConfigError(f"{self.kind} {constructor.__name__}: {reason}") from error
 
 
 def _source(constructor: Callable) -> tuple[str, str]:
