@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from vitkit.errors import ConfigError
 
@@ -17,19 +16,6 @@ _trusted_here: set[str] = set()
 """Checksums of the code that this process has imported, whether or not they could be stored."""
 _OWN = "own file "
 """Begins the keys of files that the user has named; all other keys of the list are checksums."""
-
-
-class Code(Protocol):
-    """Code that a file would run."""
-
-    name: str
-
-    @property
-    def checksum(self) -> str:
-        """Identifies the code by its content."""
-
-    def __str__(self) -> str:
-        """Return the line that describes it to the user."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,7 @@ def trust_file() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vitkit" / "trusted.json"
 
 
-def require_trust(code: Sequence[Code], path: str | Path, *, kind: str = "saved config") -> None:
+def require_trust(code: Sequence[ImportedCode | ProgramCode], path: str | Path, *, kind: str = "saved config") -> None:
     """Check that the user has run or trusted all code that a file would run.
 
     Args:
@@ -120,7 +106,7 @@ def _is_mine(file: Path, saved: str | Path) -> bool:
     return not below or not folder.is_relative_to(here / top)
 
 
-def remember(code: Sequence[Code], *, own: Sequence[Code] = ()) -> None:
+def remember(code: Sequence[ImportedCode | ProgramCode], *, own: Sequence[ImportedCode | ProgramCode] = ()) -> None:
     """Record that the user runs or trusts code, in this process and, if it can be written, in `trust_file`.
 
     Args:
@@ -144,8 +130,8 @@ def remember(code: Sequence[Code], *, own: Sequence[Code] = ()) -> None:
         logger.warning(
             "the code that this config imports cannot be remembered as trusted (%s: %s): later commands on the run "
             "need --trust. Set XDG_CONFIG_HOME to a folder that can be written.",
-            getattr(error, "filename", None) or "no home folder",
-            getattr(error, "strerror", None) or error,
+            error.filename if isinstance(error, OSError) else "no home folder",
+            error.strerror if isinstance(error, OSError) else error,
         )
 
 
