@@ -2,8 +2,8 @@
 
 import glob
 import hashlib
-import os
 import io
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
