@@ -40,6 +40,7 @@ class RTDETRHead(QueryHead):
     query_outputs = ("pred_logits", "pred_boxes", "reference_points")
     reference = "boxes"
     selects_boxes = True
+    makes_queries = False
 
     def __init__(
         self,
@@ -99,10 +100,6 @@ class RTDETRHead(QueryHead):
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
         }
-
-    def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
-        """See `QueryHead`."""
-        raise ConfigError("RTDETRHead: its queries are made from locations of the image, so it has no further ones.")
 
 
 class RTDETRDecoder(nn.Module):
