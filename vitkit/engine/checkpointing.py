@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel
 
 from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.checkpoint.files import shards_folder_of
@@ -57,6 +56,8 @@ class Progress:
     """Number of batches in that epoch."""
     bad_in_a_row: int = 0
     """Number of the latest consecutive steps that were skipped because something was not finite."""
+    restart_step: int = 0
+    """Number of optimiser steps that had been taken at the return to the best weights; 0 before it."""
 
 
 @dataclass
@@ -261,8 +262,6 @@ class RunCheckpoints:
         _check_same(path, progress)
         measured = state.get("measured")
         self.measured.update(measured if isinstance(measured, Mapping) else {})
-        if isinstance(self.parts.get("ema"), AveragedModel):
-            self.parts["ema"].n_averaged.fill_(progress.step)
         try:
             self._load_per_rank(path, state)
         except _UNFIT_STATE_ERRORS as error:

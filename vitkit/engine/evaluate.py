@@ -110,7 +110,18 @@ class SizeCounter:
         stored = ImageSizes.of(self.stored)
         if self.stored == self.resized:
             return f"{noun} are evaluated at their stored size: {stored}"
-        return f"{noun} are resized for the model: {ImageSizes.of(self.resized)} (stored: {stored})"
+        sizes = str(ImageSizes.of(self.resized))
+        if self._changes_proportions():
+            height, width = self.resized[0]
+            sizes = f"to {width}x{height} pixels (width x height), whatever their proportions"
+        return f"{noun} are resized for the model: {sizes} (stored: {stored})"
+
+    def _changes_proportions(self) -> bool:
+        """Whether all images have one size for the model, and this is not due to the rounding of sides."""
+        size = height, width = self.resized[0]
+        allowed = 1 + 1 / min(size)
+        ratios = [(h / w) / (height / width) for h, w in self.stored]
+        return set(self.resized) == {size} and any(not 1 / allowed <= ratio <= allowed for ratio in ratios)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import default_device, resolve_precision
 from vitkit.distributed import broadcast, broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
 from vitkit.engine import build, validation
+from vitkit.engine.averaging import restart_from_best, restore_average
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.failures import memory_explained, training_remedies
@@ -252,6 +253,8 @@ def fit(
     if resume:
         progress = run.progress = run.checkpoints.resume(resume, num_batches=len(run.loader))
         _check_position(run)
+        if run.ema is not None:
+            restore_average(run)
     run.checkpoints.check_disk_space()
     if on_start:
         on_start()
@@ -271,6 +274,8 @@ def fit(
         for epoch in range(progress.epoch, settings.epochs):
             if _should_end(run):
                 break
+            if epoch == settings.restart_epoch and not progress.restart_step:
+                restart_from_best(run)
             train_epoch(run, epoch)
             best_before = progress.best
             if validate and ((epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs):
