@@ -239,6 +239,29 @@ def test_more_objects_than_queries_are_reported(coco):
     assert worst(check_config("model.num_queries=2", checks=checks), "queries")[0] == "note"
 
 
+def test_more_objects_than_detections_are_reported(coco):
+    box = dict(category_id=1, area=16, iscrowd=0, segmentation=[])
+    annotations = [dict(box, id=k, image_id=1, bbox=[k % 50, k // 50, 4, 4]) for k in range(1, 121)]
+    write_coco("val", seed=1, annotations=annotations)
+    assert check_config("evaluator.max_dets=120", checks=["detections"]) == []
+    assert worst(check_config(checks=["detections"]), "detections", where="data.val") == (
+        "warn",
+        "at most 120 objects of a class in an image, of which the evaluation counts 100: set evaluator.max_dets=160",
+    )
+    combined = "evaluator=dict(type='CombinedEvaluator', evaluator=['CocoEvaluator'])"
+    message = worst(check_config(combined, checks=["detections"]), "detections", where="data.val")[1]
+    assert message.endswith("set evaluator.evaluator.0.max_dets=160")
+
+
+def test_more_objects_than_the_model_returns_are_reported(coco):
+    overrides = ("model.type=DeformableDETR", "model.num_detections=1", "evaluator.max_dets=500")
+    issues = check_config(*overrides, checks=["detections"])
+    assert worst(issues, "detections", where="data.val") == (
+        "warn",
+        "at most 2 objects in an image, of which the model returns 1: set model.num_detections=10",
+    )
+
+
 def test_learning_rate_is_checked_against_the_batch_size(coco):
     checks = ["learning_rate"]
     assert worst(check_config(checks=checks), "learning rate", where="optimizer")[0] == "ok"
