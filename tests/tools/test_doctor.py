@@ -1,6 +1,8 @@
 """tools/doctor.py: every problem that it looks for, made on purpose, and correct data of every kind."""
 
 import json
+import shlex
+from collections import Counter
 from pathlib import Path
 
 import cv2
@@ -9,8 +11,10 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from vitkit import load_config
+from vitkit.data.loading.loader import DataSettings
 from vitkit.doctor import CHECKS, VERDICTS, Case, Options, diagnose
 from vitkit.doctor.training_checks import memory
+from vitkit.losses.class_weights import build_criterion
 from vitkit.tools import doctor
 
 DETECTION = """
@@ -181,6 +185,29 @@ def test_class_gaps_and_imbalance_are_reported(coco):
     assert worst(issues, "empty images") == ("note", "5 of 12 images have no object: 8, 9, 10, 11, 12")
     verdict, message = worst(issues, "same classes", where="data.train, data.val")
     assert verdict == "fail" and "9: 'cow' and None" in message
+
+
+def test_remedies_for_an_imbalance_are_overrides_that_work(coco):
+    cat, dog = ([a for a in coco["annotations"] if a["category_id"] == raw] for raw in (1, 2))
+    many = [{**a, "id": 100 + 12 * k + j} for k in range(12) for j, a in enumerate(cat)]
+    rewrite(coco, annotations=[*many, *dog[:3]])
+    verdict, message = worst(check_config(checks=["class_balance"]), "class balance")
+    assert verdict == "note" and message.endswith(
+        "; the most frequent is 48 times as frequent as the rarest; data.sampler=repeat_factor "
+        "data.repeat_threshold=0.625 shows images of dog 1.6 times in an epoch, "
+        "criterion.class_weights=\"{'dog': 6.9}\" raises its weight in the loss"
+    )
+    overrides = shlex.split(message[message.index("data.sampler=") :])
+    overrides = [override.rstrip(",") for override in overrides if "=" in override]
+    config = load_config("config.py", overrides)
+    criterion = build_criterion(config["criterion"], ["cat", "dog"])
+    assert criterion.class_weights.tolist() == pytest.approx([1.0, 6.9])
+    data = DataSettings(**config["data"])
+    order = [index for batch in data.train_loader(data.dataset("train"), seed=0).batches for index, _ in batch]
+    assert Counter(Counter(order).values()) == {1: 9 + 1, 2: 2}
+    # A class that every image shows cannot be repeated, but it can be weighed.
+    rewrite(coco, annotations=[*many, *dog])
+    assert "sampler" not in worst(check_config(checks=["class_balance"]), "class balance")[1]
 
 
 def test_categories_with_the_same_name_are_reported(coco):

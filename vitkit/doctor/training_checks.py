@@ -20,9 +20,9 @@ from vitkit.doctor.statistics import DatasetStatistics
 from vitkit.engine.settings import slow_precision
 from vitkit.engine.step import training_inputs
 from vitkit.errors import VitkitError
-from vitkit.evaluation.coco import MAX_DETS
+from vitkit.losses.class_weights import build_criterion
 from vitkit.protocols import child
-from vitkit.registry import CRITERIA, EVALUATORS, OPTIMIZERS
+from vitkit.registry import EVALUATORS, OPTIMIZERS, parameters_of
 from vitkit.structures import Batch
 from vitkit.words import counted
 
@@ -111,7 +111,8 @@ def _detection_limits(spec: Any, key: str) -> Iterator[tuple[str, int]]:
     elif _type_name(spec) == "CombinedEvaluator":
         yield from _detection_limits(spec["evaluator"], f"{key}.evaluator")
     elif _type_name(spec) == "CocoEvaluator":
-        limits = EVALUATORS.resolve(spec)[1].get("max_dets", MAX_DETS)
+        constructor, arguments = EVALUATORS.resolve(spec)
+        limits = arguments.get("max_dets", parameters_of(constructor)["max_dets"].default)
         yield key, limits if isinstance(limits, int) else limits[-1]
 
 
@@ -285,7 +286,7 @@ def memory(case: Case) -> Iterator[Issue]:
     if batch is None:
         return
     model.train()
-    criterion = CRITERIA.build(case.config["criterion"]).to(case.options.device)
+    criterion = build_criterion(case.config["criterion"], case.train.classes).to(case.options.device)
 
     def step() -> Tensor:
         with autocast(case.options.device, case.settings.precision):
@@ -362,7 +363,7 @@ def overfit(case: Case) -> Iterator[Issue]:
         yield Issue("overfit", "warn", "no batch has an object to learn", "train")
         return
     torch.manual_seed(case.settings.seed)
-    criterion = CRITERIA.build(case.config["criterion"]).to(case.options.device).eval()
+    criterion = build_criterion(case.config["criterion"], case.train.classes).to(case.options.device).eval()
     optimizer = OPTIMIZERS.build(case.config["optimizer"], model=model)
     _disable_dropout(model)
     losses: list[float] = []
