@@ -8,6 +8,7 @@ from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.heads.maskformer import MaskFormerHead
 from vitkit.heads.per_pixel import PerPixelBaselineHead, PerPixelBaselinePlusHead
 from vitkit.heads.rt_detr import RTDETRHead
+from vitkit.heads.rt_detr_v2 import RTDETRv2Head
 
 __all__ = [
     "DABDeformableDETRHead",
@@ -19,4 +20,5 @@ __all__ = [
     "PerPixelBaselineHead",
     "PerPixelBaselinePlusHead",
     "RTDETRHead",
+    "RTDETRv2Head",
 ]
