@@ -170,13 +170,7 @@ class DFINEDecoder(nn.Module):
     """
 
     def __init__(
-        self,
-        layers: "list[DFINEDecoderLayer]",
-        d_model: int,
-        bins: Tensor,
-        reg_scale: float,
-        *,
-        activation: str,
+        self, layers: "list[DFINEDecoderLayer]", d_model: int, bins: Tensor, reg_scale: float, *, activation: str
     ):
         super().__init__()
         self.layers = nn.ModuleList(layers)
