@@ -10,7 +10,7 @@ from vitkit.registry import MODELS, Spec
 
 @MODELS.register
 class DFINE(DeformableDETR):
-    """A real-time detector that refines the distributions of the edges of its boxes; trained with contrastive denoising.
+    """A real-time detector that refines distributions of the edges of its boxes; trained with contrastive denoising.
 
     Its outputs and results are those of Deformable DETR.
     """
