@@ -72,7 +72,7 @@ def randomize(model):
             if value.dim() > 1:
                 nn.init.kaiming_normal_(
                     value, nonlinearity="linear"
-                )  # smaller weights would leave maps nearly constant
+                )  # smaller ones leave maps nearly constant
             else:
                 is_scale = ("norm" in key and "weight" in key) or key.endswith("scale")
                 nn.init.normal_(value, mean=float(is_scale), std=0.1)
