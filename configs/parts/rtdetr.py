@@ -42,7 +42,9 @@ def rtdetr(depth, images_per_gpu=4, size=640):
         optimizer=dict(type="AdamW", lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4, no_weight_decay=["vectors"]),
         schedule=dict(type="ConstantLR"),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
-        train=dict(epochs=72, clip_grad_norm=0.1, ema_decay=0.9999, ema_ramp_steps=2000, seed=42, reference_batch_size=16),
+        train=dict(
+            epochs=72, clip_grad_norm=0.1, ema_decay=0.9999, ema_ramp_steps=2000, seed=42, reference_batch_size=16,
+        ),
     )  # fmt: skip
 
 

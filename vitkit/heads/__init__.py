@@ -9,6 +9,7 @@ from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.heads.maskformer import MaskFormerHead
 from vitkit.heads.per_pixel import PerPixelBaselineHead, PerPixelBaselinePlusHead
 from vitkit.heads.rt_detr import RTDETRHead
+from vitkit.heads.rt_detr_v2 import RTDETRv2Head
 
 __all__ = [
     "DABDeformableDETRHead",
@@ -21,4 +22,5 @@ __all__ = [
     "PerPixelBaselineHead",
     "PerPixelBaselinePlusHead",
     "RTDETRHead",
+    "RTDETRv2Head",
 ]

@@ -17,6 +17,7 @@ from vitkit.models import (  # noqa: F401
     maskformer,
     per_pixel,
     rt_detr,
+    rt_detr_v2,
 )
 from vitkit.registry import MODELS, Spec, parameters_of
 from vitkit.seq2seq.vocabulary import Vocabulary

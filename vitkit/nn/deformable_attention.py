@@ -27,8 +27,11 @@ class MultiScaleDeformableAttention(nn.Module):
         num_points: number of locations per head and level; a list: of each level.
         projections: whether values and output are projected; False: the memory's channels are the values of the heads,
             and their sums the output.
+        offset_scale: around a box, an offset of 1 moves a location by this fraction of its width and height, divided by
+            the level's number of points.
     Raises:
-        ConfigError: `num_heads` does not divide `d_model`, or the numbers of points do not fit the levels.
+        ConfigError: `num_heads` does not divide `d_model`, the numbers of points do not fit the levels, or
+            `offset_scale` is not positive.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class MultiScaleDeformableAttention(nn.Module):
         num_levels: int,
         num_points: int | Sequence[int],
         projections: bool = True,
+        offset_scale: float = 0.5,
     ):
         super().__init__()
         if d_model % num_heads:
@@ -53,8 +57,11 @@ class MultiScaleDeformableAttention(nn.Module):
                 f"MultiScaleDeformableAttention: num_points={num_points} are for {len(points)} levels, but there are "
                 f"{num_levels}. Give one number per level, or a single number for all."
             )
+        if offset_scale <= 0:
+            raise ConfigError(f"MultiScaleDeformableAttention: offset_scale={offset_scale}: expected a value above 0.")
         self.num_heads = num_heads
         self.num_levels = num_levels
+        self.offset_scale = offset_scale
         self.num_points = points
         # Sums are over groups of equally many points, so a level with more points has several groups.
         self.group_size = math.gcd(*points)
@@ -140,8 +147,8 @@ class MultiScaleDeformableAttention(nn.Module):
             sizes = torch.cat(sides).view(-1, 2)
             locations = centers + offsets / self._for_points(sizes)
         elif reference_points.shape[-1] == 4:
-            sizes = reference_points[..., 2:].split(1, dim=-2)
-            sizes = torch.cat([size * (0.5 / points) for size, points in zip(sizes, self.num_points)], dim=-2)
+            levels = zip(reference_points[..., 2:].split(1, dim=-2), self.num_points)
+            sizes = torch.cat([size * (self.offset_scale / points) for size, points in levels], dim=-2)
             locations = centers + offsets * self._for_points(sizes)
         else:
             raise ValueError(
