@@ -2,7 +2,7 @@
 
 It reads annotations in any of the formats below, splits and checks them, times a few steps, chooses weights, image size
 and epochs, writes a config with a comment on each choice, trains, evaluates, draws predictions and writes a report. The
-models are those of configs/start; model_zoo/OWN_DATA.md lists what they reached in which time.
+models are those of configs/start; vitkit/data/README.md lists what they reached in which time.
 
 ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV, or pictures of masks (--task semantic).
 It is not needed for a YOLO data.yaml, a folder with both pictures and annotations, or folders of classes.
@@ -74,9 +74,9 @@ class Recipe:
 
 RECIPES = {
     "detection": Recipe(
-        (256, 320, 416, 512), 4000, "model_zoo/OWN_DATA.md: blood cells, 205 photos", freeze_below=1500
+        (256, 320, 416, 512), 4000, "vitkit/data/README.md: blood cells, 205 photos", freeze_below=1500
     ),
-    "semantic": Recipe((240, 360, 480), 2000, "model_zoo/OWN_DATA.md: CamVid, 367 photos"),
+    "semantic": Recipe((240, 360, 480), 2000, "vitkit/data/README.md: CamVid, 367 photos"),
     "instance": Recipe((256, 320, 416), 4000, "not measured; sizes and steps are those of detection"),
     "panoptic": Recipe((256, 320, 416), 4000, "not measured; sizes and steps are those of detection"),
     "classification": Recipe((128, 224), 1500, "not measured"),

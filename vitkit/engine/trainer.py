@@ -156,7 +156,7 @@ def build_run(
     if not folder.checkpoint:
         build.load_initial_weights(model, init, metadata.get("classes"))
     model = build.prepare_model(model, settings, device)
-    criterion = build.build_criterion_for(config, model).to(device)
+    criterion = build.build_criterion_for(config, model, train_set.classes).to(device)
     optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
     steps_per_epoch = -(-len(loader) // settings.accumulate)
     schedule = SCHEDULES.build(

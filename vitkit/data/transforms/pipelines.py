@@ -237,21 +237,39 @@ class EvalResize:
         short_side, max_size: sizes of the result, in pixels; see `resized_size`. If both are equal, an image is fitted
             into a square; max_size=None means no bound.
         rounding: "detr" rounds as DETR does; "nearest" rounds both sides to the nearest pixel, as EoMT does.
+        size: (height, width) of every result, whatever the proportions of the image, in place of the arguments above;
+            None: the proportions are kept.
     Raises:
-        ConfigError: `rounding` is unknown.
+        ConfigError: `rounding` is unknown, or `size` is not positive or is combined with other arguments.
     """
 
     def __init__(
-        self, *, short_side: int = 800, max_size: int | None = 1333, rounding: Literal["detr", "nearest"] = "detr"
+        self,
+        *,
+        short_side: int = 800,
+        max_size: int | None = 1333,
+        rounding: Literal["detr", "nearest"] = "detr",
+        size: tuple[int, int] | None = None,
     ):
         if rounding not in ("detr", "nearest"):
             raise ConfigError(f"EvalResize: rounding is {rounding!r}; expected 'detr' or 'nearest'.")
+        if size is not None and (len(size) != 2 or min(size) < 1):
+            raise ConfigError(f"EvalResize: size is {size}; expected (height, width), at least 1 pixel each.")
+        if size is not None and (short_side, max_size, rounding) != (800, 1333, "detr"):
+            raise ConfigError(
+                f"EvalResize: size={tuple(size)} resizes every image to this height and width, so "
+                f"short_side={short_side}, max_size={max_size} and rounding={rounding!r} have no effect. Set size=None "
+                "to keep an image's proportions, or leave the others out."
+            )
         self.short_side = short_side
         self.max_size = max_size
         self.rounding = rounding
+        self.size = None if size is None else tuple(size)
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width that an image is resized to."""
+        if self.size is not None:
+            return self.size
         if self.rounding == "detr":
             return resized_size(height, width, short_side=self.short_side, max_size=self.max_size)
         scale = self.short_side / min(height, width)
