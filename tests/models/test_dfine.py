@@ -34,9 +34,8 @@ HGNET = {
 """The library's settings of HGNetv2."""
 
 
-def dfine(size, *, num_classes=80, num_queries=300, activation="relu", **head):
-    spec = dfine_model(size, activation)
-    spec["head"] |= head
+def dfine(size, *, num_classes=80, num_queries=300, activation="relu", **changes):
+    spec = dfine_model(size, activation) | changes
     # Float images are normalised by ImageNet's statistics.
     backbone = spec["backbone"] | dict(pretrained=False, pixel_mean=IMAGENET_MEAN, pixel_std=IMAGENET_STD)
     return build_model(spec | dict(backbone=backbone, num_classes=num_classes, num_queries=num_queries))
@@ -70,9 +69,7 @@ def randomize(model):
     for key, value in model.named_parameters():
         if value.requires_grad or "decoder" not in key:
             if value.dim() > 1:
-                nn.init.kaiming_normal_(
-                    value, nonlinearity="linear"
-                )  # smaller ones leave maps nearly constant
+                nn.init.kaiming_normal_(value, nonlinearity="linear")  # smaller ones leave maps nearly constant
             else:
                 is_scale = ("norm" in key and "weight" in key) or key.endswith("scale")
                 nn.init.normal_(value, mean=float(is_scale), std=0.1)
