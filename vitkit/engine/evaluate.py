@@ -11,7 +11,7 @@ from torch import nn
 
 from vitkit.devices import accumulation_dtype, autocast, synchronize
 from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gather_objects
-from vitkit.engine.contracts import check_losses, check_outputs
+from vitkit.engine.contracts import check_losses, check_metrics, check_outputs
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
@@ -78,6 +78,7 @@ def evaluate(
             return {}
         evaluator.gather()
         metrics = evaluator.compute()
+        check_metrics(evaluator, metrics)
         padded = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_padded", 0)), device=device)))
         if padded:
             print_line(f"{counted(padded, 'videos')} shorter than a clip: the last frame was repeated")

@@ -104,10 +104,8 @@ class TrainSettings:
         if self.restart_epoch is None:
             return
         if self.ema_decay is None:
-            raise ConfigError(
-                "train.restart_epoch: begins a new moving average, and there is none. Set train.ema_decay."
-            )
-        if not self.eval_every <= self.restart_epoch:
+            raise ConfigError("train.restart_epoch: begins a new average, and there is none. Set train.ema_decay.")
+        if self.restart_epoch < self.eval_every:
             raise ConfigError(
                 f"train.restart_epoch: got {self.restart_epoch}; expected at least train.eval_every={self.eval_every}: "
                 "without an evaluation there are no best weights to return to."

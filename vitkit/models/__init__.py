@@ -10,6 +10,7 @@ from vitkit.models import (  # noqa: F401
     deformable_detr,
     detr,
     detr_segmentation,
+    dfine,
     dino,
     eomt,
     mask2former,

@@ -12,6 +12,7 @@ from PIL import Image
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.color_distortion import ColorDistortion
 from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resized_size
+from vitkit.data.transforms.ssd import PhotometricDistort, RandomIoUCrop, RandomZoomOut
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import TRANSFORMS, check_names, nearest
 
@@ -19,6 +20,10 @@ from vitkit.registry import TRANSFORMS, check_names, nearest
 _MIN_BOX_SIDE = 1e-3
 _GIVEN_TARGETS = {"image", "mask", "masks", "bboxes"}
 """The inputs that a transform may request; transforms of several images request others, under names of their own."""
+_OUR_TRANSFORMS = {
+    each.__name__: each for each in (MultiScaleCrop, ColorDistortion, RandomZoomOut, RandomIoUCrop, PhotometricDistort)
+}
+"""The albumentations of this package, which a config names like the library's."""
 
 
 class _Pipeline:
@@ -288,8 +293,8 @@ class ComposedTransforms(_Pipeline):
 
     Args:
         transforms: a list of `dict(type=NAME, **arguments)`, where NAME is a class of albumentations
-            (https://explore.albumentations.ai), "MultiScaleCrop" or "ColorDistortion"; groups such as OneOf take
-            `transforms` themselves.
+            (https://explore.albumentations.ai) or of vitkit: "MultiScaleCrop", "ColorDistortion", "RandomZoomOut",
+            "RandomIoUCrop", "PhotometricDistort"; groups such as OneOf take `transforms` themselves.
         min_visible: an object is removed if a crop leaves a smaller fraction of its box than this.
         min_box_side: an object is removed if its box is narrower or lower than this many pixels of the result.
     Raises:
@@ -318,7 +323,7 @@ def _build_albumentation(spec: Any, context: str) -> A.BasicTransform | A.BaseCo
         for name, value in vars(A).items()
         if isinstance(value, type) and issubclass(value, A.BasicTransform | A.BaseCompose)
     }
-    constructors |= {"MultiScaleCrop": MultiScaleCrop, "ColorDistortion": ColorDistortion}
+    constructors |= _OUR_TRANSFORMS
     if not isinstance(spec, dict) or not isinstance(spec.get("type"), str) or spec["type"] not in constructors:
         name = spec.get("type") if isinstance(spec, dict) else spec
         raise ConfigError(f"{context}: unknown transform {name!r}. {nearest(str(name), constructors)}")
