@@ -26,12 +26,18 @@ from vitkit.model_zoo.convert_timesformer import CONVERTERS as TIMESFORMER_CONVE
 from vitkit.model_zoo.convert_transformer import CONVERTERS as TRANSFORMER_CONVERTERS
 from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
 from vitkit.model_zoo.converter import Converter, State
+from vitkit.model_zoo.official_formats import RT_DETR_FORMATS
 from vitkit.model_zoo.transformers_formats import formats as transformers_formats
 
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
 
-FOCAL_MODELS = ("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO")
+RT_DETR_MODELS = (*("lyuwenyu/RT-DETR", "lyuwenyu/RT-DETR, v2"), *("transformers RT-DETR", "transformers RT-DETRv2"))
+"""Formats whose class heads have a row for each class of COCO, not for each raw id."""
+FOCAL_MODELS = (
+    *("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO", "transformers Deformable DETR"),
+    *RT_DETR_MODELS,
+)
 """Formats whose class heads have no row for "no object"."""
 
 _DATASETS_BY_CLASSES = {
@@ -43,6 +49,7 @@ _DATASETS_BY_CLASSES = {
     133: "COCO panoptic",
     150: "ADE20K",
     250: "COCO panoptic's raw ids",
+    365: "Objects365",
     847: "ADE20K full",
 }
 """Number of classes -> the dataset that official models with that number were trained on."""
@@ -61,6 +68,7 @@ TRANSFORMERS_FORMATS = transformers_formats(COCO_CLASSES, COCO_PANOPTIC_CLASSES)
 
 CONVERTERS = [
     *(each.converter() for each in TRANSFORMERS_FORMATS),
+    *(each.converter() for each in RT_DETR_FORMATS),
     *MASK_CLASSIFICATION_CONVERTERS,
     *EOMT_CONVERTERS,
     *deformable_detr_converters(COCO_CLASSES),
@@ -106,7 +114,7 @@ def convert_official(
     for converter in CONVERTERS:
         if converter.matches(state):
             state = converter.convert(state, model)
-            if not has_coco_head(state):
+            if not has_coco_head(state, converter):
                 # The original code was trained on other classes.
                 converter = converter._replace(classes=None)
             elif classes is None or tuple(classes) == converter.classes:
@@ -137,10 +145,11 @@ def select_coco_classes(state: State, model: nn.Module) -> State:
     return state
 
 
-def has_coco_head(state: State) -> bool:
-    """Whether a detector's classes are COCO's raw ids, as in all official detectors."""
+def has_coco_head(state: State, converter: Converter) -> bool:
+    """Whether a detector's class heads have as many rows as those of the official ones, which were trained on COCO."""
     heads = [value for key, value in state.items() if "class_embed" in key and key.endswith("weight")]
-    return bool(heads) and all(len(value) in (91, 92, _PANOPTIC_ROWS) for value in heads)
+    rows = (len(COCO_CLASSES),) if converter.name in RT_DETR_MODELS else (91, 92, _PANOPTIC_ROWS)
+    return bool(heads) and all(len(value) in rows for value in heads)
 
 
 def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter | None) -> str | None:
@@ -154,7 +163,8 @@ def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter |
     run = _describe_run(checkpoint)
     if run or converter is None:
         return run
-    head = next((value for key, value in state.items() if re.search(r"class_embed\.(?:\d+\.)?weight$", key)), None)
+    name = re.compile(r"(?:^|\.)(?:class_embed|dec_score_head)\.(?:\d+\.)?weight$")
+    head = next((value for key, value in state.items() if name.search(key)), None)
     if head is None:
         return converter.name
     num_classes = len(head) - (converter.name not in FOCAL_MODELS)  # those have no row for "no object"
