@@ -1,5 +1,5 @@
-"""What the sizes of D-FINE share on COCO 2017 (Peng et al. 2024, https://arxiv.org/abs/2410.13842), with the training of
-that paper or of DEIM (Huang et al. 2024, https://arxiv.org/abs/2412.04234)."""
+"""What the sizes of D-FINE share on COCO 2017 (Peng et al. 2024, https://arxiv.org/abs/2410.13842), with its own training
+or that of DEIM (Huang et al. 2024, https://arxiv.org/abs/2412.04234)."""
 
 from vitkit.configs.parts.realtime import deim_data, dfine_data, flat_cosine, training
 
@@ -51,7 +51,7 @@ def dfine(
         model=dfine_model(size),
         criterion=_criterion("varifocal"),
         data=dfine_data(strong_until, size_repeats=size_repeats),
-        optimizer=_optimizer(lr, backbone_lr, weight_decay),
+        optimizer=_optimizer(lr, backbone_lr, weight_decay, decays_biases=size in ("l", "x")),
         schedule=dict(type="ConstantLR", warmup_steps=500),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=training(epochs, strong_until, restart_ema_decay, batch_size),
@@ -67,7 +67,7 @@ def deim(
         model=dfine_model(size, activation="silu"),
         criterion=_criterion("mal"),
         data=deim_data(4, mosaic_until, strong_until, size_repeats=size_repeats),
-        optimizer=_optimizer(lr, backbone_lr, weight_decay),
+        optimizer=_optimizer(lr, backbone_lr, weight_decay, decays_biases=size != "n"),
         schedule=schedule or flat_cosine(mosaic_until, strong_until),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=training(epochs, strong_until, restart_ema_decay, batch_size),
@@ -82,7 +82,6 @@ def _criterion(class_loss):
     )  # fmt: skip
 
 
-def _optimizer(lr, backbone_lr, weight_decay):
-    return dict(
-        type="AdamW", lr=lr, backbone_lr=backbone_lr, weight_decay=weight_decay, no_weight_decay=["norms"],
-    )  # fmt: skip
+def _optimizer(lr, backbone_lr, weight_decay, *, decays_biases):
+    undecayed = ["norms"] if decays_biases else ["norms", "neck.vectors", "head.vectors"]
+    return dict(type="AdamW", lr=lr, backbone_lr=backbone_lr, weight_decay=weight_decay, no_weight_decay=undecayed)
