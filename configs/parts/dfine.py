@@ -1,5 +1,5 @@
-"""What the sizes of D-FINE share on COCO 2017 (Peng et al. 2024, https://arxiv.org/abs/2410.13842), with its own training
-or that of DEIM (Huang et al. 2024, https://arxiv.org/abs/2412.04234)."""
+"""What sizes of D-FINE share on COCO 2017 (Peng et al. 2024, https://arxiv.org/abs/2410.13842), trained as published or
+as by DEIM (Huang et al. 2024, https://arxiv.org/abs/2412.04234)."""
 
 from vitkit.configs.parts.realtime import deim_data, dfine_data, flat_cosine, training
 
