@@ -1,5 +1,6 @@
 """The formats of the transformers library."""
 
+from vitkit.model_zoo.dfine import TRANSFORMERS_DFINE
 from vitkit.model_zoo.formats import Format
 from vitkit.model_zoo.transformers_backbones import RESNET, SWIN, SWIN_V2, TIMESFORMER, VIT
 from vitkit.model_zoo.transformers_detectors import DEFORMABLE_DETR, DETR, DETR_WITH_MASKS
@@ -34,6 +35,14 @@ def formats(coco: tuple[str, ...], coco_panoptic: tuple[str, ...]) -> list[Forma
             RT_DETR_V2,
             "RTDETRv2",
             _OUR_RT_DETR,
+            coco,
+        ),
+        Format(
+            "transformers D-FINE",
+            ("model.decoder.pre_bbox_head.layers.0.weight", "model.decoder.lqe_layers.0.reg_conf.layers.0.weight"),
+            TRANSFORMERS_DFINE,
+            "DFINE",
+            ("backbone.net.stem.stem1.conv.weight", "head.quality_embed.0.reg_conf.layers.0.weight"),
             coco,
         ),
         Format("transformers RT-DETR", _RT_DETR, RT_DETR, "RTDETR", _OUR_RT_DETR, coco),

@@ -64,15 +64,15 @@ def test_entries_have_distinct_files_in_the_cache():
         "mask2former_r50_coco_panoptic",
     ]
     + ["swin_small_in1k", "swinv2_tiny_window16_in1k", "vit_b16_in1k", "deit_tiny_distilled_patch16_in1k"]
-    + ["mvitv2_small_in1k", "resnet101_in1k", "timesformer_divided_k400"],
+    + ["mvitv2_small_in1k", "resnet101_in1k", "timesformer_divided_k400"]
+    + ["rtdetr_r18", "rtdetr_r101_objects365", "rtdetrv2_r50"],
 )
 def test_model_of_an_entry_has_the_stated_number_of_parameters(name):
     model = find_model(name)
     classes = {"ADE20K-150": 150, "COCO 2017 panoptic": 133, "ImageNet-1k": 1000, "ImageNet-1K": 1000, "COCO 2017": 91}
     num_classes = {"Kinetics-400": 400} | classes
-    spec = dict(
-        model.config["model"], num_classes=250 if name == "detr_r101_panoptic" else num_classes[INDEX[name]["dataset"]]
-    )
+    count = 250 if name == "detr_r101_panoptic" else num_classes.get(INDEX[name]["dataset"])
+    spec = dict(model.config["model"], num_classes=80 if name.startswith("rtdetr") else count)
     with torch.device("meta"):
         built = build_model(spec)
     assert sum(p.numel() for p in built.parameters()) == INDEX[name]["parameters"]
@@ -126,3 +126,15 @@ def test_error_for_an_unknown_name_names_the_nearest():
         vitkit.load("mask2former_r50_coco_instanse")
     with pytest.raises(CheckpointError, match="no checkpoint 'detr_r5O'"):
         vitkit.load_weights(nn.Linear(1, 1), "detr_r5O")
+
+
+def test_coco_may_be_left_out_at_the_end_of_a_name(monkeypatch):
+    assert model_zoo.listed_name("dfine_s") == model_zoo.listed_name("dfine_s_coco") == "dfine_s_coco"
+    assert model_zoo.listed_name("dfine") is None
+    found = find_model("dfine_s")
+    assert found.weights == "dfine_s_coco" and found.config["model"]["type"] == "DFINE"
+    asked = []
+    monkeypatch.setattr("vitkit.model_zoo.cached_file", lambda url, **_: asked.append(url) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        vitkit.load("dfine_s")
+    assert asked == ["https://github.com/Peterande/storage/releases/download/dfinev1.0/dfine_s_coco.pth"]

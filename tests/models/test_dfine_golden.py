@@ -1,8 +1,8 @@
 """D-FINE-S against outputs and gradients of the original code, in training mode, with weights and images by a rule.
 
 `golden/dfine_s.npz` was recorded from d-fine-project 1.0.0, whose network is that of the original's repository, with
-the weights and inputs of `drawn`: 5 classes, 30 queries, no denoising, two images of 160x160 pixels, in float64. Gradients
-are of the sum of all outputs, each weighted by `drawn` numbers, and stored as their product with such numbers.
+the weights and inputs of `drawn`: 5 classes, 30 queries, no denoising, two images of 160x160 pixels, in float64. The
+gradients are those of the sum of all outputs, each weighted by `drawn` numbers, stored as their products with such.
 """
 
 from pathlib import Path

@@ -37,6 +37,8 @@ PARTS = {
     "maskformer": "models",
     "mask2former": "models",
     "eomt": "models",
+    "rtdetr": "realtime",
+    "dfine": "realtime",
     "deformable": "kernels",
     "backbones": "models",
     "clips": "clips",
