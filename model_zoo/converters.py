@@ -26,12 +26,18 @@ from vitkit.model_zoo.convert_timesformer import CONVERTERS as TIMESFORMER_CONVE
 from vitkit.model_zoo.convert_transformer import CONVERTERS as TRANSFORMER_CONVERTERS
 from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
 from vitkit.model_zoo.converter import Converter, State
+from vitkit.model_zoo.rf_detr import official_formats as rf_detr_formats
 from vitkit.model_zoo.transformers_formats import formats as transformers_formats
 
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
 
-FOCAL_MODELS = ("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO")
+FOCAL_MODELS = (
+    "fundamentalvision/Deformable-DETR",
+    "IDEA-Research/DINO",
+    "roboflow/rf-detr",
+    "roboflow/rf-detr, with masks",
+)
 """Formats whose class heads have no row for "no object"."""
 
 _DATASETS_BY_CLASSES = {
@@ -64,6 +70,7 @@ CONVERTERS = [
     *MASK_CLASSIFICATION_CONVERTERS,
     *EOMT_CONVERTERS,
     *deformable_detr_converters(COCO_CLASSES),
+    *(each.converter() for each in rf_detr_formats(COCO_CLASSES)),
     Converter(
         name="facebookresearch/detr, with masks",
         marks=("detr.transformer.decoder.norm.weight", "mask_head.lay1.weight"),

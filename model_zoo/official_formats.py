@@ -2,9 +2,11 @@
 
 from torch import nn
 
+from vitkit.data.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converter import State
 from vitkit.model_zoo.formats import Format
 from vitkit.model_zoo.key_table import Custom, KeyTable, Rename, Rule, below
+from vitkit.model_zoo.rf_detr import official_formats as rf_detr_formats
 from vitkit.model_zoo.transformers_detectors import write_heads
 from vitkit.model_zoo.transformers_masks import write_empty_weight
 
@@ -172,6 +174,7 @@ FORMATS = [
         )
         for backbone, key in ((_RESNET, _RESNET_KEY), ([], _SWIN_KEY))
     ),
+    *rf_detr_formats(COCO_CLASSES),
     Format("facebookresearch/TimeSformer", (), KeyTable([Rename("^model.", "^")]), "TimeSformer"),
     Format("torch.nn.Transformer", (), TRANSFORMER, "Transformer", ("encoder.norm.weight",)),
     Format("microsoft/Swin-Transformer", (), _SAME, "Swin"),

@@ -65,6 +65,20 @@ DENSE = {
         ),
         {"query0"},
     ),
+    "RFDETR": (
+        dict(
+            neck=dict(type="C2fProjection", in_features=["res4"], out_channels=16),
+            head=dict(type="RFDETRHead", num_cross_heads=2, num_decoder_layers=2, **LAYERS),
+        ),
+        {"query0"},
+    ),
+    "RFDETRSeg": (
+        dict(
+            neck=dict(type="C2fProjection", in_features=["res4"], out_channels=16),
+            head=dict(type="RFDETRHead", num_cross_heads=2, num_decoder_layers=2, masks=True, **LAYERS),
+        ),
+        {"query0"},
+    ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},
@@ -120,6 +134,7 @@ TEXTS = {
 CLIPS = "the model classifies clips, so a picture has no meaning for it"
 CLASSIFIERS = {
     "ViT": (VIT, {"points", "rollout", "class_token"}),
+    "WindowedViT": (dict(VIT, num_windows=2, global_blocks=[1]), {"points"}),
     "Swin": (SWIN, {"points"}),
     "SwinV2": (SWIN, {"points"}),
     "MViT": (dict(depths=(1, 1, 1, 1), embed_dim=8, num_heads=1), {"points"}),

@@ -7,6 +7,7 @@ from vitkit.heads.dino import DINOHead
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.heads.maskformer import MaskFormerHead
 from vitkit.heads.per_pixel import PerPixelBaselineHead, PerPixelBaselinePlusHead
+from vitkit.heads.rf_detr import RFDETRHead
 from vitkit.heads.rt_detr import RTDETRHead
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "MaskFormerHead",
     "PerPixelBaselineHead",
     "PerPixelBaselinePlusHead",
+    "RFDETRHead",
     "RTDETRHead",
 ]

@@ -15,6 +15,7 @@ from vitkit.models import (  # noqa: F401
     mask2former,
     maskformer,
     per_pixel,
+    rf_detr,
     rt_detr,
 )
 from vitkit.registry import MODELS, Spec, parameters_of
