@@ -141,8 +141,8 @@ def _library_rules(prefix: str) -> list[Rule]:
                 ("layer_norm.", "norm."),
             ],
         ),
-        Rename(f"^{model}decoder.layernorm.", "^head.decoder.norm."),
         Rename(f"^{model}decoder.", "^head.decoder."),
+        Rename("^head.decoder.layernorm.", "^head.decoder.norm."),
         Join([f"^{_LAYER}self_attn.{x}_proj.{{leaf}}" for x in "qkv"], f"^{_LAYER}self_attn.in_proj_{{leaf}}"),
         *below(
             _LAYER,

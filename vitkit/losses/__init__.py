@@ -1,5 +1,6 @@
 """Loss functions and the criteria that combine them."""
 
+from vitkit.losses.box_mask_criterion import BoxMaskCriterion
 from vitkit.losses.captioning import CaptionLoss
 from vitkit.losses.classification import ClassificationLoss
 from vitkit.losses.mask_criterion import MaskCriterion
@@ -7,4 +8,12 @@ from vitkit.losses.per_pixel import PerPixelCriterion
 from vitkit.losses.sequence import SequenceLoss
 from vitkit.losses.set_criterion import SetCriterion
 
-__all__ = ["CaptionLoss", "ClassificationLoss", "MaskCriterion", "PerPixelCriterion", "SequenceLoss", "SetCriterion"]
+__all__ = [
+    "BoxMaskCriterion",
+    "CaptionLoss",
+    "ClassificationLoss",
+    "MaskCriterion",
+    "PerPixelCriterion",
+    "SequenceLoss",
+    "SetCriterion",
+]

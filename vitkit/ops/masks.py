@@ -5,16 +5,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def sample_points(maps: Tensor, points: Tensor) -> Tensor:
-    """Sample maps bilinearly at points; maps are 0 outside.
+def sample_points(maps: Tensor, points: Tensor, *, mode: str = "bilinear", padding_mode: str = "zeros") -> Tensor:
+    """Sample maps at points, by default bilinearly; maps are 0 outside.
 
     Args:
         maps: (N, C, H, W) float.
         points: (N, P, 2) as (x, y) in 0..1, from corner to corner of the map.
+        mode, padding_mode: arguments of `torch.nn.functional.grid_sample`.
     Returns:
         (N, C, P) values.
     """
-    return F.grid_sample(maps, (2 * points - 1)[:, None], align_corners=False)[:, :, 0]
+    grid = (2 * points - 1)[:, None]
+    return F.grid_sample(maps, grid, mode=mode, padding_mode=padding_mode, align_corners=False)[:, :, 0]
 
 
 def most_uncertain(points: Tensor, logits: Tensor, count: int) -> Tensor:

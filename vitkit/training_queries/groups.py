@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.nn.queries import QueryHead
@@ -35,7 +35,7 @@ class QueryGroups(TrainingQueriesBase):
         self.num_selected = count if head.selects_boxes else 0
         self.num_added = groups - 1
         if head.selects_by_group:
-            self.proposals = nn.ModuleList(head.make_proposals() for _ in range(groups - 1))
+            self.proposals.extend(head.make_proposals() for _ in range(groups - 1))
 
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
         """See `TrainingQueriesBase`."""

@@ -49,8 +49,11 @@ class TrainingQueriesBase(nn.Module, ABC):
     """Name of its parameters in a model's state dict, `training_queries.KEY`."""
     num_selected: int = 0
     """Number of boxes that it takes from a head that selects boxes from the image."""
-    proposals: Sequence[nn.Module] = ()
-    """The layers that select these boxes, see `AddedQueries`; none if those of the head do."""
+
+    def __init__(self):
+        super().__init__()
+        self.proposals = nn.ModuleList()
+        """The layers that select these boxes, see `AddedQueries`; none if those of the head do."""
 
     @abstractmethod
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
