@@ -62,14 +62,14 @@ from vitkit.inference.located_attention import attention_names, spread
 from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries
 from vitkit.inference.query_pictures import draw_point_heads, draw_query_heads, draw_query_layers
 from vitkit.logging import ProgressLines, print_line, setup_logging
+from vitkit.losses.class_weights import build_criterion
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
 from vitkit.protocols import child
-from vitkit.registry import CRITERIA
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.structures import ScoreThresholds
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, new_file, sort_model
 from vitkit.tools.explain_clips import explain_clip
 from vitkit.tools.explain_text import explain_caption, explain_text
 from vitkit.tools.text_arguments import option_names
@@ -143,7 +143,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "also write an HTML page that shows what attends to what under the mouse pointer"
     parser.add_argument("--html", action="store_true", help=text)
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/explain"), help="folder of the PNGs (default: runs/explain)"
+        "--out", type=Path, help="folder of the PNGs (default: runs/explain, or runs/explain-2 if it exists)"
     )
     add_trust(parser)
     add_device(parser)
@@ -191,6 +191,7 @@ def refuse(args: argparse.Namespace, options: Sequence[str], reason: str) -> Non
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    args.out = args.out or new_file("runs/explain")
     with errors_in_one_line():
         setup_logging()
         run(*find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust), args)
@@ -216,7 +217,7 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if image is not None:
         has_masks = isinstance(predictor.model, MaskResults) and "criterion" in config
-        args.criterion = CRITERIA.build(config["criterion"]) if has_masks else None
+        args.criterion = build_criterion(config["criterion"], predictor.classes) if has_masks else None
         explain_image(predictor, image, args)
     if args.images is not None:
         explain_distances(predictor, args)

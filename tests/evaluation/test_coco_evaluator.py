@@ -10,7 +10,7 @@ from pycocotools.cocoeval import COCOeval
 from vitkit import distributed
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import base as base_module
-from vitkit.evaluation.coco import METRICS, CocoEvaluator
+from vitkit.evaluation.coco import CocoEvaluator, metric_names
 from vitkit.evaluation.detection_report import best_threshold, threshold_rows
 from vitkit.registry import EVALUATORS
 from vitkit.structures import ScoreThresholds
@@ -101,9 +101,9 @@ def run(evaluator, predictions):
 def test_perfect_predictions_score_one(dataset):
     evaluator = EVALUATORS.build(dict(type="CocoEvaluator", iou_types=["bbox"]), dataset=dataset)
     metrics = run(evaluator, perfect(dataset))
-    assert list(metrics) == [f"bbox/{name}" for name in METRICS]
+    assert list(metrics) == [f"bbox/{name}" for name in metric_names()]
     # One box per image can detect only one of the two dogs.
-    assert metrics == pytest.approx({f"bbox/{name}": 1.0 for name in METRICS} | {"bbox/AR1": (1 + 1 + 0.5) / 3})
+    assert metrics == pytest.approx({f"bbox/{name}": 1.0 for name in metric_names()} | {"bbox/AR1": (1 + 1 + 0.5) / 3})
     assert evaluator.per_class() == pytest.approx({"cat": 1.0, "kite": 1.0, "dog": 1.0})
 
 
@@ -157,11 +157,72 @@ def test_metrics_equal_those_of_pycocotools_on_the_results_file(dataset, tmp_pat
     evaluation.accumulate()
     evaluation.summarize()
     assert list(metrics.values()) == evaluation.stats.tolist()
-    names, numbers = (line.split() for line in evaluator.table().splitlines())
-    assert names == list(METRICS) and numbers[0] == "boxes"
+    _, names, numbers = (line.split() for line in evaluator.table().splitlines())
+    assert names == list(metric_names()) and numbers[0] == "boxes"
     assert numbers[1:] == ["–" if value < 0 else f"{value:.3f}" for value in evaluation.stats]
     of_cats = evaluation.eval["precision"][:, :, 0, 0, -1]
     assert evaluator.per_class()["cat"] == pytest.approx(of_cats.mean())
+
+
+def crowded(num_objects=180):
+    """Return a dataset with one image full of cats, and noisy detections of them and more."""
+    rng = np.random.default_rng(0)
+    corners = [(x, y) for x in range(0, 600, 30) for y in range(0, 450, 30)][:num_objects]
+    dataset = dataset_of([annotation(k, 11, 3, [x, y, 25.0, 25.0]) for k, (x, y) in enumerate(corners, start=1)])
+    rows = [
+        (0, [x + dx, y + dy, 25.0, 25.0], float(rng.random()))
+        for x, y in corners
+        for dx, dy in rng.normal(0, 3, (2, 2))
+    ]
+    return dataset, {image_id: detections(rows if image_id == 11 else []) for image_id in dataset.image_ids}
+
+
+@pytest.mark.parametrize("max_dets", [100, 500, (1, 10, 100), [5, 50, 200]])
+def test_each_limit_equals_pycocotools(max_dets, tmp_path):
+    dataset, predictions = crowded()
+    evaluator = EVALUATORS.build(dict(type="CocoEvaluator", max_dets=max_dets), dataset=dataset)
+    metrics = run(evaluator, predictions)
+    evaluator.write_results(tmp_path / "results.json")
+    (tmp_path / "truth.json").write_text(json.dumps(dataset.ground_truth()))
+    coco = COCO(str(tmp_path / "truth.json"))
+    evaluation = COCOeval(coco, coco.loadRes(str(tmp_path / "results.json")), "bbox")
+    limits = [1, 10, max_dets] if isinstance(max_dets, int) else list(max_dets)
+    evaluation.params.maxDets = limits
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    assert list(metrics)[6:9] == [f"bbox/AR{limit}" for limit in limits]
+    assert list(metrics.values())[1:] == evaluation.stats.tolist()[1:]
+    precision = evaluation.eval["precision"][:, :, :, 0, 2]
+    assert metrics["bbox/AP"] == precision[precision > -1].mean()
+    # The bootstrap computes the same numbers.
+    overall, _ = evaluator.statistics().scores(np.ones((1, 3)))
+    assert {name: np.nan_to_num(value[0], nan=-1) for name, value in overall.items()} == pytest.approx(metrics)
+
+
+def test_more_detections_raise_the_metrics_of_a_crowded_image():
+    dataset, predictions = crowded()
+    low, high = (run(CocoEvaluator(dataset, max_dets=limit), predictions) for limit in (100, 500))
+    assert low["bbox/AR100"] < 100 / 180 < high["bbox/AR500"] and low["bbox/AP"] < high["bbox/AP"]
+
+
+def test_table_states_the_limit_and_a_model_that_returns_fewer_detections():
+    dataset, predictions = crowded()
+    evaluator = CocoEvaluator(dataset, max_dets=500)
+    run(evaluator, predictions)
+    assert evaluator.table().splitlines()[0] == (
+        "at most 500 detections of a class in an image count (max_dets); the model returns at most 360, of all classes "
+        "(model.num_detections or num_queries)"
+    )
+    evaluator = CocoEvaluator(dataset)
+    run(evaluator, predictions)
+    assert evaluator.table().splitlines()[0] == "at most 100 detections of a class in an image count (max_dets)"
+
+
+@pytest.mark.parametrize("max_dets", [10, 0, [10, 1, 100], [1, 100], [0, 10, 100]])
+def test_limits_that_do_not_ascend_are_an_error(dataset, max_dets):
+    with pytest.raises(ConfigError, match=r"got max_dets=.*expected one number above 10, such as 500, or three"):
+        CocoEvaluator(dataset, max_dets=max_dets)
 
 
 def test_results_contain_raw_ids_and_plain_numbers(dataset):

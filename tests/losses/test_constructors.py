@@ -12,7 +12,8 @@ BOX_MATCHER = dict(type="HungarianMatcher", cost_labels=2.0, cost_l1=5.0, cost_g
 MASK_MATCHER = dict(
     type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=3.0, mask_cost="focal", num_points=7
 )
-MATCHER_SPECS = [BOX_MATCHER, MASK_MATCHER, dict(type="FixedMaskMatcher")]
+BOX_MASK_MATCHER = dict(BOX_MATCHER, type="HungarianBoxMaskMatcher", cost_mask=4.0, cost_dice=6.0, pixels_per_point=13)
+MATCHER_SPECS = [BOX_MATCHER, BOX_MASK_MATCHER, MASK_MATCHER, dict(type="FixedMaskMatcher")]
 CRITERION_SPECS = [
     dict(
         type="SetCriterion",
@@ -32,11 +33,25 @@ CRITERION_SPECS = [
         oversample=2.0,
         importance=0.5,
     ),
+    dict(
+        type="BoxMaskCriterion",
+        matcher=BOX_MASK_MATCHER,
+        weights=dict(labels=2.0, l1=5.0, giou=3.0, mask=1.0, dice=4.0),
+        class_loss="iou_aware",
+        focal_alpha=0.6,
+        focal_gamma=1.5,
+        pixels_per_point=11,
+        oversample=2.5,
+        importance=0.65,
+    ),
     dict(type="PerPixelCriterion"),
     dict(type="ClassificationLoss", label_smoothing=0.2),
     dict(type="SequenceLoss", label_smoothing=0.2),
     dict(type="CaptionLoss", label_smoothing=0.2, doubly_stochastic=0.5, reinforce=0.4, entropy=0.3),
 ]
+
+
+SIGMOID = ("SetCriterion", "BoxMaskCriterion")
 
 
 def settings_of(module: nn.Module) -> dict:
@@ -71,7 +86,7 @@ def test_every_criterion_has_meters_and_says_which_logits_it_expects():
     for spec in CRITERION_SPECS:
         criterion = CRITERIA.build(spec)
         assert isinstance(criterion, Criterion) and criterion.meters
-        assert criterion.class_activation == ("sigmoid" if spec["type"] == "SetCriterion" else None)
+        assert criterion.class_activation == ("sigmoid" if spec["type"] in SIGMOID else None)
     assert dict(Criterion().meters) == {}
 
 

@@ -1,6 +1,8 @@
 """tools/doctor.py: every problem that it looks for, made on purpose, and correct data of every kind."""
 
 import json
+import shlex
+from collections import Counter
 from pathlib import Path
 
 import cv2
@@ -9,8 +11,10 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from vitkit import load_config
+from vitkit.data.loading.loader import DataSettings
 from vitkit.doctor import CHECKS, VERDICTS, Case, Options, diagnose
 from vitkit.doctor.training_checks import memory
+from vitkit.losses.class_weights import build_criterion
 from vitkit.tools import doctor
 
 DETECTION = """
@@ -183,6 +187,29 @@ def test_class_gaps_and_imbalance_are_reported(coco):
     assert verdict == "fail" and "9: 'cow' and None" in message
 
 
+def test_remedies_for_an_imbalance_are_overrides_that_work(coco):
+    cat, dog = ([a for a in coco["annotations"] if a["category_id"] == raw] for raw in (1, 2))
+    many = [{**a, "id": 100 + 12 * k + j} for k in range(12) for j, a in enumerate(cat)]
+    rewrite(coco, annotations=[*many, *dog[:3]])
+    verdict, message = worst(check_config(checks=["class_balance"]), "class balance")
+    assert verdict == "note" and message.endswith(
+        "; the most frequent is 48 times as frequent as the rarest; data.sampler=repeat_factor "
+        "data.repeat_threshold=0.625 shows images of dog 1.6 times in an epoch, "
+        "criterion.class_weights=\"{'dog': 6.9}\" raises its weight in the loss"
+    )
+    overrides = shlex.split(message[message.index("data.sampler=") :])
+    overrides = [override.rstrip(",") for override in overrides if "=" in override]
+    config = load_config("config.py", overrides)
+    criterion = build_criterion(config["criterion"], ["cat", "dog"])
+    assert criterion.class_weights.tolist() == pytest.approx([1.0, 6.9])
+    data = DataSettings(**config["data"])
+    order = [index for batch in data.train_loader(data.dataset("train"), seed=0).batches for index, _ in batch]
+    assert Counter(Counter(order).values()) == {1: 9 + 1, 2: 2}
+    # A class that every image shows cannot be repeated, but it can be weighed.
+    rewrite(coco, annotations=[*many, *dog])
+    assert "sampler" not in worst(check_config(checks=["class_balance"]), "class balance")[1]
+
+
 def test_categories_with_the_same_name_are_reported(coco):
     rewrite(coco, categories=[{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}])
     assert worst(check_config(checks=["annotations"]), "class names")[0] == "warn"
@@ -237,6 +264,29 @@ def test_more_objects_than_queries_are_reported(coco):
     verdict, message = worst(check_config("model.num_queries=1", checks=checks), "queries")
     assert verdict == "fail" and "in 12 images some can never be found; set model.num_queries=10" in message
     assert worst(check_config("model.num_queries=2", checks=checks), "queries")[0] == "note"
+
+
+def test_more_objects_than_detections_are_reported(coco):
+    box = dict(category_id=1, area=16, iscrowd=0, segmentation=[])
+    annotations = [dict(box, id=k, image_id=1, bbox=[k % 50, k // 50, 4, 4]) for k in range(1, 121)]
+    write_coco("val", seed=1, annotations=annotations)
+    assert check_config("evaluator.max_dets=120", checks=["detections"]) == []
+    assert worst(check_config(checks=["detections"]), "detections", where="data.val") == (
+        "warn",
+        "at most 120 objects of a class in an image, of which the evaluation counts 100: set evaluator.max_dets=160",
+    )
+    combined = "evaluator=dict(type='CombinedEvaluator', evaluator=['CocoEvaluator'])"
+    message = worst(check_config(combined, checks=["detections"]), "detections", where="data.val")[1]
+    assert message.endswith("set evaluator.evaluator.0.max_dets=160")
+
+
+def test_more_objects_than_the_model_returns_are_reported(coco):
+    overrides = ("model.type=DeformableDETR", "model.num_detections=1", "evaluator.max_dets=500")
+    issues = check_config(*overrides, checks=["detections"])
+    assert worst(issues, "detections", where="data.val") == (
+        "warn",
+        "at most 2 objects in an image, of which the model returns 1: set model.num_detections=10",
+    )
 
 
 def test_learning_rate_is_checked_against_the_batch_size(coco):

@@ -20,6 +20,7 @@ CHECKS: dict[str, Callable[[Case], Iterator[Issue]]] = {
         data_checks.text,
         training_checks.weights,
         training_checks.queries,
+        training_checks.detections,
         training_checks.sizes_after_resizing,
         training_checks.random_evaluation,
         training_checks.step_budget,

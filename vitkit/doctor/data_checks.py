@@ -11,13 +11,17 @@ from vitkit.doctor.case import Case
 from vitkit.doctor.images import image_issues, map_issues
 from vitkit.doctor.issues import Issue, enumerate_items
 from vitkit.doctor.leakage import leakage_issues
+from vitkit.doctor.statistics import DatasetStatistics
 from vitkit.doctor.videos import video_issues
+from vitkit.registry import CRITERIA, parameters_of
 from vitkit.words import counted
 
 _RARE = 10
 """Number of objects below which a class can hardly be learned."""
-_UNBALANCED = 100.0
+_UNBALANCED = 10.0
 """Ratio of the most frequent class to the rarest above which the classes are unbalanced."""
+_REPEATED = 1.2
+"""How often an image of the rarest class has to be repeated for a sampler to be worth a mention."""
 
 
 def annotations(case: Case) -> Iterator[Issue]:
@@ -68,7 +72,9 @@ def class_balance(case: Case) -> Iterator[Issue]:
         message += "" if shown is present else " (most and fewest)"
         ratio = present[0][0] / present[-1][0]
         if ratio > _UNBALANCED:
-            message += f"; the most frequent is {ratio:.0f} times as frequent as the rarest (see data.sampler)"
+            message += f"; the most frequent is {ratio:.0f} times as frequent as the rarest"
+            if where == "data.train":
+                message += _remedies(case, statistics, present[-1][1], ratio)
         yield Issue("class balance", "note" if ratio > _UNBALANCED else "ok", message, where, counts)
         if where != "data.train":
             continue
@@ -89,6 +95,26 @@ def class_balance(case: Case) -> Iterator[Issue]:
                 f"{counted(len(untrained), 'classes', 'are')} evaluated but never trained: {enumerate_items(untrained)}"
             )
             yield Issue("absent classes", "warn", message, "data.val", {"classes": untrained})
+
+
+def _remedies(case: Case, statistics: DatasetStatistics, rarest: str, ratio: float) -> str:
+    """Return the overrides that repeat the images of rare classes, and weigh the rarest class in the loss."""
+    pairs = np.unique(np.stack([statistics.labels, statistics.image_indices], axis=1), axis=0)
+    num_images = len(np.unique(pairs[:, 1])) if statistics.sampled else len(statistics.image_ids)
+    fractions = np.bincount(pairs[:, 0], minlength=len(statistics.classes)) / num_images
+    of_rarest = fractions[statistics.classes.index(rarest)]
+    threshold = round(float(np.median(fractions[fractions > 0])), 4)
+    repeats, remedies = np.sqrt(threshold / of_rarest), []
+    if case.data.sampler is None and repeats >= _REPEATED:
+        remedies.append(
+            f"data.sampler=repeat_factor data.repeat_threshold={threshold:g} shows images of {rarest} {repeats:.1f} "
+            "times in an epoch"
+        )
+    spec = case.config.get("criterion")
+    if spec is None or "class_weights" in parameters_of(CRITERIA.resolve(spec)[0]):
+        weights = {rarest: round(float(np.sqrt(ratio)), 1)}
+        remedies.append(f'criterion.class_weights="{weights}" raises its weight in the loss')
+    return "; " * bool(remedies) + ", ".join(remedies)
 
 
 def empty_images(case: Case) -> Iterator[Issue]:

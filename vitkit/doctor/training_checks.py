@@ -20,8 +20,9 @@ from vitkit.doctor.statistics import DatasetStatistics
 from vitkit.engine.settings import slow_precision
 from vitkit.engine.step import training_inputs
 from vitkit.errors import VitkitError
+from vitkit.losses.class_weights import build_criterion
 from vitkit.protocols import child
-from vitkit.registry import CRITERIA, OPTIMIZERS
+from vitkit.registry import EVALUATORS, OPTIMIZERS, parameters_of
 from vitkit.structures import Batch
 from vitkit.words import counted
 
@@ -72,7 +73,7 @@ def queries(case: Case) -> Iterator[Issue]:
         details = {"most": most, "queries": num_queries}
         message = f"at most {most} {noun} in an image, {counted(num_queries, 'queries')}"
         if most > num_queries:
-            suggested = math.ceil(1.3 * most / 10) * 10
+            suggested = _rounded_up(most)
             too_full = counted((counts > num_queries).sum(), "images")
             message += f": in {too_full} some can never be found; set model.num_queries={suggested}"
             verdict = "fail" if where == "data.train" else "warn"
@@ -80,6 +81,44 @@ def queries(case: Case) -> Iterator[Issue]:
             verdict = "note" if most > 0.7 * num_queries else "ok"
             message += ": little to spare, since each query specialises in some locations" if verdict == "note" else ""
         yield Issue("queries", verdict, message, where, details)
+
+
+def detections(case: Case) -> Iterator[Issue]:
+    """Check that no image has more objects than the model returns, or than the evaluation counts of a class."""
+    returned = next(filter(None, map(case.model_argument, ("num_detections", "num_instances"))), None)
+    for where, statistics in case.statistics.items():
+        if where == "data.train" or statistics.kind not in ("detection", "instance") or not len(statistics.labels):
+            continue
+        most = int(statistics.objects_per_image().max())
+        if isinstance(returned, int) and most > returned:
+            message = f"at most {most} objects in an image, of which the model returns {returned}: set "
+            name = "num_detections" if case.model_argument("num_detections") else "num_instances"
+            yield Issue("detections", "warn", f"{message}model.{name}={_rounded_up(most)}", where, {"most": most})
+        pairs = np.stack([statistics.image_indices, statistics.labels], axis=1)
+        most_of_class = int(np.unique(pairs, axis=0, return_counts=True)[1].max())
+        for key, limit in _detection_limits(case.config.get("evaluator"), "evaluator"):
+            if most_of_class > limit:
+                message = f"at most {most_of_class} objects of a class in an image, of which the evaluation counts "
+                message += f"{limit}: set {key}.max_dets={_rounded_up(most_of_class)}"
+                yield Issue("detections", "warn", message, where, {"most": most_of_class})
+
+
+def _detection_limits(spec: Any, key: str) -> Iterator[tuple[str, int]]:
+    """Yield the config key of each `CocoEvaluator`, and how many detections of a class it counts in an image."""
+    if isinstance(spec, list | tuple):
+        for number, item in enumerate(spec):
+            yield from _detection_limits(item, f"{key}.{number}")
+    elif _type_name(spec) == "CombinedEvaluator":
+        yield from _detection_limits(spec["evaluator"], f"{key}.evaluator")
+    elif _type_name(spec) == "CocoEvaluator":
+        constructor, arguments = EVALUATORS.resolve(spec)
+        limits = arguments.get("max_dets", parameters_of(constructor)["max_dets"].default)
+        yield key, limits if isinstance(limits, int) else limits[-1]
+
+
+def _rounded_up(count: int) -> int:
+    """Return a limit with something to spare for a number of objects."""
+    return math.ceil(1.3 * count / 10) * 10
 
 
 def _classes_per_image(case: Case, where: str) -> np.ndarray:
@@ -247,7 +286,7 @@ def memory(case: Case) -> Iterator[Issue]:
     if batch is None:
         return
     model.train()
-    criterion = CRITERIA.build(case.config["criterion"]).to(case.options.device)
+    criterion = build_criterion(case.config["criterion"], case.train.classes).to(case.options.device)
 
     def step() -> Tensor:
         with autocast(case.options.device, case.settings.precision):
@@ -285,8 +324,8 @@ def memory(case: Case) -> Iterator[Issue]:
 
 
 def _type_name(spec: Any) -> str:
-    """Return the registered name in a spec."""
-    return spec.get("type", "") if isinstance(spec, Mapping) else spec
+    """Return the registered name in a spec; of None, nothing."""
+    return spec.get("type", "") if isinstance(spec, Mapping) else spec or ""
 
 
 def _largest_ratio(case: Case, batch: Batch) -> float:
@@ -324,7 +363,7 @@ def overfit(case: Case) -> Iterator[Issue]:
         yield Issue("overfit", "warn", "no batch has an object to learn", "train")
         return
     torch.manual_seed(case.settings.seed)
-    criterion = CRITERIA.build(case.config["criterion"]).to(case.options.device).eval()
+    criterion = build_criterion(case.config["criterion"], case.train.classes).to(case.options.device).eval()
     optimizer = OPTIMIZERS.build(case.config["optimizer"], model=model)
     _disable_dropout(model)
     losses: list[float] = []

@@ -18,10 +18,10 @@ from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference.exported import checkpoint_of, is_exported
+from vitkit.losses.class_weights import build_criterion
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.protocols import Criterion, Dataset, Model
-from vitkit.registry import CRITERIA
 from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.words import counted
 
@@ -108,13 +108,13 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
     return build_model(config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies)
 
 
-def build_criterion_for(config: Mapping[str, Any], model: Model) -> Criterion:
-    """Build a config's criterion, for a model.
+def build_criterion_for(config: Mapping[str, Any], model: Model, classes: Sequence[str] | None = None) -> Criterion:
+    """Build a config's criterion, for a model and the names of the dataset's classes.
 
     Raises:
         ConfigError: the `criterion` section is invalid, or its class loss is for other logits than the model's.
     """
-    criterion = CRITERIA.build(config["criterion"])
+    criterion = build_criterion(config["criterion"], classes)
     if None in (model.class_activation, criterion.class_activation):
         return criterion
     if criterion.class_activation != model.class_activation:

@@ -16,6 +16,7 @@ from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
 from vitkit.data.io.coco_schema import raise_faults, result_faults
+from vitkit.data.io.output import write_text
 from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
@@ -25,8 +26,8 @@ from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds
 
-METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-"""The twelve COCO metrics, in the order of COCOeval's statistics."""
+MAX_DETS = (1, 10, 100)
+"""COCO's limits on the detections of a class in an image; all metrics but the first two recalls have the last one."""
 IOU_TYPES = ("bbox", "segm")
 _TRUTH = {
     "images": ("id",),
@@ -36,6 +37,11 @@ _TRUTH = {
 """The parts of `ground_truth()`, and the fields of their entries that pycocotools reads."""
 _SEE_TRUTH = "See Dataset.ground_truth in vitkit/protocols.py."
 _CHUNK = 16  # number of masks that are run-length encoded at once
+
+
+def metric_names(max_dets: Sequence[int] = MAX_DETS) -> tuple[str, ...]:
+    """Return the names of the twelve COCO metrics, in the order of COCOeval's statistics."""
+    return ("AP", "AP50", "AP75", "APs", "APm", "APl", *(f"AR{limit}" for limit in max_dets), "ARs", "ARm", "ARl")
 
 
 class _Predictions(NamedTuple):
@@ -62,18 +68,36 @@ class CocoEvaluator(SampleEvaluator):
         dataset: the evaluated dataset; `ground_truth()` is in COCO's format, every annotation with area and iscrowd
             and, if masks are evaluated, a segmentation.
         iou_types: what IoU is computed for: "bbox", "segm" or both.
+        max_dets: how many detections of a class count in an image, best first: the three limits of pycocotools'
+            `maxDets`, ascending, or only the last one. Recall is reported at each, everything else at the last, which
+            images with more objects of a class need to be higher.
     Raises:
-        ConfigError: an IoU type is unknown, or the dataset has no boxes or masks of objects.
+        ConfigError: an IoU type is unknown, the limits are not three ascending numbers, or the dataset has no boxes or
+            masks of objects.
     """
 
     needs_dataset = ("image_ids", "classes", "category_ids", "ground_truth")
 
-    def __init__(self, dataset: Dataset, *, iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",)):
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",),
+        max_dets: int | Sequence[int] = MAX_DETS,
+    ):
         if not iou_types or not set(iou_types) <= set(IOU_TYPES):
             raise ConfigError(f"CocoEvaluator: got iou_types={list(iou_types)}; expected 'bbox', 'segm' or both.")
+        limits = (*MAX_DETS[:2], max_dets) if isinstance(max_dets, int) else tuple(max_dets)
+        if len(limits) != 3 or not 0 < limits[0] < limits[1] < limits[2]:
+            raise ConfigError(
+                f"CocoEvaluator: got max_dets={max_dets if isinstance(max_dets, int) else list(max_dets)}; expected "
+                f"one number above {MAX_DETS[1]}, such as 500, or three ascending ones, such as [1, 10, 500]."
+            )
         require_annotations(dataset, "objects", "CocoEvaluator")
         super().__init__(dataset)
         self.iou_types = tuple(iou_types)
+        self.max_dets = limits
+        self.metric_names = metric_names(limits)
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
         self._evaluations: dict[str, COCOeval] = {}
 
@@ -142,8 +166,10 @@ class CocoEvaluator(SampleEvaluator):
         metrics = {}
         for iou_type in self.iou_types:
             evaluation = self._evaluations[iou_type] = self._evaluate(iou_type, truth, results)
-            numbers = zip(METRICS, evaluation.stats, strict=True)
+            numbers = zip(self.metric_names, evaluation.stats, strict=True)
             metrics |= {f"{iou_type}/{name}": float(value) for name, value in numbers}
+            # pycocotools computes this one only at a limit of 100, and reports -1 at any other.
+            metrics[f"{iou_type}/AP"] = _mean_of_valid(evaluation.eval["precision"][:, :, :, 0, -1])
         return metrics
 
     def _evaluate(self, iou_type: str, truth: dict[str, Any], results: list[dict[str, Any]]) -> COCOeval:
@@ -163,18 +189,27 @@ class CocoEvaluator(SampleEvaluator):
             evaluation = COCOeval(_indexed(truth, truth["annotations"]), _indexed(truth, results), iou_type)
             evaluation.params.imgIds = [int(image_id) for image_id in self.dataset.image_ids]
             evaluation.params.catIds = self._category_ids.tolist()
+            evaluation.params.maxDets = list(self.max_dets)
             evaluation.evaluate()
             evaluation.accumulate()
             evaluation.summarize()
         return evaluation
 
     def _table_lines(self) -> list[str]:
-        """Return a line for each IoU type, below the names of the metrics."""
-        lines = ["".join(f"{name:>7}" for name in ("", *METRICS))]
+        """Return a line for each IoU type, below the limit on detections and the names of the metrics."""
+        lines = [self.limit_line(), "".join(f"{name:>7}" for name in ("", *self.metric_names))]
         for iou_type in self.iou_types:
-            values = (self.metrics[f"{iou_type}/{name}"] for name in METRICS)
+            values = (self.metrics[f"{iou_type}/{name}"] for name in self.metric_names)
             lines.append(f"{_TITLES[iou_type]:<7}" + "".join(f"{'–' if v < 0 else f'{v:.3f}':>7}" for v in values))
         return lines
+
+    def limit_line(self) -> str:
+        """Return the line that states how many detections count, and whether the model returns fewer."""
+        line = f"at most {self.max_dets[-1]} detections of a class in an image count (max_dets)"
+        most = max((len(predictions.scores) for predictions in self.answers.values()), default=0)
+        if 0 < most < self.max_dets[-1]:
+            line += f"; the model returns at most {most}, of all classes (model.num_detections or num_queries)"
+        return line
 
     def per_class(self) -> dict[str, float]:
         """Return class name -> AP of the last `compute()`, for masks if they were evaluated.
@@ -255,7 +290,7 @@ class CocoEvaluator(SampleEvaluator):
 
     def write_results(self, path: str | Path) -> None:
         """Write `results()` as JSON, which pycocotools' `loadRes` and COCO's server read."""
-        Path(path).write_text(json.dumps(self.results()), encoding="utf-8")
+        write_text(Path(path), json.dumps(self.results()))
 
     def load_results(self, path: str | Path) -> None:
         """Read predictions that were written earlier, in place of `update`.

@@ -73,6 +73,7 @@ class DetectionStatistics:
         self.evaluation = evaluation
         self.iou_type = evaluation.params.iouType
         self.ious = np.asarray(evaluation.params.iouThrs)
+        self.max_dets = tuple(evaluation.params.maxDets)
         self.class_names = list(class_names)
         self.sample_ids = list(evaluation.params.imgIds)
         order = list(evaluation.params.catIds)
@@ -126,8 +127,11 @@ class DetectionStatistics:
                 result[:, label, iou] = average_precision(self.ranking(label, iou, size), weights)
         return result
 
-    def recalls(self, weights: np.ndarray, size: int = 0, max_dets: int = 100) -> np.ndarray:
-        """Return (R, C) recalls, averaged over IoUs, with at most `most` predictions of a class in an image."""
+    def recalls(self, weights: np.ndarray, size: int = 0, max_dets: int | None = None) -> np.ndarray:
+        """Return (R, C) recalls, averaged over IoUs, with at most `max_dets` predictions of a class in an image.
+
+        Without it, the predictions that COCOeval has matched count, up to its last limit.
+        """
         result = np.full((len(weights), len(self.class_names)), np.nan)
         for label in range(len(self.class_names)):
             detected, num_objects = np.zeros((2, len(self.sample_ids)))
@@ -144,8 +148,8 @@ class DetectionStatistics:
         precision, recall = self.average_precisions(weights), self.recalls(weights)
         overall = _numbers(precision)
         overall |= {f"AP{size[0]}": _numbers(self.average_precisions(weights, k))["AP"] for k, size in _sizes()}
-        overall |= {f"AR{count}": mean_of_finite(self.recalls(weights, max_dets=count)) for count in (1, 10)}
-        overall["AR100"] = mean_of_finite(recall)
+        overall |= {f"AR{n}": mean_of_finite(self.recalls(weights, max_dets=n)) for n in self.max_dets[:-1]}
+        overall[f"AR{self.max_dets[-1]}"] = mean_of_finite(recall)
         overall |= {f"AR{size[0]}": mean_of_finite(self.recalls(weights, k)) for k, size in _sizes()}
         by_class = {}
         for label, name in enumerate(self.class_names):

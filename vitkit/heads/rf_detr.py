@@ -144,9 +144,9 @@ class RFDETRHead(QueryHead):
             "training_outputs": list(selections),  # the predictions of each group's first stage, (B, Q, ...)
         }
 
-    def make_proposals(self) -> "LocationSelection":
+    def make_proposals(self) -> "GroupSelection":
         """See `QueryHead`."""
-        return LocationSelection(self.d_model, self.num_classes)
+        return GroupSelection(self.d_model, self.num_classes)
 
     def learned_vectors(self, count: int) -> nn.Embedding:
         """Return the learned vectors of queries: 4 numbers that refine their boxes, initially 0, and their content."""
@@ -256,7 +256,7 @@ class RFDETRDecoderLayer(nn.Module):
         return self.norm3(x + self.dropout(self.ffn(x)))
 
 
-class LocationSelection(nn.Module):
+class GroupSelection(nn.Module):
     """The first stage of a group of queries: these start from the boxes of the best locations."""
 
     def __init__(self, d_model: int, num_classes: int):

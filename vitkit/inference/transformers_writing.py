@@ -340,8 +340,12 @@ def _preprocessor(loaded: Predictor, kind: str) -> Section:
     """Return the settings of the library's image processor that prepares images as `loaded` does."""
     model, transforms = loaded.model, loaded.transforms
     statistics = pixel_statistics(model if isinstance(model, Classifier) else model.backbone)
-    values = dict(image_processor_type=_THEIRS[kind].processor, do_rescale=True, do_normalize=True)
+    values = dict(image_processor_type=_THEIRS[kind].processor, do_rescale=True)
+    values["do_normalize"] = (*statistics["mean"], *statistics["std"]) != (0, 0, 0, 1, 1, 1)
     values |= dict(image_mean=list(statistics["mean"]), image_std=list(statistics["std"]))
+    if isinstance(transforms, EvalResize) and transforms.size is not None:
+        height, width = transforms.size
+        return values | dict(do_resize=True, size=dict(height=height, width=width))
     if isinstance(transforms, EvalResize):
         longest = {} if transforms.max_size is None else {"longest_edge": transforms.max_size}
         return values | dict(do_resize=True, size=dict(shortest_edge=transforms.short_side, **longest))

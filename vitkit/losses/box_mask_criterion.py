@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss
+from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.mask_criterion import matched_masks
 from vitkit.losses.matched import MatchedQueries, QuerySets
 from vitkit.losses.set_criterion import SetCriterion
-from vitkit.matchers.hungarian_box_masks import masks_at
-from vitkit.ops.masks import most_uncertain, sample_points
+from vitkit.ops.masks import masks_at, most_uncertain, sample_points
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
 
@@ -26,8 +26,8 @@ class BoxMaskCriterion(SetCriterion):
     They are computed at points, most of them where the predicted mask is uncertain.
 
     Args:
-        matcher, weights, class_loss, no_object_weight, focal_alpha, focal_gamma: see `SetCriterion`; the matcher is a
-            `HungarianBoxMaskMatcher`.
+        matcher, weights, class_loss, no_object_weight, focal_alpha, focal_gamma, class_weights: see `SetCriterion`; the
+            matcher is a `HungarianBoxMaskMatcher`.
         pixels_per_point: number of a mask's predicted pixels for each point; there are at least as many points as rows.
         oversample: number of candidates drawn per point, from which the uncertain ones are chosen.
         importance: fraction of uncertain points; the others are uniform.
@@ -48,6 +48,7 @@ class BoxMaskCriterion(SetCriterion):
         no_object_weight: float | None = None,
         focal_alpha: float | None = None,
         focal_gamma: float | None = None,
+        class_weights: ClassWeights | None = None,
         pixels_per_point: int = 16,
         oversample: float = 3.0,
         importance: float = 0.75,
@@ -59,6 +60,7 @@ class BoxMaskCriterion(SetCriterion):
             no_object_weight=no_object_weight,
             focal_alpha=focal_alpha,
             focal_gamma=focal_gamma,
+            class_weights=class_weights,
         )
         if not (0 <= importance <= 1 and oversample >= 1 and pixels_per_point >= 1):
             raise ConfigError(

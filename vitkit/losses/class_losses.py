@@ -3,7 +3,8 @@
 All take the logits (L, B, Q, C) of L decoder layers and return (L,) sums over images, queries and classes, which the
 criterion divides by the number of targets. The target is positive for the label of each matched query, and negative
 elsewhere. Losses that weight by the prediction treat that weight as a constant, as their use in DETRs does; only the
-focal loss and the negatives of the IoU-aware one differentiate it, as published.
+focal loss and the negatives of the IoU-aware one differentiate it, as published. `weights`, (L, M), is how often each
+matched query counts; None: once.
 """
 
 from collections.abc import Sequence
@@ -47,18 +48,31 @@ def sigmoid_settings(class_loss: str, **settings: float | None) -> dict[str, flo
 
 
 def sigmoid_loss(
-    name: str, logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, ious: Tensor, **settings: float
+    name: str,
+    logits: Tensor,
+    query_indices: Sequence[Tensor],
+    labels: Tensor,
+    ious: Tensor,
+    *,
+    weights: Tensor | None = None,
+    **settings: float,
 ) -> Tensor:
     """Return the sums of the loss `name`; arguments as in `varifocal_loss`, settings as from `sigmoid_settings`."""
     if name == "focal":
-        return focal_loss(logits, query_indices, labels, **settings)
+        return focal_loss(logits, query_indices, labels, weights=weights, **settings)
     losses = {"varifocal": varifocal_loss, "mal": matchability_aware_loss, "iou_aware": iou_aware_loss}
     loss = losses[name]
-    return loss(logits, query_indices, labels, ious, **settings)
+    return loss(logits, query_indices, labels, ious, weights=weights, **settings)
 
 
 def focal_loss(
-    logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, *, alpha: float, gamma: float
+    logits: Tensor,
+    query_indices: Sequence[Tensor],
+    labels: Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the sigmoid focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002).
 
@@ -72,11 +86,18 @@ def focal_loss(
         (L,) sums.
     """
     class_targets = _at_labels(logits, query_indices, labels, 1.0)
-    return _sum(sigmoid_focal_loss(logits, class_targets, alpha=alpha, gamma=gamma))
+    return _sum(sigmoid_focal_loss(logits, class_targets, alpha=alpha, gamma=gamma), query_indices, weights)
 
 
 def varifocal_loss(
-    logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, ious: Tensor, *, alpha: float, gamma: float
+    logits: Tensor,
+    query_indices: Sequence[Tensor],
+    labels: Tensor,
+    ious: Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the varifocal loss (Zhang et al. 2021, https://arxiv.org/abs/2008.13367, equation 2).
 
@@ -92,12 +113,19 @@ def varifocal_loss(
     class_targets = _at_labels(logits, query_indices, labels, ious)
     probabilities = logits.detach().sigmoid()
     # A matched label weighs its IoU, so well fitting boxes weigh more; its target teaches how well the box fits.
-    weights = class_targets.where(class_targets > 0, alpha * probabilities**gamma)
-    return _sum(F.binary_cross_entropy_with_logits(logits, class_targets, weights, reduction="none"))
+    factors = class_targets.where(class_targets > 0, alpha * probabilities**gamma)
+    losses = F.binary_cross_entropy_with_logits(logits, class_targets, factors, reduction="none")
+    return _sum(losses, query_indices, weights)
 
 
 def matchability_aware_loss(
-    logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, ious: Tensor, *, gamma: float
+    logits: Tensor,
+    query_indices: Sequence[Tensor],
+    labels: Tensor,
+    ious: Tensor,
+    *,
+    gamma: float,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the matchability-aware loss, MAL (Huang et al. 2025, https://arxiv.org/abs/2412.04234, equation 3).
 
@@ -114,12 +142,20 @@ def matchability_aware_loss(
     probabilities = logits.detach().sigmoid()
     # The varifocal loss nearly ignores a poorly fitting match; here it counts as much as others, which lowers a
     # confident prediction that fits badly.
-    weights = (probabilities**gamma).masked_fill(is_label, 1.0)
-    return _sum(F.binary_cross_entropy_with_logits(logits, class_targets, weights, reduction="none"))
+    factors = (probabilities**gamma).masked_fill(is_label, 1.0)
+    losses = F.binary_cross_entropy_with_logits(logits, class_targets, factors, reduction="none")
+    return _sum(losses, query_indices, weights)
 
 
 def iou_aware_loss(
-    logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, ious: Tensor, *, alpha: float, gamma: float
+    logits: Tensor,
+    query_indices: Sequence[Tensor],
+    labels: Tensor,
+    ious: Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the IoU-aware binary cross entropy (Cai et al. 2023, https://arxiv.org/abs/2304.07527, equation 2).
 
@@ -136,8 +172,9 @@ def iou_aware_loss(
     probabilities = logits.sigmoid()
     targets = probabilities.detach()[indices] ** alpha * ious ** (1 - alpha)
     class_targets = _at_labels(logits, query_indices, labels, targets.clamp(min=MIN_TARGET))
-    weights = (probabilities**gamma).masked_fill(class_targets > 0, 1.0)
-    return _sum(weights * F.binary_cross_entropy_with_logits(logits, class_targets, reduction="none"))
+    factors = (probabilities**gamma).masked_fill(class_targets > 0, 1.0)
+    losses = factors * F.binary_cross_entropy_with_logits(logits, class_targets, reduction="none")
+    return _sum(losses, query_indices, weights)
 
 
 def _at_labels(logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, values: Tensor | float) -> Tensor:
@@ -147,5 +184,9 @@ def _at_labels(logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, 
     return class_targets
 
 
-def _sum(losses: Tensor) -> Tensor:
+def _sum(losses: Tensor, query_indices: Sequence[Tensor], weights: Tensor | None) -> Tensor:
+    if weights is not None:
+        of_queries = losses.new_ones(losses.shape[:-1])
+        of_queries[tuple(query_indices)] = weights
+        losses = losses * of_queries[..., None]
     return losses.flatten(1).sum(1)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError, DataError
+from vitkit.losses.class_weights import ClassWeights, weights_tensor
+from vitkit.losses.matched import normalizers
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 
@@ -23,17 +25,19 @@ class ClassificationLoss(Criterion):
     Args:
         label_smoothing: part of each target that is spread over all classes (https://arxiv.org/abs/1512.00567); only
             used in training.
+        class_weights: how much an image of each class weighs in the mean, see `ClassWeights`; None: 1.
     Raises:
-        ConfigError: label_smoothing is negative, or 1 or more.
+        ConfigError: label_smoothing is negative, or 1 or more; or a class weight is not positive.
     """
 
     needs_outputs = ("logits",)
 
-    def __init__(self, *, label_smoothing: float = 0.0):
+    def __init__(self, *, label_smoothing: float = 0.0, class_weights: ClassWeights | None = None):
         super().__init__()
         if not 0 <= label_smoothing < 1:
             raise ConfigError(f"label_smoothing={label_smoothing}: expected at least 0 and below 1.")
         self.label_smoothing = label_smoothing
+        self.register_buffer("class_weights", weights_tensor(class_weights), persistent=False)
         self.meters = {"accuracy": RatioMeter()}
 
     def forward(self, outputs: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -43,7 +47,7 @@ class ClassificationLoss(Criterion):
             outputs: logits (B, C).
             targets: B targets with `label` in 0..C-1, or with `class_weights` (C,) that sum to 1.
         Returns:
-            cross_entropy: the mean over the batch.
+            cross_entropy: the mean over the batch, weighted by class if there are class weights.
         Raises:
             DataError: a label is out of range.
         """
@@ -52,11 +56,24 @@ class ClassificationLoss(Criterion):
         with torch.autocast(logits.device.type, enabled=False):
             logits = logits.float()
             class_targets, labels = self._class_targets(targets, logits)
-            # All ranks train on batches of equal size, so the mean of their gradients is that of the joined batch.
-            loss = F.cross_entropy(logits, class_targets, label_smoothing=smoothing)
+            if self.class_weights is None:
+                # All ranks train on batches of equal size, so the mean of their gradients is that of the joined batch.
+                loss = F.cross_entropy(logits, class_targets, label_smoothing=smoothing)
+            else:
+                loss = self._weighted_loss(logits, class_targets, smoothing)
         correct = (logits.detach().argmax(-1) == labels).sum()
         self.meters["accuracy"].add(correct, torch.full_like(correct, len(targets)))
         return {"cross_entropy": loss}
+
+    def _weighted_loss(self, logits: Tensor, class_targets: Tensor, smoothing: float) -> Tensor:
+        """Return the cross entropy divided by the sum of the weights of the true classes, averaged over ranks."""
+        weights = self.class_weights
+        if len(weights) != logits.shape[-1]:
+            raise ConfigError(f"class_weights: got {len(weights)}; the model has {logits.shape[-1]} classes.")
+        total = F.cross_entropy(logits, class_targets, weights, label_smoothing=smoothing, reduction="sum")
+        weight_sum = (class_targets @ weights if class_targets.is_floating_point() else weights[class_targets]).sum()
+        normalizer, _ = normalizers(weight_sum, len(logits), logits.device, training=self.training)
+        return total / normalizer
 
     def _class_targets(self, targets: Sequence[Mapping[str, Any]], logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the targets of the cross entropy, and each image's main class, (B,) int64."""

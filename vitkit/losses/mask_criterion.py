@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
+from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.matched import MatchedCriterion, QuerySets
 from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
 from vitkit.registry import CRITERIA, Spec
@@ -31,6 +32,8 @@ class MaskCriterion(MatchedCriterion):
         num_points: number of points per mask, for "points".
         oversample: number of candidates drawn per point, from which the uncertain ones are chosen.
         importance: fraction of uncertain points; the others are uniform.
+        class_weights: how much a query that is matched with each class weighs in the cross entropy, see `ClassWeights`;
+            None: 1.
     Raises:
         ConfigError: a term or `mask_loss` is unknown, a term is missing, or a number is out of range.
     """
@@ -49,9 +52,10 @@ class MaskCriterion(MatchedCriterion):
         num_points: int = 12544,
         oversample: float = 3.0,
         importance: float = 0.75,
+        class_weights: ClassWeights | None = None,
     ):
         self.check_arguments(weights)
-        super().__init__(matcher, weights, no_object_weight)
+        super().__init__(matcher, weights, no_object_weight, class_weights)
         if not no_object_weight > 0:
             raise ConfigError(f"no_object_weight={no_object_weight}: expected a positive number.")
         if not (0 <= importance <= 1 and oversample >= 1 and num_points >= 1):

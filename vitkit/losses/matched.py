@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError
+from vitkit.losses.class_weights import ClassWeights, weights_tensor
 from vitkit.protocols import Criterion
 from vitkit.registry import MATCHERS, Spec, nearest
 from vitkit.structures import DetectionTarget, Matches, TrainingOutputs
@@ -33,6 +34,8 @@ class QuerySets:
     """Number of queries that each of these targets is matched with."""
     matches: Matches | None
     """Matches of all S * L layers; None until they are computed."""
+    class_agnostic: bool = False
+    """Whether the only class is "object"; the targets then have label 0."""
 
     @property
     def is_main(self) -> bool:
@@ -98,6 +101,8 @@ class MatchedQueries:
     """Mean over ranks of the sum of all queries' weights in the cross entropy; 0 if no rank has queries."""
     num_targets: Tensor
     """Mean over ranks of the number of targets."""
+    class_weights: Tensor | None
+    """(L, M) float32, the weight of each matched query's class; None: 1."""
 
 
 class MatchedCriterion(Criterion):
@@ -111,8 +116,15 @@ class MatchedCriterion(Criterion):
     mask_terms: Sequence[str] = ()
     """Further names, all or none of which have weights."""
 
-    def __init__(self, matcher: Spec | nn.Module, weights: Mapping[str, float], no_object_weight: float):
+    def __init__(
+        self,
+        matcher: Spec | nn.Module,
+        weights: Mapping[str, float],
+        no_object_weight: float,
+        class_weights: ClassWeights | None = None,
+    ):
         super().__init__()
+        self.register_buffer("class_weights", weights_tensor(class_weights), persistent=False)
         self.matcher = MATCHERS.build(matcher)
         self.weights = dict(weights)
         self.no_object_weight = no_object_weight
@@ -159,20 +171,34 @@ class MatchedCriterion(Criterion):
             correct = (logits[0, image[0], query[0]].detach().argmax(-1) == labels[0]).sum()
             self.meters["matched_accuracy"].add(correct, torch.full_like(correct, len(labels[0])))
         num_queries, num_matched = logits[0, ..., 0].numel(), labels.shape[1]
-        weight_sum = num_matched + self.no_object_weight * (num_queries - num_matched)
+        matched_sum, class_weights = num_matched, None
+        if self.class_weights is not None and not queries.class_agnostic:
+            self._check_class_weights(logits.shape[-1])
+            class_weights = self.class_weights[labels]
+            # Layers have the same targets, so the same sum, unless an image has more of them than queries.
+            matched_sum = class_weights.sum(1).mean()
+        weight_sum = matched_sum + self.no_object_weight * (num_queries - num_matched)
         normalizer, num_targets = normalizers(weight_sum, sum(queries.counts), logits.device, training=self.training)
-        return MatchedQueries(logits, indices, target, labels, normalizer, num_targets)
+        return MatchedQueries(logits, indices, target, labels, normalizer, num_targets, class_weights)
+
+    def _check_class_weights(self, num_logits: int) -> None:
+        expected = num_logits - (self.no_object_weight > 0)
+        if len(self.class_weights) != expected:
+            raise ConfigError(f"class_weights: got {len(self.class_weights)}; the model has {expected} classes.")
 
     def cross_entropy(self, matched: MatchedQueries) -> Tensor:
         """Return the cross entropy of each layer, (L,); the target of unmatched queries is "no object", the last class.
 
-        It is the mean over queries, weighted by 1 if they are matched and by `no_object_weight` if not.
+        It is the mean over queries, weighted by their class's weight if they are matched and by `no_object_weight` if
+        not.
         """
         logits = matched.logits
         no_object = logits.shape[-1] - 1
         classes = matched.labels.new_full(logits.shape[:-1], no_object)
         classes[tuple(matched.indices)] = matched.labels
         class_weights = logits.new_ones(no_object + 1)
+        if matched.class_weights is not None:
+            class_weights[:-1] = self.class_weights
         class_weights[-1] = self.no_object_weight
         losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), class_weights, reduction="none")
         # The normaliser is 0 if no rank has queries in this set, as in denoising without targets.
@@ -228,6 +254,7 @@ def _joined(name: str, query_sets: Sequence[TrainingOutputs], targets: Sequence[
         targets=targets,
         repeats=repeats,
         matches=[outputs["matches"] for outputs in query_sets for _ in prefixes] if has_matches else None,
+        class_agnostic=query_sets[0].get("class_agnostic", False),
     )
 
 
@@ -265,12 +292,17 @@ def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[Detec
     ]
 
 
-def normalizers(class_weight_sum: float, num_targets: int, device: torch.device, *, training: bool) -> list[Tensor]:
+def normalizers(
+    class_weight_sum: float | Tensor, num_targets: int, device: torch.device, *, training: bool
+) -> list[Tensor]:
     """Return the means over ranks of the class losses' weight sum and of the number of targets.
 
     The number of targets of all ranks together is at least one.
     """
-    sums = torch.tensor([class_weight_sum, num_targets], dtype=torch.float32).to(device, non_blocking=True)
+    if isinstance(class_weight_sum, Tensor):  # it is on the device, and need not be transferred
+        sums = torch.stack([class_weight_sum, torch.full_like(class_weight_sum, num_targets)])
+    else:
+        sums = torch.tensor([class_weight_sum, num_targets], dtype=torch.float32).to(device, non_blocking=True)
     if not training:
         # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
         return [sums[0], sums[1].clamp(min=1)]

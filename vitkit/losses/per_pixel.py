@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
+from vitkit.losses.class_weights import ClassWeights, weights_tensor
 from vitkit.losses.matched import decoder_layers, normalizers
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
@@ -22,13 +23,19 @@ class PerPixelCriterion(Criterion):
     """Mean cross entropy over the labelled pixels of all ranks, for every decoder layer.
 
     `meters["pixel_accuracy"]` counts the pixels whose class has the highest logit in the last layer.
+
+    Args:
+        class_weights: how much a pixel of each class weighs in the mean, see `ClassWeights`; None: 1.
+    Raises:
+        ConfigError: a class weight is not positive.
     """
 
     needs_outputs = ("pred_semantic", "input_size")
     needs_targets = ("labels", "masks")
 
-    def __init__(self):
+    def __init__(self, *, class_weights: ClassWeights | None = None):
         super().__init__()
+        self.register_buffer("class_weights", weights_tensor(class_weights), persistent=False)
         self.meters = {"pixel_accuracy": RatioMeter()}
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
@@ -48,12 +55,14 @@ class PerPixelCriterion(Criterion):
         size, device = outputs["input_size"], outputs["pred_semantic"].device
         labels = torch.stack([label_map(target, size) for target in targets])  # (B, H, W)
         num_labelled = _count_labelled(labels, targets, num_classes=outputs["pred_semantic"].shape[1])
-        _, normalizer = normalizers(0, num_labelled, device, training=self.training)
+        weight_sum = 0 if self.class_weights is None else self.class_weights[labels[labels != _NO_CLASS]].sum()
+        weighted, unweighted = normalizers(weight_sum, num_labelled, device, training=self.training)
+        normalizer = unweighted if self.class_weights is None else weighted.clamp(min=1e-6)
         losses = {}
         with torch.autocast(device.type, enabled=False):
             for prefix, layer in decoder_layers(outputs).items():
                 logits = F.interpolate(layer["pred_semantic"].float(), size=size, mode="bilinear", align_corners=False)
-                total = F.cross_entropy(logits, labels, ignore_index=_NO_CLASS, reduction="sum")
+                total = F.cross_entropy(logits, labels, self.class_weights, ignore_index=_NO_CLASS, reduction="sum")
                 losses[f"{prefix}semantic"] = total / normalizer
                 if not prefix:
                     correct = (logits.detach().argmax(1) == labels).sum()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
 from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
+from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.matched import MatchedCriterion, MatchedQueries, QuerySets, normalizers
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy, generalized_box_iou
 from vitkit.ops.masks import pad_masks
@@ -35,9 +36,11 @@ class SetCriterion(MatchedCriterion):
             None); for varifocal, the weight of negatives (0.75 if None); for iou_aware, that of the prediction in the
             target (0.25 if None); mal has none.
         focal_gamma: exponent by which a sigmoid loss down-weights well classified examples; if None 2, or 1.5 for mal.
+        class_weights: how much a query that is matched with each class weighs in the class loss, see `ClassWeights`;
+            None: 1.
     Raises:
-        ConfigError: the class loss or a term is unknown, a term is missing, no_object_weight is not positive, the class
-            loss does not have an argument that is set, or the matcher's costs are for other logits.
+        ConfigError: the class loss or a term is unknown, a term is missing, no_object_weight or a class weight is not
+            positive, the class loss does not have an argument that is set, or the matcher's costs are for other logits.
     """
 
     terms = ("labels", "l1", "giou")
@@ -53,9 +56,10 @@ class SetCriterion(MatchedCriterion):
         no_object_weight: float | None = None,
         focal_alpha: float | None = None,
         focal_gamma: float | None = None,
+        class_weights: ClassWeights | None = None,
     ):
         self.check_arguments(weights)
-        super().__init__(matcher, weights, no_object_weight or 0)
+        super().__init__(matcher, weights, no_object_weight or 0, class_weights)
         self.sigmoid_settings = sigmoid_settings(class_loss, alpha=focal_alpha, gamma=focal_gamma)
         if class_loss == "cross_entropy" and not (no_object_weight or 0) > 0:
             raise ConfigError(
@@ -123,7 +127,13 @@ class SetCriterion(MatchedCriterion):
         else:
             ious = box_iou(cxcywh_to_xyxy(boxes.detach()), cxcywh_to_xyxy(target_boxes))
             class_losses = sigmoid_loss(
-                self.class_loss, matched.logits, matched.indices, matched.labels, ious, **self.sigmoid_settings
+                self.class_loss,
+                matched.logits,
+                matched.indices,
+                matched.labels,
+                ious,
+                weights=matched.class_weights,
+                **self.sigmoid_settings,
             )
             class_losses = class_losses / box_normalizer
         box_losses = self.box_losses(boxes, target_boxes)

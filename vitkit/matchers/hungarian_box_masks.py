@@ -10,7 +10,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError
 from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.matchers.hungarian_masks import cross_entropy_of_pairs, dice_of_pairs
-from vitkit.ops.masks import points_in_part, sample_points
+from vitkit.ops.masks import masks_at, sample_points
 from vitkit.registry import MATCHERS
 from vitkit.structures import DetectionTarget, Matches
 
@@ -96,17 +96,3 @@ class HungarianBoxMaskMatcher(HungarianMatcher):
             mask_costs.append(torch.cat([cross_entropy_of_pairs(*pair) for pair in pairs]))
             dice_costs.append(torch.cat([dice_of_pairs(*pair) for pair in pairs]))
         return {"mask": torch.stack(mask_costs), "dice": torch.stack(dice_costs)}
-
-
-def masks_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
-    """Return the nearest pixels of an un-padded image's masks (N, H, W) at points of the padded one, 0 in the padding.
-
-    Args:
-        points: (N, P, 2), or (1, P, 2) for all masks.
-    Returns:
-        (N, P) float.
-    """
-    if not len(masks):
-        return points.new_zeros(0, points.shape[1])
-    points = points_in_part(points, input_size, masks.shape[-2:]).expand(len(masks), -1, -1)
-    return sample_points(masks[:, None].to(points.dtype), points, mode="nearest")[:, 0]

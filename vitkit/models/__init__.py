@@ -10,6 +10,7 @@ from vitkit.models import (  # noqa: F401
     deformable_detr,
     detr,
     detr_segmentation,
+    dfine,
     dino,
     eomt,
     mask2former,
@@ -17,6 +18,7 @@ from vitkit.models import (  # noqa: F401
     per_pixel,
     rf_detr,
     rt_detr,
+    rt_detr_v2,
 )
 from vitkit.registry import MODELS, Spec, parameters_of
 from vitkit.seq2seq.vocabulary import Vocabulary

@@ -49,6 +49,8 @@ class QueryHead(nn.Module, ABC):
     """Whether each group of queries selects its boxes with layers of its own, see `make_proposals`."""
     attends_in_parts: bool = False
     """Whether the self-attention reads `Queries.num_parts`, which is much faster than a bias that separates parts."""
+    makes_queries: bool = True
+    """Whether `make_queries` makes further queries; False if contents are those of locations in the image."""
     attends_in_masks: bool = False
     """Whether queries attend within masks, and so read `Queries.masks`."""
     query_outputs: tuple[str, ...]
@@ -74,15 +76,15 @@ class QueryHead(nn.Module, ABC):
             earlier layer, first layer first. `SetCriterion` reads pred_logits and pred_boxes.
         """
 
-    @abstractmethod
     def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
-        """Make queries as the head's own are made.
+        """Make queries as the head's own are made; all heads with `makes_queries` implement it.
 
         Args:
             learned: (B, Q, learned_channels), the learned vector of each query; None if `learned_channels` is 0. Q may
                 differ from `num_queries`.
             boxes: (B, Q, 4) cxcywh in 0..1, for heads that select queries' boxes from the image; None for others.
         """
+        raise NotImplementedError(f"{type(self).__name__}: makes_queries is {self.makes_queries}")
 
     def learned_vectors(self, count: int) -> nn.Embedding:
         """Return new learned vectors for further queries, (count, learned_channels)."""

@@ -54,6 +54,20 @@ def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int
     return points * scales.to(points.device, non_blocking=True)
 
 
+def masks_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
+    """Return the nearest pixels of an un-padded image's masks (N, H, W) at points of the padded one, 0 in the padding.
+
+    Args:
+        points: (N, P, 2), or (1, P, 2) for all masks.
+    Returns:
+        (N, P) float.
+    """
+    if not len(masks):
+        return points.new_zeros(0, points.shape[1])
+    points = points_in_part(points, input_size, masks.shape[-2:]).expand(len(masks), -1, -1)
+    return sample_points(masks[:, None].to(points.dtype), points, mode="nearest")[:, 0]
+
+
 def boxes_around_masks(masks: Tensor) -> Tensor:
     """Return the smallest box around each mask's pixels; zeros for an empty mask.
 

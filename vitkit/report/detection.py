@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
-from vitkit.evaluation.coco import METRICS, CocoEvaluator
+from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.detection_statistics import CALIBRATED, THRESHOLDS, DetectionStatistics, f1_score
 from vitkit.evaluation.error_breakdown import KINDS, ErrorBreakdown, neighbour_overlaps
 from vitkit.report.calibration import calibration_section
@@ -37,7 +37,7 @@ def detection_sections(evaluator: CocoEvaluator, pictures: PictureBudget) -> lis
     class_counts = {name: int(by_class[name]["objects"]) for name in dataset.classes}
     size_counts = {name: int(by_size[name]["objects"]) for name in by_size}
     return [
-        section("Overall", *_warnings(evaluator, results), _overall(scores), note=_OVERALL),
+        section("Overall", *_warnings(evaluator, results), _overall(evaluator, scores), note=_overall_note(evaluator)),
         section(
             "Classes",
             table(
@@ -63,7 +63,6 @@ def detection_sections(evaluator: CocoEvaluator, pictures: PictureBudget) -> lis
     ]
 
 
-_OVERALL = "COCO's numbers. Below each value stands its 95 % interval, by a bootstrap over the images."
 _CROWDING = (
     "Images by the number of their objects; and objects by their largest IoU with another object of their image: the "
     "part that is detected at an IoU of 0.5, from the threshold with the highest F1 on."
@@ -111,10 +110,15 @@ def _warnings(evaluator: CocoEvaluator, results: Sequence[Any]) -> list[str]:
     return []
 
 
-def _overall(scores: dict[str, Any]) -> str:
+def _overall_note(evaluator: CocoEvaluator) -> str:
+    limit = evaluator.limit_line()
+    return f"COCO's numbers: {limit}. Below each value stands its 95 % interval, by a bootstrap over the images."
+
+
+def _overall(evaluator: CocoEvaluator, scores: dict[str, Any]) -> str:
     columns = [_NAMES[iou_type] for iou_type in scores]
     rows = []
-    for name in METRICS:
+    for name in evaluator.metric_names:
         values = (of_type.overall[f"{iou_type}/{name}"] for iou_type, of_type in scores.items())
         rows.append([name, *map(estimate, values)])
     return table(("", *columns), rows)
