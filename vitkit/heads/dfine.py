@@ -69,7 +69,7 @@ class DFINEHead(QueryHead):
             raise ConfigError(
                 f"DFINEHead: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
             )
-        self.d_model, self.num_queries = d_model, num_queries
+        self.d_model, self.num_queries, self.up = d_model, num_queries, up
         self.input_proj = nn.ModuleList(_projection(info.channels, d_model) for info in feature_info.values())
         self.proposals = LocationSelection("D-FINE", d_model, num_classes, activation=activation)
         layers = [
@@ -181,7 +181,7 @@ class DFINEDecoder(nn.Module):
         self.query_pos_head = MLP((4, 2 * d_model, d_model), activation)
         init_xavier(self.query_pos_head)
         self.register_buffer("bins", bins, persistent=False)
-        self.reg_scale = reg_scale
+        self.reg_scale = float(reg_scale)
 
     def forward(self, queries: Queries, levels: Levels) -> list[DecodedLayer]:
         """Decode the queries with every layer, attending to the tokens of `levels`."""

@@ -59,6 +59,13 @@ class Settings:
             )
         return value
 
+    def factor(self, name: str, default: float) -> float:
+        """Return a number above 0."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not 0 < value <= _LARGEST:
+            raise ConfigError(f"{self.where}: {name}={value!r:.100}: expected a number above 0, at most {_LARGEST}.")
+        return value
+
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """Return a list of numbers; without a default it is required."""
         values = self[name] if default is None else self.get(name, default)

@@ -4,10 +4,12 @@ Modules take a padding mask, (B, H, W) bool of any size, True = padding, which t
 treated like the image.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
+from vitkit.nn.convolution import conv_norm, merged
 from vitkit.nn.padding import zero_padding
 
 
@@ -24,7 +26,9 @@ class ConvNorm(Conv2dNormActivation):
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, in_channels, H, W) -> (B, out_channels, ceil(H / stride), ceil(W / stride))."""
-        return super().forward(zero_padding(x, padding_mask) if self[0].kernel_size != (1, 1) else x)
+        conv, norm, *activation = self
+        x = conv_norm(zero_padding(x, padding_mask) if conv.kernel_size != (1, 1) else x, conv, norm)
+        return F.silu(x, inplace=not torch.is_grad_enabled()) if activation else x
 
 
 class RepBlock(nn.Module):
@@ -37,7 +41,12 @@ class RepBlock(nn.Module):
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, channels, H, W) -> the same."""
-        return F.silu(self.conv1(x, padding_mask) + self.conv2(x))
+        if torch.is_grad_enabled() or self.training:
+            return F.silu(self.conv1(x, padding_mask) + self.conv2(x))
+        (weight, bias), (weight2, bias2) = merged(*self.conv1), merged(*self.conv2)
+        # A 1x1 convolution is a 3x3 one whose weights are zero but in the centre.
+        weight, bias = weight + F.pad(weight2, [1, 1, 1, 1]), bias + bias2
+        return F.silu(F.conv2d(zero_padding(x, padding_mask), weight, bias, padding=1), inplace=True)
 
 
 class CSPRepLayer(nn.Module):
