@@ -318,6 +318,16 @@ def test_other_numbers_of_groups_load_the_first_group(tmp_path, groups):
     assert torch.equal(ours.head.query_embed.weight, theirs.head.query_embed.weight)
 
 
+def test_weights_with_more_queries_keep_the_first_of_each_group(tmp_path):
+    theirs, ours = small(classes=91, queries=6), small(classes=91, queries=4)
+    embed = theirs.training_queries.groups.embed
+    nn.init.normal_(embed.weight)
+    official_file(tmp_path / "weights.pth", theirs)
+    load_weights(ours, tmp_path / "weights.pth")
+    assert torch.equal(ours.head.query_embed.weight, theirs.head.query_embed.weight[:4])
+    assert torch.equal(ours.training_queries.groups.embed.weight, torch.cat((embed.weight[:4], embed.weight[6:10])))
+
+
 def test_weights_of_another_size_or_without_masks_are_named(tmp_path):
     official_file(tmp_path / "weights.pth", small(classes=91))
     with pytest.raises(

@@ -30,7 +30,7 @@ class RFDETR(DeformableDETR):
         head: Spec | nn.Module,
         *,
         num_queries: int = 300,
-        num_classes: int = 80,
+        num_classes: int = 91,
         num_detections: int = 300,
         training_queries: Sequence[Spec] = (),
         isolate_padding: bool = False,
@@ -67,6 +67,19 @@ class RFDETR(DeformableDETR):
             padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
         return super().prepare(images, padding_mask)
 
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Keep the first queries of each group of weights that have more, in place; see `DensePredictionModel`.
+
+        Queries are given to locations by the rank of their scores, so the last ones matter least.
+        """
+        own, others = f"{prefix}head.query_embed.weight", f"{prefix}training_queries.groups.embed.weight"
+        theirs, ours = len(state.get(own, ())), len(self.head.query_embed.weight)
+        if theirs > ours:
+            state[own] = state[own][:ours]
+            if others in state:
+                state[others] = state[others].unflatten(0, (-1, theirs))[:, :ours].flatten(0, 1)
+        super().adapt_state(state, prefix)
+
     def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
         """See `DeformableDETR`; boxes end at the image's border."""
         detections = super().detections(outputs)
@@ -90,7 +103,7 @@ class RFDETRSeg(RFDETR):
         head: Spec | nn.Module,
         *,
         num_queries: int = 100,
-        num_classes: int = 80,
+        num_classes: int = 91,
         num_detections: int = 100,
         training_queries: Sequence[Spec] = (),
         isolate_padding: bool = False,
