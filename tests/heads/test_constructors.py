@@ -22,6 +22,7 @@ WORDS = {
     "DABDeformableDETRHead": dict(LAYERS, **DEFORMABLE),
     "DINOHead": dict(LAYERS, **DEFORMABLE, share_heads=False, look_forward_twice=False),
     "RTDETRHead": dict(LAYERS, num_points=2, num_decoder_layers=2),
+    "RFDETRHead": dict(LAYERS, num_cross_heads=8, num_points=2, num_decoder_layers=2, masks=False),
     "RTDETRv2Head": dict(LAYERS, num_points=2, num_decoder_layers=2, offset_scale=0.25, sampling="discrete"),
     "DFINEHead": dict(LAYERS, num_points=2, num_decoder_layers=2, activation="silu", reg_max=8, reg_scale=3.0, up=0.25),
     "MaskFormerHead": dict(LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="silu"),
@@ -32,6 +33,7 @@ WORDS = {
     "PyramidProjection": dict(
         out_channels=32, in_features=["res4", "res5"], num_levels=3, num_groups=8, isolate_padding=True
     ),
+    "C2fProjection": dict(out_channels=8, in_features=["res4"], num_blocks=2, isolate_padding=True),
     "HybridEncoder": dict(
         out_channels=32,
         in_features=["res4", "res5"],

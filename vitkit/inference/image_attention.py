@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.backbones.vit import ViT
+from vitkit.backbones.windowed_vit import WindowedViT
 from vitkit.errors import ConfigError
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.inference.predictor import Predictor
@@ -118,7 +119,7 @@ def encoder_layers(model: nn.Module) -> list[nn.Module]:
         if attention and all(isinstance(module, MultiHeadAttention) for module in attention):
             return attention
     backbone = child(model, "backbone")
-    if not isinstance(backbone, ViT):
+    if not isinstance(backbone, ViT) or (isinstance(backbone, WindowedViT) and backbone.num_windows > 1):
         return []
     return [block.attn for block in backbone.blocks if block.attn.window_size is None]
 
