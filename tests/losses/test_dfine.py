@@ -389,6 +389,14 @@ def test_queries_without_known_matches_are_an_error(changes, name):
         make_criterion()(outputs, make_targets([1]))
 
 
+def test_denoising_queries_without_initial_boxes_are_an_error():
+    outputs = make_outputs([1])
+    del outputs["training_outputs"][1]["initial_boxes"]
+    message = r"the queries 'dn' of training_outputs have no initial_boxes\. Name it in the head's query_outputs"
+    with pytest.raises(ConfigError, match=message):
+        make_criterion()(outputs, make_targets([1]))
+
+
 def test_label_out_of_range_is_an_error():
     targets = make_targets([2])
     targets[0]["labels"][1] = 3
