@@ -208,7 +208,7 @@ def _describe_run(checkpoint: Mapping[str, Any]) -> str | None:
 
 provide(
     PublishedWeights(
-        names=lambda: model_zoo.index().keys(),
+        names=lambda: model_zoo.names(),
         file_of=lambda name: model_zoo.published_weights(name),
         name_of=lambda path: model_zoo.published_name(path),
         convert=convert_official,

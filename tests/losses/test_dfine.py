@@ -327,6 +327,15 @@ def test_class_losses_other_than_published_are_those_of_their_name():
     assert make_criterion(class_loss="mal")(outputs, targets)["labels"].item() == pytest.approx(bce.item(), rel=1e-5)
 
 
+def test_class_weights_multiply_the_class_loss_of_matched_queries():
+    outputs, targets = single_query([[0.0] * 5, [0.0] * 5])
+    losses = make_criterion()(outputs, targets)
+    weighted = make_criterion(class_weights=[3.0])(outputs, targets)
+    for name, value in losses.items():
+        factor = 3 if name.endswith("labels") else 1
+        torch.testing.assert_close(weighted[name], factor * value)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -129,3 +129,15 @@ def test_error_for_an_unknown_name_names_the_nearest():
         vitkit.load("mask2former_r50_coco_instanse")
     with pytest.raises(CheckpointError, match="no checkpoint 'detr_r5O'"):
         vitkit.load_weights(nn.Linear(1, 1), "detr_r5O")
+
+
+def test_coco_may_be_left_out_at_the_end_of_a_name(monkeypatch):
+    assert model_zoo.listed_name("dfine_s") == model_zoo.listed_name("dfine_s_coco") == "dfine_s_coco"
+    assert model_zoo.listed_name("dfine") is None
+    found = find_model("dfine_s")
+    assert found.weights == "dfine_s_coco" and found.config["model"]["type"] == "DFINE"
+    asked = []
+    monkeypatch.setattr("vitkit.model_zoo.cached_file", lambda url, **_: asked.append(url) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        vitkit.load("dfine_s")
+    assert asked == ["https://github.com/Peterande/storage/releases/download/dfinev1.0/dfine_s_coco.pth"]

@@ -412,7 +412,9 @@ class ImageSampling:
         # The padding of each level is rounded to that level's locations.
         covered = torch.tensor([self.view.covered_at(name)[::-1] for name in self.view.feature_sizes])  # (levels, 2)
         layers = []
-        for i, output in enumerate([*self.view.outputs["aux_outputs"], self.view.outputs]):
+        # Some models predict boxes a second time after the first layer, which precede the layers' own.
+        outputs = [*self.view.outputs["aux_outputs"], self.view.outputs][-len(self.levels) :]
+        for i, output in enumerate(outputs):
             locations, weights = (x[0, query].float().cpu() for x in self.view.records[f"layers.{i}.cross_attn"][0])
             score, label = class_scores(output, len(self.classes))[query].max(dim=-1)
             layers.append(
