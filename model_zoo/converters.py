@@ -15,6 +15,8 @@ from vitkit.data.io.coco_classes import (
     COCO_PANOPTIC_CATEGORY_IDS,
     COCO_PANOPTIC_CLASSES,
 )
+from vitkit.data.io.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
+from vitkit.data.io.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
 from vitkit.model_zoo.convert_deformable_detr import converters as deformable_detr_converters
 from vitkit.model_zoo.convert_eomt import CONVERTERS as EOMT_CONVERTERS
 from vitkit.model_zoo.convert_fairseq import CONVERTERS as FAIRSEQ_CONVERTERS
@@ -26,12 +28,21 @@ from vitkit.model_zoo.convert_timesformer import CONVERTERS as TIMESFORMER_CONVE
 from vitkit.model_zoo.convert_transformer import CONVERTERS as TRANSFORMER_CONVERTERS
 from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
 from vitkit.model_zoo.converter import Converter, State
+from vitkit.model_zoo.official_formats import REAL_TIME_FORMATS
 from vitkit.model_zoo.transformers_formats import formats as transformers_formats
 
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
 
-FOCAL_MODELS = ("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO")
+REAL_TIME_MODELS = (
+    *("lyuwenyu/RT-DETR", "lyuwenyu/RT-DETR, v2", "Peterande/D-FINE"),
+    *("transformers RT-DETR", "transformers RT-DETRv2", "transformers D-FINE"),
+)
+"""Formats whose class heads have a row for each class of COCO, not for each raw id."""
+FOCAL_MODELS = (
+    *("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO", "transformers Deformable DETR"),
+    *REAL_TIME_MODELS,
+)
 """Formats whose class heads have no row for "no object"."""
 
 _DATASETS_BY_CLASSES = {
@@ -43,6 +54,8 @@ _DATASETS_BY_CLASSES = {
     133: "COCO panoptic",
     150: "ADE20K",
     250: "COCO panoptic's raw ids",
+    365: "Objects365",
+    366: "Objects365's raw ids",
     847: "ADE20K full",
 }
 """Number of classes -> the dataset that official models with that number were trained on."""
@@ -61,6 +74,7 @@ TRANSFORMERS_FORMATS = transformers_formats(COCO_CLASSES, COCO_PANOPTIC_CLASSES)
 
 CONVERTERS = [
     *(each.converter() for each in TRANSFORMERS_FORMATS),
+    *(each.converter() for each in REAL_TIME_FORMATS),
     *MASK_CLASSIFICATION_CONVERTERS,
     *EOMT_CONVERTERS,
     *deformable_detr_converters(COCO_CLASSES),
@@ -92,7 +106,7 @@ def convert_official(
     """Rename an official state dict for `model`; one that no converter recognises is returned as is.
 
     If an official head has a row for each raw COCO id and the model has COCO's 80 classes, or the 133 of its panoptic
-    segmentation, the rows of these classes are selected.
+    segmentation, the rows of these classes are selected; likewise of a head with a row for each raw Objects365 id.
 
     Args:
         state: the stored state dict, possibly wrapped as {"model": state}.
@@ -106,11 +120,12 @@ def convert_official(
     for converter in CONVERTERS:
         if converter.matches(state):
             state = converter.convert(state, model)
-            if not has_coco_head(state):
+            is_coco = has_coco_head(state, converter)
+            if (is_coco or has_objects365_head(state)) and (classes is None or tuple(classes) == converter.classes):
+                state = select_coco_classes(state, model)
+            if not is_coco and not has_coco_head(state, converter):
                 # The original code was trained on other classes.
                 converter = converter._replace(classes=None)
-            elif classes is None or tuple(classes) == converter.classes:
-                state = select_coco_classes(state, model)
             return state, converter
     return dict(state), None
 
@@ -129,6 +144,10 @@ def select_coco_classes(state: State, model: nn.Module) -> State:
             state[key] = value[[*COCO_PANOPTIC_CATEGORY_IDS, _PANOPTIC_ROWS - 1]]
         elif rows == (92, 81):
             state[key] = value[[*COCO_CATEGORY_IDS, 91]]
+        elif rows == (OBJECTS365_NUM_ROWS, 80):
+            state[key] = value[list(OBJECTS365_ROWS)]
+        elif rows == (OBJECTS365_NUM_ROWS + 1, 81):
+            state[key] = value[[*OBJECTS365_ROWS, OBJECTS365_NUM_ROWS]]
         elif rows == (91, 80):
             # A first stage may rank locations by the first row, whatever its class; this row must then stay the first.
             by_first = "proposals" in key and key.replace("class_embed", "pos_trans") in expected
@@ -137,10 +156,20 @@ def select_coco_classes(state: State, model: nn.Module) -> State:
     return state
 
 
-def has_coco_head(state: State) -> bool:
-    """Whether a detector's classes are COCO's raw ids, as in all official detectors."""
+def has_coco_head(state: State, converter: Converter) -> bool:
+    """Whether a detector's class heads have as many rows as those of the official ones, which were trained on COCO."""
+    rows = (len(COCO_CLASSES),) if converter.name in REAL_TIME_MODELS else (91, 92, _PANOPTIC_ROWS)
+    return _all_heads_have(state, rows)
+
+
+def has_objects365_head(state: State) -> bool:
+    """Whether a detector's class heads have a row for each raw id of Objects365."""
+    return _all_heads_have(state, (OBJECTS365_NUM_ROWS,))
+
+
+def _all_heads_have(state: State, rows: Sequence[int]) -> bool:
     heads = [value for key, value in state.items() if "class_embed" in key and key.endswith("weight")]
-    return bool(heads) and all(len(value) in (91, 92, _PANOPTIC_ROWS) for value in heads)
+    return bool(heads) and all(len(value) in rows for value in heads)
 
 
 def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter | None) -> str | None:
@@ -154,7 +183,8 @@ def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter |
     run = _describe_run(checkpoint)
     if run or converter is None:
         return run
-    head = next((value for key, value in state.items() if re.search(r"class_embed\.(?:\d+\.)?weight$", key)), None)
+    name = re.compile(r"(?:^|\.)(?:class_embed|dec_score_head)\.(?:\d+\.)?weight$")
+    head = next((value for key, value in state.items() if name.search(key)), None)
     if head is None:
         return converter.name
     num_classes = len(head) - (converter.name not in FOCAL_MODELS)  # those have no row for "no object"

@@ -2,9 +2,12 @@
 
 from torch import nn
 
+from vitkit.data.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converter import State
+from vitkit.model_zoo.dfine import OFFICIAL_DFINE
 from vitkit.model_zoo.formats import Format
 from vitkit.model_zoo.key_table import Custom, KeyTable, Rename, Rule, below
+from vitkit.model_zoo.official_rt_detr import RESNET_VD, RT_DETR, RT_DETR_V2
 from vitkit.model_zoo.transformers_detectors import write_heads
 from vitkit.model_zoo.transformers_masks import write_empty_weight
 
@@ -152,9 +155,41 @@ TRANSFORMER = KeyTable(
 _SAME = KeyTable([])
 _RES5, _MASK2FORMER_KEYS = "neck.projections.res5.weight", ("head.query_feat.weight", "neck.level_embed")
 _MASKFORMER_KEYS = ("head.query_embed.weight", "neck.top.0.weight", "head.decoder.norm.weight")
+_RT_DETR_STEM, _RT_DETR_HEAD = "conv1.conv1_1.conv.weight", "decoder.dec_score_head.0.weight"
+_OUR_RT_DETR = ("backbone.conv1.6.weight", "neck.pan_blocks.0.conv1.0.weight", "head.proposals.class_embed.weight")
 _RESNET_KEY, _SWIN_KEY = "backbone.conv1.weight", "backbone.layers.0.blocks.0.attn.relative_position_bias_table"
 
+REAL_TIME_FORMATS = [
+    Format(
+        "lyuwenyu/RT-DETR",
+        (f"backbone.{_RT_DETR_STEM}", _RT_DETR_HEAD, "encoder.input_proj.0.0.weight"),
+        RT_DETR,
+        "RTDETR",
+        _OUR_RT_DETR,
+        COCO_CLASSES,
+    ),
+    Format(
+        "lyuwenyu/RT-DETR, v2",
+        (f"backbone.{_RT_DETR_STEM}", _RT_DETR_HEAD, "encoder.input_proj.0.conv.weight"),
+        RT_DETR_V2,
+        "RTDETRv2",
+        _OUR_RT_DETR,
+        COCO_CLASSES,
+    ),
+    Format(
+        "Peterande/D-FINE",
+        ("decoder.pre_bbox_head.layers.0.weight", "decoder.decoder.lqe_layers.0.reg_conf.layers.0.weight"),
+        OFFICIAL_DFINE,
+        "DFINE",
+        ("backbone.net.stem.stem1.conv.weight", "head.quality_embed.0.reg_conf.layers.0.weight"),
+        COCO_CLASSES,
+    ),
+    Format("lyuwenyu/RT-DETR, backbone", (_RT_DETR_STEM,), RESNET_VD, "ResNetVD", ("conv1.6.weight",)),
+]
+"""The formats that are read by the same tables as they are written."""
+
 FORMATS = [
+    *REAL_TIME_FORMATS,
     Format("facebookresearch/detr, with masks", (), _detr("detr."), "DETRSegmentation", (_RES5, _RESNET_KEY)),
     Format("facebookresearch/detr", (), _detr(""), "DETR", (_RES5, _RESNET_KEY)),
     Format(

@@ -1,9 +1,11 @@
 """The formats of the transformers library."""
 
+from vitkit.model_zoo.dfine import TRANSFORMERS_DFINE
 from vitkit.model_zoo.formats import Format
 from vitkit.model_zoo.transformers_backbones import RESNET, SWIN, SWIN_V2, TIMESFORMER, VIT
 from vitkit.model_zoo.transformers_detectors import DEFORMABLE_DETR, DETR, DETR_WITH_MASKS
 from vitkit.model_zoo.transformers_masks import MASK2FORMER_RESNET, MASK2FORMER_SWIN, MASKFORMER_RESNET, MASKFORMER_SWIN
+from vitkit.model_zoo.transformers_rt_detr import RT_DETR, RT_DETR_V2
 from vitkit.model_zoo.transformers_text import MARIAN
 
 _PATCHES = ".embeddings.patch_embeddings.projection.weight"
@@ -11,6 +13,12 @@ _MASK2FORMER = ("model.transformer_module.queries_features.weight", "model.pixel
 _MASKFORMER = ("model.transformer_module.queries_embedder.weight", "model.pixel_level_module.decoder.fpn.stem.0.weight")
 _OUR_MASK2FORMER = ("head.query_feat.weight", "neck.level_embed")
 _OUR_MASKFORMER = ("head.query_embed.weight", "neck.top.0.weight", "head.decoder.norm.weight")
+_RT_DETR = (
+    "model.backbone.model.embedder.embedder.2.convolution.weight",
+    "model.encoder_input_proj.0.0.weight",
+    "model.enc_score_head.weight",
+)
+_OUR_RT_DETR = ("backbone.conv1.6.weight", "neck.pan_blocks.0.conv1.0.weight", "head.proposals.class_embed.weight")
 _RESNET, _SWIN = "backbone.conv1.weight", "backbone.layers.0.blocks.0.attn.relative_position_bias_table"
 
 
@@ -21,6 +29,23 @@ def formats(coco: tuple[str, ...], coco_panoptic: tuple[str, ...]) -> list[Forma
         coco, coco_panoptic: the classes that the published detectors were trained on.
     """
     return [
+        Format(
+            "transformers RT-DETRv2",
+            (*_RT_DETR, "model.decoder.layers.0.encoder_attn.n_points_scale"),
+            RT_DETR_V2,
+            "RTDETRv2",
+            _OUR_RT_DETR,
+            coco,
+        ),
+        Format(
+            "transformers D-FINE",
+            ("model.decoder.pre_bbox_head.layers.0.weight", "model.decoder.lqe_layers.0.reg_conf.layers.0.weight"),
+            TRANSFORMERS_DFINE,
+            "DFINE",
+            ("backbone.net.stem.stem1.conv.weight", "head.quality_embed.0.reg_conf.layers.0.weight"),
+            coco,
+        ),
+        Format("transformers RT-DETR", _RT_DETR, RT_DETR, "RTDETR", _OUR_RT_DETR, coco),
         Format(
             "transformers DETR, with masks",
             ("detr.class_labels_classifier.weight", "detr.model.query_position_embeddings.weight"),

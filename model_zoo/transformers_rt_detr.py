@@ -1,6 +1,10 @@
 """Key names of the transformers library's RT-DETR and RT-DETRv2, both ways."""
 
-from vitkit.model_zoo.key_table import Alias, Drop, KeyTable, Rename, below
+import torch
+from torch import nn
+
+from vitkit.model_zoo.converter import State
+from vitkit.model_zoo.key_table import Alias, Custom, Drop, KeyTable, Rename, below
 from vitkit.model_zoo.transformers_detectors import DEFORMABLE_DECODER_LAYER, ENCODER_LAYER, layer_rules
 
 _STEM = "model.backbone.model.embedder.embedder."
@@ -63,6 +67,26 @@ def _head_rules():
     )
 
 
+def point_scales(prefix: str, name: str) -> Custom:
+    """Return the rule of the entries that repeat, for each sampled point, 1 / the number of its level's points.
+
+    Args:
+        prefix: their decoder layers' names before the number.
+        name: the entry's name below a layer.
+    """
+
+    def read(state: State, model: nn.Module) -> State:
+        return {key: value for key, value in state.items() if not (key.startswith(prefix) and key.endswith(name))}
+
+    def write(state: State, model: nn.Module) -> State:
+        for i, layer in enumerate(model.get_submodule("head.decoder.layers")):
+            points = layer.cross_attn.num_points
+            state[f"{prefix}{i}.{name}"] = torch.tensor([1 / number for number in points for _ in range(number)])
+        return state
+
+    return Custom(read, write)
+
+
 RT_DETR = KeyTable(
     [
         # Second names of the decoder's heads in older files; anchors that follow from the image's size.
@@ -72,3 +96,4 @@ RT_DETR = KeyTable(
         *_head_rules(),
     ]
 )
+RT_DETR_V2 = KeyTable([point_scales("model.decoder.layers.", "encoder_attn.n_points_scale"), *RT_DETR.rules])

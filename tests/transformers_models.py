@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+
 _DETECTOR = dict(
     encoder_layers=1, decoder_layers=2, encoder_ffn_dim=16, decoder_ffn_dim=16, num_queries=5, num_labels=3,
     encoder_attention_heads=2, decoder_attention_heads=2, d_model=32,
@@ -35,6 +37,15 @@ def _detr(transformers, name="DetrForObjectDetection", **options):
 def _deformable(transformers, **options):
     config = transformers.DeformableDetrConfig(**_DETECTOR | _TIMM, two_stage_num_proposals=5, **options)
     return transformers.DeformableDetrForObjectDetection(config)
+
+
+def _rt_detr(transformers, version="", **options):
+    backbone = transformers.RTDetrResNetConfig(**_RESNET, out_indices=[2, 3, 4])
+    config = getattr(transformers, f"RTDetr{version}Config")(
+        backbone_config=backbone, **_DETECTOR | dict(num_queries=20), encoder_hidden_dim=32, hidden_expansion=0.5,
+        decoder_in_channels=[32] * 3, encoder_in_channels=[128, 256, 512], **options,
+    )  # fmt: skip
+    return getattr(transformers, f"RTDetr{version}ForObjectDetection")(config)
 
 
 def _resnet(transformers):
@@ -73,6 +84,9 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "deformable_detr": _deformable,
     "deformable_detr_refine": lambda t: _deformable(t, with_box_refine=True),
     "deformable_detr_two_stage": lambda t: _deformable(t, with_box_refine=True, two_stage=True),
+    "rt_detr": _rt_detr,
+    "rt_detr_v2": lambda t: _rt_detr(t, "V2", decoder_n_points=3, decoder_offset_scale=0.25),
+    "rt_detr_v2_discrete": lambda t: _rt_detr(t, "V2", decoder_method="discrete", num_denoising=0),
     "maskformer_swin": lambda t: _maskformer(t, _swin(t)),
     "maskformer_resnet": lambda t: _maskformer(t, _resnet(t)),
     "mask2former_swin": lambda t: _mask2former(t, _swin(t)),
@@ -131,7 +145,15 @@ def compare(theirs: nn.Module, ours: nn.Module) -> None:
     images = torch.randn(2, 3, 128, 160)
     if kind in ("swin", "swinv2", "vit"):
         images = images[..., : theirs.config.image_size, : theirs.config.image_size]
-    expected, outputs = theirs(images), ours(images)
+    if kind.startswith("rt_detr"):  # rounding would change the order of locations whose scores are nearly the same
+        theirs, ours, images = theirs.double(), ours.double(), images.double()
+    expected = theirs(images)
+    if kind.startswith(
+        "rt_detr"
+    ):  # these have pixels without statistics, and vitkit's models are given normalised ones
+        mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+        images = (images - mean) / std
+    outputs = ours(images)
     if "class_queries_logits" in expected:
         _close(outputs["pred_logits"], expected.class_queries_logits)
         return _close(outputs["pred_masks"], expected.masks_queries_logits)
@@ -146,4 +168,4 @@ def compare(theirs: nn.Module, ours: nn.Module) -> None:
 def _close(outputs: Tensor, expected: Tensor) -> None:
     scale = float(expected.abs().max())
     assert expected.std() > 1e-3 * scale  # the outputs vary, so that the comparison is meaningful
-    torch.testing.assert_close(outputs, expected, atol=2e-5 * max(scale, 1.0), rtol=1e-4)
+    torch.testing.assert_close(outputs.to(expected.dtype), expected, atol=2e-5 * max(scale, 1.0), rtol=1e-4)

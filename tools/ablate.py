@@ -28,6 +28,7 @@ from typing import Any
 
 import vitkit.configs.ablations
 from vitkit.data.io.json_files import read_json
+from vitkit.data.io.output import write_text
 from vitkit.errors import ConfigError, DataError, TrainingError
 from vitkit.registry import nearest
 from vitkit.tools.child_runs import run_to_end, time_steps
@@ -287,15 +288,12 @@ def read_rows(path: Path) -> list[Row]:
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as JSON, one per line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
 def write_page(ablation: Ablation, path: Path, rows: Sequence[Row], out: Path) -> None:
     """Write a set's table and plot."""
-    (out / f"{path.stem}.md").write_text(table(ablation, path, rows), encoding="utf-8")
+    write_text(out / f"{path.stem}.md", table(ablation, path, rows))
     plot(ablation, rows, out / f"{path.stem}.png")
 
 

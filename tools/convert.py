@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.overwrite:
         raise CheckpointError(f"--out {args.out}: exists already. Choose another name, or add --overwrite.")
     config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
-    loaded = load(config, weights)
+    loaded = load(config, weights, training_queries=True)
     if args.out.suffix not in ENDINGS:
         state, names = write_folder(args.out, loaded, config["model"])
     elif args.to == "vitkit":

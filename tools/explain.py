@@ -69,7 +69,7 @@ from vitkit.models.mask_results import MaskResults
 from vitkit.protocols import child
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.structures import ScoreThresholds
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, new_file, sort_model
 from vitkit.tools.explain_clips import explain_clip
 from vitkit.tools.explain_text import explain_caption, explain_text
 from vitkit.tools.text_arguments import option_names
@@ -143,7 +143,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "also write an HTML page that shows what attends to what under the mouse pointer"
     parser.add_argument("--html", action="store_true", help=text)
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/explain"), help="folder of the PNGs (default: runs/explain)"
+        "--out", type=Path, help="folder of the PNGs (default: runs/explain, or runs/explain-2 if it exists)"
     )
     add_trust(parser)
     add_device(parser)
@@ -191,6 +191,7 @@ def refuse(args: argparse.Namespace, options: Sequence[str], reason: str) -> Non
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    args.out = args.out or new_file("runs/explain")
     with errors_in_one_line():
         setup_logging()
         run(*find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust), args)

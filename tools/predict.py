@@ -33,6 +33,7 @@ import numpy as np
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from vitkit.data.io.output import write_text
 from vitkit.data.io.video_files import VIDEO_EXTENSIONS, open_video
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
@@ -156,7 +157,7 @@ def run(args: argparse.Namespace) -> None:
         predict = partial(predict_frames, tiling=tiling) if predictor.sampling is None else predict_clips
         results["videos"] = predict_videos(predict, predictor, videos, args)
     written = args.out / "predictions.json"
-    written.write_text(json.dumps(results), encoding="utf-8")
+    write_text(written, json.dumps(results))
     print(f"wrote {written}{'' if args.no_draw else f' and the drawn files in {args.out}'}")
 
 

@@ -2,7 +2,7 @@
 
 It reads annotations in any of the formats below, splits and checks them, times a few steps, chooses weights, image size
 and epochs, writes a config with a comment on each choice, trains, evaluates, draws predictions and writes a report. The
-models are those of configs/start; model_zoo/OWN_DATA.md lists what they reached in which time.
+models are those of configs/start; vitkit/data/README.md lists what they reached in which time.
 
 ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV, or pictures of masks (--task semantic).
 It is not needed for a YOLO data.yaml, a folder with both pictures and annotations, or folders of classes.
@@ -33,11 +33,15 @@ import vitkit
 from vitkit import BACKBONES, load_config
 from vitkit.devices import has_bfloat16
 from vitkit.doctor import Options, diagnose, report
+from vitkit.engine.api import Run
+from vitkit.engine.hooks import EndAfter
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.logging import LOG_NAME
 from vitkit.report import write_report
 from vitkit.tools.child_runs import StepCost, time_steps
 from vitkit.tools.common import add_device, errors_in_one_line, is_override
 from vitkit.tools.own_data import OwnData, read_own_data
+from vitkit.visualization.curves import read_log
 from vitkit.words import counted
 
 CONFIG = "config.py"
@@ -45,6 +49,10 @@ TRAINING_SHARE = 0.8
 """The fraction of the time for training; the rest is for evaluations, pictures and the report."""
 TIMING_SHARE = 0.01
 """The least fraction of the time for which each of the compared settings is timed."""
+PACE_SHARES = (0.1, 0.4)
+"""The fractions of the training time after which the epochs are fitted to the time that they have really taken."""
+FEWEST_PACED_EPOCHS = 10
+"""The number of epochs below which a pause at the end of one would be too coarse."""
 NUM_EVALUATIONS = 5
 CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")
 """Names of the checks of vitkit.doctor that take only seconds."""
@@ -66,9 +74,9 @@ class Recipe:
 
 RECIPES = {
     "detection": Recipe(
-        (256, 320, 416, 512), 4000, "model_zoo/OWN_DATA.md: blood cells, 205 photos", freeze_below=1500
+        (256, 320, 416, 512), 4000, "vitkit/data/README.md: blood cells, 205 photos", freeze_below=1500
     ),
-    "semantic": Recipe((240, 360, 480), 2000, "model_zoo/OWN_DATA.md: CamVid, 367 photos"),
+    "semantic": Recipe((240, 360, 480), 2000, "vitkit/data/README.md: CamVid, 367 photos"),
     "instance": Recipe((256, 320, 416), 4000, "not measured; sizes and steps are those of detection"),
     "panoptic": Recipe((256, 320, 416), 4000, "not measured; sizes and steps are those of detection"),
     "classification": Recipe((128, 224), 1500, "not measured"),
@@ -140,8 +148,8 @@ def start(args: argparse.Namespace) -> None:
     minutes = choice.steps * choice.cost.minutes
     print(
         f"chosen    {choice.size} pixels, {choice.precision}, {counted(choice.epochs, 'epochs')}: "
-        f"{counted(choice.steps, 'steps')} of {60 * choice.cost.minutes:.2f} s, {minutes:.0f} min if the machine "
-        f"stays as busy as now (the log's ETA follows it)\nconfig    {folder / CONFIG}",
+        f"{counted(choice.steps, 'steps')} of {60 * choice.cost.minutes:.2f} s, {minutes:.0f} min, which is measured "
+        f"again during training\nconfig    {folder / CONFIG}",
         flush=True,
     )
     check(folder / CONFIG, args)
@@ -154,13 +162,13 @@ def start(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path) -> None:
     """Train with the chosen settings, write the report, and print the results and possible next steps."""
-    config = load_config(folder / CONFIG)
     began = time.monotonic()
     try:
-        run = vitkit.train(config, run_dir=folder / "run", device=args.device)
+        choice, run = train_in_time(args, data, choice, folder)
     except KeyboardInterrupt:
         command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
         sys.exit(f"interrupted; once the training has been resumed and has finished, this writes the report: {command}")
+    config = load_config(folder / CONFIG)
     metric = config["train"]["best_metric"]
     trained = f"{counted(choice.epochs, 'epochs')}, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = vitkit.test(run.path, device=args.device, trust=True)
@@ -175,6 +183,28 @@ def train(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path)
     better = [str(word) for word in (args.images, args.annotations) if word is not None]
     command = ["vitkit", "start", *better, *args.overrides, "--task", args.task, "--hours", f"{4 * args.hours:g}"]
     print(f"better    {shlex.join(command)}")
+
+
+def train_in_time(args: argparse.Namespace, data: OwnData, choice: Choice, folder: Path) -> tuple[Choice, Run]:
+    """Train, with pauses in which the number of epochs is fitted to what a step takes; return the last choice, too."""
+    how = dict(config=load_config(folder / CONFIG), run_dir=folder / "run")
+    minutes, timed = 60 * args.hours * TRAINING_SHARE, {"minutes": 0.0, "step": 0}
+    is_fixed = any(override.startswith("train.epochs=") for override in args.overrides)
+    for share in () if is_fixed or choice.epochs < FEWEST_PACED_EPOCHS else PACE_SHARES:
+        pause = EndAfter(minutes=max(1e-9, share * minutes - timed["minutes"]))
+        run = vitkit.train(**how, device=args.device, hooks=[pause])
+        now = read_log(run.path / LOG_NAME)[0][-1]
+        if now["epoch"] >= choice.epochs:
+            return choice, run
+        pace = (now["minutes"] - timed["minutes"]) / (now["step"] - timed["step"])
+        cost = replace(choice.cost, minutes=pace)
+        epochs_left = max(1, int((minutes - now["minutes"]) / pace / cost.steps_per_epoch))
+        choice = replace(choice, cost=cost, epochs=round(now["epoch"]) + epochs_left)
+        write_config(folder / CONFIG, args, data, choice)
+        print(f"paced     {60 * pace:.2f} s a step: {counted(choice.epochs, 'epochs')} in all", flush=True)
+        paced = {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
+        how, timed = dict(resume=run.path, train=paced), now
+    return choice, vitkit.train(**how, device=args.device)
 
 
 def free_folder(path: Path) -> Path:

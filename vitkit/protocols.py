@@ -216,6 +216,9 @@ class Dataset(ABC):
     def __getitem__(self, index: int | tuple[int, int]) -> Sample:
         """Return one sample; for (index, seed) its random transforms depend only on the seed."""
 
+    def set_epoch(self, epoch: int) -> None:  # noqa: B027
+        """Prepare for samples of an epoch of training, counted from 0; called in the process that loads them."""
+
     def sample_ids(self) -> Sequence[Any]:
         """Return the identifier of each sample: `image_ids`, or else its index."""
         return range(len(self)) if self.image_ids is None else self.image_ids

@@ -4,7 +4,7 @@ A two-stage Deformable DETR with one encoder and three decoder layers, contrasti
 look forward twice, on a ResNet-50 from ImageNet weights or a ResNet-18 from random ones.
 
 Run:  vitkit start IMAGES ANNOTATIONS
-Here: see model_zoo/OWN_DATA.md.
+Here: see vitkit/data/README.md.
 """
 
 from vitkit.configs.bccd.dino import config as bccd_dino

@@ -1,7 +1,7 @@
 """A class for every pixel from a few hundred own photos: a small Mask2Former (https://arxiv.org/abs/2112.01527).
 
 Run:  vitkit start IMAGES LABELS --task semantic
-Here: see model_zoo/OWN_DATA.md.
+Here: see vitkit/data/README.md.
 """
 
 from vitkit.configs.camvid.mask2former import config as camvid_mask2former

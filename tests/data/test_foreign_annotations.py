@@ -99,7 +99,8 @@ def test_yaml_is_checked(folder, text, message):
         ("0 nan 0.5 0.1 0.1", "numbers after the class"),
         ("1e300 0.5 0.5 0.1 0.1", "numbers after the class"),
         ("0 " + "1e300 " * 6, "not a fraction"),
-        ("0 0.1 0.1 0.2 0.1 1e300 1e300", "a.png"),
+        ("0 0.1 0.1 0.2 0.2 0.1 9", "9 is not a fraction"),
+        ("0 0.1 0.1 0.2 0.1 1e300 1e300", "1e+300 is not a fraction"),
         ("".join(f"0 0.5 0.5 0.1 0.{k}\n" for k in range(200_000)), "200000 objects in one image"),
     ],
 )

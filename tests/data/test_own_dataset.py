@@ -51,14 +51,14 @@ def copy_example(guide, name):
 
 
 def test_the_guides_dataset_of_boxes_trains_a_detector():
-    copy_example("model_zoo/OWN_DATA.md", "my_boxes.py")
+    copy_example("vitkit/data/README.md", "my_boxes.py")
     Path("my_config.py").write_text(BOXES)
     run = vitkit.train("my_config.py", run_dir="run", device="cpu")
     assert 0 <= run.metrics["bbox/AP"] <= 1
 
 
-def test_the_readmes_dataset_trains_a_classifier():
-    copy_example("README.md", "my_data.py")
+def test_the_guides_dataset_trains_a_classifier():
+    copy_example("configs/README.md", "my_data.py")
     Path("my_config.py").write_text(CONFIG)
     vitkit.train("my_config.py", run_dir="run", device="cpu")
     result = vitkit.test("run", device="cpu")

@@ -140,6 +140,22 @@ def test_both_sides_may_be_rounded_to_the_nearest_pixel():
         EvalResize(rounding="up")
 
 
+def test_evaluation_may_resize_to_one_size_whatever_the_proportions():
+    image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
+    result = EvalResize(size=[160, 320])(blocks()._replace(image=image))
+    expected = Image.fromarray(image).resize((320, 160), Image.Resampling.BILINEAR)
+    assert np.array_equal(result.image, np.asarray(expected)) and result.masks.shape == (3, 160, 320)
+    np.testing.assert_allclose(result.boxes_xyxy, blocks().boxes_xyxy * np.array([0.5, 1 / 3] * 2), rtol=1e-6)
+    for arguments, message in (
+        (dict(size=(640, 640), short_side=512), r"size=\(640, 640\) resizes every .* so short_side=512, .* no effect"),
+        (dict(size=(640, 640), rounding="nearest"), "rounding='nearest' have no effect. Set size=None to keep"),
+        (dict(size=(640, 0)), r"size is \(640, 0\); expected \(height, width\), at least 1 pixel each"),
+        (dict(size=(640,)), r"size is \(640,\); expected \(height, width\)"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            EvalResize(**arguments)
+
+
 def test_composed_transforms_move_boxes_and_masks():
     transforms = TRANSFORMS.build(
         {

@@ -168,6 +168,8 @@ def test_a_transform_of_colours_is_named(images):
     [
         dict(type="LargeScaleJitter", size=40),
         dict(type="MultiImageTransforms", mosaic=1.0, mixup=1.0),
+        dict(type="GridMosaic", probability=1.0, tile=40),
+        dict(type="ComposedTransforms", transforms=[dict(type="RandomZoomOut", p=1.0), dict(type="RandomIoUCrop")]),
         dict(type="ComposedTransforms", transforms=[dict(type="D4"), dict(type="RandomBrightnessContrast", p=1.0)]),
     ],
     ids=lambda spec: spec["type"],

@@ -10,9 +10,10 @@ import vitkit
 from vitkit.engine import trainer
 from vitkit.engine.hooks import Hook
 from vitkit.errors import VitkitError
+from vitkit.evaluation import CocoEvaluator
 from vitkit.heads.detr import DETRHead
 from vitkit.losses import SetCriterion
-from vitkit.registry import CRITERIA, DATASETS, HEADS, HOOKS
+from vitkit.registry import CRITERIA, DATASETS, EVALUATORS, HEADS, HOOKS
 from vitkit.tools import train as train_tool
 
 SIZE = (48, 64)
@@ -129,6 +130,16 @@ class UndeclaredLoss(SetCriterion):
         return {**super().forward(outputs, targets), "depth": outputs["pred_depth"].mean()}
 
 
+class ListMetrics(CocoEvaluator):
+    def compute(self):
+        return list(super().compute().values())
+
+
+class TextMetrics(CocoEvaluator):
+    def compute(self):
+        return {**super().compute(), "verdict": "good"}
+
+
 class Baseless:
     def after_step(self, run):
         pass
@@ -156,6 +167,8 @@ CASES = {
     VectorLoss: r"criterion VectorLoss: loss 'extra' is of shape \(2,\); expected a scalar tensor\. See class Criteri",
     SumLoss: r"criterion SumLoss: returns tensor\(.*\); expected a dict of losses by name\. See class Criterion in vi",
     UndeclaredLoss: r"KeyError: 'pred_depth' \(test_contracts\.py, line \d+\): the first validation batch, or what th",
+    ListMetrics: r"evaluator ListMetrics\.compute: returns \[.*; expected a dict of metrics by name\. See class Evalua",
+    TextMetrics: r"evaluator TextMetrics\.compute: 'verdict' is 'good'; expected a number\. See class Evaluator in vi",
     Baseless: r"hook Baseless: does not derive from Hook\. Write: class Baseless\(Hook\)\. See class Hook in vitkit/e",
     ShortHook: r"hook ShortHook\.after_step: is called with \(run, decision\): too many positional arguments\. See cl",
 }
@@ -165,11 +178,11 @@ CASES = {
 def config(tmp_path, monkeypatch):
     """Register the parts in copies of the registries; return a config of a small DETR on `Photos`."""
     monkeypatch.chdir(tmp_path)
-    for registry in (DATASETS, HEADS, CRITERIA, HOOKS):
+    for registry in (DATASETS, HEADS, CRITERIA, EVALUATORS, HOOKS):
         registry.load_packages()
         monkeypatch.setattr(registry, "_constructors", dict(registry._constructors))
     for part in (Photos, *CASES):
-        kinds = {Photos: DATASETS, DETRHead: HEADS, SetCriterion: CRITERIA}
+        kinds = {Photos: DATASETS, DETRHead: HEADS, SetCriterion: CRITERIA, CocoEvaluator: EVALUATORS}
         kind = next((registry for base, registry in kinds.items() if issubclass(part, base)), HOOKS)
         kind.register(part)
     overrides = [
@@ -188,6 +201,8 @@ def _using(part):
         return [f"model.head.type={part.__name__}"]
     if issubclass(part, SetCriterion):
         return [f"criterion.type={part.__name__}"]
+    if issubclass(part, CocoEvaluator):
+        return [f"evaluator.type={part.__name__}"]
     return [f"train.hooks=['{part.__name__}']"]
 
 

@@ -14,7 +14,7 @@ from vitkit import ConfigError, load_config
 from vitkit.engine.hooks import Hook
 from vitkit.registry import HOOKS
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "vitkit" / "engine" / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -141,17 +141,17 @@ class Tracker(ModuleType):
 
 
 def example(name: str) -> str:
-    """Return the README's code for a tracker."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    """Return the guide's code for a tracker."""
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
     return next(block for block in blocks if f"import {name}\n" in block)
 
 
 @pytest.mark.parametrize(("name", "spec"), [("wandb", dict(project="boxes")), ("mlflow", dict(experiment="boxes"))])
-def test_trackers_of_the_readme_get_losses_and_metrics(tmp_path, monkeypatch, name, spec):
+def test_trackers_of_the_guide_get_losses_and_metrics(tmp_path, monkeypatch, name, spec):
     tracker = Tracker(name)
     monkeypatch.setitem(sys.modules, name, tracker)
     namespace = {"__name__": "my_trackers"}
-    exec(compile(example(name), f"README, {name}", "exec"), namespace)
+    exec(compile(example(name), f"guide, {name}", "exec"), namespace)
     hook = next(key for key, value in namespace.items() if getattr(value, "__module__", "") == "my_trackers")
     hooks = {"hooks": [dict(type=hook, **spec)], "epochs": 1}
     run(tmp_path / "boxes", evaluate=lambda model: {"bbox/AP": 0.5}, **hooks)

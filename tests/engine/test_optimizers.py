@@ -172,3 +172,68 @@ def test_nesterov_momentum_takes_a_look_ahead_step():
     assert step(True) == pytest.approx(1 - 0.1 * (3.8 + 5.42))
     with pytest.raises(ConfigError, match=r"optimizer\.nesterov: needs momentum"):
         sgd(nn.Linear(1, 1), lr=0.1, momentum=0.0, nesterov=True)
+
+
+class Detector(nn.Module):
+    """The kinds of parameters of a real-time detector: convolutions with norms and affine scalars, biases, queries."""
+
+    def __init__(self):
+        super().__init__()
+
+        def part(width: int) -> nn.Module:
+            return nn.Sequential(nn.Conv2d(3, width, 3, bias=False), nn.BatchNorm2d(width), nn.Linear(width, width))
+
+        self.backbone = part(4)
+        self.backbone.lab_scale = nn.Parameter(torch.ones(1))
+        self.neck = nn.Module()
+        self.neck.encoder = part(5)
+        self.head = nn.Module()
+        self.head.decoder = part(6)
+        self.head.decoder.norm = nn.LayerNorm(6)
+        self.head.queries = nn.Embedding(7, 6)
+
+
+def test_groups_of_d_fine_are_those_of_its_patterns():
+    """Norms everywhere, and biases of encoder and decoder, have no decay; the backbone has a rate of its own."""
+    model = Detector()
+    got = rates(
+        model, lr=2e-4, weight_decay=1e-4, backbone_lr=1e-4, no_weight_decay=["norms", "neck.vectors", "head.vectors"]
+    )
+    norms = {"backbone.1", "neck.encoder.1", "head.decoder.1", "head.decoder.norm"}
+    for name, (lr, decay) in got.items():
+        module, _, kind = name.rpartition(".")
+        is_free = module in norms or (not name.startswith("backbone.") and kind == "bias")
+        assert lr == pytest.approx(1e-4 if name.startswith("backbone.") else 2e-4), name
+        assert decay == (0.0 if is_free else 1e-4), name
+    assert got["backbone.2.bias"][1] == got["backbone.lab_scale"][1] == got["head.queries.weight"][1] == 1e-4
+    # All scalars, too:
+    assert rates(model, no_weight_decay=["vectors"])["backbone.lab_scale"][1] == 0.0
+
+
+def test_groups_of_rf_detr_decay_by_depth_and_part():
+    model = Blocks()
+    model.head.decoder = nn.Linear(2, 2)
+    got = rates(
+        model, lr=1e-4, weight_decay=1e-4, backbone_lr=1.5e-4 * 0.7**2, layer_decay=0.8,
+        lr_multipliers={"head.decoder.": 0.7}, no_weight_decay=["backbone.vectors", "pos_embed"],
+    )  # fmt: skip
+    depths = {
+        "backbone.pos_embed": 3,
+        "backbone.stem": 3,
+        "backbone.stage1": 2,
+        "backbone.stage2": 1,
+        "backbone.norm": 0,
+    }
+    for name, (lr, decay) in got.items():
+        depth = next((value for part, value in depths.items() if name.startswith(part)), None)
+        if depth is not None:
+            assert lr == pytest.approx(1.5e-4 * 0.8**depth * 0.7**2), name
+            assert decay == (0.0 if name.endswith(("bias", "pos_embed")) or "norm" in name else 1e-4), name
+        else:
+            assert lr == pytest.approx(0.7e-4 if "decoder" in name else 1e-4), name
+            assert decay == 1e-4, name
+
+
+def test_a_kind_below_an_unknown_name_is_an_error():
+    with pytest.raises(ConfigError, match=r"optimizer.no_weight_decay: .* contains 'bakbone.'.*'backbone'"):
+        rates(Model(), no_weight_decay=["bakbone.vectors"])

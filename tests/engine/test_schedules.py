@@ -40,6 +40,74 @@ def test_cosine_schedule_is_halved_in_the_middle_and_zero_at_the_end():
     assert values[0] == 1.0 and values[20] == pytest.approx(0.5) and values[40] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_constant_schedule_only_warms_up():
+    assert curve({"type": "ConstantLR"}) == [1.0] * 41
+    values = curve({"type": "ConstantLR", "warmup_steps": 4})
+    assert values == pytest.approx([0.2, 0.4, 0.6, 0.8] + [1.0] * 37)
+
+
+FLAT_COSINE = {
+    "type": "FlatCosineLR", "warmup_steps": 7, "flat_until_epoch": 2, "cosine_until_epoch": 3.5, "end_factor": 0.5
+}  # fmt: skip
+
+
+def test_flat_cosine_schedule_has_its_four_parts():
+    values = curve(FLAT_COSINE)
+    assert values[:8] == pytest.approx([(step / 7) ** 2 for step in range(8)])
+    assert values[7:21] == [1.0] * 14
+    # torch's own cosine, between the same rates, over the 15 steps from 20 to 35
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 15, eta_min=0.5)
+    for step in range(20, 36):
+        assert values[step] == pytest.approx(cosine.get_last_lr()[0])
+        optimizer.step()
+        cosine.step()
+    assert values[35:] == pytest.approx([0.5] * 6) and values[34] > 0.5
+
+
+def test_flat_cosine_schedule_resumes_in_every_part_and_scales_each_group():
+    def built() -> tuple:
+        groups = [{"params": nn.Parameter(torch.zeros(1)), "lr": lr} for lr in (1.0, 0.1)]
+        optimizer = torch.optim.SGD(groups, lr=1.0)
+        return optimizer, SCHEDULES.build(FLAT_COSINE, optimizer=optimizer, steps_per_epoch=10, epochs=4)
+
+    def steps(optimizer, schedule, number: int) -> list:
+        rates = []
+        for _ in range(number):
+            rates.append(schedule.get_last_lr())
+            optimizer.step()
+            schedule.step()
+        return rates
+
+    whole = steps(*built(), 40)
+    assert whole[35] == pytest.approx([0.5, 0.05])
+    for at in (0, 3, 7, 15, 20, 28, 35, 39):
+        optimizer, schedule = built()
+        before = steps(optimizer, schedule, at)
+        again, resumed = built()
+        again.load_state_dict(optimizer.state_dict())
+        resumed.load_state_dict(schedule.state_dict())
+        assert before + steps(again, resumed, 40 - at) == whole
+
+
+def test_flat_cosine_schedule_without_an_end_reaches_it_with_the_run():
+    values = curve({"type": "FlatCosineLR", "flat_until_epoch": 2, "end_factor": 0.0})
+    assert values[0] == 1.0 and values[30] == pytest.approx(0.5) and values[40] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(warmup_steps=21), "the warm-up ends at step 21, flat_until_epoch=2 is step 20"),
+        (dict(flat_until_epoch=3.5), "flat_until_epoch=3.5 is step 35, cosine_until_epoch=3.5 is step 35"),
+        (dict(cosine_until_epoch=5), "cosine_until_epoch=5 is step 50, and the run has 40 steps; expected this order"),
+    ],
+)
+def test_parts_of_a_flat_cosine_schedule_must_follow_each_other(changed, message):
+    with pytest.raises(ConfigError, match=message):
+        curve(FLAT_COSINE | changed)
+
+
 def test_poly_schedule_follows_its_power():
     values = curve({"type": "PolyLR", "power": 0.9})
     assert values[20] == pytest.approx(0.5**0.9) and values[40] == pytest.approx(0.0, abs=1e-9)

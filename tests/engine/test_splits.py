@@ -42,6 +42,10 @@ def test_a_test_split_is_evaluated_like_the_validation_data(tmp_path, monkeypatc
     result = vitkit.test("run", split="test", device="cpu", **{"data.test": SPLIT})
     assert line.format("") in capsys.readouterr().out
     assert result.metrics == {name: run.metrics[name] for name in result.metrics}
+    squashed = {"data.val.transforms": dict(type="EvalResize", size=(64, 64))}
+    vitkit.test("run", split="test", device="cpu", **{"data.test": SPLIT}, **squashed)
+    line = "images are resized for the model: to 64x64 pixels (width x height), whatever their proportions (stored: "
+    assert line in capsys.readouterr().out
     answers = {image: prediction.scores.tolist() for image, prediction in result.evaluator.answers.items()}
     native = vitkit.test("run", split="test", device="cpu", **{"data.test": SPLIT, "data.test.transforms": None})
     assert "images are evaluated at their stored size: shorter side 90, " in capsys.readouterr().out
@@ -65,6 +69,8 @@ def test_a_split_has_the_transforms_of_validation_unless_it_sets_its_own(tmp_pat
     photos = dict(type="CocoDetection", images=str(tmp_path / "images"), annotations=str(tmp_path / "truth.json"))
     settings = DataSettings(**{"val": dict(**photos, transforms=RESIZE), split: photos})
     assert settings.evaluated(split)[0]["target"]["image_size"] == (48, 64)
+    squashed = replace(settings, val=dict(**photos, transforms=dict(type="EvalResize", size=(64, 64))))
+    assert squashed.evaluated(split)[0]["target"]["image_size"] == (64, 64)
     if split == "test":
         assert settings.dataset("test")[0]["target"]["image_size"] == (48, 64)
         own = replace(settings, test=dict(**photos, transforms=dict(RESIZE, short_side=30)))

@@ -8,11 +8,12 @@ from torch import nn
 from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import RatioMeter
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
+from vitkit.engine.hooks import EndAfter
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import train_step
 from vitkit.engine.trainer import fit
-from vitkit.errors import CheckpointError, TrainingError
+from vitkit.errors import CheckpointError, ConfigError, TrainingError
 from vitkit.logging import LOG_NAME
 from vitkit.registry import SCHEDULES
 from vitkit.structures import Batch
@@ -73,6 +74,9 @@ def run(
     model=None,
     criterion=None,
     owns_folder=lambda: True,
+    schedule=None,
+    batches_per_epoch=8,
+    added_hooks=(),
     **settings,
 ):
     run_dir.mkdir(exist_ok=True)
@@ -81,10 +85,9 @@ def run(
     settings = TrainSettings(**{"epochs": 4, "log_every": 4, **settings})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     schedule = SCHEDULES.build(
-        {"type": "CosineLR", "warmup_steps": 3},
+        {"type": "CosineLR", "warmup_steps": 3, "epochs": 4, **(schedule or {})},
         optimizer=optimizer,
-        steps_per_epoch=max(1, 8 // settings.accumulate),
-        epochs=4,
+        steps_per_epoch=max(1, batches_per_epoch // settings.accumulate),
     )
     state = TrainRun(
         model=model,
@@ -98,7 +101,7 @@ def run(
         saved_with={"classes": ["a"]},
         owns_folder=owns_folder or (lambda: True),
     )
-    return model, fit(state, validate=evaluate, resume=resume)
+    return model, fit(state, validate=evaluate, resume=resume, hooks=added_hooks)
 
 
 def records(run_dir, kind):
@@ -127,6 +130,42 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     a, b = (read_checkpoint(tmp_path / name / LAST_NAME) for name in ("whole", "parts"))
     assert a.keys() == b.keys() and ("ema" in a) == ("ema_decay" in options)
     assert all(torch.equal(a["ema"][k], b["ema"][k]) for k in a.get("ema", {}))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [dict(type="CosineLR"), dict(type="PolyLR"), dict(type="PolyLR", warmup_steps=0)],
+    ids=["cosine", "poly", "poly without warm-up"],
+)
+@pytest.mark.parametrize("epochs", [3, 8])
+def test_schedule_of_another_number_of_epochs_continues_at_the_same_step(tmp_path, schedule, epochs):
+    run(tmp_path / "whole", epochs=epochs, schedule=dict(schedule, epochs=epochs))
+    run(tmp_path / "parts", epochs=2, schedule=dict(schedule, epochs=4))
+    run(tmp_path / "parts", epochs=epochs, schedule=dict(schedule, epochs=epochs), resume=tmp_path / "parts/last.pth")
+    rates, wanted = ([record["lr"] for record in records(tmp_path / name, "train")] for name in ("parts", "whole"))
+    assert rates[4:] == pytest.approx(wanted[4:]) and rates[3] != pytest.approx(wanted[3])
+
+
+class Fewer(Batches):
+    def __len__(self):
+        return 4
+
+
+def test_schedule_of_epochs_of_another_length_is_an_error(tmp_path):
+    run(tmp_path / "run", epochs=2)
+    with pytest.raises(CheckpointError, match="its epochs have 8 batches and this run's 4. Resume with the run's own"):
+        run(tmp_path / "run", loader=Fewer(), batches_per_epoch=4, resume=tmp_path / "run/last.pth")
+
+
+def test_run_ends_after_the_epoch_in_which_a_time_is_reached(tmp_path, capsys):
+    whole, _ = run(tmp_path / "whole")
+    _, progress = run(tmp_path / "parts", added_hooks=[EndAfter(minutes=1e-9)])
+    assert progress.epoch == 1 and "ending with this epoch, as 1e-09 minutes have passed" in capsys.readouterr().out
+    resumed, progress = run(tmp_path / "parts", added_hooks=[EndAfter(minutes=60)], resume=tmp_path / "parts/last.pth")
+    assert progress.epoch == 4
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    with pytest.raises(ConfigError, match="minutes=0"):
+        EndAfter(minutes=0)
 
 
 def test_two_accumulated_batches_equal_one_batch_of_both(tmp_path):

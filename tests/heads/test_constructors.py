@@ -22,6 +22,7 @@ WORDS = {
     "DABDeformableDETRHead": dict(LAYERS, **DEFORMABLE),
     "DINOHead": dict(LAYERS, **DEFORMABLE, share_heads=False, look_forward_twice=False),
     "RTDETRHead": dict(LAYERS, num_points=2, num_decoder_layers=2),
+    "RTDETRv2Head": dict(LAYERS, num_points=2, num_decoder_layers=2, offset_scale=0.25, sampling="discrete"),
     "MaskFormerHead": dict(LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="silu"),
     "Mask2FormerHead": dict(LAYERS, num_decoder_layers=2, num_levels=1, masked_attention=False, learned_queries=False),
     "PerPixelBaselineHead": {},

@@ -519,6 +519,7 @@ def test_generated_program_resizes_images_like_the_model(tmp_path):
         "the middle": dict(transforms=dict(type="ClassificationEvalTransforms", size=32)),
         "squashed": dict(transforms=dict(type="ClassificationEvalTransforms", size=32, squash=True)),
         "the short side": dict(transforms=dict(type="EvalResize", short_side=48, max_size=60)),
+        "one size": dict(transforms=dict(type="EvalResize", size=[48, 56])),
         "the trained size": dict(image_sizes=ImageSizes(20, 30, 40, 80)),
         "nothing": dict(),
     }
@@ -531,6 +532,21 @@ def test_generated_program_resizes_images_like_the_model(tmp_path):
             expected, actual = predictor.prepare([pixels]).inputs, runner.prepare(Image.fromarray(pixels))
             assert np.array_equal(actual["images"], expected["images"]), name
             assert np.array_equal(actual["padding_mask"], expected["padding_mask"]), name
+
+
+def test_file_of_a_model_without_pixel_statistics_and_with_one_size_says_so_and_predicts_like_it(tmp_path):
+    pixels = "model.backbone.pixel_mean=[0,0,0]", "model.backbone.pixel_std=[1,1,1]", "model.num_classes=6"
+    resize = dict(type="EvalResize", size=[64, 96])
+    narrow = ("model.neck.out_channels=32", "model.head.d_model=32", "model.head.num_heads=2")
+    predictor, cfg = predictor_of("quickstart/detr", [TINY, *LAYERS, *narrow, *pixels], transforms=resize)
+    cfg["data"]["val"]["transforms"] = resize
+    export(predictor, cfg, tmp_path / "tiny.onnx")
+    actual = load(tmp_path / "tiny.onnx")
+    about = open_exported(tmp_path / "tiny.onnx").metadata["preprocessing"]
+    assert (about["resize"], about["mean"], about["std"]) == ({"size": [64, 96]}, [0] * 3, [1] * 3)
+    (a,), (b,) = predictor.predict(PICTURES[0]), actual.predict(PICTURES[0])
+    assert actual.prepare(PICTURES[:1]).inputs["images"].shape[-2:] == (64, 96)
+    assert torch.allclose(a.fields["boxes_xyxy"], b.fields["boxes_xyxy"], atol=1e-2)
 
 
 def test_override_of_what_a_file_computes_is_refused(run):

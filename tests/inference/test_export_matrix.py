@@ -41,6 +41,10 @@ DETR = [
     *LAYERS,
 ]
 WIDER = ["model.neck.out_channels=128", "model.head.d_model=128", "model.head.num_heads=8"]
+RT_DETR = [
+    *("model.backbone.pretrained=false", "model.neck.num_blocks=1", "model.head.num_decoder_layers=2"),
+    *("model.num_queries=20", "model.training_queries=[]"),
+]
 MODELS = {  # name: (config, overrides)
     "classifier, ResNet": ("quickstart/classifier", []),
     "classifier, ViT": ("vit_b16_in1k", ["model.backbone.depth=2", "model.backbone.d_model=192"]),
@@ -53,6 +57,8 @@ MODELS = {  # name: (config, overrides)
     "DETR with masks": ("detr_r50_panoptic", [RESNET, *DETR, *WIDER]),
     "Deformable DETR": ("quickstart/deformable_detr", []),
     "DINO": ("quickstart/dino", []),
+    "RT-DETR": ("rtdetr_r18", RT_DETR),
+    "RT-DETRv2": ("rtdetrv2_r18", [*RT_DETR, "model.head.num_points=[2,4,3]"]),
     "MaskFormer": ("quickstart/maskformer_semantic", []),
     "Mask2Former": ("quickstart/mask2former_instance", []),
     "EoMT": ("quickstart/eomt", []),
@@ -62,7 +68,9 @@ MODELS = {  # name: (config, overrides)
     "translator": ("quickstart/translation", []),
 }
 OVER_TOLERANCE = {
-    (name, form) for name in ("DINO", "Deformable DETR") for form in ("onnx fp16", "onnx int8", "torch fp16")
+    (name, form)
+    for name in ("DINO", "Deformable DETR", "RT-DETR", "RT-DETRv2")
+    for form in ("onnx fp16", "onnx int8", "torch fp16")
 }
 """Models that select locations by score: with random weights the scores are nearly equal, and rounding changes topk."""
 FORMATS = {

@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -101,6 +102,29 @@ def test_fast_equals_plain_with_other_numbers_of_levels(shapes):
         assert_all_close(run(deformable_attend, *tensors, shapes=shapes), expected)
 
 
+@KERNELS
+def test_groups_of_points_on_one_level_sum_as_one_group(attend):
+    values, locations, weights = inputs(MANY)
+    together = run(attend, values, locations, weights)
+    levels = [0, 0, 1, 1, 2, 2, 3, 3]
+    split = locations.detach().flatten(3, 4)[..., None, :].requires_grad_(), weights.detach().flatten(3)[..., None]
+    apart = run(partial(attend, levels=levels), values, split[0], split[1].requires_grad_())
+    assert_all_close([x.view_as(y) for x, y in zip(apart, together)], together)
+
+
+def test_fast_equals_plain_with_different_numbers_of_points():
+    levels = [0, 1, 1, 2, 3, 3, 3]
+    generator = torch.Generator().manual_seed(0)
+    for num_queries in (FEW, MANY):
+        values, *_ = inputs(num_queries)
+        shape = (2, num_queries, HEADS, len(levels), POINTS)
+        locations = torch.rand(*shape, 2, generator=generator, dtype=torch.float64) * 1.6 - 0.3
+        weights = torch.rand(shape, generator=generator, dtype=torch.float64)
+        tensors = values, locations.requires_grad_(), weights.requires_grad_()
+        expected = run(partial(plain.deformable_attend, levels=levels), *tensors)
+        assert_all_close(run(partial(deformable_attend, levels=levels), *tensors), expected)
+
+
 @pytest.mark.parametrize("num_queries", [FEW, MANY])
 def test_chunking_does_not_change_the_output(num_queries, monkeypatch):
     tensors = inputs(num_queries)
@@ -153,6 +177,10 @@ def test_incompatible_shapes_are_refused():
         deformable_attend(values, [(5, 7)], locations, weights)
     with pytest.raises(ValueError, match="weights are for 3 levels, but shapes has 4"):
         deformable_attend(values, SHAPES, locations, weights[:, :, :, :3])
+    with pytest.raises(ValueError, match="weights are for 4 groups, but levels has 5"):
+        deformable_attend(values, SHAPES, locations, weights, levels=[0, 1, 2, 3, 3])
+    with pytest.raises(ValueError, match=r"levels=\[0, 1, 2, 4\], but shapes has 4: expected a group for each"):
+        deformable_attend(values, SHAPES, locations, weights, levels=[0, 1, 2, 4])
     with pytest.raises(ValueError, match=r"expected weights .* = \(2, 2, 3, 4, 2\) .* got \(2, 2, 3, 4, 2\) and"):
         deformable_attend(values, SHAPES, locations[:, :1], weights)
     with pytest.raises(ValueError, match="sampling_locations of that shape"):

@@ -14,22 +14,23 @@ import torch
 from vitkit.kernels.deformable_attention import plain, triton
 
 SHAPES = [(5, 7), (3, 2), (1, 1), (4, 1)]
+LEVELS = [0, 1, 2, 3]  # of each group of points
 
 def run_plain(tensors):
     tensors = [x.detach().requires_grad_() for x in tensors]
-    output = plain.deformable_attend(tensors[0], SHAPES, *tensors[1:])
+    output = plain.deformable_attend(tensors[0], SHAPES, *tensors[1:], LEVELS)
     return output.detach(), *torch.autograd.grad(output, tensors, upstream(output))
 
 def run_triton(tensors):
-    output = triton.deformable_attend(tensors[0], SHAPES, *tensors[1:])
-    return output, *triton.deformable_attend_backward(upstream(output), tensors[0], SHAPES, *tensors[1:])
+    output = triton.deformable_attend(tensors[0], SHAPES, *tensors[1:], LEVELS)
+    return output, *triton.deformable_attend_backward(upstream(output), tensors[0], SHAPES, *tensors[1:], LEVELS)
 
 def upstream(output):
     return torch.linspace(-1, 1, output.numel()).view_as(output).to(output)
 
 def inputs(num_queries, channels, dtype, batch_size=2, heads=3):
     generator = torch.Generator().manual_seed(0)
-    shape = (batch_size, num_queries, heads, len(SHAPES), 2)
+    shape = (batch_size, num_queries, heads, len(LEVELS), 2)
     values = torch.randn(batch_size, 46, heads, channels, generator=generator)
     locations = torch.rand(*shape, 2, generator=generator) * 1.6 - 0.3
     weights = torch.rand(shape, generator=generator)
@@ -51,6 +52,15 @@ for num_queries, channels, batch_size in ((3, 6, 2), (5, 8, 1), (0, 8, 2)):
     tensors = inputs(num_queries, channels, torch.float64, batch_size)
     for a, b in zip(run_triton(tensors), run_plain(tensors), strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+""")
+
+
+def test_interpreted_kernels_equal_plain_with_several_groups_of_points_on_a_level():
+    interpret("""
+LEVELS = [0, 1, 1, 2, 3, 3, 3]
+tensors = inputs(5, 6, torch.float64)
+for a, b in zip(run_triton(tensors), run_plain(tensors), strict=True):
+    torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
 """)
 
 

@@ -32,6 +32,15 @@ CRITERION_SPECS = [
         oversample=2.0,
         importance=0.5,
     ),
+    dict(
+        type="DFINECriterion",
+        matcher=BOX_MATCHER,
+        weights=dict(labels=2.0, l1=5.0, giou=3.0, fgl=0.15, ddf=1.5),
+        class_loss="varifocal",
+        focal_alpha=0.6,
+        focal_gamma=1.7,
+        temperature=4.0,
+    ),
     dict(type="PerPixelCriterion"),
     dict(type="ClassificationLoss", label_smoothing=0.2),
     dict(type="SequenceLoss", label_smoothing=0.2),
@@ -71,7 +80,8 @@ def test_every_criterion_has_meters_and_says_which_logits_it_expects():
     for spec in CRITERION_SPECS:
         criterion = CRITERIA.build(spec)
         assert isinstance(criterion, Criterion) and criterion.meters
-        assert criterion.class_activation == ("sigmoid" if spec["type"] == "SetCriterion" else None)
+        is_sigmoid = spec["type"] in ("SetCriterion", "DFINECriterion")
+        assert criterion.class_activation == ("sigmoid" if is_sigmoid else None)
     assert dict(Criterion().meters) == {}
 
 

@@ -1,5 +1,6 @@
-"""Two gloo ranks against one process on the joined batch."""
+"""Two gloo ranks against one process on the joined batch, for criteria of boxes."""
 
+import itertools
 import time
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.distributed import close_distributed
+from vitkit.ops.box_distances import distance_bins
 from vitkit.registry import CRITERIA
 
-NUM_CLASSES, NUM_QUERIES, NUM_LAYERS = 3, 5, 2
+NUM_CLASSES, NUM_QUERIES, NUM_LAYERS, REG_MAX = 3, 5, 2, 4
 CASES = {
     "both_ranks": [3, 1, 0, 2],
     "one_rank_without_targets": [3, 1, 0, 0],
@@ -20,6 +22,13 @@ CASES = {
     "no_targets": [0, 0, 0, 0],
 }
 """Name of the case -> number of targets in each of four images, two for each rank."""
+MATCHER = dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0)
+CRITERIA_SPECS = {
+    "SetCriterion": dict(no_object_weight=0.1, weights=dict(labels=1.0, l1=5.0, giou=2.0), matcher=MATCHER),
+    "DFINECriterion": dict(
+        weights=dict(labels=1.0, l1=5.0, giou=2.0, fgl=0.15, ddf=1.5), matcher=dict(MATCHER, activation="sigmoid")
+    ),
+}
 
 
 class TinyDetector(nn.Module):
@@ -29,12 +38,22 @@ class TinyDetector(nn.Module):
         super().__init__()
         self.logits = nn.Linear(8, NUM_LAYERS * NUM_QUERIES * (NUM_CLASSES + 1))
         self.boxes = nn.Linear(8, NUM_LAYERS * NUM_QUERIES * 4)
+        self.corners = nn.Linear(8, NUM_LAYERS * NUM_QUERIES * 4 * (REG_MAX + 1))
 
     def forward(self, images: Tensor) -> dict:
         logits = self.logits(images).unflatten(1, (NUM_LAYERS, NUM_QUERIES, -1))
         boxes = self.boxes(images).sigmoid().unflatten(1, (NUM_LAYERS, NUM_QUERIES, 4))
-        *aux, last = [{"pred_logits": logits[:, i], "pred_boxes": boxes[:, i]} for i in range(NUM_LAYERS)]
-        return {**last, "aux_outputs": aux}
+        corners = self.corners(images).unflatten(1, (NUM_LAYERS, NUM_QUERIES, -1))
+        *aux, last = [
+            {"pred_logits": logits[:, i], "pred_boxes": boxes[:, i], "pred_corners": corners[:, i]}
+            for i in range(NUM_LAYERS)
+        ]
+        fixed = dict(
+            initial_boxes=torch.full_like(last["pred_boxes"], 0.4).detach(),
+            distance_bins=distance_bins(REG_MAX, 4.0, 0.5),
+            reg_scale=4.0,
+        )
+        return {**last, "aux_outputs": aux, **fixed}
 
 
 def make_step(counts: list[int]):
@@ -45,32 +64,25 @@ def make_step(counts: list[int]):
     return model, images, targets
 
 
-def make_criterion() -> nn.Module:
-    return CRITERIA.build(
-        dict(
-            type="SetCriterion",
-            no_object_weight=0.1,
-            weights=dict(labels=1.0, l1=5.0, giou=2.0),
-            matcher=dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0),
-        )
-    )
+def make_criterion(kind: str) -> nn.Module:
+    return CRITERIA.build(dict(CRITERIA_SPECS[kind], type=kind))
 
 
 def gradients(model: nn.Module, losses: dict[str, Tensor]) -> list[Tensor]:
     sum(losses.values()).backward()
-    return [parameter.grad for parameter in model.parameters()]
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def run_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
     results = {}
-    for name, counts in CASES.items():
-        model, images, targets = make_step(counts)
-        model, criterion = DistributedDataParallel(model), make_criterion()
+    for kind, name in itertools.product(CRITERIA_SPECS, CASES):
+        model, images, targets = make_step(CASES[name])
+        model, criterion = DistributedDataParallel(model, find_unused_parameters=True), make_criterion(kind)
         own = slice(2 * rank, 2 * rank + 2)
         grads = gradients(model, criterion(model(images[own]), targets[own]))
-        results[name] = grads, criterion.meters["matched_accuracy"].compute()
+        results[kind, name] = grads, criterion.meters["matched_accuracy"].compute()
     torch.save(results, f"{folder}/rank{rank}.pth")
     close_distributed()
 
@@ -89,10 +101,11 @@ def results_of_two_ranks(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_and_accuracy_of_two_ranks_equal_one_process(case, results_of_two_ranks):
+@pytest.mark.parametrize("kind", CRITERIA_SPECS)
+def test_gradients_and_accuracy_of_two_ranks_equal_one_process(kind, case, results_of_two_ranks):
     model, images, targets = make_step(CASES[case])
-    criterion = make_criterion()
+    criterion = make_criterion(kind)
     expected = gradients(model, criterion(model(images), targets))
-    got, accuracy = results_of_two_ranks[case]
+    got, accuracy = results_of_two_ranks[kind, case]
     torch.testing.assert_close(got, expected)
     assert accuracy == pytest.approx(criterion.meters["matched_accuracy"].compute(), nan_ok=True)

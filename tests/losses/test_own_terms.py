@@ -1,4 +1,4 @@
-"""Loss terms in a user's own file: as the README shows it, with settings, and of masks."""
+"""Loss terms in a user's own file: as the guide shows it, with settings, and of masks."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from vitkit.losses import MaskCriterion, SetCriterion
 from vitkit.ops.masks import pad_masks
 from vitkit.registry import CRITERIA, parameters_of
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "configs" / "README.md"
 BOX_SPEC = dict(
     type="CentreCriterion",
     matcher=dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0),
@@ -64,15 +64,15 @@ def own_criteria(monkeypatch):
     CRITERIA.register(EdgeCriterion)
 
 
-def readme_block(first_line: str) -> str:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+def guide_block(first_line: str) -> str:
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
     return next(block for block in blocks if block.startswith(first_line))
 
 
-def test_the_readmes_term_is_short_and_adds_to_every_layer():
-    block = readme_block("# my_loss.py")
+def test_the_guides_term_is_short_and_adds_to_every_layer():
+    block = guide_block("# my_loss.py")
     assert len([line for line in block.splitlines() if line and not line.startswith("#")]) < 10
-    exec(compile(block, "README, my_loss.py", "exec"), {})
+    exec(compile(block, "guide, my_loss.py", "exec"), {})
     layer = {
         "pred_logits": torch.zeros(1, 2, 4),
         "pred_boxes": torch.tensor([[[0.5, 0.6, 0.2, 0.2], [0.9, 0.9, 0.1, 0.1]]], requires_grad=True),
@@ -89,9 +89,9 @@ def test_the_readmes_term_is_short_and_adds_to_every_layer():
     }
 
 
-def test_the_readmes_term_trains(tmp_path, monkeypatch):
+def test_the_guides_term_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("my_loss.py").write_text(readme_block("# my_loss.py"))
+    Path("my_loss.py").write_text(guide_block("# my_loss.py"))
     Path("my_config.py").write_text(CONFIG)
     vitkit.train("my_config.py", run_dir="run", device="cpu")
     assert '"centre"' in Path("run/log.jsonl").read_text()

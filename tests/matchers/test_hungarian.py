@@ -148,3 +148,12 @@ def test_focal_cost_treats_the_last_column_as_a_class():
     match(matcher, logits, boxes, [{"labels": torch.tensor([1]), "boxes_cxcywh": torch.rand(1, 4)}])
     with pytest.raises(DataError, match=r"label 2; expected 0\.\.1"):
         match(matcher, logits, boxes, [{"labels": torch.tensor([2]), "boxes_cxcywh": torch.rand(1, 4)}])
+
+
+def test_a_box_whose_edges_have_crossed_counts_as_a_line():
+    """From the line at x = 0.2 the hull is larger than from the narrow box at 0.25, and so the GIoU lower."""
+    boxes = torch.tensor([[[[0.2, 0.5, -0.2, 0.2], [0.25, 0.5, 0.01, 0.2]]]])
+    targets = [{"labels": torch.zeros(1, dtype=torch.int64), "boxes_cxcywh": torch.tensor([[0.6, 0.5, 0.2, 0.2]])}]
+    matcher = HungarianMatcher(cost_labels=0.0, cost_l1=0.0, cost_giou=1.0)
+    (((query, _),),) = match(matcher, torch.zeros(1, 1, 2, 2), boxes, targets)
+    assert query.tolist() == [1]

@@ -64,15 +64,15 @@ def test_entries_have_distinct_files_in_the_cache():
         "mask2former_r50_coco_panoptic",
     ]
     + ["swin_small_in1k", "swinv2_tiny_window16_in1k", "vit_b16_in1k", "deit_tiny_distilled_patch16_in1k"]
-    + ["mvitv2_small_in1k", "resnet101_in1k", "timesformer_divided_k400"],
+    + ["mvitv2_small_in1k", "resnet101_in1k", "timesformer_divided_k400"]
+    + ["rtdetr_r18", "rtdetr_r101_objects365", "rtdetrv2_r50"],
 )
 def test_model_of_an_entry_has_the_stated_number_of_parameters(name):
     model = find_model(name)
     classes = {"ADE20K-150": 150, "COCO 2017 panoptic": 133, "ImageNet-1k": 1000, "ImageNet-1K": 1000, "COCO 2017": 91}
     num_classes = {"Kinetics-400": 400} | classes
-    spec = dict(
-        model.config["model"], num_classes=250 if name == "detr_r101_panoptic" else num_classes[INDEX[name]["dataset"]]
-    )
+    count = 250 if name == "detr_r101_panoptic" else num_classes.get(INDEX[name]["dataset"])
+    spec = dict(model.config["model"], num_classes=80 if name.startswith("rtdetr") else count)
     with torch.device("meta"):
         built = build_model(spec)
     assert sum(p.numel() for p in built.parameters()) == INDEX[name]["parameters"]

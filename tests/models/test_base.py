@@ -62,6 +62,14 @@ DENSE_MODELS = {
         head=dict(type="RTDETRHead", d_model=32, num_heads=2, num_points=2, d_ffn=32, num_decoder_layers=2),
         num_queries=6,
     ),
+    "rt_detr_v2": dict(
+        type="RTDETRv2",
+        neck=dict(
+            type="HybridEncoder", out_channels=32, in_features=["res4", "res5"], num_heads=2, d_ffn=32, num_blocks=1
+        ),
+        head=dict(type="RTDETRv2Head", d_model=32, num_heads=2, num_points=[2, 3], d_ffn=32, num_decoder_layers=2),
+        num_queries=6,
+    ),
     "mask2former": dict(type="Mask2Former", neck=DEFORMABLE_DECODER, head=MASK2FORMER_HEAD, num_queries=6, tasks=TASKS),
     "mask2former_undivided": dict(
         type="Mask2Former",

@@ -213,6 +213,7 @@ def test_annealing_sets_the_model_and_its_average_after_each_step():
     model, average = build(), build()
     hook = MaskAnnealing()
     with hook.during_training(run_of(model, step=0)):
+        hook.before_epoch(run_of(model, step=0))
         assert model.attn_mask_probs.tolist() == [1.0, 1.0]
         hook.after_step(run_of(model, step=2, ema=SimpleNamespace(module=average)), Decision(True, False, False))
     for each in (model, average):

@@ -235,6 +235,18 @@ def test_wrong_training_queries_are_named(training_queries, message):
         build("detr", training_queries)
 
 
+@pytest.mark.parametrize("training_queries", [groups_of(2), one_to_many(6, 2)], ids=["groups", "one_to_many"])
+def test_heads_whose_queries_are_locations_are_refused_when_the_model_is_built(training_queries):
+    hybrid = dict(
+        type="HybridEncoder", in_features=["res4", "res5"], out_channels=32, num_heads=2, d_ffn=32, num_blocks=1
+    )
+    spec = dict(type="RTDETR", num_classes=3, neck=hybrid, head=dict(type="RTDETRHead", num_points=2, **SMALL))
+    message = f"{training_queries['type']} needs a head that can make further queries, unlike RTDETRHead, .* Leave it"
+    with pytest.raises(ConfigError, match=f"^model.training_queries: {message}") as error:
+        build_model(spec | dict(backbone="resnet18", training_queries=[training_queries]))
+    assert "\n" not in str(error.value)
+
+
 def test_a_kind_of_training_queries_is_given_once():
     with pytest.raises(ConfigError, match="QueryGroups is given twice"):
         build("detr", groups_of(2), groups_of(3))

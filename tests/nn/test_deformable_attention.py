@@ -63,6 +63,77 @@ def test_sampling_locations_surround_points_and_boxes():
     torch.testing.assert_close(around_box[0, 0, 1, 0, 1], torch.tensor([0.4 + 2 * 0.2 / 4, 0.6 + 2 * 0.1 / 4]))
 
 
+def uneven(**options):
+    """Return attention to 3, 6 and 3 points on three levels, its inputs, and the inputs' shapes."""
+    torch.manual_seed(0)
+    attention = MultiScaleDeformableAttention(16, 2, num_levels=3, num_points=[3, 6, 3], **options)
+    nn.init.normal_(attention.attention_weights.weight)
+    nn.init.normal_(attention.sampling_offsets.weight, std=0.1)
+    boxes = torch.rand(2, 5, 1, 4).expand(-1, -1, 3, -1)
+    call = dict(queries=torch.randn(2, 5, 16), memory=torch.randn(2, 38, 16), reference_points=boxes)
+    return attention, call, [(5, 6), (3, 2), (1, 2)]
+
+
+def test_levels_can_have_different_numbers_of_points():
+    attention, call, shapes = uneven()
+    with SamplingRecorder(attention) as samples:
+        output = attention(**call, shapes=shapes)
+    (locations, weights) = samples[""][0]
+    assert attention.levels == [0, 1, 1, 2]  # groups of three points
+    assert locations.shape == (2, 5, 2, 4, 3, 2) and weights.shape == (2, 5, 2, 4, 3)
+    torch.testing.assert_close(weights.sum((-2, -1)), torch.ones(2, 5, 2))
+    # The same by hand: offsets in units of half a box over the level's number of points, sampled level by level.
+    points = torch.tensor([3, 6, 3]).repeat_interleave(torch.tensor([3, 6, 3]))[:, None]
+    offsets = attention.sampling_offsets(call["queries"]).view(2, 5, 2, 12, 2)
+    boxes = call["reference_points"][:, :, :1, None]
+    by_hand = boxes[..., :2] + offsets * boxes[..., 2:] * 0.5 / points
+    torch.testing.assert_close(locations.flatten(3, 4), by_hand)
+    values = attention.value_proj(call["memory"]).view(2, 38, 2, 8)
+    sums = 0
+    for part, map_values, shape in zip(
+        (slice(0, 3), slice(3, 9), slice(9, 12)), values.split([30, 6, 2], dim=1), shapes, strict=True
+    ):
+        level = by_hand[:, :, :, None, part], weights.flatten(3)[:, :, :, None, part]
+        sums = sums + deformable_attend(map_values, [shape], *level)
+    torch.testing.assert_close(output, attention.output_proj(sums))
+
+
+def test_initial_offsets_grow_with_the_points_of_each_level():
+    attention = MultiScaleDeformableAttention(16, 4, num_levels=2, num_points=[2, 3])
+    offsets = attention.sampling_offsets.bias.detach().view(4, 5, 2)
+    torch.testing.assert_close(offsets[0, :, 0], torch.tensor([1.0, 2, 1, 2, 3]))
+
+
+def test_without_projections_the_memory_is_the_values():
+    attention, call, shapes = uneven(projections=False)
+    assert [name for name, _ in attention.named_children() if list(getattr(attention, name).parameters())] == [
+        "sampling_offsets",
+        "attention_weights",
+    ]
+    with SamplingRecorder(attention) as samples:
+        output = attention(**call, shapes=shapes)
+    values = call["memory"].view(2, 38, 2, 8)
+    expected = deformable_attend(values, shapes, *samples[""][0], levels=attention.levels)
+    torch.testing.assert_close(output, expected)
+    attention.reset_parameters()
+
+
+def test_export_with_different_numbers_of_points():
+    attention, call, shapes = uneven(projections=False)
+
+    class FixedShapes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, queries, memory, reference_points):
+            return self.attention(queries, memory, reference_points=reference_points, shapes=shapes)
+
+    exported = torch.export.export(FixedShapes(), (), call, strict=False)
+    assert "ops.vitkit" not in str(exported.graph)
+    torch.testing.assert_close(exported.module()(**call), attention(**call, shapes=shapes))
+
+
 def test_recorder_collects_every_call_by_name(module):
     attention, call = module
     model = nn.ModuleDict({"cross_attn": attention})
@@ -94,6 +165,11 @@ def test_incompatible_inputs_are_refused(module):
     attention, call = module
     with pytest.raises(ConfigError, match="num_heads=3 must divide d_model=32"):
         MultiScaleDeformableAttention(32, 3, num_levels=1, num_points=1)
+    with pytest.raises(ConfigError, match=r"num_points=\[4, 4\] are for 2 levels, but there are 3. Give one number"):
+        MultiScaleDeformableAttention(32, 4, num_levels=3, num_points=[4, 4])
+    for points in (0, [4, 0], []):
+        with pytest.raises(ConfigError, match="expected at least 1"):
+            MultiScaleDeformableAttention(32, 4, num_levels=2, num_points=points)
     with pytest.raises(ValueError, match="num_levels=2, but got 1 shapes and reference points for 2 levels"):
         attention(**call | {"shapes": [(6, 6)]})
     with pytest.raises(ValueError, match=r"2 coordinates \(x, y\) or 4 \(cxcywh\), got 3"):

@@ -1,7 +1,7 @@
 import torch
 from torchvision import ops as torchvision_ops
 
-from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou, scale_boxes, xyxy_to_cxcywh
+from vitkit.ops.boxes import clamp_sizes, cxcywh_to_xyxy, generalized_box_iou, scale_boxes, xyxy_to_cxcywh
 
 
 def random_boxes_xyxy(*shape: int) -> torch.Tensor:
@@ -55,3 +55,8 @@ def test_giou_gradient_equals_finite_differences():
     torch.manual_seed(0)
     a, b = random_boxes_xyxy(6).double().requires_grad_(), random_boxes_xyxy(6).double().requires_grad_()
     assert torch.autograd.gradcheck(generalized_box_iou, (a, b))
+
+
+def test_negative_sizes_are_clamped_around_the_centre():
+    boxes = torch.tensor([[0.5, 0.4, -0.2, 0.6], [-0.1, 0.2, 0.3, -0.1]])
+    assert clamp_sizes(boxes).tolist() == torch.tensor([[0.5, 0.4, 0, 0.6], [-0.1, 0.2, 0.3, 0]]).tolist()

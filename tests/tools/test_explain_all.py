@@ -65,6 +65,15 @@ DENSE = {
         ),
         {"query0"},
     ),
+    "RTDETRv2": (
+        dict(
+            neck=dict(
+                type="HybridEncoder", in_features=["res3", "res4", "res5"], out_channels=16, num_heads=2, d_ffn=32
+            ),
+            head=dict(type="RTDETRv2Head", num_decoder_layers=2, num_points=[2, 4, 1], **LAYERS),
+        ),
+        {"query0"},
+    ),
     "EoMT": (
         dict(backbone=dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64), num_blocks=1),
         MASKS | {"encoder", "encoder_heads"},

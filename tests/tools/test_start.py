@@ -249,6 +249,30 @@ def test_empty_folder_is_reused(tmp_path):
     assert start.free_folder(tmp_path / "a") == tmp_path / "a-2"
 
 
+def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, monkeypatch, capsys):
+    calls, log = [], iter([dict(epoch=10.0, step=100, minutes=1.0), dict(epoch=15.0, step=150, minutes=3.0)])
+
+    def train(config=None, *, run_dir=None, resume=None, device, hooks=(), train=None):
+        calls.append((resume, [round(hook.minutes, 3) for hook in hooks], train or {}))
+        return SimpleNamespace(path=Path("runs/start/run"))
+
+    monkeypatch.setattr(start.vitkit, "train", train)
+    monkeypatch.setattr(start, "read_log", lambda path: ([next(log)], []))
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(0.005, 0.005, 10))
+    detection(world, "--hours", "0.5")
+    args = start.parse_args(["photos", "labels.json", "--hours", "0.5", "--run-dir", "runs/start"])
+    choice = start.Choice(256, "fp32", "random weights", False, epochs=480, cost=StepCost(0.005, 0.005, 10))
+    data = start.OwnData("24 images", 17, 7, 64, "")
+    choice, _ = start.train_in_time(args, data, choice, Path("runs/start"))
+    # 24 minutes: 0.1 a epoch leaves 230 after the first 10; then 0.4 an epoch leaves 52 of the last 21 minutes.
+    assert [(resume, hooks) for resume, hooks, _ in calls] == [
+        (None, [2.4]), (Path("runs/start/run"), [8.6]), (Path("runs/start/run"), []),
+    ]  # fmt: skip
+    assert [train.get("epochs") for *_, train in calls] == [None, 240, 67] and choice.epochs == 67
+    assert load_config(Path("runs/start/config.py"))["train"]["epochs"] == 67
+    assert "paced     0.60 s a step: 240 epochs in all" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_photos_are_trained_on_and_reported(world, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

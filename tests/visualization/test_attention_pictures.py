@@ -45,7 +45,8 @@ def count_color(path, color: tuple[int, int, int]) -> int:
 def query_layer(reference: list[float], weights: torch.Tensor | None = None) -> QueryLayer:
     locations = torch.rand(2, 3, 4, 2)
     weights = torch.full((2, 3, 4), 1 / 12) if weights is None else weights
-    return QueryLayer(locations, weights, torch.tensor(reference), torch.tensor([0.5, 0.5, 0.4, 0.2]), "cat", 0.9)
+    box = torch.tensor([0.5, 0.5, 0.4, 0.2])
+    return QueryLayer(locations, weights, torch.tensor(reference), box, "cat", 0.9, levels=[0, 1, 2])
 
 
 def test_overlay_colours_only_attended_locations():
@@ -128,9 +129,17 @@ def test_sampling_has_a_row_per_layer_and_a_column_per_level_and_one_for_all(tmp
     assert count_color(path, MAGENTA) > 100 and count_color(path, LIMEGREEN) > 100
 
 
+def test_sampling_draws_all_groups_of_a_level_in_its_column(tmp_path, panels):
+    layer = query_layer([0.5, 0.5])._replace(levels=[0, 1, 1])
+    draw_sampling_points(grey_image(), [layer], tmp_path / "sampling.png", strides=[8, 16])
+    assert [len(panel.collections[0].get_offsets()) for panel in panels[:3]] == [8, 16, 24]
+    drawn = panels[1].collections[0].get_offsets() / [630, 420]
+    np.testing.assert_allclose(drawn, layer.locations[:, 1:].flatten(0, 2), atol=1e-6)
+
+
 def test_sampling_on_one_level_has_one_column(tmp_path, panels):
     layer = query_layer([0.5, 0.5])
-    one = layer._replace(locations=layer.locations[:, :1], weights=layer.weights[:, :1])
+    one = layer._replace(locations=layer.locations[:, :1], weights=layer.weights[:, :1], levels=[0])
     draw_sampling_points(grey_image(), [one, one], tmp_path / "sampling.png", strides=[8])
     assert [panel.get_title() for panel in panels[:2]] == ["level 0 (stride 8)", ""]
 
@@ -139,7 +148,8 @@ def test_sampling_points_are_drawn_at_their_locations_largest_weight_on_top(tmp_
     weights = torch.zeros(1, 2, 1)
     weights[0, :, 0] = torch.tensor([0.7, 0.3])
     locations = torch.tensor([[0.1, 0.2], [0.9, 0.5]]).view(1, 2, 1, 2)
-    layer = QueryLayer(locations, weights, torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5, 0.4, 0.2]), "cat", 0.9)
+    box = torch.tensor([0.5, 0.5, 0.4, 0.2])
+    layer = QueryLayer(locations, weights, torch.tensor([0.5, 0.5]), box, "cat", 0.9, levels=[0, 1])
     draw_sampling_points(grey_image(), [layer], tmp_path / "sampling.png", strides=[8, 16])
     everything = panels[2].collections[0]
     assert everything.get_offsets().tolist() == pytest.approx(np.array([[567, 210], [63, 84]]))

@@ -37,6 +37,7 @@ PARTS = {
     "maskformer": "models",
     "mask2former": "models",
     "eomt": "models",
+    "rtdetr": "realtime",
     "deformable": "kernels",
     "backbones": "models",
     "clips": "clips",

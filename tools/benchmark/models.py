@@ -148,18 +148,17 @@ def random_batch(case: Case, num_classes: int, device: str = "cpu") -> Batch:
 
 
 def vitkit_model(
-    make_config: Callable[[], dict], num_classes: int, batch: Batch, case: Case, *, is_padded: bool
+    make_config: Callable[[], dict], num_classes: int, batch: Batch, case: Case, *, is_padded: bool, **settings: Any
 ) -> Contestant:
     """Build the model of one of vitkit's configs, with its loss on the batch.
 
     Args:
         make_config: a config file's function.
         is_padded: whether the model gets a padding mask, as transformers' detectors do but not its mask models.
+        settings: further arguments of the model.
     """
     config = make_config()
-    # transformers leaves the padding to a multiple of 32 to its image processor.
-    without_padding = {} if is_padded else dict(size_divisibility=1)
-    model = build_model(config["model"] | dict(num_classes=num_classes) | without_padding)
+    model = build_model(config["model"] | dict(num_classes=num_classes) | settings)
     criterion = CRITERIA.build(config["criterion"])
     padding_mask = torch.zeros_like(batch.images[:, 0], dtype=torch.bool) if is_padded else None
     names = ("labels", "boxes_cxcywh", "masks")
@@ -352,6 +351,8 @@ def backbone_family(name: str, timm_name: str, side: int = 224) -> Family:
     )
 
 
+# transformers leaves the padding to a multiple of 32 to its image processor.
+UNPADDED = dict(is_padded=False, size_divisibility=1)
 DETECTION = dict(num_classes=91, clip_grad_norm=0.1)
 # 1024x1024 is the size at which Mask2Former is trained on COCO.
 MASKS = dict(clip_grad_norm=0.01, gpu_cases=[Case(1024, 1024, batch_size=2, training=True)])
@@ -385,7 +386,7 @@ FAMILIES = {
     "maskformer": Family(
         {
             "transformers MaskFormer-R50 (SDPA)": transformers_maskformer,
-            "vitkit MaskFormer-R50": partial(vitkit_model, maskformer_r50_ade20k.config, is_padded=False),
+            "vitkit MaskFormer-R50": partial(vitkit_model, maskformer_r50_ade20k.config, **UNPADDED),
         },
         num_classes=150,
         **MASKS,
@@ -393,7 +394,7 @@ FAMILIES = {
     "mask2former": Family(
         {
             "transformers Mask2Former-R50": transformers_mask2former,
-            "vitkit Mask2Former-R50": partial(vitkit_model, mask2former_r50_coco_instance.config, is_padded=False),
+            "vitkit Mask2Former-R50": partial(vitkit_model, mask2former_r50_coco_instance.config, **UNPADDED),
         },
         num_classes=80,
         **MASKS,

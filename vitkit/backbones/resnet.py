@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
@@ -12,6 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
+from vitkit.nn.convolution import conv_norm
 from vitkit.nn.layers import checkpoint_block
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
@@ -19,20 +19,6 @@ from vitkit.structures import FeatureInfo
 
 RESNET_VARIANTS = {f"resnet{depth}": dict(depth=depth) for depth in (18, 34, 50, 101)}
 """The variants of the paper's table 1."""
-
-
-def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
-    """Return `norm(conv(x))`, merging a norm that is a fixed scale and shift into it at almost no cost."""
-    if not isinstance(norm, FrozenBatchNorm2d):
-        return norm(conv(x))
-    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-    shift = norm.bias - norm.running_mean * scale
-    if torch.is_grad_enabled() and conv.weight.requires_grad:
-        # Scaled weights would be stored for the backward pass, as many as the network has; so scale the output in
-        # place.
-        return conv(x).mul_(scale.view(1, -1, 1, 1)).add_(shift.view(1, -1, 1, 1))
-    weight = conv.weight * scale.view(-1, 1, 1, 1)
-    return F.conv2d(x, weight, shift, conv.stride, conv.padding, conv.dilation)
 
 
 def without_padding(x: Tensor, padding: Tensor | None) -> Tensor:

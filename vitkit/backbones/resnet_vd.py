@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.resnet import ResNet, conv_norm, relu
+from vitkit.backbones.resnet import ResNet, relu
+from vitkit.nn.convolution import conv_norm
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv, group_parameters
+from timm.utils.model import freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from vitkit.backbones.base import BackboneBase, choose_features
@@ -43,15 +44,19 @@ class TimmBackbone(BackboneBase):
         out_features: maps to return, "res2" for stride 4 and so on (res{log2 stride}); None: all from stride 4 on. If
             several maps have the same stride, the name refers to the deepest.
         num_classes: number of classes of a classifier; None: return feature maps.
+        norm: "frozen_bn": a fixed scale and shift in place of batch norms, for training with few images per GPU; None:
+            the model's own.
         frozen_stages: number of timm's parameter groups that are not trained, in addition to the stem.
+        frozen_stem: whether the stem is not trained even if no stage is frozen.
         drop_path: timm's `drop_path_rate`; None: the model's default.
         pretrained: see `BackboneBase.configure`; True: timm's weights of that name.
-        in_channels: number of channels of the images, 3 for RGB, to which timm adapts its weights for RGB.
-        pixel_mean, pixel_std: see `BackboneBase.configure`; None: those of timm's weights.
         patch_size: patch size of a plain ViT, in pixels; weights for another one, such as DINOv2's 14, are resampled
             when they are loaded (https://arxiv.org/abs/2212.08013). None: the model's default.
+        pixel_mean, pixel_std: see `BackboneBase.configure`; None: those of timm's weights.
+        in_channels: number of channels of the images, 3 for RGB; weights for RGB are adapted as by timm.
     Raises:
-        ConfigError: timm has no model of that name, the model has no such maps, or its patch size cannot be set.
+        ConfigError: timm has no model of that name, the model has no such maps, its patch size cannot be set, or
+            another argument is invalid.
     """
 
     optional_weights = ("*num_batches_tracked",)
@@ -64,7 +69,9 @@ class TimmBackbone(BackboneBase):
         *,
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
+        norm: str | None = None,
         frozen_stages: int = 0,
+        frozen_stem: bool = False,
         drop_path: float | None = None,
         pretrained: bool | str = False,
         patch_size: int | None = None,
@@ -74,9 +81,13 @@ class TimmBackbone(BackboneBase):
     ):
         self.check_arguments(name)
         super().__init__()
+        if norm not in (None, "frozen_bn"):
+            raise ConfigError(f"norm={norm!r}: expected 'frozen_bn', or None for the norms of timm's {name}.")
         self.name = name
+        self.norm = norm
         self.pretrained = pretrained
         self.frozen_stages = frozen_stages
+        self.frozen_stem = frozen_stem
         self.is_classifier = num_classes is not None
         self._activation_checkpointing = False
         options = {"drop_path_rate": drop_path, "patch_size": patch_size}
@@ -94,7 +105,7 @@ class TimmBackbone(BackboneBase):
         """timm's names of the layers that read the image."""
         if self.is_classifier:
             self.feature_info = choose_features({}, out_features, num_classes=num_classes)
-            self.net = _create(name, num_classes=num_classes, **options)
+            self.net = self._with_norms(_create(name, num_classes=num_classes, **options))
             heads = self.net.pretrained_cfg.get("classifier") or ()
             self.class_head = tuple(f"net.{head}." for head in ((heads,) if isinstance(heads, str) else heads))
         else:
@@ -106,12 +117,18 @@ class TimmBackbone(BackboneBase):
             self.net = self._feature_net()
             self.channels_last = str(getattr(self.net, "output_fmt", "")).endswith("NHWC")
             self.total_stride = max(info.stride for info in available.values())
-        if frozen_stages:
+        if self._frozen():
             self.freeze()
 
     def _feature_net(self) -> nn.Module:
         chosen = tuple(self.indices[feature] for feature in self.feature_info)
-        return _create(self.name, features_only=True, out_indices=chosen, **self.options)
+        return self._with_norms(_create(self.name, features_only=True, out_indices=chosen, **self.options))
+
+    def _with_norms(self, net: nn.Module) -> nn.Module:
+        return net if self.norm is None else freeze_batch_norm_2d(net)
+
+    def _frozen(self) -> list[nn.Module | nn.Parameter]:
+        return super()._frozen() or (self.stages()[0] if self.frozen_stem else [])
 
     def keep_features(self, names: Iterable[str]) -> None:
         """Return only these maps from now on; timm's network is rebuilt without the parts that only the others need."""
@@ -122,7 +139,7 @@ class TimmBackbone(BackboneBase):
         state = self.net.state_dict()
         self.net = self._feature_net().train(self.training)
         self.net.load_state_dict({key: state[key] for key in self.net.state_dict()})
-        if self.frozen_stages:
+        if self._frozen():
             self.freeze()
 
     def drop_stages_after(self, feature: str) -> None:

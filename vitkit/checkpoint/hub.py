@@ -101,7 +101,7 @@ class _Download:
         except errors.EntryNotFoundError:
             return None
         # The errors of the client's HTTP library are base classes of the client's own; most are not OSErrors.
-        except (OSError, *errors.HfHubHTTPError.__bases__) as error:
+        except (OSError, ValueError, *errors.HfHubHTTPError.__bases__) as error:
             reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
             raise CheckpointError(
                 f"{self.source}: {name} cannot be downloaded or stored ({reason.splitlines()[0]}). Make room or set "

@@ -158,7 +158,8 @@ def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
 
 
 def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, the prefix "module.".
+    """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
+    "module.".
 
     Args:
         name: name of the checkpoint, for errors.
@@ -170,6 +171,8 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
         if isinstance(state.get(key), Mapping):
             state = state[key]
             break
+    if isinstance(state.get("module"), Mapping):  # a moving average that is stored with its own settings
+        state = state["module"]
     tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.analysis.memory import OPTIMIZER_STATES, saved_bytes, training_memory
+from vitkit.data.loading.batch_augmentation import Squares
 from vitkit.data.loading.loader import BatchLoader
 from vitkit.devices import autocast, total_memory
 from vitkit.doctor.case import Case
@@ -331,6 +332,8 @@ def _type_name(spec: Any) -> str:
 def _largest_ratio(case: Case, batch: Batch) -> float:
     """Return the size of the largest padded training image relative to the batch's image, in pixels."""
     sizes = [tuple(batch.inputs["images"].shape[-2:])]
+    if case.data.squares is not None:
+        return Squares(**case.data.squares).largest ** 2 / math.prod(sizes[0])
     sizes += [tuple(sample["image"].shape[-2:]) for sample in _samples(case.train.dataset)]
     groups = [[size for size in sizes if (size[1] >= size[0]) is wide] for wide in (True, False)]
     if not case.data.aspect_ratio_grouping:

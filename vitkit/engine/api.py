@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from vitkit.data.loading.loader import Split
 from vitkit.devices import default_device
 from vitkit.distributed import close_distributed, init_distributed
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, LAST_NAME
-from vitkit.engine.hooks import Interrupted
+from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.run_folder import check_resumable
 from vitkit.engine.testing import Evaluation, evaluate_model
 from vitkit.engine.trainer import run_training
@@ -55,6 +55,7 @@ def train(
     device: str | None = None,
     trust: bool = False,
     verbose: bool = False,
+    hooks: Sequence[Hook] = (),
     **overrides: Any,
 ) -> Run:
     """Train a model, as `vitkit train` does; under torchrun every process must call it.
@@ -69,6 +70,7 @@ def train(
         device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
         trust: allow a saved config to import the code that it names, see `load_config`.
         verbose: print all loss terms and metrics, as in console.txt.
+        hooks: objects that take part in the run, beside those of train.hooks; they are not saved with it.
         overrides: values of the config: for each section a dict of the values to change, or a `dict(type=...)` that
             replaces the section; or by dotted key: `**{"model.num_queries": 50}`.
     Raises:
@@ -93,6 +95,7 @@ def train(
                 resume=None if resume is None else Path(resume),
                 init=None if init is None else str(init),
                 trust=trust,
+                hooks=hooks,
             )
         except Interrupted as interrupted:
             if interrupted.signal == signal.SIGINT:  # a notebook keeps running, whereas SystemExit would end it

@@ -5,6 +5,7 @@ import logging
 import math
 import random
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.lr_scheduler import LRScheduler
 
 from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.checkpoint.files import shards_folder_of
@@ -55,6 +56,8 @@ class Progress:
     """Number of batches in that epoch."""
     bad_in_a_row: int = 0
     """Number of the latest consecutive steps that were skipped because something was not finite."""
+    restart_step: int = 0
+    """Number of optimiser steps that had been taken at the return to the best weights; 0 before it."""
 
 
 @dataclass
@@ -218,9 +221,13 @@ class RunCheckpoints:
             with suppress(OSError):
                 old.unlink()
 
-    def resume(self, path: Path) -> Progress:
+    def resume(self, path: Path, *, num_batches: int) -> Progress:
         """Restore what `save` wrote. All ranks must call it, and must see the same file.
 
+        If the run now has another number of epochs of the same length, its schedule continues at the same step.
+
+        Args:
+            num_batches: the number of batches of an epoch.
         Raises:
             CheckpointError: the file does not fit this run, or ranks have read different files.
         """
@@ -232,15 +239,20 @@ class RunCheckpoints:
                 "the same train.ema_decay; to start a new run from its weights, use --init."
             )
         progress = _progress(path, state["progress"])
-        if _lengths(state["schedule"]) != _lengths(self.parts["schedule"].state_dict()):
+        has_other_length = _lengths(state["schedule"]) != _lengths(self.parts["schedule"].state_dict())
+        if has_other_length and progress.num_batches not in (0, num_batches):
             raise CheckpointError(
-                f"{path}: its learning-rate schedule has another number of steps. Resume with the run's own "
-                "train.epochs, batch size and number of images; to train longer, start a new run from its weights with "
-                "--init."
+                f"{path}: its learning-rate schedule has another number of steps, as its epochs have "
+                f"{progress.num_batches} batches and this run's {num_batches}. Resume with the run's own batch size "
+                "and number of images, or start a new run from its weights with --init."
             )
+        rates = [group["lr"] for group in self.parts["optimizer"].param_groups]
         for name, part in self.parts.items():
             try:
-                self._load(name, part, path, state)
+                if name == "schedule" and has_other_length:
+                    _advance(part, rates, state[name]["last_epoch"])
+                else:
+                    self._load(name, part, path, state)
             except _UNFIT_STATE_ERRORS as error:
                 reason = " ".join(str(error).split())
                 raise CheckpointError(
@@ -250,8 +262,6 @@ class RunCheckpoints:
         _check_same(path, progress)
         measured = state.get("measured")
         self.measured.update(measured if isinstance(measured, Mapping) else {})
-        if isinstance(self.parts.get("ema"), AveragedModel):
-            self.parts["ema"].n_averaged.fill_(progress.step)
         try:
             self._load_per_rank(path, state)
         except _UNFIT_STATE_ERRORS as error:
@@ -422,6 +432,17 @@ def _lengths(schedule_state: Mapping[str, Any]) -> list:
     lengths = [schedule_state[name] for name in ("T_max", "total_iters", "milestones") if name in schedule_state]
     inner = schedule_state.get("_schedulers")
     return lengths + [_lengths(state) for state in inner] if isinstance(inner, list) else lengths
+
+
+def _advance(schedule: LRScheduler, rates: Sequence[float], steps: int) -> None:
+    """Bring a new schedule, which began with the given rates, to its state after a number of steps."""
+    # Some schedules multiply the current rates, so every step is taken.
+    for group, rate in zip(schedule.optimizer.param_groups, rates):
+        group["lr"] = rate
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch expects a step of the optimiser before each
+        for _ in range(steps):
+            schedule.step()
 
 
 def rng_state() -> dict[str, Any]:

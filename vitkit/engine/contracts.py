@@ -3,6 +3,7 @@
 import inspect
 import traceback
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 
 from vitkit.engine.run import Hook
 from vitkit.errors import ConfigError, DataError
-from vitkit.protocols import Criterion, Dataset, child
+from vitkit.protocols import Criterion, Dataset, Evaluator, child
 
 _DATASET = "See class Dataset in vitkit/protocols.py, and Sample in vitkit/structures.py."
 _HOOK = "See class Hook in vitkit/engine/run.py."
+_EVALUATOR = "See class Evaluator in vitkit/protocols.py."
 _CRITERION = "See class Criterion in vitkit/protocols.py."
 
 
@@ -102,6 +104,20 @@ def check_losses(criterion: Criterion, losses: Any) -> None:
         if not isinstance(value, Tensor) or value.ndim:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(f"{name}: loss {term!r} is of {got}; expected a scalar tensor. {_CRITERION}")
+
+
+def check_metrics(evaluator: Evaluator, metrics: Any) -> None:
+    """Check that an evaluator's metrics are numbers by name.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    name = f"evaluator {type(evaluator).__name__}"
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"{name}.compute: returns {metrics!r:.100}; expected a dict of metrics by name. {_EVALUATOR}")
+    for key, value in metrics.items():
+        if not isinstance(value, Real):
+            raise ConfigError(f"{name}.compute: {key!r} is {value!r:.100}; expected a number. {_EVALUATOR}")
 
 
 def check_hook(hook: Any) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from vitkit.devices import accumulation_dtype, autocast, synchronize
 from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gather_objects
-from vitkit.engine.contracts import check_losses, check_outputs
+from vitkit.engine.contracts import check_losses, check_metrics, check_outputs
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
@@ -78,6 +78,7 @@ def evaluate(
             return {}
         evaluator.gather()
         metrics = evaluator.compute()
+        check_metrics(evaluator, metrics)
         padded = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_padded", 0)), device=device)))
         if padded:
             print_line(f"{counted(padded, 'videos')} shorter than a clip: the last frame was repeated")
@@ -109,7 +110,18 @@ class SizeCounter:
         stored = ImageSizes.of(self.stored)
         if self.stored == self.resized:
             return f"{noun} are evaluated at their stored size: {stored}"
-        return f"{noun} are resized for the model: {ImageSizes.of(self.resized)} (stored: {stored})"
+        sizes = str(ImageSizes.of(self.resized))
+        if self._changes_proportions():
+            height, width = self.resized[0]
+            sizes = f"to {width}x{height} pixels (width x height), whatever their proportions"
+        return f"{noun} are resized for the model: {sizes} (stored: {stored})"
+
+    def _changes_proportions(self) -> bool:
+        """Whether all images have one size for the model, and this is not due to the rounding of sides."""
+        size = height, width = self.resized[0]
+        allowed = 1 + 1 / min(size)
+        ratios = [(h / w) / (height / width) for h, w in self.stored]
+        return set(self.resized) == {size} and any(not 1 / allowed <= ratio <= allowed for ratio in ratios)
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def parameter_groups(
         lr: the base learning rate, for parameters without a rate or factor below.
         no_weight_decay: parameters without weight decay: parts of their names, such as "pos_embed", or kinds of
             parameters: "vectors" (all with at most one dimension: biases, scales of norms), "norms" (all of
-            normalisation layers), "embeddings".
+            normalisation layers), "embeddings"; or a kind below a part of the names, such as "backbone.vectors".
         backbone_lr: learning rate of the parameters below `backbone`; 0 freezes them.
         lr_multipliers: part of a parameter's dotted name -> factor on `lr`; the first match applies.
         layer_decay: factor on the learning rate from each block of the backbone to the one below it, see
@@ -146,15 +146,25 @@ def parameter_groups(
 def _undecayed(model: nn.Module, parameters: Mapping[str, nn.Parameter], no_weight_decay: Sequence[str]) -> set[str]:
     """Return the names of the parameters without weight decay."""
     kinds = {_VECTORS, *_LAYER_KINDS}
-    parts = [part for part in no_weight_decay if part not in kinds]
-    _check_parts("no_weight_decay", parts, parameters, kinds)
-    names = {name for name in parameters if any(part in name for part in parts)}
-    if _VECTORS in no_weight_decay:
-        names |= {name for name, parameter in parameters.items() if parameter.ndim <= 1}
-    layer_types = tuple(t for kind in no_weight_decay for t in _LAYER_KINDS.get(kind, ()))
-    layers = [module for module in model.modules() if isinstance(module, layer_types)]
+    names = set()
+    for item in no_weight_decay:
+        part, _, kind = item.rpartition(".")
+        if kind in kinds:
+            part, candidates = part and f"{part}.", _of_kind(model, parameters, kind)
+        else:
+            part, candidates = item, set(parameters)
+        _check_parts("no_weight_decay", [part], parameters, kinds)
+        names |= {name for name in candidates if part in name}
+    return names
+
+
+def _of_kind(model: nn.Module, parameters: Mapping[str, nn.Parameter], kind: str) -> set[str]:
+    """Return the names of the parameters of a kind, see `parameter_groups`."""
+    if kind == _VECTORS:
+        return {name for name, parameter in parameters.items() if parameter.ndim <= 1}
+    layers = [module for module in model.modules() if isinstance(module, _LAYER_KINDS[kind])]
     ids = {id(parameter) for layer in layers for parameter in layer.parameters(recurse=False)}
-    return names | {name for name, parameter in parameters.items() if id(parameter) in ids}
+    return {name for name, parameter in parameters.items() if id(parameter) in ids}
 
 
 def _check_parts(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitkit.devices import resolve_precision
+from vitkit.engine.averaging import MovingAverage
 from vitkit.engine.checkpointing import Progress, RunCheckpoints
 from vitkit.engine.parallel import wrap
 from vitkit.engine.settings import TrainSettings
@@ -115,10 +115,9 @@ class TrainRun:
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, precision=resolve_precision(self.settings.precision, self.device))
-        self.ema: AveragedModel | None = None
-        if self.settings.ema_decay is not None:
-            average = get_ema_multi_avg_fn(self.settings.ema_decay)
-            self.ema = AveragedModel(self.model, multi_avg_fn=average, use_buffers=True)
+        self.ema: MovingAverage | None = None
+        if (decay := self.settings.ema_decay) is not None:
+            self.ema = MovingAverage(self.model, decay=decay, ramp_steps=self.settings.ema_ramp_steps)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
         self.meters = getattr(self.criterion, "meters", {})  # optional, see `Criterion`
         # Collecting them from all modules can take as long as a step's norm of gradients.

@@ -25,6 +25,15 @@ def _with_warmup(optimizer: Optimizer, schedule: Callable[[], LRScheduler], warm
     return SequentialLR(optimizer, [rise, schedule()], milestones=[warmup_steps])
 
 
+@SCHEDULES.register(name="ConstantLR")
+def constant_lr(
+    optimizer: Optimizer, steps_per_epoch: int, *, epochs: int, warmup_steps: int = 0, warmup_epochs: float = 0.0
+) -> LRScheduler:
+    """Keep the rate as it is after the warm-up."""
+    warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
+    return _with_warmup(optimizer, lambda: LambdaLR(optimizer, lambda step: 1.0), warmup_steps)
+
+
 @SCHEDULES.register(name="MultiStepLR")
 def multi_step_lr(
     optimizer: Optimizer,
@@ -67,6 +76,56 @@ def cosine_lr(
     warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     steps = max(1, epochs * steps_per_epoch - warmup_steps)
     return _with_warmup(optimizer, lambda: _Cosine(optimizer, steps, end_factor), warmup_steps)
+
+
+class _FlatCosine(LambdaLR):
+    def __init__(self, optimizer: Optimizer, warmup: int, flat_until: int, cosine_until: int, end_factor: float):
+        self.milestones = [warmup, flat_until, cosine_until]  # torch's name, by which a resumed run is compared
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return (step / warmup) ** 2
+            if step <= flat_until:
+                return 1.0
+            progress = min((step - flat_until) / (cosine_until - flat_until), 1.0)
+            return end_factor + (1 - end_factor) * (1 + math.cos(math.pi * progress)) / 2
+
+        super().__init__(optimizer, factor)
+
+
+@SCHEDULES.register(name="FlatCosineLR")
+def flat_cosine_lr(
+    optimizer: Optimizer,
+    steps_per_epoch: int,
+    *,
+    epochs: int,
+    flat_until_epoch: float,
+    cosine_until_epoch: float | None = None,
+    end_factor: float = 0.5,
+    warmup_steps: int = 0,
+    warmup_epochs: float = 0.0,
+) -> LRScheduler:
+    """Keep the full rate for the first part of the run, then decrease it along half a cosine to `end_factor` of it, and
+    keep that to the end (RTMDet, https://arxiv.org/abs/2212.07784; DEIM, https://arxiv.org/abs/2412.04234).
+
+    The warm-up rises as the square of the step, from zero.
+
+    Args:
+        flat_until_epoch: where the cosine begins.
+        cosine_until_epoch: where it ends; None: with the run.
+    Raises:
+        ConfigError: the warm-up, the flat part, the cosine and the run do not end in this order.
+    """
+    warmup = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
+    cosine_until_epoch = epochs if cosine_until_epoch is None else cosine_until_epoch
+    flat_until, cosine_until = (round(epoch * steps_per_epoch) for epoch in (flat_until_epoch, cosine_until_epoch))
+    if not 0 <= warmup <= flat_until < cosine_until <= epochs * steps_per_epoch:
+        raise ConfigError(
+            f"schedule: the warm-up ends at step {warmup}, flat_until_epoch={flat_until_epoch:g} is step {flat_until}, "
+            f"cosine_until_epoch={cosine_until_epoch:g} is step {cosine_until}, and the run has "
+            f"{epochs * steps_per_epoch} steps; expected this order."
+        )
+    return _FlatCosine(optimizer, warmup, flat_until, cosine_until, end_factor)
 
 
 @SCHEDULES.register(name="PolyLR")

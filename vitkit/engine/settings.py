@@ -32,6 +32,14 @@ class TrainSettings:
     of objects still does so per batch."""
     ema_decay: float | None = None
     """Decay of an exponential moving average of the weights, evaluated and exported instead; None: no average."""
+    ema_ramp_steps: float = 0.0
+    """The decay of the average's n-th update is ema_decay * (1 - exp(-n / ema_ramp_steps)), so that it soon forgets the
+    first weights; 0: it is constant."""
+    restart_epoch: int | None = None
+    """Before this epoch, counted from 0, return to the best weights so far and begin a new average of them, as D-FINE
+    does where strong augmentation ends; None: never."""
+    restart_ema_decay: float | None = None
+    """`ema_decay` from then on; None: the same."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass: uses less memory, and about a third more time."""
     compile: bool = False
@@ -84,8 +92,24 @@ class TrainSettings:
             raise ConfigError("train.sharded_checkpoints: only train.strategy=fsdp has shards to write.")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"train.seed: got {self.seed}; expected 0 to 2^32 - 1.")
-        if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
-            raise ConfigError(f"train.ema_decay: got {self.ema_decay}; expected 0 to 1, for example 0.9998.")
+        for name in ("ema_decay", "restart_ema_decay"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"train.{name}: got {value}; expected 0 to 1, for example 0.9998.")
+        if self.ema_ramp_steps < 0:
+            raise ConfigError(f"train.ema_ramp_steps: got {self.ema_ramp_steps}; expected at least 0.")
+        self._check_restart()
+
+    def _check_restart(self) -> None:
+        if self.restart_epoch is None:
+            return
+        if self.ema_decay is None:
+            raise ConfigError("train.restart_epoch: begins a new average, and there is none. Set train.ema_decay.")
+        if self.restart_epoch < self.eval_every:
+            raise ConfigError(
+                f"train.restart_epoch: got {self.restart_epoch}; expected at least train.eval_every={self.eval_every}: "
+                "without an evaluation there are no best weights to return to."
+            )
 
     def check_batch_size(self, batch_size: int) -> None:
         """Warn if `batch_size`, the images per optimiser step, is not the one that the learning rate is meant for."""

@@ -18,10 +18,11 @@ from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import default_device, resolve_precision
 from vitkit.distributed import broadcast, broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
 from vitkit.engine import build, validation
+from vitkit.engine.averaging import restart_from_best, restore_average
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.failures import memory_explained, training_remedies
-from vitkit.engine.hooks import Interrupted, default_hooks
+from vitkit.engine.hooks import Hook, Interrupted, default_hooks
 from vitkit.engine.run import TrainRun
 from vitkit.engine.run_folder import (
     Launch,
@@ -58,6 +59,7 @@ def run_training(
     resume: Path | None = None,
     init: str | None = None,
     trust: bool = False,
+    hooks: Sequence[Hook] = (),
 ) -> Path:
     """Choose the run's folder, build the run, and train. All ranks must call it, within their process group.
 
@@ -69,6 +71,7 @@ def run_training(
         resume: the folder of a run to resume.
         init: weights to start from, see `find_weights`.
         trust: see `load_config`.
+        hooks: hooks beside those of the config.
     Returns:
         the run's folder.
     Raises:
@@ -90,7 +93,7 @@ def run_training(
         # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
         on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
         try:
-            fit(run, validate=validate, resume=folder.checkpoint, on_start=on_start)
+            fit(run, validate=validate, resume=folder.checkpoint, on_start=on_start, hooks=hooks)
         except Interrupted as interrupted:
             device_type = [] if device.type == default_device() != "cpu" else ["--device", device.type]
             command = resume_command(folder.path, *device_type)
@@ -226,6 +229,7 @@ def fit(
     validate: Validate | None = None,
     resume: Path | None = None,
     on_start: Callable[[], None] | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Progress:
     """Train until `settings.epochs`, with evaluations and checkpoints in between.
 
@@ -236,6 +240,7 @@ def fit(
         validate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
         resume: a checkpoint of this run to resume from.
         on_start: called after that checkpoint was found to fit.
+        hooks: hooks beside those of the settings.
     Raises:
         ConfigError: the disk has no room for the run's checkpoints.
         TrainingError: several steps in a row had a loss or gradient that is not finite, memory ran out, or the loader
@@ -244,10 +249,12 @@ def fit(
         Interrupted: a signal requested the end, and the state is saved.
     """
     settings, progress = run.settings, run.progress
-    run.hooks = default_hooks(settings)
+    run.hooks = default_hooks(settings, hooks)
     if resume:
-        progress = run.progress = run.checkpoints.resume(resume)
+        progress = run.progress = run.checkpoints.resume(resume, num_batches=len(run.loader))
         _check_position(run)
+        if run.ema is not None:
+            restore_average(run)
     run.checkpoints.check_disk_space()
     if on_start:
         on_start()
@@ -267,6 +274,8 @@ def fit(
         for epoch in range(progress.epoch, settings.epochs):
             if _should_end(run):
                 break
+            if epoch == settings.restart_epoch and not progress.restart_step:
+                restart_from_best(run)
             train_epoch(run, epoch)
             best_before = progress.best
             if validate and ((epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs):

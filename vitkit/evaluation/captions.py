@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.io.coco_schema import caption_result_faults, raise_faults
+from vitkit.data.io.output import write_text
 from vitkit.errors import ConfigError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tokenize_caption
@@ -115,7 +116,7 @@ class CaptionEvaluator(SampleEvaluator):
             for image_id in self.dataset.image_ids
             if image_id in self.answers
         ]
-        path.write_text(json.dumps(results, ensure_ascii=False), encoding="utf-8")
+        write_text(path, json.dumps(results, ensure_ascii=False))
         return [path]
 
     def load_results(self, path: str | Path) -> None:

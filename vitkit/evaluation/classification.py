@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.data.io.coco_schema import is_number
+from vitkit.data.io.output import write_text
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
@@ -137,7 +138,7 @@ class ClassificationEvaluator(SampleEvaluator):
             for image_id, answer in self.answers.items()
         ]
         result = {**self.metrics, "classes": list(names), "confusion_matrix": matrix.tolist(), "images": images}
-        path.write_text(json.dumps(result), encoding="utf-8")
+        write_text(path, json.dumps(result))
         figure = path.with_name(f"{path.stem}_confusion.png")
         draw_confusion_matrix(matrix, names, figure, what=self.dataset.noun)
         return [path, figure]

@@ -16,6 +16,7 @@ from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
 from vitkit.data.io.coco_schema import raise_faults, result_faults
+from vitkit.data.io.output import write_text
 from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
@@ -289,7 +290,7 @@ class CocoEvaluator(SampleEvaluator):
 
     def write_results(self, path: str | Path) -> None:
         """Write `results()` as JSON, which pycocotools' `loadRes` and COCO's server read."""
-        Path(path).write_text(json.dumps(self.results()), encoding="utf-8")
+        write_text(Path(path), json.dumps(self.results()))
 
     def load_results(self, path: str | Path) -> None:
         """Read predictions that were written earlier, in place of `update`.

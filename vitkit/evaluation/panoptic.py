@@ -9,6 +9,7 @@ import numpy as np
 
 from vitkit.data.io.coco_schema import panoptic_result_faults, raise_faults
 from vitkit.data.io.image_files import MAX_PIXELS, check_inside
+from vitkit.data.io.output import write_text
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, read_results, require_annotations
 from vitkit.evaluation.maps import (
@@ -157,7 +158,7 @@ class PanopticEvaluator(SampleEvaluator):
             for raw, name, thing in zip(self.dataset.category_ids, self.dataset.classes, self.dataset.things)
         ]
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"annotations": annotations, "categories": categories}), encoding="utf-8")
+        write_text(path, json.dumps({"annotations": annotations, "categories": categories}))
         return [path, folder]
 
     def load_results(self, path: str | Path) -> None:

@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 
 from vitkit.data.io.image_files import MAX_PIXELS, read_label_map
+from vitkit.data.io.output import write_text
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, require_annotations
 from vitkit.evaluation.maps import (
@@ -189,7 +190,7 @@ class SemanticEvaluator(SampleEvaluator):
             {"id": raw, "name": name, **self._by_class.get(name, {})}
             for raw, name in zip(self._raw.tolist(), self.dataset.classes)
         ]
-        path.write_text(json.dumps({**self.metrics, "classes": classes}), encoding="utf-8")
+        write_text(path, json.dumps({**self.metrics, "classes": classes}))
         return [path, folder]
 
     def load_results(self, path: str | Path) -> None:

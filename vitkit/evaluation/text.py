@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitkit.data.io.coco_schema import raise_faults, sentence_faults
+from vitkit.data.io.output import write_text
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import LikelihoodStatistics, TextStatistics, sacrebleu_sums
@@ -181,9 +182,9 @@ class TextEvaluator(SampleEvaluator):
             for group in self.by_length()
         ]
         result = {**self.metrics, "signatures": self._signatures, "by_length": by_length, "sentences": sentences}
-        path.write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
+        write_text(path, json.dumps(result, ensure_ascii=False, indent=1))
         texts, figure = path.with_suffix(".txt"), path.with_name(f"{path.stem}_by_length.png")
-        texts.write_text("".join(f"{answer.text}\n" for answer in self.answers.values()), encoding="utf-8")
+        write_text(texts, "".join(f"{answer.text}\n" for answer in self.answers.values()))
         draw_by_length({path.stem: self.by_length()}, figure, metric=self.per_class_metric)
         return [path, texts, figure]
 
@@ -267,7 +268,7 @@ class LanguageModelEvaluator(SampleEvaluator):
         infinite values."""
         sentences = [{"index": index, **answer._asdict()} for index, answer in self.answers.items()]
         metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
-        Path(path).write_text(json.dumps({**metrics, "sentences": sentences}), encoding="utf-8")
+        write_text(Path(path), json.dumps({**metrics, "sentences": sentences}))
 
 
 def perplexity(nll: float) -> float:

@@ -3,15 +3,18 @@
 from vitkit.heads.dab_deformable_detr import DABDeformableDETRHead
 from vitkit.heads.deformable_detr import DeformableDETRHead
 from vitkit.heads.detr import DETRHead
+from vitkit.heads.dfine import DFINEHead
 from vitkit.heads.dino import DINOHead
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.heads.maskformer import MaskFormerHead
 from vitkit.heads.per_pixel import PerPixelBaselineHead, PerPixelBaselinePlusHead
 from vitkit.heads.rt_detr import RTDETRHead
+from vitkit.heads.rt_detr_v2 import RTDETRv2Head
 
 __all__ = [
     "DABDeformableDETRHead",
     "DETRHead",
+    "DFINEHead",
     "DINOHead",
     "DeformableDETRHead",
     "Mask2FormerHead",
@@ -19,4 +22,5 @@ __all__ = [
     "PerPixelBaselineHead",
     "PerPixelBaselinePlusHead",
     "RTDETRHead",
+    "RTDETRv2Head",
 ]

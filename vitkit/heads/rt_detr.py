@@ -3,23 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.deformable_transformer import (
     DeformableDecoderLayer,
     Levels,
-    anchor_boxes,
-    check_locations,
     flatten_levels,
-    gather_rows,
     in_padded_maps,
     init_deformable,
 )
 from vitkit.nn.detection import box_head, boxes_around, class_head
 from vitkit.nn.layers import MLP, checkpoint_block, init_xavier
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.query_selection import LocationSelection
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
 
@@ -42,6 +39,7 @@ class RTDETRHead(QueryHead):
     query_outputs = ("pred_logits", "pred_boxes", "reference_points")
     reference = "boxes"
     selects_boxes = True
+    makes_queries = False
 
     def __init__(
         self,
@@ -65,7 +63,7 @@ class RTDETRHead(QueryHead):
             nn.Sequential(nn.Conv2d(info.channels, d_model, 1, bias=False), nn.BatchNorm2d(d_model))
             for info in feature_info.values()
         )
-        self.proposals = LocationSelection(d_model, num_classes)
+        self.proposals = LocationSelection("RT-DETR", d_model, num_classes)
         layers = [DeformableDecoderLayer(d_model, len(feature_info), **layer) for _ in range(num_decoder_layers)]
         self.decoder = RTDETRDecoder(layers, d_model)
         self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in layers)
@@ -101,10 +99,6 @@ class RTDETRHead(QueryHead):
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
         }
-
-    def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
-        """See `QueryHead`."""
-        raise ConfigError("RTDETRHead: its queries are made from locations of the image, so it has no further ones.")
 
 
 class RTDETRDecoder(nn.Module):
@@ -145,50 +139,3 @@ class RTDETRDecoder(nn.Module):
             predicted_from = boxes_around(references, deltas)
             references = predicted_from.detach()
         return decoded
-
-
-class LocationSelection(nn.Module):
-    """Query selection (section 4.3): queries start from the content and the box of the best locations.
-
-    The training of their class scores by the IoU ("uncertainty-minimal") is the criterion's varifocal loss.
-    """
-
-    def __init__(self, d_model: int, num_classes: int):
-        super().__init__()
-        self.enc_output = nn.Linear(d_model, d_model)
-        self.enc_output_norm = nn.LayerNorm(d_model)
-        nn.init.xavier_uniform_(self.enc_output.weight)
-        self.class_embed = class_head(d_model, num_classes)
-        self.bbox_embed = box_head(d_model)
-
-    def forward(self, memory: Tensor, levels: Levels, num_queries: int) -> tuple[dict[str, Any], Queries]:
-        """Select the locations with the highest probability of any class.
-
-        Args:
-            memory: (B, S, d_model), the tokens of `levels`.
-        Returns:
-            the predictions at the selected locations, as one of `training_outputs`.
-            queries: (B, num_queries, ...) without gradient, best first.
-        Raises:
-            DataError: there are fewer locations than queries.
-        """
-        check_locations("RT-DETR", levels, num_queries)
-        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
-        # An unusable location stays at infinity: its box is the constant 1, without gradient.
-        anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
-        x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
-        logits = self.class_embed(x)
-        best = logits.amax(-1).topk(num_queries, dim=1).indices
-        # Only the selected locations have a loss, so the boxes of others need not be computed.
-        content = gather_rows(x, best)
-        boxes = (self.bbox_embed(content).float() + gather_rows(anchor_logits, best)).sigmoid()
-        selection = {
-            "name": "enc",
-            "pred_logits": gather_rows(logits, best),  # (B, Q, num_classes)
-            "pred_boxes": boxes,  # (B, Q, 4)
-            "aux_outputs": [],
-            "matches": None,
-            "repeats": 1,
-            "class_agnostic": False,
-        }
-        return selection, Queries(content.detach(), references=boxes.detach())

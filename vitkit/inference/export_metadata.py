@@ -73,6 +73,8 @@ def resize_of(predictor: Predictor) -> dict[str, Any] | None:
         ConfigError: the transforms are of a kind that a file cannot describe.
     """
     transforms, sizes = predictor.transforms, predictor.image_sizes
+    if isinstance(transforms, EvalResize) and transforms.size is not None:
+        return {"size": list(transforms.size)}
     if isinstance(transforms, EvalResize):
         return {"short_side": transforms.short_side, "max_size": transforms.max_size}
     if isinstance(transforms, ClassificationEvalTransforms):

@@ -402,6 +402,8 @@ class ImageSampling:
     """The predictions after the last decoder layer."""
     strides: Sequence[int]
     """The stride of each feature level in pixels."""
+    levels: Sequence[list[int]]
+    """For each decoder layer, the feature level of each of its groups of points."""
     view: View
 
     def layers(self, query: int) -> list[QueryLayer]:
@@ -414,12 +416,13 @@ class ImageSampling:
             score, label = class_scores(output, len(self.classes))[query].max(dim=-1)
             layers.append(
                 QueryLayer(
-                    locations=locations * covered[:, None],
+                    locations=locations * covered[self.levels[i]][:, None],
                     weights=weights,
                     reference=output["reference_points"][0, query].float().cpu(),
                     box_cxcywh=output["pred_boxes"][0, query].float().cpu(),
                     name=self.classes[label],
                     score=float(score),
+                    levels=self.levels[i],
                 )
             )
         return layers
@@ -435,4 +438,5 @@ def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     model = predictor.model
     view = record(predictor, image, SamplingRecorder(model.head.decoder))
     strides = [info.stride for info in model.neck.feature_info.values()]
-    return ImageSampling(image, predictor.classes, Queries.of(view, len(predictor.classes)), strides, view)
+    levels = [attention.levels for attention in decoder_layers(model)]
+    return ImageSampling(image, predictor.classes, Queries.of(view, len(predictor.classes)), strides, levels, view)

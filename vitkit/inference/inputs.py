@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import io
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -170,7 +171,7 @@ def download(address: str) -> Path:
     """
     # Many pictures are called image.jpg, so each address gets its own folder.
     return cached_file(
-        address, folder=cache_folder().parent / "pictures" / hashlib.sha256(address.encode()).hexdigest()
+        address, folder=cache_folder().parent / "pictures" / hashlib.sha256(os.fsencode(address)).hexdigest()
     )
 
 

@@ -62,6 +62,7 @@ def load(
     device: str | torch.device = "cpu",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     trust: bool = False,
+    training_queries: bool = False,
 ) -> Loaded:
     """Load a trained model, ready to predict, to translate, or to continue or fill text.
 
@@ -74,6 +75,7 @@ def load(
         device: such as "cpu", "cuda" or "mps".
         precision: the precision of autocast.
         trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
+        training_queries: keep the model's queries that exist in training only; they predict nothing.
     Raises:
         ConfigError: there is no such config or run, or it has no weights.
         CheckpointError: the weights cannot be read, or do not fit the model.
@@ -96,7 +98,7 @@ def load(
         things = trained_things if things is None else things
         _check_things(name, weights, config, things)
     spec = config["model"]
-    if isinstance(spec, Mapping):  # queries that exist in training only predict nothing
+    if isinstance(spec, Mapping) and not training_queries:
         spec = {name: value for name, value in spec.items() if name != "training_queries"}
     model = build_model(spec, classes=classes, things=things, vocabularies=vocabularies)
     if is_exported(weights):

@@ -89,7 +89,9 @@ class Runner:
             left, top = (round((side - resize["crop"]) / 2) for side in picture.size)
             return picture.crop((left, top, left + resize["crop"], top + resize["crop"]))
         size = (height, width)
-        if resize and not _is_within(size, resize.get("unless_within")):
+        if resize and "size" in resize:
+            size = tuple(resize["size"])
+        elif resize and not _is_within(size, resize.get("unless_within")):
             size = short_side_size(height, width, resize["short_side"], resize["max_size"])
         if self.info["size"] is not None:
             scale = min(1, *(limit / side for limit, side in zip(self.info["size"], size)))

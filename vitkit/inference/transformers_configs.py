@@ -34,6 +34,7 @@ RESNETS = {
     ("bottleneck", (3, 4, 6, 3)): 50,
     ("bottleneck", (3, 4, 23, 3)): 101,
 }
+SAMPLING_METHODS = {"default": "bilinear", "discrete": "discrete"}
 ATTENTION_TYPES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
 _PANOPTIC_DATA = ("ade20k", "cityscapes")
 """Data sets other than COCO whose panoptic configs state which classes have instances."""
@@ -239,6 +240,83 @@ def deformable_detr(settings: Settings, name: str) -> tuple[str, Section]:
     )
 
 
+def rt_detr(settings: Settings, name: str) -> tuple[str, Section]:
+    """Return the config of RT-DETR on a ResNet-vd."""
+    backbone = settings.sub("backbone_config")
+    if backbone.get("model_type") != "rt_detr_resnet":
+        raise ConfigError(
+            f"{settings.where}: backbone {backbone.get('model_type')!r}: vitkit's RT-DETR knows rt_detr_resnet."
+        )
+    backbone.expect(downsample_in_bottleneck=False)
+    depth = _resnet(backbone)["depth"]
+    channels = settings.number("encoder_hidden_dim")
+    widths = [128, 256, 512] if depth < 50 else [512, 1024, 2048]
+    settings.expect(
+        encoder_in_channels=widths, decoder_in_channels=[channels] * 3, feat_strides=[8, 16, 32], num_feature_levels=3
+    )
+    settings.expect(encoder_layers=1, encode_proj_layers=[2], positional_encoding_temperature=10000)
+    settings.expect(
+        encoder_activation_function="gelu", activation_function="silu", decoder_activation_function="relu",
+        normalize_before=False, learn_initial_query=False, with_box_refine=True, layer_norm_eps=1e-5,
+        batch_norm_eps=1e-5,
+    )  # fmt: skip
+    dropout = settings.get("dropout", 0.0)
+    model = dict(
+        type="RTDETR",
+        num_queries=settings.number("num_queries"),
+        backbone=dict(
+            type="ResNetVD",
+            depth=depth,
+            norm="frozen_bn" if settings.get("freeze_backbone_batch_norms", True) else "bn",
+            out_features=["res3", "res4", "res5"],
+            pixel_mean=[0.0] * 3,
+            pixel_std=[1.0] * 3,
+        ),
+        neck=dict(
+            type="HybridEncoder",
+            out_channels=channels,
+            num_heads=settings.number("encoder_attention_heads"),
+            d_ffn=settings.number("encoder_ffn_dim"),
+            dropout=dropout,
+            expansion=settings.factor("hidden_expansion", 1.0),
+        ),
+        head=dict(
+            type="RTDETRHead",
+            d_model=settings.number("d_model"),
+            num_heads=settings.number("decoder_attention_heads"),
+            num_points=settings.number("decoder_n_points"),
+            d_ffn=settings.number("decoder_ffn_dim"),
+            dropout=dropout,
+            num_decoder_layers=settings.number("decoder_layers"),
+        ),
+    )
+    if settings.get("num_denoising", 100):
+        noise = dict(
+            label_noise=settings.factor("label_noise_ratio", 0.5), box_noise=settings.factor("box_noise_scale", 1.0)
+        )
+        model["training_queries"] = [
+            dict(type="BoxDenoising", num_queries=settings.number("num_denoising", 100), **noise)
+        ]
+    return f"configs/rtdetr_r{depth}.py", model
+
+
+def rt_detr_v2(settings: Settings, name: str) -> tuple[str, Section]:
+    """Return the config of RT-DETRv2 on a ResNet-vd."""
+    _, model = rt_detr(settings, name)
+    settings.expect(decoder_n_levels=3)
+    method = str(settings.get("decoder_method", "default"))
+    if method not in SAMPLING_METHODS:
+        raise ConfigError(f"{settings.where}: decoder_method={method!r}. {nearest(method, SAMPLING_METHODS)}")
+    model["type"] = "RTDETRv2"
+    model["head"].update(
+        type="RTDETRv2Head",
+        num_points=[settings.number("decoder_n_points")] * 3,
+        offset_scale=settings.factor("decoder_offset_scale", 0.5),
+        sampling=SAMPLING_METHODS[method],
+    )
+    return f"configs/rtdetrv2_r{model['backbone']['depth']}.py", model
+
+
 def _swin(settings: Settings) -> Section:
     settings.expect(
         patch_size=4, num_channels=3, mlp_ratio=4.0, qkv_bias=True, hidden_act="gelu", use_absolute_embeddings=False
@@ -423,6 +501,8 @@ def marian(settings: Settings, name: str) -> tuple[str, Section]:
 BUILDERS: Mapping[str, Callable[[Settings, str], tuple[str, Section]]] = {
     "detr": detr,
     "deformable_detr": deformable_detr,
+    "rt_detr": rt_detr,
+    "rt_detr_v2": rt_detr_v2,
     "maskformer": maskformer,
     "mask2former": mask2former,
     "swin": swin,

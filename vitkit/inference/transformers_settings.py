@@ -59,6 +59,13 @@ class Settings:
             )
         return value
 
+    def factor(self, name: str, default: float) -> float:
+        """Return a number above 0."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not 0 < value <= _LARGEST:
+            raise ConfigError(f"{self.where}: {name}={value!r:.100}: expected a number above 0, at most {_LARGEST}.")
+        return value
+
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """Return a list of numbers; without a default it is required."""
         values = self[name] if default is None else self.get(name, default)
@@ -97,14 +104,18 @@ class Settings:
 def preprocess(config: Section, values: Settings) -> None:
     """Replace the config's preparation of images with the folder's where they differ."""
     model, val = config["model"], config["data"]["val"]
+    # Only the processors of models that state their own statistics leave pixels in 0..1 if the folder says nothing.
+    has_statistics = "pixel_mean" in model["backbone"]
     mean, std = values.numbers("image_mean", IMAGENET_MEAN), values.numbers("image_std", IMAGENET_STD)
     if len(mean) != 3 or len(std) != 3:
         raise ConfigError(f"{values.where}: image_mean={mean}, image_std={std}: expected three numbers each.")
+    if not values.get("do_normalize", not has_statistics):
+        mean, std = [0.0] * 3, [1.0] * 3
     usual = max(abs(a - b) for a, b in zip((*mean, *std), (*IMAGENET_MEAN, *IMAGENET_STD))) < 1e-3
     is_classifier = model["type"] == "Classifier"
     if is_classifier:
         model.update(pixel_mean=mean, pixel_std=std)
-    elif not usual:
+    elif not usual or has_statistics:
         model["backbone"].update(pixel_mean=mean, pixel_std=std)
     if not values.get("do_resize", True):
         if not is_classifier:
@@ -115,13 +126,12 @@ def preprocess(config: Section, values: Settings) -> None:
         _resize_clips(val, size, values)
     elif is_classifier:
         _resize_for_classes(val, size, values)
+    elif "shortest_edge" in size.values:
+        longest, name = (size, "longest_edge") if "longest_edge" in size.values else (values, "max_size")
+        long = longest.number(name) if longest.get(name) is not None else 1333
+        val["transforms"] = dict(type="EvalResize", short_side=size.number("shortest_edge"), max_size=long)
     elif size.values:
-        is_edge = "shortest_edge" in size.values
-        sides = [size.number(name) for name in (["shortest_edge"] if is_edge else ["height", "width"])]
-        longest = size if "longest_edge" in size.values else values
-        name = "longest_edge" if longest is size else "max_size"
-        long = longest.number(name) if longest.get(name) is not None else 1333 if is_edge else max(sides)
-        val["transforms"] = dict(type="EvalResize", short_side=min(sides), max_size=long)
+        val["transforms"] = dict(type="EvalResize", size=[size.number("height"), size.number("width")])
 
 
 def _resize_for_classes(val: Section, size: Settings, values: Settings) -> None:

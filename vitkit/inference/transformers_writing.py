@@ -15,13 +15,13 @@ from vitkit.data.transforms.clips import ClipEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import CheckpointError
 from vitkit.inference.predictor import Predictor
-from vitkit.inference.transformers_configs import ATTENTION_TYPES, BUILDERS, RESNETS
+from vitkit.inference.transformers_configs import ATTENTION_TYPES, BUILDERS, RESNETS, SAMPLING_METHODS
 from vitkit.inference.transformers_settings import INTERPOLATIONS, Section, Settings
 from vitkit.inference.translator import Translator
 from vitkit.model_zoo.writing import Written, written
 from vitkit.models.classifier import Classifier
 from vitkit.ops.images import pixel_statistics
-from vitkit.registry import MODELS, REGISTRIES, Registry
+from vitkit.registry import MODELS, REGISTRIES, TRAINING_QUERIES, Registry
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
 
@@ -86,6 +86,10 @@ def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Sect
     kind = _KINDS.get(model["backbone"]["type"] if model["type"] == "Classifier" else model["type"])
     if kind == "deformable_detr" and model["neck"].get("in_features") is None:
         model["neck"]["in_features"] = loaded.model.neck.in_features
+    if getattr(loaded.model, "training_queries", None) is None:
+        model["training_queries"] = []
+    if kind == "rt_detr_v2" and isinstance(model["head"]["num_points"], int):
+        model["head"]["num_points"] = [model["head"]["num_points"]] * 3
     if kind is None:
         raise CheckpointError(f"{model['type']}: transformers names: there is no such model there.")
     theirs = _THEIRS[kind]
@@ -164,6 +168,52 @@ def _deformable_detr(model: Section) -> Section:
         with_box_refine=head["refine_boxes"],
         two_stage=head["two_stage"],
         two_stage_num_proposals=model["num_queries"],
+    )
+
+
+def _rt_detr(model: Section) -> Section:
+    backbone, neck, head = model["backbone"], model["neck"], model["head"]
+    channels = neck["out_channels"]
+    resnet = _resnet(model) | dict(model_type="rt_detr_resnet", out_features=["stage2", "stage3", "stage4"])
+    settings = dict(
+        backbone_config=resnet,
+        freeze_backbone_batch_norms=backbone["norm"] == "frozen_bn",
+        encoder_in_channels=resnet["hidden_sizes"][1:],
+        encoder_hidden_dim=channels,
+        encoder_attention_heads=neck["num_heads"],
+        encoder_ffn_dim=neck["d_ffn"],
+        hidden_expansion=neck["expansion"],
+        decoder_in_channels=[channels] * 3,
+        d_model=head["d_model"],
+        decoder_attention_heads=head["num_heads"],
+        decoder_n_points=head["num_points"],
+        decoder_ffn_dim=head["d_ffn"],
+        decoder_layers=head["num_decoder_layers"],
+        dropout=head["dropout"],
+        num_queries=model["num_queries"],
+        encoder_layers=1,
+        encode_proj_layers=[2],
+        feat_strides=[8, 16, 32],
+        num_feature_levels=3,
+    )
+    settings["num_denoising"] = 0
+    for spec in model["training_queries"]:
+        slots = slots_in(Slot(Any, registry=TRAINING_QUERIES), spec, "model.training_queries")
+        if TRAINING_QUERIES.resolve(spec)[0].__name__ == "BoxDenoising":
+            settings["num_denoising"] = slots["num_queries"].default
+            settings["label_noise_ratio"] = slots["label_noise"].default
+            settings["box_noise_scale"] = slots["box_noise"].default
+    return settings
+
+
+def _rt_detr_v2(model: Section) -> Section:
+    head = model["head"]
+    methods = {ours: theirs for theirs, ours in SAMPLING_METHODS.items()}
+    return _rt_detr(model) | dict(
+        decoder_n_points=head["num_points"][0],
+        decoder_n_levels=3,
+        decoder_offset_scale=head["offset_scale"],
+        decoder_method=methods[head["sampling"]],
     )
 
 
@@ -310,6 +360,8 @@ class _Theirs(NamedTuple):
 _THEIRS: Mapping[str, _Theirs] = {
     "detr": _Theirs(_detector, "DetrForObjectDetection", "DetrImageProcessor"),
     "deformable_detr": _Theirs(_deformable_detr, "DeformableDetrForObjectDetection", "DeformableDetrImageProcessor"),
+    "rt_detr": _Theirs(_rt_detr, "RTDetrForObjectDetection", "RTDetrImageProcessor"),
+    "rt_detr_v2": _Theirs(_rt_detr_v2, "RTDetrV2ForObjectDetection", "RTDetrImageProcessor"),
     "maskformer": _Theirs(_maskformer, "MaskFormerForInstanceSegmentation", "MaskFormerImageProcessor"),
     "mask2former": _Theirs(_mask2former, "Mask2FormerForUniversalSegmentation", "Mask2FormerImageProcessor"),
     "swin": _Theirs(_swin, "SwinForImageClassification"),
@@ -324,6 +376,8 @@ _KINDS = {
     "DETR": "detr",
     "DETRSegmentation": "detr",
     "DeformableDETR": "deformable_detr",
+    "RTDETR": "rt_detr",
+    "RTDETRv2": "rt_detr_v2",
     "MaskFormer": "maskformer",
     "Mask2Former": "mask2former",
     "Swin": "swin",
@@ -340,8 +394,12 @@ def _preprocessor(loaded: Predictor, kind: str) -> Section:
     """Return the settings of the library's image processor that prepares images as `loaded` does."""
     model, transforms = loaded.model, loaded.transforms
     statistics = pixel_statistics(model if isinstance(model, Classifier) else model.backbone)
-    values = dict(image_processor_type=_THEIRS[kind].processor, do_rescale=True, do_normalize=True)
+    values = dict(image_processor_type=_THEIRS[kind].processor, do_rescale=True)
+    values["do_normalize"] = (*statistics["mean"], *statistics["std"]) != (0, 0, 0, 1, 1, 1)
     values |= dict(image_mean=list(statistics["mean"]), image_std=list(statistics["std"]))
+    if isinstance(transforms, EvalResize) and transforms.size is not None:
+        height, width = transforms.size
+        return values | dict(do_resize=True, size=dict(height=height, width=width))
     if isinstance(transforms, EvalResize):
         longest = {} if transforms.max_size is None else {"longest_edge": transforms.max_size}
         return values | dict(do_resize=True, size=dict(shortest_edge=transforms.short_side, **longest))

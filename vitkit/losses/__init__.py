@@ -2,9 +2,18 @@
 
 from vitkit.losses.captioning import CaptionLoss
 from vitkit.losses.classification import ClassificationLoss
+from vitkit.losses.dfine import DFINECriterion
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.losses.per_pixel import PerPixelCriterion
 from vitkit.losses.sequence import SequenceLoss
 from vitkit.losses.set_criterion import SetCriterion
 
-__all__ = ["CaptionLoss", "ClassificationLoss", "MaskCriterion", "PerPixelCriterion", "SequenceLoss", "SetCriterion"]
+__all__ = [
+    "CaptionLoss",
+    "ClassificationLoss",
+    "DFINECriterion",
+    "MaskCriterion",
+    "PerPixelCriterion",
+    "SequenceLoss",
+    "SetCriterion",
+]

@@ -34,6 +34,8 @@ class QuerySets:
     """Number of queries that each of these targets is matched with."""
     matches: Matches | None
     """Matches of all S * L layers; None until they are computed."""
+    has_known_matches: bool
+    """Whether the queries were made from targets, so that no matcher computes their matches."""
     class_agnostic: bool = False
     """Whether the only class is "object"; the targets then have label 0."""
 
@@ -154,7 +156,7 @@ class MatchedCriterion(Criterion):
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
         query_sets = collect_sets(outputs, targets)
         # In one call of the matcher, the costs of all sets take a single transfer from the device.
-        unmatched = [queries for queries in query_sets if queries.matches is None]
+        unmatched = [queries for queries in query_sets if not queries.has_known_matches]
         all_matches = self.matcher([(queries.layers, queries.targets) for queries in unmatched], **settings)
         for queries, matches in zip(unmatched, all_matches, strict=True):
             queries.matches = matches
@@ -254,6 +256,7 @@ def _joined(name: str, query_sets: Sequence[TrainingOutputs], targets: Sequence[
         targets=targets,
         repeats=repeats,
         matches=[outputs["matches"] for outputs in query_sets for _ in prefixes] if has_matches else None,
+        has_known_matches=has_matches,
         class_agnostic=query_sets[0].get("class_agnostic", False),
     )
 

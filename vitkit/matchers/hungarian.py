@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.matchers.base import Matcher
-from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
+from vitkit.ops.boxes import clamp_sizes, cxcywh_to_xyxy, generalized_box_iou
 from vitkit.registry import MATCHERS
 from vitkit.structures import DetectionTarget, ImageMatches, Matches, describe_image
 
@@ -93,7 +93,8 @@ class HungarianMatcher(Matcher):
         terms = {  # each (L, T, Q)
             "labels": label_costs,
             "l1": (boxes - target_boxes[:, None]).abs().sum(-1),
-            "giou": generalized_box_iou(cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(target_boxes)[:, None]),
+            # Opposite edges may have crossed, if a head predicts a box by its edges.
+            "giou": generalized_box_iou(cxcywh_to_xyxy(clamp_sizes(boxes)), cxcywh_to_xyxy(target_boxes)[:, None]),
         }
         cost = sum(self.weights[name] * term for name, term in terms.items())
         # `forward` recognises an invalid label by its NaN, without another transfer.

@@ -10,12 +10,14 @@ from vitkit.models import (  # noqa: F401
     deformable_detr,
     detr,
     detr_segmentation,
+    dfine,
     dino,
     eomt,
     mask2former,
     maskformer,
     per_pixel,
     rt_detr,
+    rt_detr_v2,
 )
 from vitkit.registry import MODELS, Spec, parameters_of
 from vitkit.seq2seq.vocabulary import Vocabulary

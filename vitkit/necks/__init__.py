@@ -1,5 +1,6 @@
 """Necks, between backbone and head: projections and pyramids."""
 
+from vitkit.necks.dfine_encoder import DFINEEncoder
 from vitkit.necks.hybrid_encoder import HybridEncoder
 from vitkit.necks.pixel_decoders import DeformablePixelDecoder, FPNPixelDecoder, TransformerPixelDecoder
 from vitkit.necks.projection import ChannelProjection
@@ -8,6 +9,7 @@ from vitkit.necks.simple_pyramid import SimpleFeaturePyramid
 
 __all__ = [
     "ChannelProjection",
+    "DFINEEncoder",
     "DeformablePixelDecoder",
     "FPNPixelDecoder",
     "HybridEncoder",

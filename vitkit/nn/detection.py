@@ -32,9 +32,9 @@ def class_head(d_model: int, num_classes: int) -> nn.Linear:
     return head
 
 
-def box_head(d_model: int) -> MLP:
-    """Create a box head that initially predicts the reference itself."""
-    head = MLP((d_model, d_model, d_model, 4))
+def box_head(d_model: int, *, num_outputs: int = 4, activation: str = "relu") -> MLP:
+    """Create a box head that initially predicts zeros, for a refined box the reference itself."""
+    head = MLP((d_model, d_model, d_model, num_outputs), activation)
     nn.init.zeros_(head.layers[-1].weight)
     nn.init.zeros_(head.layers[-1].bias)
     return head

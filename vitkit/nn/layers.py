@@ -33,25 +33,36 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+def check_activation(activation: str) -> str:
+    """Return the name of an activation if it is one of `ACTIVATIONS`, else raise ConfigError."""
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"activation: got {activation!r}; expected one of {', '.join(ACTIVATIONS)}.")
+    return activation
+
+
 class MLP(nn.Module):
-    """Linear layers with ReLU between them.
+    """Linear layers with an activation between them.
 
     Args:
         channels: sizes from input to output; (256, 256, 4) makes two layers.
+        activation: "relu", "gelu" or "silu".
+    Raises:
+        ConfigError: the activation is unknown.
     """
 
-    def __init__(self, channels: tuple[int, ...]):
+    def __init__(self, channels: tuple[int, ...], activation: str = "relu"):
         super().__init__()
+        self.activation = check_activation(activation)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., channels[0]) -> (..., channels[-1])."""
         for layer in self.layers[:-1]:
-            x = F.relu_(layer(x))
+            x = F.relu_(layer(x)) if self.activation == "relu" else ACTIVATIONS[self.activation](layer(x))
         return self.layers[-1](x)
-
-
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
 class FeedForward(nn.Module):
@@ -65,9 +76,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ffn: int, *, dropout: float = 0.0, activation: str = "relu"):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f"activation: got {activation!r}; expected one of {', '.join(ACTIVATIONS)}.")
-        self.activation = activation
+        self.activation = check_activation(activation)
         self.linear1 = Linear(d_model, d_ffn)
         self.linear2 = Linear(d_ffn, d_model)
         self.dropout = dropout

@@ -42,6 +42,8 @@ class QueryHead(nn.Module, ABC):
     queries are made from their boxes."""
     selects_boxes: bool = False
     """Whether the boxes that queries start from are selected from the image."""
+    makes_queries: bool = True
+    """Whether `make_queries` makes further queries; False if contents are those of locations in the image."""
     attends_in_masks: bool = False
     """Whether queries attend within masks, and so read `Queries.masks`."""
     query_outputs: tuple[str, ...]
@@ -67,15 +69,15 @@ class QueryHead(nn.Module, ABC):
             earlier layer, first layer first. `SetCriterion` reads pred_logits and pred_boxes.
         """
 
-    @abstractmethod
     def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
-        """Make queries as the head's own are made.
+        """Make queries as the head's own are made; all heads with `makes_queries` implement it.
 
         Args:
             learned: (B, Q, learned_channels), the learned vector of each query; None if `learned_channels` is 0. Q may
                 differ from `num_queries`.
             boxes: (B, Q, 4) cxcywh in 0..1, for heads that select queries' boxes from the image; None for others.
         """
+        raise NotImplementedError(f"{type(self).__name__}: makes_queries is {self.makes_queries}")
 
     def queries_at(self, content: Tensor, boxes: Tensor) -> Queries:
         """Make queries that start from boxes, for heads whose `reference` is "boxes".

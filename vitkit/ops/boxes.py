@@ -21,6 +21,12 @@ def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
     return box_convert(boxes_xyxy, "xyxy", "cxcywh")
 
 
+def clamp_sizes(boxes_cxcywh: Tensor) -> Tensor:
+    """Return (..., 4) boxes around the same centres whose negative widths and heights are 0."""
+    centre, size = boxes_cxcywh.split(2, dim=-1)
+    return torch.cat([centre, size.clamp(min=0)], dim=-1)
+
+
 def scale_boxes(boxes: Tensor, image_sizes: Sequence[tuple[int, int]] | Tensor) -> Tensor:
     """Scale relative boxes to pixels, by the size of their image.
 

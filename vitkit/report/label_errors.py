@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.io.output import write_text
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.label_errors import LabelError, corrections, detected_share, find_label_errors
 from vitkit.report.elements import data_block, section, table, warning
@@ -82,7 +83,7 @@ def write_label_errors(
         text = "The model was trained on these labels and may have learned their errors: it will find fewer of them."
         parts.insert(0, warning(text))
     write_page(path, title, parts, {**(facts or {}), "data": describe_data(evaluator)})
-    list_file.write_text(json.dumps(entries, indent=1, ensure_ascii=False), encoding="utf-8")
+    write_text(list_file, json.dumps(entries, indent=1, ensure_ascii=False))
     return errors, list_file
 
 

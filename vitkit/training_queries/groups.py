@@ -20,13 +20,14 @@ class QueryGroups(TrainingQueriesBase):
         head: the head whose queries the others are like.
         groups: number of groups, one of which are the head's own queries.
     Raises:
-        ConfigError: there are fewer than two groups.
+        ConfigError: there are fewer than two groups, or the head makes no further queries.
     """
 
     key = "groups"
 
     def __init__(self, head: QueryHead, num_classes: int, *, groups: int):
         super().__init__()
+        _check_makes_queries(self, head)
         if groups < 2:
             raise ConfigError(f"groups={groups}: expected at least 2, one of which is the queries that predict.")
         count = (groups - 1) * head.num_queries
@@ -53,13 +54,14 @@ class OneToManyQueries(TrainingQueriesBase):
         num_queries: number of queries.
         repeats: number of queries that each target is matched to, a divisor of `num_queries`.
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or the head makes no further queries.
     """
 
     key = "one_to_many"
 
     def __init__(self, head: QueryHead, num_classes: int, *, num_queries: int, repeats: int = 6):
         super().__init__()
+        _check_makes_queries(self, head)
         if num_queries < 1 or repeats < 1:
             raise ConfigError(f"num_queries={num_queries}, repeats={repeats}: expected at least 1.")
         if num_queries % repeats:
@@ -76,3 +78,11 @@ class OneToManyQueries(TrainingQueriesBase):
         """See `TrainingQueriesBase`."""
         learned = None if self.embed is None else self.embed.weight.expand(len(targets), -1, -1)
         return [QuerySet("many", head.make_queries(learned, selected), repeats=self.repeats)]
+
+
+def _check_makes_queries(kind: TrainingQueriesBase, head: QueryHead) -> None:
+    if not head.makes_queries:
+        raise ConfigError(
+            f"{type(kind).__name__} needs a head that can make further queries, unlike {type(head).__name__}, whose "
+            "queries are locations of the image. Leave it out, or choose another head."
+        )

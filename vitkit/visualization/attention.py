@@ -169,9 +169,9 @@ class QueryLayer(NamedTuple):
     """Where one query samples the image in one decoder layer. Points and boxes are relative to the un-padded image."""
 
     locations: Tensor
-    """(heads, levels, points, 2) xy of the sampling points, with levels from fine to coarse."""
+    """(heads, groups, points, 2) xy of the sampling points, with levels from fine to coarse."""
     weights: Tensor
-    """(heads, levels, points) attention weights in 0..1, which sum to 1 for each head."""
+    """(heads, groups, points) attention weights in 0..1, which sum to 1 for each head."""
     reference: Tensor
     """(2,) xy or (4,) cxcywh, the reference of the sampling offsets."""
     box_cxcywh: Tensor
@@ -180,6 +180,8 @@ class QueryLayer(NamedTuple):
     """Name of the class predicted after the layer."""
     score: float
     """Score of that class, in 0..1."""
+    levels: Sequence[int]
+    """The level of each group of points."""
 
 
 def draw_sampling_points(
@@ -200,9 +202,9 @@ def draw_sampling_points(
     """
     canvas, _ = scaled(image)
     height, width = canvas.shape[:2]
-    columns = {f"level {level} (stride {stride})": slice(level, level + 1) for level, stride in enumerate(strides)}
+    columns = {f"level {level} (stride {stride})": [level] for level, stride in enumerate(strides)}
     if len(strides) > 1:
-        columns["all levels"] = slice(None)
+        columns["all levels"] = list(range(len(strides)))
     norm = Normalize(0, max(float(layer.weights.max()) for layer in layers))
     faded = (255 - (255 - canvas.astype(np.float32)) * 0.6).astype(np.uint8)
     panel_width = 2.6
@@ -336,13 +338,14 @@ def _draw_box(panel: Axes, box_xyxy: Tensor, color: object, style: str = "-") ->
     panel.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, color=color, linewidth=2, linestyle=style))
 
 
-def _draw_query(panel: Axes, layer: QueryLayer, levels: slice, *, norm: Normalize) -> object:
+def _draw_query(panel: Axes, layer: QueryLayer, levels: list[int], *, norm: Normalize) -> object:
     """Draw a layer's sampling points on the chosen levels, its reference and its box; return the dots."""
     height, width = panel.get_ylim()[0], panel.get_xlim()[1]
     size = torch.tensor([width, height])
-    weights = layer.weights[:, levels].flatten()
+    groups = [group for group, level in enumerate(layer.levels) if level in levels]
+    weights = layer.weights[:, groups].flatten()
     order = weights.argsort()  # the largest on top
-    locations = layer.locations[:, levels].reshape(-1, 2)[order] * size
+    locations = layer.locations[:, groups].reshape(-1, 2)[order] * size
     style = dict(s=14, cmap="turbo", norm=norm, edgecolors="black", linewidths=0.3)
     dots = panel.scatter(*locations.T, c=weights[order], **style)
     boxes = [(layer.box_cxcywh, "limegreen", "-")]

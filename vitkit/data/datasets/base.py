@@ -16,6 +16,7 @@ from vitkit.data.transforms.annotated_image import (
     Transforms,
     build_transforms,
 )
+from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols import Dataset
@@ -42,15 +43,28 @@ class BaseImageDataset(Dataset):
     chosen_indices: Sequence[int] | None = None
     """Indices of the images that are trained on; `DataSettings.dataset` sets them for a `fraction`. None: all."""
 
+    transforms_by_epoch: TransformsByEpoch | None = None
+    """The transforms of all epochs, if they differ; `transforms` are then those of one epoch."""
+
     def __init__(self, transforms: Spec | Transforms | None):
         self.transforms = build_transforms(transforms)
-        if isinstance(self.transforms, MixesImages):
-            if not isinstance(self, ImageSource):
-                raise ConfigError(
-                    f"dataset {type(self).__name__}: {type(self.transforms).__name__} needs images with boxes, "
-                    "such as those of CocoDetection. Leave it out, and set only its `transforms`."
-                )
-            self.transforms.check_source(self)
+        stages = [self.transforms]
+        if isinstance(self.transforms, TransformsByEpoch):
+            self.transforms_by_epoch, stages = self.transforms, self.transforms.stages
+            self.set_epoch(0)
+        for stage in stages:
+            if isinstance(stage, MixesImages):
+                if not isinstance(self, ImageSource):
+                    raise ConfigError(
+                        f"dataset {type(self).__name__}: {type(stage).__name__} needs images with boxes, "
+                        "such as those of CocoDetection. Leave it out, and set only its `transforms`."
+                    )
+                stage.check_source(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Dataset`."""
+        if self.transforms_by_epoch is not None:
+            self.transforms = self.transforms_by_epoch.at(epoch)
 
     def __len__(self) -> int:
         return len(self.image_ids)

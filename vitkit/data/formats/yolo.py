@@ -228,6 +228,7 @@ class _Reader:
         if label not in self.names:
             self.names[label] = f"class_{label}"
             self.data.categories.append({"id": label, "name": self.names[label]})
+        _check_fractions(values if len(values) > 5 else values[:4], context)
         width, height = image["width"], image["height"]
         if len(values) <= 5:  # the fifth is a confidence
             center_x, center_y, box_width, box_height = values[:4]
@@ -254,9 +255,12 @@ def _numbers(tokens: Sequence[str], context: str) -> tuple[int, list[float]]:
     if not label.is_integer() or not 0 <= label < 2**31 or len(values) < 4 or not all(map(math.isfinite, values)):
         expected = "`CLASS CX CY W H`, or `CLASS X Y X Y X Y ...`"
         raise DataError(f"{context}: got {len(values)} numbers after the class; expected {expected}. Correct the line.")
-    if max(map(abs, values[:4])) > _LARGEST_FRACTION:
-        raise DataError(
-            f"{context}: {max(values[:4], key=abs):g} is not a fraction of the image. Are these pixels? YOLO's boxes "
-            "are `CX CY W H`, divided by the image's width and height."
-        )
     return int(label), values
+
+
+def _check_fractions(values: Sequence[float], context: str) -> None:
+    if max(map(abs, values)) > _LARGEST_FRACTION:
+        raise DataError(
+            f"{context}: {max(values, key=abs):g} is not a fraction of the image. Are these pixels? YOLO's numbers are "
+            "divided by the image's width and height."
+        )

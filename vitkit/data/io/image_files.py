@@ -235,31 +235,26 @@ def check_inside(folder: str | Path, names: Iterable[str], context: str, *, allo
     """
     if allow_outside:
         return
-    root = os.path.normpath(os.path.abspath(folder))
     for name in names:
         # Nearly all names pass this test, which is the faster one.
-        if ".." not in name and not os.path.isabs(name) and ":" not in name:
-            continue
-        path = Path(os.path.normpath(os.path.join(root, name)))
-        if not path.is_relative_to(root):
-            raise DataError(
-                f"{context}: file_name '{name}' lies outside the folder '{folder}'. Files are read from that folder "
-                "only; give the folder that they all lie in, or set allow_outside=true for this dataset, if you trust "
-                "the annotation file."
-            )
+        if ".." in name or "\0" in name or ":" in name or os.path.isabs(name):
+            path_inside(folder, name, context, "set allow_outside=true if you trust the file")
 
 
-def path_inside(folder: Path, name: str, context: str) -> Path:
-    """Return the path of a file below a folder.
+def path_inside(folder: str | Path, name: str, context: str, alternative: str = "correct the name") -> Path:
+    """Return the path of a file below a folder; arguments as in `check_inside`.
 
+    Args:
+        alternative: what else the user can do, for the error message.
     Raises:
-        DataError: the name is absolute and elsewhere, or leads upwards out of the folder.
+        DataError: the name is absolute and elsewhere, leads upwards out of the folder, or is no name of a file.
     """
-    path = Path(os.path.normpath(os.path.join(os.path.abspath(folder), name)))
-    if "\0" in name or not path.is_relative_to(os.path.normpath(os.path.abspath(folder))):
+    root = os.path.normpath(os.path.abspath(folder))
+    path = Path(os.path.normpath(os.path.join(root, name)))
+    if "\0" in name or not path.is_relative_to(root):
         raise DataError(
-            f"{context}: file_name {name!r:.300} lies outside the folder '{folder}'. Give the folder of the images "
-            "that holds them all."
+            f"{context}: file_name {name!r:.300} lies outside the folder '{folder}', and only files in it are read. "
+            f"Give the folder that holds them all, or {alternative}."
         )
     return path
 

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.io.image_files import MAX_PIXELS
+from vitkit.data.loading.batch_augmentation import BatchAugmentation, MixupOptions, SquareOptions
 from vitkit.data.loading.collate import collate
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
@@ -72,6 +73,12 @@ class DataSettings:
     classes occur equally often (see vitkit.data.loading.image_weights); None: every image once."""
     repeat_threshold: float = 0.001
     """For "repeat_factor": the fraction of images below which a class is rare."""
+    squares: SquareOptions | None = None
+    """Squash the images of each training batch to a square of one size: a dict with the `sizes` to draw from, and for
+    the last epochs `until_epoch` and `final_size` (see vitkit.data.loading.batch_augmentation). None: images keep the
+    sizes of their transforms, and are padded."""
+    mixup: MixupOptions | None = None
+    """Mix the squares of training batches in pairs: a dict with `probability`, `share`, `from_epoch`, `until_epoch`."""
     max_image_pixels: int = MAX_PIXELS
     """Largest width x height of an image file; larger ones, perhaps built to exhaust the memory, are not decoded."""
     channels: int | None = None
@@ -94,6 +101,9 @@ class DataSettings:
             raise ConfigError("data.sampler: only images have one; leave it out with data.tokens_per_gpu.")
         if self.tokens_per_gpu is not None and self.tokens_per_gpu < 1:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
+        if self.tokens_per_gpu is not None and self.squares is not None:
+            raise ConfigError("data.squares: only images have them; leave them out with data.tokens_per_gpu.")
+        BatchAugmentation(self.squares, self.mixup)  # checks the options
 
     def evaluated(self, split: Split = "val") -> Dataset:
         """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
@@ -124,6 +134,11 @@ class DataSettings:
             if not isinstance(dataset, BaseImageDataset):
                 raise ConfigError(f"{key}.fraction: only images and videos have one, not {type(dataset).__name__}.")
             dataset.chosen_indices = choose_fraction(len(dataset), fraction)
+        if split != "train" and isinstance(dataset, BaseImageDataset) and dataset.transforms_by_epoch is not None:
+            raise ConfigError(
+                f"{key}.transforms: TransformsByEpoch is for training; results of all epochs are compared. Use it only "
+                "in data.train; use EvalResize here."
+            )
         if split != "train" and isinstance(dataset, BaseImageDataset) and isinstance(dataset.transforms, MixesImages):
             raise ConfigError(
                 f"{key}.transforms: {type(dataset.transforms).__name__} combines images, while results are compared "
@@ -171,7 +186,11 @@ class DataSettings:
         if self.aspect_ratio_grouping and (aspect_ratios := dataset.aspect_ratios()) is not None:
             groups = (aspect_ratios >= 1).astype(np.int64)
         sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
-        return BatchLoader(dataset, TrainBatches(len(dataset), seed=seed, **sizes, **ranks), self, training=True)
+        augment = None
+        if self.squares is not None:
+            augment = BatchAugmentation(self.squares, self.mixup, seed=seed, rank=current_rank())
+        batches = TrainBatches(len(dataset), seed=seed, **sizes, **ranks)
+        return BatchLoader(dataset, batches, self, training=True, augment=augment)
 
     def val_loader(self, dataset: Dataset) -> "BatchLoader":
         """Return batches that cover every validation image exactly once over all ranks; raises like `train_loader`."""
@@ -243,7 +262,9 @@ class BatchLoader:
         dataset: `dataset[(index, seed)]` returns a sample; if it has a `collate` of its own, that joins the samples.
         batches: indices and seeds of the samples of each batch.
         settings: workers, memory and what to do with unusable files.
-        training: keep the workers between epochs, and replace samples if `settings.on_error` is "skip".
+        training: keep the workers between epochs, tell the dataset the epoch, and replace samples if
+            `settings.on_error` is "skip".
+        augment: augments the samples of a batch together; None: it does not.
     """
 
     def __init__(
@@ -253,6 +274,7 @@ class BatchLoader:
         settings: DataSettings,
         *,
         training: bool,
+        augment: BatchAugmentation | None = None,
     ):
         self.dataset = dataset
         self.batches = batches
@@ -263,8 +285,8 @@ class BatchLoader:
         self._named: dict[str, set[str]] = {"skipped": set(), "padded": set()}
         has_workers = settings.num_workers > 0
         self._loader = DataLoader(
-            _BatchedDataset(dataset, skip_errors=training and settings.on_error == "skip"),
-            batch_sampler=batches,
+            _BatchedDataset(dataset, skip_errors=training and settings.on_error == "skip", augment=augment),
+            batch_sampler=_Requests(batches, with_epochs=training),
             collate_fn=_identity,
             num_workers=settings.num_workers,
             pin_memory=torch.accelerator.is_available() if settings.pin_memory is None else settings.pin_memory,
@@ -320,21 +342,52 @@ class BatchLoader:
         self.batches.set_position(epoch, batch)
 
 
-class _BatchedDataset:
-    """Loads and collates a complete batch in the worker."""
+class _Request(NamedTuple):
+    """What a worker is asked to load: the samples of one batch."""
 
-    def __init__(self, dataset: Any, *, skip_errors: bool):
+    samples: list[SeededIndex]
+    epoch: int | None
+    """None: the batch is for evaluation."""
+    number: int
+    """Number of the batch in its epoch."""
+
+
+class _Requests:
+    """The batches as requests; workers that stay between epochs learn the epoch from them."""
+
+    def __init__(self, batches: TrainBatches | EvalBatches | TokenBatches, *, with_epochs: bool):
+        self.batches = batches
+        self.with_epochs = with_epochs
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[_Request]:
+        epoch, first = (self.batches.epoch, self.batches.first_batch) if self.with_epochs else (None, 0)
+        for number, samples in enumerate(self.batches, start=first):
+            yield _Request(samples, epoch, number)
+
+
+class _BatchedDataset:
+    """Loads, augments and collates a complete batch in the worker."""
+
+    def __init__(self, dataset: Any, *, skip_errors: bool, augment: BatchAugmentation | None):
         self.dataset = dataset
         self.skip_errors = skip_errors
+        self.augment = augment
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, indices: Sequence[SeededIndex]) -> tuple[Batch, list[str]] | VitkitError:
+    def __getitems__(self, request: _Request) -> tuple[Batch, list[str]] | VitkitError:
         """Return a batch with the messages of skipped samples, or the error if a sample cannot be loaded."""
         errors: list[str] = []
+        if request.epoch is not None:
+            self.dataset.set_epoch(request.epoch)
         try:
-            samples = [self._sample(index, errors) for index in indices]
+            samples = [self._sample(index, errors) for index in request.samples]
+            if self.augment is not None:
+                samples = self.augment(samples, request.epoch, request.number)
         except VitkitError as error:
             # If it were raised in a worker, the user would only see it as text within a traceback.
             return error

@@ -105,12 +105,17 @@ class _CropAndResize(A.DualTransform):
 
 def _pad(image: np.ndarray, crop: Crop, value: int) -> np.ndarray:
     bottom, right = crop.padded_size[0] - crop.size[0], crop.padded_size[1] - crop.size[1]
-    if not bottom and not right:
-        return image
+    return pad_image(image, (0, 0, right, bottom), value) if bottom or right else image
+
+
+def pad_image(image: np.ndarray, margins: tuple[int, int, int, int], value: int) -> np.ndarray:
+    """Add margins (left, top, right, bottom) to an image, mask or segment map; for `value`, see `pad_value_of`."""
+    left, top, right, bottom = margins
     if image.ndim == 2 or image.dtype == np.uint8:
-        return cv2.copyMakeBorder(image, 0, bottom, 0, right, cv2.BORDER_CONSTANT, value=(value,) * 3)
-    padded = np.full((*crop.padded_size, image.shape[2]), pad_value_of(image, value), image.dtype)
-    padded[: crop.size[0], : crop.size[1]] = image
+        return cv2.copyMakeBorder(image, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(value,) * 3)
+    height, width, channels = image.shape
+    padded = np.full((top + height + bottom, left + width + right, channels), pad_value_of(image, value), image.dtype)
+    padded[top : top + height, left : left + width] = image
     return padded
 
 

@@ -11,6 +11,7 @@ from albumentations.core.type_definitions import Targets
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.color_distortion import ColorDistortion
 from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resize_antialiased, resized_size
+from vitkit.data.transforms.ssd import PhotometricDistort, RandomIoUCrop, RandomZoomOut
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import TRANSFORMS, check_names, nearest
 
@@ -18,6 +19,10 @@ from vitkit.registry import TRANSFORMS, check_names, nearest
 _MIN_BOX_SIDE = 1e-3
 _GIVEN_TARGETS = {"image", "mask", "masks", "bboxes"}
 """The inputs that a transform may request; transforms of several images request others, under names of their own."""
+_OUR_TRANSFORMS = {
+    each.__name__: each for each in (MultiScaleCrop, ColorDistortion, RandomZoomOut, RandomIoUCrop, PhotometricDistort)
+}
+"""The albumentations of this package, which a config names like the library's."""
 
 
 class _Pipeline:
@@ -240,21 +245,39 @@ class EvalResize:
         short_side, max_size: sizes of the result, in pixels; see `resized_size`. If both are equal, an image is fitted
             into a square; max_size=None means no bound.
         rounding: "detr" rounds as DETR does; "nearest" rounds both sides to the nearest pixel, as EoMT does.
+        size: (height, width) of every result, whatever the proportions of the image, in place of the arguments above;
+            None: the proportions are kept.
     Raises:
-        ConfigError: `rounding` is unknown.
+        ConfigError: `rounding` is unknown, or `size` is not positive or is combined with other arguments.
     """
 
     def __init__(
-        self, *, short_side: int = 800, max_size: int | None = 1333, rounding: Literal["detr", "nearest"] = "detr"
+        self,
+        *,
+        short_side: int = 800,
+        max_size: int | None = 1333,
+        rounding: Literal["detr", "nearest"] = "detr",
+        size: tuple[int, int] | None = None,
     ):
         if rounding not in ("detr", "nearest"):
             raise ConfigError(f"EvalResize: rounding is {rounding!r}; expected 'detr' or 'nearest'.")
+        if size is not None and (len(size) != 2 or min(size) < 1):
+            raise ConfigError(f"EvalResize: size is {size}; expected (height, width), at least 1 pixel each.")
+        if size is not None and (short_side, max_size, rounding) != (800, 1333, "detr"):
+            raise ConfigError(
+                f"EvalResize: size={tuple(size)} resizes every image to this height and width, so "
+                f"short_side={short_side}, max_size={max_size} and rounding={rounding!r} have no effect. Set size=None "
+                "to keep an image's proportions, or leave the others out."
+            )
         self.short_side = short_side
         self.max_size = max_size
         self.rounding = rounding
+        self.size = None if size is None else tuple(size)
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width that an image is resized to."""
+        if self.size is not None:
+            return self.size
         if self.rounding == "detr":
             return resized_size(height, width, short_side=self.short_side, max_size=self.max_size)
         scale = self.short_side / min(height, width)
@@ -277,8 +300,8 @@ class ComposedTransforms(_Pipeline):
 
     Args:
         transforms: a list of `dict(type=NAME, **arguments)`, where NAME is a class of albumentations
-            (https://explore.albumentations.ai), "MultiScaleCrop" or "ColorDistortion"; groups such as OneOf take
-            `transforms` themselves.
+            (https://explore.albumentations.ai) or of vitkit: "MultiScaleCrop", "ColorDistortion", "RandomZoomOut",
+            "RandomIoUCrop", "PhotometricDistort"; groups such as OneOf take `transforms` themselves.
         min_visible: an object is removed if a crop leaves a smaller fraction of its box than this.
         min_box_side: an object is removed if its box is narrower or lower than this many pixels of the result.
     Raises:
@@ -307,7 +330,7 @@ def _build_albumentation(spec: Any, context: str) -> A.BasicTransform | A.BaseCo
         for name, value in vars(A).items()
         if isinstance(value, type) and issubclass(value, A.BasicTransform | A.BaseCompose)
     }
-    constructors |= {"MultiScaleCrop": MultiScaleCrop, "ColorDistortion": ColorDistortion}
+    constructors |= _OUR_TRANSFORMS
     if not isinstance(spec, dict) or not isinstance(spec.get("type"), str) or spec["type"] not in constructors:
         name = spec.get("type") if isinstance(spec, dict) else spec
         raise ConfigError(f"{context}: unknown transform {name!r}. {nearest(str(name), constructors)}")

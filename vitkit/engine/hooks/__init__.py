@@ -1,24 +1,27 @@
 """Hooks, which report and protect a run: they are called at fixed points of the loop, and users can add their own."""
 
+from collections.abc import Sequence
+
 from vitkit.engine.contracts import check_hook
 from vitkit.engine.hooks.annealing import MaskAnnealing
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
+from vitkit.engine.hooks.pausing import EndAfter
 from vitkit.engine.hooks.sampling import ScheduledSampling
 from vitkit.engine.hooks.saving import BestMetric, Interrupted, Saving, Signals
 from vitkit.engine.run import Hook
 from vitkit.engine.settings import TrainSettings
 from vitkit.registry import HOOKS
 
-__all__ = ["Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "default_hooks"]
+__all__ = ["EndAfter", "Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "default_hooks"]
 
 
-def default_hooks(settings: TrainSettings) -> list[Hook]:
-    """Return the hooks of a run, including the user's, in the order in which they are called.
+def default_hooks(settings: TrainSettings, added: Sequence[Hook] = ()) -> list[Hook]:
+    """Return the hooks of a run, including the config's and those `added`, in the order in which they are called.
 
     Raises:
         ConfigError: one of the user's lacks the base, or a method does not take the arguments that it is called with.
     """
-    user_hooks = [HOOKS.build(spec) for spec in settings.hooks]
+    user_hooks = [*(HOOKS.build(spec) for spec in settings.hooks), *added]
     for hook in user_hooks:
         check_hook(hook)
     return [BestMetric(), ProgressLog(), TensorBoard(), *user_hooks, Saving(), Signals()]

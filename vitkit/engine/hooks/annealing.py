@@ -63,8 +63,11 @@ class MaskAnnealing(Hook):
                 f"train.hooks: MaskAnnealing: start_steps and end_steps are for {len(self.start_steps)} blocks, but "
                 f"model.num_blocks={model.num_blocks}. Expected one of each per block."
             )
-        self._set(run)
         yield
+
+    def before_epoch(self, run: TrainRun) -> None:
+        """Set the mask probabilities for the first step."""
+        self._set(run)
 
     def after_step(self, run: TrainRun, decision: Decision) -> None:
         """Set the mask probabilities for the next step."""

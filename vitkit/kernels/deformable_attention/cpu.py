@@ -5,10 +5,12 @@ corners of the cell around it, and computes their weighted sum: `embedding_bag`.
 the weights are products of the same pairs of rows (`sampled_addmm`), and the gradient of the values is another bag, of
 the queries that read each row.
 
-Shapes: L queries, N = heads * levels * points samples of a query, d channels per head, R = S * heads table rows.
+Shapes: L queries, N = heads * groups * points samples of a query, d channels per head, R = S * heads table rows.
 """
 
+import itertools
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,15 +21,17 @@ CHUNK = 1 << 18
 """Number of samples processed at a time: few enough for a processor's cache, enough for its threads."""
 
 
-def deformable_attend(values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
+def deformable_attend(
+    values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor, levels: Sequence[int]
+) -> Tensor:
     """Sum sampled values by embedding bags."""
     heads, channels = values.shape[2:]
     tables = _tables(values)
-    levels = _Levels.of(shapes, weights, tables.dtype)
+    groups = _Groups.of(shapes, levels, weights, tables.dtype)
     output = values.new_empty(*weights.shape[:2], heads * channels)
     for image, table in enumerate(tables):
         for chunk in _chunks(weights):
-            samples = _Samples.of(locations[image, chunk], weights[image, chunk], levels)
+            samples = _Samples.of(locations[image, chunk], weights[image, chunk], groups)
             rows, shares = samples.corner_rows(), samples.corner_shares()
             bounds = _equal_bounds(rows)
             output[image, chunk] = _embedding_bag(table, rows.flatten(), bounds, shares.flatten()).view(
@@ -37,7 +41,12 @@ def deformable_attend(values: Tensor, shapes: list[tuple[int, int]], locations: 
 
 
 def deformable_attend_backward(
-    grad: Tensor, values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor
+    grad: Tensor,
+    values: Tensor,
+    shapes: list[tuple[int, int]],
+    locations: Tensor,
+    weights: Tensor,
+    levels: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of values, locations and weights.
 
@@ -46,7 +55,7 @@ def deformable_attend_backward(
     """
     heads, channels = values.shape[2:]
     tables = _tables(values)
-    levels = _Levels.of(shapes, weights, tables.dtype)
+    groups = _Groups.of(shapes, levels, weights, tables.dtype)
     grad_tables = torch.zeros_like(tables)
     grad_locations = torch.empty_like(locations, memory_format=torch.contiguous_format)
     grad_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
@@ -55,14 +64,14 @@ def deformable_attend_backward(
     for image, table in enumerate(tables):
         grad_rows = grad[image].to(tables.dtype).reshape(-1, channels)
         for chunk in _chunks(weights):
-            samples = _Samples.of(locations[image, chunk], weights[image, chunk], levels)
+            samples = _Samples.of(locations[image, chunk], weights[image, chunk], groups)
             queries = grad_rows[chunk.start * heads : chunk.stop * heads]
             by_location, by_weight = samples.gradients(_multiply_rows(queries, table, samples.corner_rows()))
             grad_locations[image, chunk] = by_location.view_as(grad_locations[image, chunk])
             grad_weights[image, chunk] = by_weight.view_as(grad_weights[image, chunk])
             rows[chunk] = samples.rows.view_as(rows[chunk])
             shares[chunk] = samples.corner_shares().view_as(shares[chunk])
-        _add_value_gradients(grad_tables[image], grad_rows, rows, shares, shapes)
+        _add_value_gradients(grad_tables[image], grad_rows, rows, shares, shapes, levels)
     return grad_tables.view_as(values).to(values.dtype), grad_locations, grad_weights
 
 
@@ -78,34 +87,34 @@ def _chunks(weights: Tensor) -> list[slice]:
     return [slice(start, min(start + step, queries)) for start in range(0, queries, step)]
 
 
-class _Levels(NamedTuple):
-    """Properties of the level of each of a query's samples."""
+class _Groups(NamedTuple):
+    """Properties of the map that each of a query's samples reads."""
 
     sizes: Tensor
     """(2, 1, N) width and height."""
     last_cell: Tensor
     """(2, 1, N) column and row of the last cell with all four corners inside the map."""
     has_far: Tensor
-    """(2, 1, N) 1, or 0 if a level is only one pixel wide or high, so that a cell has no right or lower corner."""
+    """(2, 1, N) 1, or 0 if a map is only one pixel wide or high, so that a cell has no right or lower corner."""
     first_row: Tensor
-    """(N,) int32, table row of the level's first pixel."""
+    """(N,) int32, table row of the map's first pixel."""
     steps: Tensor
     """(2, N) int32, table rows to the next pixel to the right and below; 0 if there is none."""
     corner_steps: Tensor
-    """(4, levels * points) int32, table rows from a cell's first corner to each corner."""
+    """(4, groups * points) int32, table rows from a cell's first corner to each corner."""
 
     @classmethod
-    def of(cls, shapes: list[tuple[int, int]], weights: Tensor, dtype: torch.dtype) -> "_Levels":
+    def of(cls, shapes: list[tuple[int, int]], levels: Sequence[int], weights: Tensor, dtype: torch.dtype) -> "_Groups":
         """Compute everything that does not depend on the locations."""
-        heads, levels, points = weights.shape[2:]
-        heights, widths = torch.tensor(shapes, dtype=torch.int32).T
-        areas = heights * widths
-        first_row = (areas.cumsum(0) - areas) * heads + torch.arange(heads)[:, None]
+        heads, groups, points = weights.shape[2:]
+        heights, widths = torch.tensor([shapes[level] for level in levels], dtype=torch.int32).T
+        first_pixels = torch.tensor(_first_pixels(shapes))[levels]
+        first_row = first_pixels * heads + torch.arange(heads)[:, None]
         sizes = torch.stack((widths, heights))
         right, down = (widths > 1) * heads, (heights > 1) * widths * heads
 
         def per_sample(x: Tensor) -> Tensor:
-            return x[..., None, :, None].expand(*x.shape[:-1], heads, levels, points).flatten(-3)
+            return x[..., None, :, None].expand(*x.shape[:-1], heads, groups, points).flatten(-3)
 
         return cls(
             sizes=per_sample(sizes)[:, None].to(dtype),
@@ -131,30 +140,30 @@ class _Samples(NamedTuple):
     """(2, L, N) weight of the right and the lower corners."""
     weights: Tensor
     """(L, N), attention weight of each sample."""
-    levels: _Levels
+    groups: _Groups
 
     @classmethod
-    def of(cls, locations: Tensor, weights: Tensor, levels: _Levels) -> "_Samples":
+    def of(cls, locations: Tensor, weights: Tensor, groups: _Groups) -> "_Samples":
         """Compute the cell of each sample, and the weights of its corners."""
-        dtype = levels.sizes.dtype
+        dtype = groups.sizes.dtype
         pixels = locations.flatten(1, -2).movedim(-1, 0).to(dtype).contiguous()
-        pixels = (pixels * levels.sizes).sub_(0.5)
-        cells = torch.clamp(pixels, torch.zeros_like(levels.last_cell), levels.last_cell).floor_()
+        pixels = (pixels * groups.sizes).sub_(0.5)
+        cells = torch.clamp(pixels, torch.zeros_like(groups.last_cell), groups.last_cell).floor_()
         offsets = pixels.sub_(cells)
         # A location that is not a number must result in nan, but not in a row outside the table.
         x, y = cells.int().clamp_(min=0)
-        rows = torch.addcmul(levels.first_row, x, levels.steps[0]).addcmul_(y, levels.steps[1])
+        rows = torch.addcmul(groups.first_row, x, groups.steps[0]).addcmul_(y, groups.steps[1])
         near = offsets.abs().neg_().add_(1).clamp_(min=0)
-        far = (offsets - 1).abs_().neg_().add_(1).clamp_(min=0).mul_(levels.has_far)
-        return cls(rows, offsets, near, far, weights.flatten(1).to(dtype), levels)
+        far = (offsets - 1).abs_().neg_().add_(1).clamp_(min=0).mul_(groups.has_far)
+        return cls(rows, offsets, near, far, weights.flatten(1).to(dtype), groups)
 
     def corner_rows(self) -> Tensor:
-        """Return the table rows of the corners, (L * heads, 4, levels * points) int32."""
-        return self._by_head(self.rows)[:, None] + self.levels.corner_steps
+        """Return the table rows of the corners, (L * heads, 4, groups * points) int32."""
+        return self._by_head(self.rows)[:, None] + self.groups.corner_steps
 
     def corner_shares(self) -> Tensor:
-        """Return the weights of the corners times the attention weights, (L * heads, 4, levels * points)."""
-        samples = self.levels.corner_steps.shape[1]
+        """Return the weights of the corners times the attention weights, (L * heads, 4, groups * points)."""
+        samples = self.groups.corner_steps.shape[1]
         corners = self.weights.new_empty(self.weights.numel() // samples, 4, samples)
         upper, lower = self.weights * self.near[1], self.weights * self.far[1]
         pairs = ((upper, self.near[0]), (upper, self.far[0]), (lower, self.near[0]), (lower, self.far[0]))
@@ -166,7 +175,7 @@ class _Samples(NamedTuple):
         """Return the gradients of the locations, (L, N, 2), and of the weights, (L, N).
 
         Args:
-            products: (L * heads, 4, levels * points), products of the corners' rows with the output's gradient.
+            products: (L * heads, 4, groups * points), products of the corners' rows with the output's gradient.
         """
         near_x, near_y, far_x, far_y = (self._by_head(x) for x in (*self.near, *self.far))
         upper_left, upper_right, lower_left, lower_right = products.unbind(1)
@@ -179,18 +188,18 @@ class _Samples(NamedTuple):
         for axis, (near, far) in enumerate(((left, right), (upper, lower))):
             near_slope, far_slope = self._slopes(axis)
             slope = torch.addcmul(near.view_as(near_slope) * near_slope, far.view_as(far_slope), far_slope)
-            torch.mul(slope.mul_(self.weights), self.levels.sizes[axis], out=by_location[..., axis])
+            torch.mul(slope.mul_(self.weights), self.groups.sizes[axis], out=by_location[..., axis])
         return by_location, by_weight.view_as(self.weights)
 
     def _slopes(self, axis: int) -> tuple[Tensor, Tensor]:
         """Return the derivatives of near and far by the offset, (L, N) each; right-hand ones at a kink."""
         unit = self.offsets[axis].floor()
         before, within, after = ((unit == k).to(unit.dtype) for k in (-1, 0, 1))
-        return before.sub_(within), within.sub(after).mul_(self.levels.has_far[axis])
+        return before.sub_(within), within.sub(after).mul_(self.groups.has_far[axis])
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """Reshape (L, N) to (L * heads, levels * points)."""
-        return x.view(-1, self.levels.corner_steps.shape[1])
+        """Reshape (L, N) to (L * heads, groups * points)."""
+        return x.view(-1, self.groups.corner_steps.shape[1])
 
 
 def _multiply_rows(queries: Tensor, table: Tensor, rows: Tensor) -> Tensor:
@@ -219,32 +228,42 @@ def _multiply_rows(queries: Tensor, table: Tensor, rows: Tensor) -> Tensor:
 
 
 def _add_value_gradients(
-    grad_table: Tensor, grad_rows: Tensor, rows: Tensor, shares: Tensor, shapes: list[tuple[int, int]]
+    grad_table: Tensor,
+    grad_rows: Tensor,
+    rows: Tensor,
+    shares: Tensor,
+    shapes: list[tuple[int, int]],
+    levels: Sequence[int],
 ) -> None:
     """Add to each row of the table the weighted gradients of the queries that read it.
 
     Args:
         grad_table: (R, d), changed in place.
         grad_rows: (L * heads, d), gradients of the queries.
-        rows: (L, heads, levels, points) int32, table row of each cell's first corner.
-        shares: (L, heads, 4, levels, points), weights of the corners.
+        rows: (L, heads, groups, points) int32, table row of each cell's first corner.
+        shares: (L, heads, 4, groups, points), weights of the corners.
     """
     heads, points = rows.shape[1], rows.shape[3]
-    start = 0
-    for level, (height, width) in enumerate(shapes):
-        count = height * width * heads
+    first_pixels = _first_pixels(shapes)
+    for group, level in enumerate(levels):
+        height, width = shapes[level]
+        start, count = first_pixels[level] * heads, height * width * heads
         # One sort serves a cell's four corners, since the same queries read them: the sums for a corner are those of
         # the cells, moved by a number of rows.
-        sorted_rows, order = (rows[:, :, level] - start).flatten().sort()
+        sorted_rows, order = (rows[:, :, group] - start).flatten().sort()
         bounds = torch.searchsorted(sorted_rows, torch.arange(count + 1, dtype=torch.int32), out_int32=True)
         order = order.int()
         readers = order // points
         target = grad_table[start : start + count]
         right, down = (width > 1) * heads, (height > 1) * width * heads
         for corner, step in enumerate((0, right, down, right + down)):
-            corner_shares = shares[:, :, corner, level].flatten().index_select(0, order)
+            corner_shares = shares[:, :, corner, group].flatten().index_select(0, order)
             target[step:] += _embedding_bag(grad_rows, readers, bounds, corner_shares)[: count - step]
-        start += count
+
+
+def _first_pixels(shapes: list[tuple[int, int]]) -> list[int]:
+    """Return the number of pixels on the levels before each."""
+    return list(itertools.accumulate((height * width for height, width in shapes[:-1]), initial=0))
 
 
 def _equal_bounds(rows: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ in memory. The gradient of the values is summed by atomic additions, in no fixed
 import contextlib
 import functools
 import warnings
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -20,16 +21,23 @@ LAUNCHES = {"forward": dict(tile=1024, num_warps=4), "backward": dict(tile=512, 
 done."""
 
 
-def deformable_attend(values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
+def deformable_attend(
+    values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor, levels: Sequence[int]
+) -> Tensor:
     """Sum sampled values with a single kernel."""
     values, locations, weights = values.contiguous(), locations.contiguous(), weights.contiguous()
     output = values.new_empty(*weights.shape[:2], values.shape[2] * values.shape[3])
-    _launch("forward", (values,), shapes, (locations, weights, output))
+    _launch("forward", (values,), _maps(tuple(shapes), tuple(levels), values.device), (locations, weights, output))
     return output
 
 
 def deformable_attend_backward(
-    grad: Tensor, values: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor
+    grad: Tensor,
+    values: Tensor,
+    shapes: list[tuple[int, int]],
+    locations: Tensor,
+    weights: Tensor,
+    levels: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of values, locations and weights.
 
@@ -42,7 +50,8 @@ def deformable_attend_backward(
     grad, values, locations, weights = (x.contiguous() for x in (grad, values, locations, weights))
     grad_values = torch.zeros_like(values, dtype=torch.promote_types(values.dtype, torch.float32))
     grad_locations, grad_weights = torch.empty_like(locations), torch.empty_like(weights)
-    _launch("backward", (values, grad_values), shapes, (locations, weights, grad, grad_locations, grad_weights))
+    maps = _maps(tuple(shapes), tuple(levels), values.device)
+    _launch("backward", (values, grad_values), maps, (locations, weights, grad, grad_locations, grad_weights))
     return grad_values.to(values.dtype), grad_locations, grad_weights
 
 
@@ -58,19 +67,19 @@ def _refuse_determinism() -> None:
     warnings.warn(message, stacklevel=2)
 
 
-def _launch(name: str, tables: tuple[Tensor, ...], shapes: list[tuple[int, int]], queries: tuple[Tensor, ...]) -> None:
+def _launch(name: str, tables: tuple[Tensor, ...], maps: Tensor, queries: tuple[Tensor, ...]) -> None:
     values, weights = tables[0], queries[1]
-    batch_size, num_queries, heads, levels, points = weights.shape
+    batch_size, num_queries, heads, groups, points = weights.shape
     if weights.numel() == 0:
         return
-    sizes = constants(heads, levels, points, values.shape[3], **LAUNCHES[name])
+    sizes = constants(heads, groups, points, values.shape[3], **LAUNCHES[name])
     # Programs for heads of the same queries are neighbours, because they read the same pixels.
     grid = (triton.cdiv(num_queries, sizes["BLOCK_QUERIES"]) * heads, batch_size)
     on_device = torch.cuda.device(values.device) if values.device.type == "cuda" else contextlib.nullcontext()
     with on_device:
         KERNELS[name][grid](
             *tables,
-            _maps(tuple(shapes), values.device),
+            maps,
             *queries,
             values.shape[1],
             num_queries,
@@ -79,12 +88,12 @@ def _launch(name: str, tables: tuple[Tensor, ...], shapes: list[tuple[int, int]]
         )
 
 
-def constants(heads: int, levels: int, points: int, channels: int, *, tile: int, num_warps: int) -> dict[str, int]:
+def constants(heads: int, groups: int, points: int, channels: int, *, tile: int, num_warps: int) -> dict[str, int]:
     """Return the constants that a kernel is compiled for, in addition to types."""
     block_channels = triton.next_power_of_2(channels)
     return dict(
         HEADS=heads,
-        LEVELS=levels,
+        GROUPS=groups,
         POINTS=points,
         CHANNELS=channels,
         BLOCK_CHANNELS=block_channels,
@@ -94,13 +103,13 @@ def constants(heads: int, levels: int, points: int, channels: int, *, tile: int,
 
 
 @functools.lru_cache(maxsize=256)
-def _maps(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """Return (levels, 3) int32: height, width and first pixel; cached, as copying to a GPU outlasts the kernel."""
+def _maps(shapes: tuple[tuple[int, int], ...], levels: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return (groups, 3) int32: height, width and first pixel; cached, as copying to a GPU outlasts the kernel."""
     rows, first_pixel = [], 0
     for height, width in shapes:
         rows.append((height, width, first_pixel))
         first_pixel += height * width
-    return torch.tensor(rows, dtype=torch.int32).to(device, non_blocking=True)
+    return torch.tensor([rows[level] for level in levels], dtype=torch.int32).to(device, non_blocking=True)
 
 
 @triton.jit
@@ -113,7 +122,7 @@ def _attend_kernel(
     num_pixels,
     num_queries,
     HEADS: tl.constexpr,
-    LEVELS: tl.constexpr,
+    GROUPS: tl.constexpr,
     POINTS: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
@@ -125,10 +134,10 @@ def _attend_kernel(
     )
     values += (image * num_pixels * HEADS + head) * CHANNELS
     total = tl.zeros([BLOCK_QUERIES, BLOCK_CHANNELS], SUM)
-    for level in range(LEVELS):
-        height, width, first_pixel = _map(maps, level)
+    for group in range(GROUPS):
+        height, width, first_pixel = _map(maps, group)
         for point in range(POINTS):
-            sample = (query * LEVELS + level) * POINTS + point
+            sample = (query * GROUPS + group) * POINTS + point
             weight = tl.load(weights + sample, mask=is_query, other=0).to(SUM)
             left, top, right_share, lower_share = _cell(locations, sample, is_query, height, width, SUM)
             for corner in tl.static_range(4):
@@ -154,7 +163,7 @@ def _backward_kernel(
     num_pixels,
     num_queries,
     HEADS: tl.constexpr,
-    LEVELS: tl.constexpr,
+    GROUPS: tl.constexpr,
     POINTS: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
@@ -167,10 +176,10 @@ def _backward_kernel(
     values += (image * num_pixels * HEADS + head) * CHANNELS
     grad_values += (image * num_pixels * HEADS + head) * CHANNELS
     grad = tl.load(grad_output + output_index, mask=is_output, other=0).to(SUM)
-    for level in range(LEVELS):
-        height, width, first_pixel = _map(maps, level)
+    for group in range(GROUPS):
+        height, width, first_pixel = _map(maps, group)
         for point in range(POINTS):
-            sample = (query * LEVELS + level) * POINTS + point
+            sample = (query * GROUPS + group) * POINTS + point
             weight = tl.load(weights + sample, mask=is_query, other=0).to(SUM)
             left, top, right_share, lower_share = _cell(locations, sample, is_query, height, width, SUM)
             grad_weight = tl.zeros([BLOCK_QUERIES], SUM)
@@ -213,8 +222,8 @@ def _position(
 
 
 @triton.jit
-def _map(maps, level):
-    return tl.load(maps + 3 * level), tl.load(maps + 3 * level + 1), tl.load(maps + 3 * level + 2)
+def _map(maps, group):
+    return tl.load(maps + 3 * group), tl.load(maps + 3 * group + 1), tl.load(maps + 3 * group + 2)
 
 
 @triton.jit

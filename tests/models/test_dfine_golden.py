@@ -1,0 +1,93 @@
+"""D-FINE-S against outputs and gradients of the original code, in training mode, with weights and images by a rule.
+
+`golden/dfine_s.npz` was recorded from d-fine-project 1.0.0, whose network is that of the original's repository, with
+the weights and inputs of `drawn`: 5 classes, 30 queries, no denoising, two images of 160x160 pixels, in float64. The
+gradients are those of the sum of all outputs, each weighted by `drawn` numbers, stored as their products with such.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from golden.weights import normal_for
+from models.test_dfine import dfine
+
+from vitkit.model_zoo.dfine import OFFICIAL_DFINE
+
+SIZE, NUM_CLASSES, NUM_QUERIES = 160, 5, 30
+
+
+def drawn(name, shape):
+    """Numbers that depend only on the name, normally distributed."""
+    return torch.from_numpy(normal_for(name, shape)).double()
+
+
+def weights(state):
+    """Replace all floats of an official state dict, but what follows from the settings."""
+    fixed = ("reg_scale", ".up", "num_points_scale", "num_batches_tracked")
+    return {key: value if key.endswith(fixed) else _weight(key, tuple(value.shape)) for key, value in state.items()}
+
+
+def _weight(key, shape):
+    noise = drawn(key, shape)
+    if key.endswith("running_var"):
+        return 0.5 + noise.abs()
+    if len(shape) > 1:
+        return noise / np.prod(shape[1:]) ** 0.5
+    is_scale = key.endswith("scale") or (key.endswith("weight") and ("norm" in key or "bn" in key))
+    return 0.1 * noise + float(is_scale)
+
+
+def weighted_sum(outputs):
+    """The sum of all outputs (name -> tensor), weighted by drawn numbers."""
+    return sum((drawn(f"grad {name}", x.shape) * x.double()).sum() for name, x in sorted(outputs.items()))
+
+
+def projections(gradients):
+    """The product of each gradient (name -> tensor) with drawn numbers, divided by the root of their count."""
+    return {
+        f"grad/{k}": (drawn(f"onto {k}", g.shape) * g.double()).sum() / g.numel() ** 0.5 for k, g in gradients.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(Path(__file__).parents[1] / "golden" / "dfine_s.npz") as file:
+        return {name: torch.from_numpy(file[name]).double() for name in file.files}
+
+
+def assert_close(values, golden, tolerance):
+    for name, x in values.items():
+        torch.testing.assert_close(
+            x.double(), golden[name], atol=tolerance, rtol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_outputs_and_gradients_equal_the_originals(golden):
+    model = dfine("s", num_classes=NUM_CLASSES, num_queries=NUM_QUERIES, training_queries=[])
+    official = OFFICIAL_DFINE.write(model.state_dict(), model)
+    official = {key: value for key, value in official.items() if not key.endswith(("anchors", "valid_mask"))}
+    model.load_state_dict(OFFICIAL_DFINE.read(weights(official), model))
+    model.double().train()
+    outputs = model(drawn("images", (2, 3, SIZE, SIZE)))
+    initial, *layers = [*outputs["aux_outputs"], outputs]
+    named = {f"pre/{name}": initial[name] for name in ("pred_logits", "pred_boxes")}
+    for number, layer in enumerate(layers):
+        fields = ("pred_logits", "pred_boxes", "pred_corners")
+        named |= {f"layer{number}/{name}": layer[name] for name in fields}
+    (encoder,) = outputs["training_outputs"]
+    named |= {f"enc/{name}": encoder[name] for name in ("pred_logits", "pred_boxes")}
+    assert {name for name in golden if not name.startswith("grad/")} == named.keys()
+    for name, value in named.items():
+        torch.testing.assert_close(
+            value.double(), golden[name], atol=2e-5, rtol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+    parameters = dict(model.named_parameters())
+    gradients = dict(zip(parameters, torch.autograd.grad(weighted_sum(named), list(parameters.values()))))
+    buffers = {key: value for key, value in model.state_dict().items() if key not in parameters}
+    written = OFFICIAL_DFINE.write(buffers | gradients, model)
+    trained = {key: written[key] for key in (name.removeprefix("grad/") for name in golden if name.startswith("grad/"))}
+    assert len(trained) == len(gradients)
+    assert_close(projections(trained), golden, 2e-4)

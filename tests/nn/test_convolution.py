@@ -1,0 +1,55 @@
+"""Norms merged into convolutions give what norm(conv(x)) gives, values and gradients."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
+
+from vitkit.nn.convolution import conv_norm, is_fixed
+from vitkit.nn.rep_blocks import ConvNorm, RepBlock
+
+
+def randomize(module: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.uniform_(0.5, 1.5)
+    return module.double()
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("norm_class", [nn.BatchNorm2d, FrozenBatchNorm2d])
+@pytest.mark.parametrize("training", [False, True])
+def test_norm_and_convolution_equal_one_after_the_other(groups, norm_class, training):
+    conv = nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=groups, bias=False)
+    norm = norm_class(8)
+    randomize(nn.Sequential(conv, norm)).train(training)
+    x = torch.randn(2, 4, 9, 7, dtype=torch.float64)
+    expected = norm(conv(x))
+    assert is_fixed(norm) == (norm_class is FrozenBatchNorm2d or not training)
+    torch.testing.assert_close(conv_norm(x, conv, norm), expected)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), conv.weight)
+    (merged,) = torch.autograd.grad(conv_norm(x, conv, norm).square().sum(), conv.weight)
+    torch.testing.assert_close(merged, gradient)
+    with torch.no_grad():
+        torch.testing.assert_close(conv_norm(x, conv, norm), expected)
+
+
+def test_branches_are_merged_in_inference():
+    block = randomize(RepBlock(3)).eval()
+    x = torch.randn(2, 3, 6, 5, dtype=torch.float64)
+    mask = torch.zeros(2, 6, 5, dtype=torch.bool)
+    mask[1, :, 3:] = True
+    for padding_mask in (None, mask):
+        expected = block(x, padding_mask)  # with gradients: one after the other
+        with torch.no_grad():
+            torch.testing.assert_close(block(x, padding_mask)[..., :3], expected[..., :3])
+
+
+def test_activation_in_place_leaves_the_input_alone():
+    layer = randomize(ConvNorm(3, 3, 1, silu=True)).eval()
+    x = torch.randn(1, 3, 4, 4, dtype=torch.float64)
+    before = x.clone()
+    with torch.no_grad():
+        layer(x)
+    assert torch.equal(x, before)

@@ -1,0 +1,247 @@
+"""The augmentation of SSD (Liu et al. 2016, https://arxiv.org/abs/1512.02325) as torchvision has it in its second
+version of transforms, with which RT-DETR, D-FINE and DEIM are trained. All are albumentations."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import albumentations as A
+import cv2
+import numpy as np
+from albumentations.core.type_definitions import Targets
+
+from vitkit.data.transforms.annotated_image import check_rgb
+from vitkit.data.transforms.crops import pad_image
+
+_GREY = np.array([[0.2989, 0.587, 0.114]])
+"""Weights of R, G and B in a pixel's brightness, as in torchvision."""
+
+
+class RandomZoomOut(A.DualTransform):
+    """Place the image at random on a larger canvas of one value, so that objects become small.
+
+    Args:
+        side_range: range of the canvas's width and height, relative to the image's.
+        fill: value of all three channels of the canvas.
+    Raises:
+        ValueError: `side_range` starts below 1, or is not ascending.
+    """
+
+    _targets = (Targets.IMAGE, Targets.MASK, Targets.BBOXES)
+
+    def __init__(self, *, side_range: tuple[float, float] = (1.0, 4.0), fill: int = 0, p: float = 0.5):
+        super().__init__(p=p)
+        if not 1 <= side_range[0] <= side_range[1]:
+            raise ValueError(f"side_range is {side_range}; expected (least, greatest) from 1.")
+        self.side_range = tuple(side_range)
+        self.fill = fill
+
+    def get_params_dependent_on_data(self, params: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+        """Draw the (left, top, right, bottom) margins of one image."""
+        height, width = params["shape"][:2]
+        least, greatest = self.side_range
+        scale = least + (greatest - least) * self.py_random.random()
+        right, bottom = int(width * scale) - width, int(height * scale) - height
+        left, top = int(right * self.py_random.random()), int(bottom * self.py_random.random())
+        return {"margins": (left, top, right - left, bottom - top)}
+
+    def apply(self, img: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
+        """Add the margins to an image."""
+        return pad_image(img, margins, self.fill)
+
+    def apply_to_mask(self, mask: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
+        """Add empty margins to a mask or segment map."""
+        return pad_image(mask, margins, 0)
+
+    def apply_to_bboxes(self, bboxes: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
+        """Move (N, 4 or more) boxes, xyxy in 0..1 of the image."""
+        left, top, right, bottom = margins
+        height, width = params["shape"][:2]
+        moved = bboxes.copy()
+        moved[:, [0, 2]] = (bboxes[:, [0, 2]] * width + left) / (width + left + right)
+        moved[:, [1, 3]] = (bboxes[:, [1, 3]] * height + top) / (height + top + bottom)
+        return moved
+
+
+class RandomIoUCrop(A.DualTransform):
+    """Crop a part of the image that overlaps an object by at least a drawn IoU.
+
+    Objects whose centre lies outside the crop are removed. An image without objects is left as it is.
+
+    Args:
+        scale_range: range of the crop's width and height, relative to the image's.
+        aspect_range: range of the width divided by the height, both relative to the image's.
+        min_ious: the least IoU of the crop with any of the objects whose centres it contains; one of them is drawn for
+            each attempt, and 1 or more means no crop.
+        trials: crops that are drawn before the next attempt.
+    Raises:
+        ValueError: a range is impossible, or no value of `min_ious` ends the attempts.
+    """
+
+    _targets = (Targets.IMAGE, Targets.MASK, Targets.BBOXES)
+
+    def __init__(
+        self,
+        *,
+        scale_range: tuple[float, float] = (0.3, 1.0),
+        aspect_range: tuple[float, float] = (0.5, 2.0),
+        min_ious: Sequence[float] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
+        trials: int = 40,
+        p: float = 1.0,
+    ):
+        super().__init__(p=p)
+        if not 0 < scale_range[0] <= scale_range[1] <= 1:
+            raise ValueError(f"scale_range is {scale_range}; expected (least, greatest) in 0..1.")
+        if not 0 < aspect_range[0] <= aspect_range[1]:
+            raise ValueError(f"aspect_range is {aspect_range}; expected (least, greatest) above 0.")
+        if trials < 1 or max(min_ious, default=0) < 1:
+            raise ValueError(
+                f"min_ious is {list(min_ious)} and trials is {trials}; expected a value of at least 1 "
+                "among min_ious, which means no crop, and at least 1 trial."
+            )
+        self.scale_range = tuple(scale_range)
+        self.aspect_range = tuple(aspect_range)
+        self.min_ious = tuple(min_ious)
+        self.trials = trials
+
+    def get_params_dependent_on_data(self, params: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+        """Draw the (x0, y0, x1, y1) of one image's crop in pixels, and the (N,) bool objects inside."""
+        height, width = params["shape"][:2]
+        boxes = np.asarray(data["bboxes"], np.float64)[..., :4].reshape(-1, 4) * (width, height, width, height)
+        whole = {"crop": (0, 0, width, height), "inside": np.ones(len(boxes), bool)}
+        while len(boxes):
+            min_iou = self.py_random.choice(self.min_ious)
+            if min_iou >= 1:
+                break
+            for _ in range(self.trials):
+                crop = self._draw_crop(height, width)
+                if crop is None:
+                    continue
+                inside = _centres_inside(boxes, crop)
+                if inside.any() and _ious(boxes[inside], crop).max() >= min_iou:
+                    return {"crop": crop, "inside": inside}
+        return whole
+
+    def _draw_crop(self, height: int, width: int) -> tuple[int, int, int, int] | None:
+        least, greatest = self.scale_range
+        new_width, new_height = (
+            int(side * (least + (greatest - least) * self.py_random.random())) for side in (width, height)
+        )
+        if not new_width or not new_height:
+            return None
+        if not self.aspect_range[0] <= new_width / new_height <= self.aspect_range[1]:
+            return None
+        left = int((width - new_width) * self.py_random.random())
+        top = int((height - new_height) * self.py_random.random())
+        return left, top, left + new_width, top + new_height
+
+    def apply(self, img: np.ndarray, *, crop: tuple[int, int, int, int], **params: Any) -> np.ndarray:
+        """Crop an image, mask or segment map."""
+        x0, y0, x1, y1 = crop
+        return np.ascontiguousarray(img[y0:y1, x0:x1])
+
+    def apply_to_bboxes(
+        self, bboxes: np.ndarray, *, crop: tuple[int, int, int, int], inside: np.ndarray, **params: Any
+    ) -> np.ndarray:
+        """Move (N, 4 or more) boxes, xyxy in 0..1 of the image, and remove those outside."""
+        x0, y0, x1, y1 = crop
+        height, width = params["shape"][:2]
+        moved = bboxes[inside]
+        moved[:, [0, 2]] = (moved[:, [0, 2]] * width - x0) / (x1 - x0)
+        moved[:, [1, 3]] = (moved[:, [1, 3]] * height - y0) / (y1 - y0)
+        return moved
+
+
+def _centres_inside(boxes_xyxy: np.ndarray, crop: tuple[int, int, int, int]) -> np.ndarray:
+    centres = (boxes_xyxy[:, :2] + boxes_xyxy[:, 2:]) / 2
+    return ((centres > crop[:2]) & (centres < crop[2:])).all(axis=1)
+
+
+def _ious(boxes_xyxy: np.ndarray, crop: tuple[int, int, int, int]) -> np.ndarray:
+    sides = np.minimum(boxes_xyxy[:, 2:], crop[2:]) - np.maximum(boxes_xyxy[:, :2], crop[:2])
+    shared = sides.clip(0).prod(axis=1)
+    area = (crop[2] - crop[0]) * (crop[3] - crop[1])
+    return shared / ((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(axis=1) + area - shared)
+
+
+class PhotometricDistort(A.ImageOnlyTransform):
+    """Scale brightness, contrast and saturation, rotate the hue, and permute the channels.
+
+    Each of the five happens with probability `p_each`; contrast changes either before or after saturation and hue.
+
+    Args:
+        brightness, contrast, saturation: range of the factor.
+        hue: largest rotation, in turns.
+        p_each: probability of each change.
+    """
+
+    def __init__(
+        self,
+        *,
+        brightness: tuple[float, float] = (0.875, 1.125),
+        contrast: tuple[float, float] = (0.5, 1.5),
+        saturation: tuple[float, float] = (0.5, 1.5),
+        hue: float = 0.05,
+        p_each: float = 0.5,
+        p: float = 1.0,
+    ):
+        super().__init__(p=p)
+        self.brightness = tuple(brightness)
+        self.contrast = tuple(contrast)
+        self.saturation = tuple(saturation)
+        self.hue = hue
+        self.p_each = p_each
+
+    def get_params(self) -> dict[str, Any]:
+        """Draw the parameters for one image."""
+
+        def sometimes(low: float, high: float, neutral: float) -> float:
+            return self.py_random.uniform(low, high) if self.py_random.random() < self.p_each else neutral
+
+        # Every seeded run depends on the order of these draws.
+        return {
+            "brightness": sometimes(*self.brightness, 1),
+            "contrast": sometimes(*self.contrast, 1),
+            "saturation": sometimes(*self.saturation, 1),
+            "hue": sometimes(-self.hue, self.hue, 0),
+            "contrast_first": self.py_random.random() < 0.5,
+            "channels": self.py_random.sample(range(3), 3) if self.py_random.random() < self.p_each else [0, 1, 2],
+        }
+
+    def apply(
+        self,
+        img: np.ndarray,
+        *,
+        brightness: float,
+        contrast: float,
+        saturation: float,
+        hue: float,
+        contrast_first: bool,
+        channels: list[int],
+        **params: Any,
+    ) -> np.ndarray:
+        """Apply the drawn parameters to an (H, W, 3) uint8 RGB image."""
+        check_rgb(img, "PhotometricDistort")
+        levels = np.arange(256, dtype=np.float32)
+
+        def scale_contrast(image: np.ndarray) -> np.ndarray:
+            mean = float(cv2.transform(image, _GREY).mean())
+            return cv2.LUT(image, _levels(contrast * levels + (1 - contrast) * mean))
+
+        if brightness != 1:
+            img = cv2.LUT(img, _levels(brightness * levels))
+        if contrast != 1 and contrast_first:
+            img = scale_contrast(img)
+        if saturation != 1:
+            grey = cv2.transform(img, np.repeat(_GREY, 3, axis=0))
+            img = cv2.addWeighted(img, saturation, grey, 1 - saturation, 0)
+        if hue:
+            hsv = cv2.cvtColor(img, cv2.COLOR_RGB2HSV_FULL)  # a full turn is 256 levels
+            hsv[..., 0] += np.uint8(round(256 * hue) % 256)
+            img = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
+        if contrast != 1 and not contrast_first:
+            img = scale_contrast(img)
+        return img if channels == [0, 1, 2] else np.ascontiguousarray(img[..., channels])
+
+
+def _levels(values: np.ndarray) -> np.ndarray:
+    return values.clip(0, 255).astype(np.uint8)

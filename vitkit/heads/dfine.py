@@ -1,0 +1,318 @@
+"""D-FINE (Peng et al. 2024, https://arxiv.org/abs/2410.13842): each edge of a box is a distribution, refined by the
+decoder's layers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.nn.attention import MultiHeadAttention
+from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
+from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
+from vitkit.nn.detection import box_head, boxes_around, class_head
+from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
+from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.query_selection import LocationSelection
+from vitkit.ops.box_distances import boxes_at_distances, distance_bins
+from vitkit.registry import HEADS
+from vitkit.structures import FeatureInfo
+
+MAX_FLOAT16 = 65504
+"""The largest number in float16."""
+
+
+@HEADS.register
+class DFINEHead(QueryHead):
+    """D-FINE's decoder and its predictions.
+
+    Its contrastive denoising is a set of training queries, see `BoxDenoising`.
+
+    Args:
+        feature_info: description of the neck's maps, fine to coarse.
+        num_classes: number of logits per query; there is none for "no object".
+        num_queries: number of boxes predicted per image.
+        num_points: locations per head and level that a query samples; a list: of each level.
+        d_model, num_heads, d_ffn, dropout: of all layers, see `vitkit.nn.transformer`.
+        activation: "relu", or "silu" as in DEIM's weights, in all networks of more than one layer.
+        reg_max: number of bins of each edge's distribution minus one; even.
+        reg_scale, up: of the distances that bins stand for, see `distance_bins`.
+    Raises:
+        ConfigError: there are no queries or layers, or an argument is out of range.
+    """
+
+    query_outputs = ("pred_logits", "pred_boxes", "pred_corners", "initial_boxes", "reference_points")
+    reference = "boxes"
+    selects_boxes = True
+    makes_queries = False
+
+    def __init__(
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        num_classes: int,
+        *,
+        num_queries: int,
+        d_model: int = 256,
+        num_heads: int = 8,
+        num_points: int | Sequence[int] = 4,
+        d_ffn: int = 1024,
+        dropout: float = 0.0,
+        activation: str = "relu",
+        num_decoder_layers: int = 6,
+        reg_max: int = 32,
+        reg_scale: float = 4.0,
+        up: float = 0.5,
+    ):
+        super().__init__()
+        if num_queries < 1 or num_decoder_layers < 1:
+            raise ConfigError(
+                f"DFINEHead: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
+            )
+        self.d_model, self.num_queries, self.up = d_model, num_queries, up
+        self.input_proj = nn.ModuleList(_projection(info.channels, d_model) for info in feature_info.values())
+        self.proposals = LocationSelection("D-FINE", d_model, num_classes, activation=activation)
+        layers = [
+            DFINEDecoderLayer(
+                d_model,
+                len(feature_info),
+                num_heads=num_heads,
+                num_points=num_points,
+                d_ffn=d_ffn,
+                dropout=dropout,
+                activation=activation,
+            )
+            for _ in range(num_decoder_layers)
+        ]
+        bins = distance_bins(reg_max, reg_scale, up)
+        self.decoder = DFINEDecoder(layers, d_model, bins, reg_scale, activation=activation)
+        self.class_embed = nn.ModuleList(class_head(d_model, num_classes) for _ in layers)
+        self.quality_embed = nn.ModuleList(LocationQuality(reg_max, activation=activation) for _ in layers)
+
+    def forward(
+        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+    ) -> dict[str, Any]:
+        """Predict a box and class logits per query.
+
+        Args:
+            features: the neck's maps, (B, channels, h, w).
+            padding_mask: (B, H, W) bool at the size of the images, True = padding.
+            added: other queries, which precede the head's own in the outputs.
+        Raises:
+            DataError: the maps have fewer locations than there are queries.
+        """
+        maps = {name: project(features[name]) for name, project in zip(features, self.input_proj)}
+        levels = flatten_levels(maps, None, padding_mask)
+        selection, queries = self.proposals(levels.tokens, levels, self.num_queries)
+        if added is not None:
+            queries = added.join(queries, self)
+        decoded = self.decoder(queries, levels)
+        first = decoded[0]
+        initial = {
+            "pred_logits": self.class_embed[0](first.states),
+            "pred_boxes": first.initial_boxes,
+            "reference_points": first.references,
+        }
+        layers = [
+            {
+                "pred_logits": class_embed(layer.states) + quality_embed(layer.corners),
+                "pred_boxes": layer.boxes,
+                "pred_corners": layer.corners,
+                "initial_boxes": layer.initial_boxes.detach(),
+                "reference_points": layer.references,
+            }
+            for class_embed, quality_embed, layer in zip(self.class_embed, self.quality_embed, decoded)
+        ]
+        return {
+            "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
+            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the un-padded image
+            "pred_corners": layers[-1]["pred_corners"],  # (B, Q, 4 * (reg_max + 1)) logits of each edge's bins
+            "initial_boxes": layers[-1]["initial_boxes"],  # (B, Q, 4) cxcywh, from whose edges distances are measured
+            "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in
+            # First the first layer's own boxes, which have no distributions, then the same of each layer but the last.
+            "aux_outputs": [initial, *layers[:-1]],
+            "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)
+            "distance_bins": self.decoder.bins,  # (reg_max + 1,), the distance that each bin stands for
+            "reg_scale": self.decoder.reg_scale,
+        }
+
+
+def _projection(in_channels: int, d_model: int) -> nn.Module:
+    """Return a projection of a map; it stays as it is if it has that number of channels."""
+    if in_channels == d_model:
+        return nn.Identity()
+    projection = nn.Sequential(nn.Conv2d(in_channels, d_model, 1, bias=False), nn.BatchNorm2d(d_model))
+    nn.init.xavier_uniform_(projection[0].weight)
+    return projection
+
+
+class DecodedLayer(NamedTuple):
+    """What a decoder layer returns for its L queries."""
+
+    states: Tensor
+    """(B, L, d_model)."""
+    references: Tensor
+    """(B, L, 4) cxcywh, the boxes that it attended in, without gradient."""
+    initial_boxes: Tensor
+    """(B, L, 4) cxcywh, the boxes that the first layer predicts, from whose edges all distances are measured."""
+    corners: Tensor
+    """(B, L, 4 * (reg_max + 1)) logits of the bins of left, top, right and bottom."""
+    boxes: Tensor
+    """(B, L, 4) cxcywh."""
+
+
+class DFINEDecoder(nn.Module):
+    """Decoder that refines the distributions of the boxes' edges (section 4.1).
+
+    Args:
+        bins: (reg_max + 1,) distances that bins stand for.
+        reg_scale: number of a distance's units in the width or height of a box, see `boxes_at_distances`.
+    """
+
+    def __init__(
+        self, layers: "list[DFINEDecoderLayer]", d_model: int, bins: Tensor, reg_scale: float, *, activation: str
+    ):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.bbox_embed = box_head(d_model, activation=activation)
+        self.corner_embed = nn.ModuleList(
+            box_head(d_model, num_outputs=4 * len(bins), activation=activation) for _ in layers
+        )
+        self.query_pos_head = MLP((4, 2 * d_model, d_model), activation)
+        init_xavier(self.query_pos_head)
+        self.register_buffer("bins", bins, persistent=False)
+        self.reg_scale = float(reg_scale)
+
+    def forward(self, queries: Queries, levels: Levels) -> list[DecodedLayer]:
+        """Decode the queries with every layer, attending to the tokens of `levels`."""
+        x, references = queries.content, queries.references
+        decoded: list[DecodedLayer] = []
+        for layer, corner_embed in zip(self.layers, self.corner_embed):
+            previous = x
+            x = checkpoint_block(
+                layer,
+                x,
+                levels.tokens,
+                positions=self.query_pos_head(references.to(x.dtype)).clamp(-10, 10),
+                shapes=levels.shapes,
+                padding_mask=levels.padding_mask,
+                reference_points=in_padded_maps(references, levels.valid_ratios),
+                bias=queries.bias,
+            )
+            if decoded:
+                # The previous layer's states have no gradient from this layer's corners, but its corners do.
+                corners = corner_embed(x + previous.detach()) + decoded[-1].corners
+                initial_boxes = decoded[-1].initial_boxes
+            else:
+                corners = corner_embed(x)
+                initial_boxes = boxes_around(references, self.bbox_embed(x))
+            distances = corners.float().unflatten(-1, (4, -1)).softmax(-1) @ self.bins.float()
+            boxes = boxes_at_distances(initial_boxes.detach(), distances, self.reg_scale)
+            decoded.append(DecodedLayer(x, references, initial_boxes, corners, boxes))
+            references = boxes.detach()
+        return decoded
+
+
+class DFINEDecoderLayer(nn.Module):
+    """Self-attention, deformable cross-attention joined by a gate, and a feed-forward network, post-norm.
+
+    The cross-attention reads the memory as it is, without projections.
+
+    Args:
+        d_model, num_levels: channels, and number of maps. The other arguments are those of `DFINEHead`.
+    """
+
+    activation_checkpointing = False
+
+    def __init__(
+        self,
+        d_model: int,
+        num_levels: int,
+        *,
+        num_heads: int,
+        num_points: int | Sequence[int],
+        d_ffn: int,
+        dropout: float,
+        activation: str,
+    ):
+        super().__init__()
+        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.norm1 = nn.LayerNorm(d_model)
+        self.cross_attn = MultiScaleDeformableAttention(
+            d_model, num_heads, num_levels=num_levels, num_points=num_points, projections=False
+        )
+        self.gateway = Gate(d_model)
+        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout, activation=activation)
+        nn.init.xavier_uniform_(self.ffn.linear1.weight)
+        nn.init.xavier_uniform_(self.ffn.linear2.weight)
+        self.norm3 = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        *,
+        positions: Tensor,
+        reference_points: Tensor,
+        shapes: Sequence[tuple[int, int]],
+        padding_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Apply self-attention, gated cross-attention to the memory, and the feed-forward network.
+
+        Args:
+            x: (B, L, d_model).
+            memory: (B, S, d_model).
+            positions: (B, L, d_model).
+            reference_points: (B, L, levels, 4), see `in_padded_maps`.
+            padding_mask: (B, S) bool, padding of the memory, True = padding.
+            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
+        """
+        qk = x + positions
+        x = self.norm1(x + self.dropout(self.self_attn(qk, qk, x, bias=bias)))
+        attended = self.cross_attn(
+            x + positions, memory, reference_points=reference_points, shapes=shapes, padding_mask=padding_mask
+        )
+        x = self.gateway(x, self.dropout(attended))
+        # An infinite sum in float16 would be nan after the norm.
+        return self.norm3((x + self.dropout(self.ffn(x))).clamp(-MAX_FLOAT16, MAX_FLOAT16))
+
+
+class Gate(nn.Module):
+    """Normalised sum of two inputs, weighted per channel by sigmoids of both (section 4.3); initially their mean."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.gate = nn.Linear(2 * d_model, 2 * d_model)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.zeros_(self.gate.bias)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """(..., d_model) each -> (..., d_model)."""
+        gate_a, gate_b = self.gate(torch.cat([a, b], dim=-1)).sigmoid().chunk(2, dim=-1)
+        return self.norm(gate_a * a + gate_b * b)
+
+
+class LocationQuality(nn.Module):
+    """Adds to a query's class logits by how certain its edges are: by each edge's largest probabilities (Generalized
+    Focal Loss V2, Li et al. 2021, https://arxiv.org/abs/2011.12885).
+
+    Args:
+        reg_max: number of bins of each edge minus one.
+        num_largest, d_hidden: number of probabilities, and channels of the hidden layer.
+    """
+
+    def __init__(self, reg_max: int, *, activation: str, num_largest: int = 4, d_hidden: int = 64):
+        super().__init__()
+        self.num_bins, self.num_largest = reg_max + 1, num_largest
+        self.reg_conf = MLP((4 * (num_largest + 1), d_hidden, 1), activation)
+        nn.init.zeros_(self.reg_conf.layers[-1].weight)
+        nn.init.zeros_(self.reg_conf.layers[-1].bias)
+
+    def forward(self, corners: Tensor) -> Tensor:
+        """(..., 4 * (reg_max + 1)) logits -> (..., 1), to be added to class logits."""
+        largest = corners.unflatten(-1, (4, self.num_bins)).softmax(-1).topk(self.num_largest, dim=-1).values
+        statistics = torch.cat([largest, largest.mean(-1, keepdim=True)], dim=-1)
+        return self.reg_conf(statistics.flatten(-2))

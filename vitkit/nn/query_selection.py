@@ -1,0 +1,65 @@
+"""The choice of queries from the locations of the image (RT-DETR, Zhao et al. 2023, https://arxiv.org/abs/2304.08069)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.nn.deformable_transformer import Levels, anchor_boxes, check_locations, gather_rows
+from vitkit.nn.detection import box_head, class_head
+from vitkit.nn.queries import Queries
+
+
+class LocationSelection(nn.Module):
+    """Queries start from the content and the box of the locations with the best class scores.
+
+    In RT-DETR (section 4.3), the selection is "uncertainty-minimal" because the varifocal loss trains the scores by the
+    IoU.
+
+    Args:
+        owner: name of the model in messages.
+        d_model: channels of the memory.
+        num_classes: number of logits of a location.
+        activation: activation of the box head, see `MLP`.
+    """
+
+    def __init__(self, owner: str, d_model: int, num_classes: int, *, activation: str = "relu"):
+        super().__init__()
+        self.owner = owner
+        self.enc_output = nn.Linear(d_model, d_model)
+        self.enc_output_norm = nn.LayerNorm(d_model)
+        nn.init.xavier_uniform_(self.enc_output.weight)
+        self.class_embed = class_head(d_model, num_classes)
+        self.bbox_embed = box_head(d_model, activation=activation)
+
+    def forward(self, memory: Tensor, levels: Levels, num_queries: int) -> tuple[dict[str, Any], Queries]:
+        """Select the locations with the highest probability of any class.
+
+        Args:
+            memory: (B, S, d_model), the tokens of `levels`.
+        Returns:
+            the predictions at the selected locations, as one of `training_outputs`.
+            queries: (B, num_queries, ...) without gradient, best first.
+        Raises:
+            DataError: there are fewer locations than queries.
+        """
+        check_locations(self.owner, levels, num_queries)
+        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
+        # An unusable location stays at infinity: its box is the constant 1, without gradient.
+        anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
+        x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
+        logits = self.class_embed(x)
+        best = logits.amax(-1).topk(num_queries, dim=1).indices
+        # Only the selected locations have a loss, so the boxes of others need not be computed.
+        content = gather_rows(x, best)
+        boxes = (self.bbox_embed(content).float() + gather_rows(anchor_logits, best)).sigmoid()
+        selection = {
+            "name": "enc",
+            "pred_logits": gather_rows(logits, best),  # (B, Q, num_classes)
+            "pred_boxes": boxes,  # (B, Q, 4)
+            "aux_outputs": [],
+            "matches": None,
+            "repeats": 1,
+            "class_agnostic": False,
+        }
+        return selection, Queries(content.detach(), references=boxes.detach())

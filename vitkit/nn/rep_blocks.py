@@ -1,0 +1,72 @@
+"""Convolutions with batch norms, and blocks of branches that can be merged into one convolution after the training.
+
+Modules take a padding mask, (B, H, W) bool of any size, True = padding, which then counts as zero; None: padding is
+treated like the image.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import Conv2dNormActivation
+
+from vitkit.nn.convolution import conv_norm, merged
+from vitkit.nn.padding import zero_padding
+
+
+class ConvNorm(Conv2dNormActivation):
+    """Convolution without bias, batch norm, and optionally SiLU."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, *, stride: int = 1, groups: int = 1, silu: bool
+    ):
+        activation = nn.SiLU if silu else None
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, groups=groups, activation_layer=activation, inplace=None
+        )
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """(B, in_channels, H, W) -> (B, out_channels, ceil(H / stride), ceil(W / stride))."""
+        conv, norm, *activation = self
+        x = conv_norm(zero_padding(x, padding_mask) if conv.kernel_size != (1, 1) else x, conv, norm)
+        return F.silu(x, inplace=not torch.is_grad_enabled()) if activation else x
+
+
+class RepBlock(nn.Module):
+    """RepVGG's block: the sum of a 3x3 and a 1x1 convolution (Ding et al. 2021, https://arxiv.org/abs/2101.03697)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv1 = ConvNorm(channels, channels, 3, silu=False)
+        self.conv2 = ConvNorm(channels, channels, 1, silu=False)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """(B, channels, H, W) -> the same."""
+        if torch.is_grad_enabled() or self.training:
+            return F.silu(self.conv1(x, padding_mask) + self.conv2(x))
+        (weight, bias), (weight2, bias2) = merged(*self.conv1), merged(*self.conv2)
+        # A 1x1 convolution is a 3x3 one whose weights are zero but in the centre.
+        weight, bias = weight + F.pad(weight2, [1, 1, 1, 1]), bias + bias2
+        return F.silu(F.conv2d(zero_padding(x, padding_mask), weight, bias, padding=1), inplace=True)
+
+
+class CSPRepLayer(nn.Module):
+    """The fusion block: the sum of a projection and of blocks on another projection, both of the input.
+
+    Args:
+        expansion: channels inside, as a multiple of `out_channels`.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, num_blocks: int, expansion: float):
+        super().__init__()
+        channels = int(out_channels * expansion)
+        self.conv1 = ConvNorm(in_channels, channels, 1, silu=True)
+        self.conv2 = ConvNorm(in_channels, channels, 1, silu=True)
+        self.blocks = nn.ModuleList(RepBlock(channels) for _ in range(num_blocks))
+        self.conv3 = ConvNorm(channels, out_channels, 1, silu=True) if channels != out_channels else nn.Identity()
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """(B, in_channels, H, W) -> (B, out_channels, H, W)."""
+        projected, x = self.conv2(x), self.conv1(x)
+        for block in self.blocks:
+            x = block(x, padding_mask)
+        return self.conv3(x + projected)
