@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitkit.distributed import all_reduce_mean
 from vitkit.errors import ConfigError
 from vitkit.losses.class_losses import sigmoid_loss
+from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.matched import MatchedQueries, QuerySets
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.ops.box_distances import distances_of_boxes, neighboring_bins
@@ -54,7 +55,7 @@ class DFINECriterion(SetCriterion):
         matcher: a spec of the matcher (see `HungarianMatcher`) with sigmoid activation, or the matcher.
         weights: the weight of each of `terms`.
         class_loss: "varifocal" (D-FINE), or another sigmoid loss: "mal" or "focal". See `class_losses`.
-        focal_alpha, focal_gamma: see `SetCriterion`.
+        focal_alpha, focal_gamma, class_weights: see `SetCriterion`.
         temperature: T, by which the distributions' logits are divided in ddf.
     Raises:
         ConfigError: the class loss or a term is unknown, a term is missing, the class loss does not have an argument
@@ -74,13 +75,21 @@ class DFINECriterion(SetCriterion):
         focal_alpha: float | None = None,
         focal_gamma: float | None = None,
         temperature: float = 5.0,
+        class_weights: ClassWeights | None = None,
     ):
         if class_loss == "cross_entropy":
             raise ConfigError(
                 "class_loss='cross_entropy': expected 'varifocal', 'mal' or 'focal', since D-FINE has a sigmoid per "
                 'class and no class "no object".'
             )
-        super().__init__(matcher, weights, class_loss=class_loss, focal_alpha=focal_alpha, focal_gamma=focal_gamma)
+        super().__init__(
+            matcher,
+            weights,
+            class_loss=class_loss,
+            focal_alpha=focal_alpha,
+            focal_gamma=focal_gamma,
+            class_weights=class_weights,
+        )
         if temperature <= 0:
             raise ConfigError(f"temperature={temperature}: expected a positive number.")
         self.temperature = temperature
@@ -159,7 +168,13 @@ class DFINECriterion(SetCriterion):
             # The original has no loss at the label of a match without overlap, which as published is "no object".
             ious = ious.clamp(min=torch.finfo(ious.dtype).tiny)
         class_losses = sigmoid_loss(
-            self.class_loss, matched.logits, matched.indices, matched.labels, ious, **self.sigmoid_settings
+            self.class_loss,
+            matched.logits,
+            matched.indices,
+            matched.labels,
+            ious,
+            weights=matched.class_weights,
+            **self.sigmoid_settings,
         )
         box_losses = self.box_losses(boxes[:, pairs.image, pairs.query], pairs.target_cxcywh)
         terms = {name: values.sum(1) / pairs.normalizer for name, values in box_losses.items()}
