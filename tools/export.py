@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
 def zoo_licence(weights: str | Path | None) -> str | None:
     """Return the licence of weights of the model zoo; None for others, such as those fine-tuned from them."""
     is_file = weights is not None and Path(weights).exists()
-    return None if is_file else model_zoo.index().get(str(weights), {}).get("licence")
+    return None if is_file else model_zoo.index().get(model_zoo.listed_name(str(weights)), {}).get("licence")
 
 
 def read_pictures(source: str | None, predictor: Predictor) -> list[np.ndarray]:

@@ -55,3 +55,20 @@ def test_dropout_saves_a_single_tensor_of_the_size_of_the_weights():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
         scaled_dot_product_attention(q, k, v, dropout_p=0.1)
     assert [size for size in kept if size >= 2 * 64 * 64] == [2 * 64 * 64]
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_bfloat16_trains_with_the_float32_kernel_on_a_cpu(with_bias):
+    q, k, v = (torch.randn(2, 3, length, 8, dtype=torch.bfloat16, requires_grad=True) for length in (5, 7, 7))
+    bias = torch.randn(2, 1, 1, 7) if with_bias else None
+    with torch.autocast("cpu", torch.bfloat16):
+        output = scaled_dot_product_attention(q, k, v, bias)
+    precise = scaled_dot_product_attention(
+        q.float(), k.float(), v.float(), None if bias is None else bias.bfloat16().float()
+    )
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, precise.bfloat16())  # rounded only once
+    direction = torch.randn_like(output)
+    gradients = torch.autograd.grad(output, (q, k, v), direction)
+    expected = torch.autograd.grad(precise, (q, k, v), direction.float())
+    assert all(torch.equal(gradient, value) for gradient, value in zip(gradients, expected))

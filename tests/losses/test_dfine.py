@@ -327,6 +327,15 @@ def test_class_losses_other_than_published_are_those_of_their_name():
     assert make_criterion(class_loss="mal")(outputs, targets)["labels"].item() == pytest.approx(bce.item(), rel=1e-5)
 
 
+def test_class_weights_multiply_the_class_loss_of_matched_queries():
+    outputs, targets = single_query([[0.0] * 5, [0.0] * 5])
+    losses = make_criterion()(outputs, targets)
+    weighted = make_criterion(class_weights=[3.0])(outputs, targets)
+    for name, value in losses.items():
+        factor = 3 if name.endswith("labels") else 1
+        torch.testing.assert_close(weighted[name], factor * value)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -377,6 +386,14 @@ def test_queries_without_known_matches_are_an_error(changes, name):
         other = {}
     outputs["training_outputs"] = [{**other, **changes}]
     with pytest.raises(ConfigError, match=f"^DFINECriterion: it has no loss for the queries '{name}' of training_out"):
+        make_criterion()(outputs, make_targets([1]))
+
+
+def test_denoising_queries_without_initial_boxes_are_an_error():
+    outputs = make_outputs([1])
+    del outputs["training_outputs"][1]["initial_boxes"]
+    message = r"the queries 'dn' of training_outputs have no initial_boxes\. Name it in the head's query_outputs"
+    with pytest.raises(ConfigError, match=message):
         make_criterion()(outputs, make_targets([1]))
 
 

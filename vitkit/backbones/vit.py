@@ -24,6 +24,7 @@ from vitkit.nn.layers import SwiGLU, checkpoint_block
 from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
+from vitkit.structures import FeatureInfo
 
 _SIZES = {
     "tiny": dict(d_model=192, depth=12, num_heads=3),
@@ -231,7 +232,7 @@ class ViT(BackboneBase):
                 "class_token=False, num_registers=0, and positions='all'."
             )
         self.configure(
-            map_of_patches(patch_size, d_model),
+            self.maps(patch_size, d_model, depth),
             out_features=out_features,
             num_classes=num_classes,
             frozen_stages=frozen_stages,
@@ -313,6 +314,11 @@ class ViT(BackboneBase):
         for tokens in (self.pos_embed, self.cls_token, self.dist_token, self.reg_token):
             if tokens is not None:
                 nn.init.trunc_normal_(tokens, std=0.02)
+
+    @staticmethod
+    def maps(patch_size: int, d_model: int, depth: int) -> dict[str, FeatureInfo]:
+        """Return the description of all maps that the constructor's arguments give."""
+        return map_of_patches(patch_size, d_model)
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return the embeddings, then each block."""

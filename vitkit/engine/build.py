@@ -129,7 +129,7 @@ def build_criterion_for(config: Mapping[str, Any], model: Model, classes: Sequen
     if criterion.class_activation != model.class_activation:
         logits, losses = {
             "softmax": ('a softmax with "no object"', "'cross_entropy'"),
-            "sigmoid": ("a sigmoid per class", "'focal', 'varifocal' or 'mal'"),
+            "sigmoid": ("a sigmoid per class", "'focal', 'varifocal', 'mal' or 'iou_aware'"),
         }[model.class_activation]
         raise ConfigError(
             f"criterion.class_loss={criterion.class_loss!r}: {type(model).__name__} predicts classes by {logits}. "

@@ -164,7 +164,7 @@ def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) 
 
 def own_checkpoint(weights: str | Path) -> dict[str, Any]:
     """Return what a checkpoint holds besides its weights; empty for a zoo name, whose files hold weights only."""
-    if str(weights) in model_zoo.index() and not exists(weights):
+    if model_zoo.listed_name(str(weights)) and not exists(weights):
         return {}
     return checkpoint_of(weights) if is_exported(weights) else read_metadata(weights)
 
@@ -233,9 +233,10 @@ def find_model(
             raise ConfigError(f"{name}: is no config, so no weights are expected beside it; got {str(weights)!r}, too.")
         return FoundModel(_config_in(path, overrides, trust), path)
     zoo = model_zoo.index()
-    if name in zoo:
-        own = zoo[name].get("overrides", ())  # an official model that shares the config of another one
-        return FoundModel(load_config(zoo[name]["config"], [*own, *overrides]), name if weights is None else weights)
+    if listed := model_zoo.listed_name(name):
+        own = zoo[listed].get("overrides", ())  # an official model that shares the config of another one
+        config = load_config(zoo[listed]["config"], [*own, *overrides])
+        return FoundModel(config, listed if weights is None else weights)
     installed = config_names()
     if path.as_posix().removeprefix("configs/") in installed:
         return FoundModel(load_config(path, overrides), weights)
@@ -292,7 +293,7 @@ def names_config_alone(source: str | Path) -> bool:
         return False
     if path.suffix in CONFIG_SUFFIXES:
         return True
-    return not exists(path) and str(source) not in model_zoo.index()
+    return not exists(path) and not model_zoo.listed_name(str(source))
 
 
 def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:

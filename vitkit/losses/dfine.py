@@ -57,9 +57,10 @@ class DFINECriterion(SetCriterion):
         class_loss: "varifocal" (D-FINE), or another sigmoid loss: "mal" or "focal". See `class_losses`.
         focal_alpha, focal_gamma, class_weights: see `SetCriterion`.
         temperature: T, by which the distributions' logits are divided in ddf.
+        class_weights: see `SetCriterion`.
     Raises:
         ConfigError: the class loss or a term is unknown, a term is missing, the class loss does not have an argument
-            that is set, the matcher's costs are for other logits, or the temperature is not positive.
+            that is set, the matcher's costs are for other logits, or the temperature or a class weight is not positive.
     """
 
     terms = ("labels", "l1", "giou", "fgl", "ddf")
@@ -265,6 +266,11 @@ def _check_sets(query_sets: Sequence[QuerySets], *, num_bins: int) -> None:
                     f"DFINECriterion: pred_corners has {channels} channels, but there are {num_bins} distance_bins: "
                     f"expected {4 * num_bins}. Make both from the same reg_max."
                 )
+        if "pred_corners" in last and "initial_boxes" not in last:
+            raise ConfigError(
+                f"DFINECriterion: the queries {_name(queries)!r} of training_outputs have no initial_boxes. Name it in "
+                "the head's query_outputs."
+            )
         is_encoder = (
             "pred_corners" not in last
             and last["pred_logits"].shape[1] == num_queries
@@ -273,10 +279,14 @@ def _check_sets(query_sets: Sequence[QuerySets], *, num_bins: int) -> None:
         is_single = len(queries.layers) == len(queries.prefixes)
         if not is_single or not (queries.is_main or queries.has_known_matches or is_encoder):
             raise ConfigError(
-                f"DFINECriterion: it has no loss for the queries {queries.prefixes[0].removesuffix('_')!r} of "
-                "training_outputs. Expected the encoder's predictions for the main queries, and denoising queries: "
-                "leave others out of model.training_queries."
+                f"DFINECriterion: it has no loss for the queries {_name(queries)!r} of training_outputs. Expected the "
+                "encoder's predictions for the main queries, and denoising queries: leave others out of "
+                "model.training_queries."
             )
+
+
+def _name(queries: QuerySets) -> str:
+    return queries.prefixes[0].removesuffix("_")
 
 
 def _layers_with_distributions(queries: QuerySets) -> QuerySets:

@@ -131,7 +131,13 @@ class DensePredictionModel(ModelOnBackbone):
         for part in {key.removeprefix(start).partition(".")[0] for key in (*initial, *state) if key.startswith(start)}:
             ours = {key: value for key, value in initial.items() if key.startswith(f"{start}{part}.")}
             theirs = [key for key in state if key.startswith(f"{start}{part}.")]
-            if {key: state[key].shape for key in theirs} == {key: value.shape for key, value in ours.items()}:
+            # Layers whose first size is the number of classes are replaced elsewhere, if the classes differ.
+            heads = tuple(prefix + head for head in self.class_head)
+            shapes = [
+                {key: value.shape[key.startswith(heads) :] for key, value in entries.items()}
+                for entries in ({key: state[key] for key in theirs}, ours)
+            ]
+            if shapes[0] == shapes[1]:
                 continue
             if ours:
                 difference = "has another shape in the weights" if theirs else "is not in the weights"
