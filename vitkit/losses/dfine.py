@@ -165,9 +165,6 @@ class DFINECriterion(SetCriterion):
     def _class_and_box_losses(self, queries: QuerySets, matched: MatchedQueries, pairs: Pairs) -> dict[str, Tensor]:
         boxes = queries.stack("pred_boxes")  # (L, B, Q, 4)
         ious = _ious(boxes[tuple(matched.indices)], _target_boxes(queries)[matched.target])
-        if self.class_loss == "varifocal":
-            # The original has no loss at the label of a match without overlap, which as published is "no object".
-            ious = ious.clamp(min=torch.finfo(ious.dtype).tiny)
         class_losses = sigmoid_loss(
             self.class_loss,
             matched.logits,
