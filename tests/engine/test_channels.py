@@ -191,4 +191,6 @@ def test_a_file_with_other_channels_is_named_with_both_numbers(images):
 
 def untrained():
     torch.manual_seed(0)
-    return Predictor(build_model(load_config("config.py")["model"], classes=["cell"]), ["cell"], channels=4)
+    config = load_config("config.py")
+    model, transforms = build_model(config["model"], classes=["cell"]), config["data"]["val"]["transforms"]
+    return Predictor(model, ["cell"], transforms=transforms, channels=4)

@@ -55,7 +55,7 @@ class DFINECriterion(SetCriterion):
         matcher: a spec of the matcher (see `HungarianMatcher`) with sigmoid activation, or the matcher.
         weights: the weight of each of `terms`.
         class_loss: "varifocal" (D-FINE), or another sigmoid loss: "mal" or "focal". See `class_losses`.
-        focal_alpha, focal_gamma: see `SetCriterion`.
+        focal_alpha, focal_gamma, class_weights: see `SetCriterion`.
         temperature: T, by which the distributions' logits are divided in ddf.
         class_weights: see `SetCriterion`.
     Raises:
