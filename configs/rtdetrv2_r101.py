@@ -10,6 +10,6 @@ from vitkit.configs.parts.rtdetrv2 import rtdetrv2
 
 
 def config():
-    cfg = rtdetrv2(101)
+    cfg = rtdetrv2(101, epochs=72, strong_until=71)
     cfg["optimizer"]["backbone_lr"] = 1e-6
     return cfg

@@ -8,7 +8,6 @@ from vitkit.configs.parts.rtdetrv2 import rtdetrv2
 
 
 def config():
-    cfg = rtdetrv2(18)
+    cfg = rtdetrv2(18, epochs=120, strong_until=117, size_repeats=None)
     cfg["optimizer"]["backbone_lr"] = None  # the same as of the rest
-    cfg["train"]["epochs"] = 120
     return cfg

@@ -8,7 +8,6 @@ from vitkit.configs.parts.rtdetrv2 import rtdetrv2
 
 
 def config():
-    cfg = rtdetrv2(34)
+    cfg = rtdetrv2(34, epochs=120, strong_until=117)
     cfg["optimizer"].update(backbone_lr=5e-5, no_weight_decay=["vectors"])
-    cfg["train"]["epochs"] = 120
     return cfg

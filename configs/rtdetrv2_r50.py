@@ -10,4 +10,4 @@ from vitkit.configs.parts.rtdetrv2 import rtdetrv2
 
 
 def config():
-    return rtdetrv2(50)
+    return rtdetrv2(50, epochs=72, strong_until=71)

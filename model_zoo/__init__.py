@@ -14,6 +14,18 @@ def index() -> dict[str, dict[str, Any]]:
     return json.loads((_FOLDER / "index.json").read_text(encoding="utf-8"))
 
 
+def names() -> list[str]:
+    """Return the names of all models in the index, and those that `listed_name` understands."""
+    entries = list(index())
+    return entries + [name.removesuffix("_coco") for name in entries if name.endswith("_coco")]
+
+
+def listed_name(name: str) -> str | None:
+    """Return a model's name in the index, of which "_coco" at the end may be left out; None if it is not there."""
+    entries = index()
+    return next((each for each in (name, f"{name}_coco") if each in entries), None)
+
+
 def unpublished() -> dict[str, str]:
     """Return the configs without an entry in the index: name -> why there is no published file."""
     return json.loads((_FOLDER / "unpublished.json").read_text(encoding="utf-8"))
@@ -32,8 +44,11 @@ def published_name(path: str | Path) -> str | None:
 def published_weights(name: str) -> Path:
     """Return the file with the weights of a model in the index, downloaded unless it is in the cache.
 
+    Args:
+        name: see `listed_name`.
+
     Raises:
         CheckpointError: the address cannot be reached, or the file is damaged.
     """
-    entry = index()[name]
+    entry = index()[listed_name(name) or name]
     return cached_file(entry["url"], checksum=entry["checksum"], name=entry.get("file"))

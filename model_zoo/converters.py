@@ -29,6 +29,7 @@ from vitkit.model_zoo.convert_transformer import CONVERTERS as TRANSFORMER_CONVE
 from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
 from vitkit.model_zoo.converter import Converter, State
 from vitkit.model_zoo.official_formats import REAL_TIME_FORMATS
+from vitkit.model_zoo.rf_detr import official_formats as rf_detr_formats
 from vitkit.model_zoo.transformers_formats import formats as transformers_formats
 
 _PANOPTIC_ROWS = 251
@@ -41,6 +42,8 @@ REAL_TIME_MODELS = (
 """Formats whose class heads have a row for each class of COCO, not for each raw id."""
 FOCAL_MODELS = (
     *("fundamentalvision/Deformable-DETR", "IDEA-Research/DINO", "transformers Deformable DETR"),
+    *("roboflow/rf-detr", "roboflow/rf-detr, with masks"),
+    *("transformers RF-DETR", "transformers RF-DETR, with masks"),
     *REAL_TIME_MODELS,
 )
 """Formats whose class heads have no row for "no object"."""
@@ -78,6 +81,7 @@ CONVERTERS = [
     *MASK_CLASSIFICATION_CONVERTERS,
     *EOMT_CONVERTERS,
     *deformable_detr_converters(COCO_CLASSES),
+    *(each.converter() for each in rf_detr_formats(COCO_CLASSES)),
     Converter(
         name="facebookresearch/detr, with masks",
         marks=("detr.transformer.decoder.norm.weight", "mask_head.lay1.weight"),
@@ -204,7 +208,7 @@ def _describe_run(checkpoint: Mapping[str, Any]) -> str | None:
 
 provide(
     PublishedWeights(
-        names=lambda: model_zoo.index().keys(),
+        names=lambda: model_zoo.names(),
         file_of=lambda name: model_zoo.published_weights(name),
         name_of=lambda path: model_zoo.published_name(path),
         convert=convert_official,

@@ -1,15 +1,14 @@
 """Key names of D-FINE and DEIM, the original's and the transformers library's, both ways."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
 from vitkit.model_zoo.converter import State
 from vitkit.model_zoo.key_table import Alias, Custom, KeyTable, Rename, below
 from vitkit.model_zoo.transformers_detectors import ENCODER_LAYER, layer_rules
-from vitkit.nn.deformable_transformer import Levels, anchor_boxes
 
 _SIZE = 640
 """Height and width of the images that the original keeps the anchors of."""
@@ -59,14 +58,22 @@ def _scales(prefixes: tuple[str, ...], attention: str, has_anchors: bool) -> Cus
             shares = [1 / points for points in layer.cross_attn.num_points for _ in range(points)]
             state[f"{attention.format(i=i)}num_points_scale"] = torch.tensor(shares)
         if has_anchors:
-            shapes = [(_SIZE // info.stride, _SIZE // info.stride) for info in model.neck.feature_info.values()]
-            levels = Levels(torch.empty(0), None, shapes, None, torch.ones(1, len(shapes), 2))
-            boxes, unusable = anchor_boxes(levels)
-            state["decoder.anchors"] = torch.logit(boxes).masked_fill(unusable, torch.inf)
-            state["decoder.valid_mask"] = ~unusable
+            boxes = _anchors([info.stride for info in model.neck.feature_info.values()])
+            state["decoder.valid_mask"] = ((boxes > 0.01) & (boxes < 0.99)).all(-1, keepdim=True)
+            state["decoder.anchors"] = torch.logit(boxes).where(state["decoder.valid_mask"], torch.inf)
         return state
 
     return Custom(read, write)
+
+
+def _anchors(strides: Sequence[int]) -> Tensor:
+    """Return the initial boxes of all locations of an image of `_SIZE`, (1, S, 4) cxcywh in 0..1."""
+    levels = []
+    for level, stride in enumerate(strides):
+        centres = (torch.arange(_SIZE // stride) + 0.5) / (_SIZE // stride)
+        points = torch.cartesian_prod(centres, centres).flip(-1)  # row by row, as (x, y)
+        levels.append(torch.cat([points, torch.full_like(points, 0.05 * 2**level)], dim=-1))
+    return torch.cat(levels)[None]
 
 
 def _official_rules() -> Iterator[Rename]:

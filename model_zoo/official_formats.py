@@ -8,6 +8,7 @@ from vitkit.model_zoo.dfine import OFFICIAL_DFINE
 from vitkit.model_zoo.formats import Format
 from vitkit.model_zoo.key_table import Custom, KeyTable, Rename, Rule, below
 from vitkit.model_zoo.official_rt_detr import RESNET_VD, RT_DETR, RT_DETR_V2
+from vitkit.model_zoo.rf_detr import official_formats as rf_detr_formats
 from vitkit.model_zoo.transformers_detectors import write_heads
 from vitkit.model_zoo.transformers_masks import write_empty_weight
 
@@ -207,6 +208,7 @@ FORMATS = [
         )
         for backbone, key in ((_RESNET, _RESNET_KEY), ([], _SWIN_KEY))
     ),
+    *rf_detr_formats(COCO_CLASSES),
     Format("facebookresearch/TimeSformer", (), KeyTable([Rename("^model.", "^")]), "TimeSformer"),
     Format("torch.nn.Transformer", (), TRANSFORMER, "Transformer", ("encoder.norm.weight",)),
     Format("microsoft/Swin-Transformer", (), _SAME, "Swin"),

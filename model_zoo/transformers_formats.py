@@ -2,6 +2,7 @@
 
 from vitkit.model_zoo.dfine import TRANSFORMERS_DFINE
 from vitkit.model_zoo.formats import Format
+from vitkit.model_zoo.rf_detr import transformers_formats as rf_detr_formats
 from vitkit.model_zoo.transformers_backbones import RESNET, SWIN, SWIN_V2, TIMESFORMER, VIT
 from vitkit.model_zoo.transformers_detectors import DEFORMABLE_DETR, DETR, DETR_WITH_MASKS
 from vitkit.model_zoo.transformers_masks import MASK2FORMER_RESNET, MASK2FORMER_SWIN, MASKFORMER_RESNET, MASKFORMER_SWIN
@@ -74,6 +75,7 @@ def formats(coco: tuple[str, ...], coco_panoptic: tuple[str, ...]) -> list[Forma
             ("neck.levels.0.0.weight", _RESNET),
             coco,
         ),
+        *rf_detr_formats(coco),
         Format(
             "transformers Mask2Former, Swin",
             (*_MASK2FORMER, _PATCHES),

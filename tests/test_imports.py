@@ -38,6 +38,7 @@ BESIDE = {  # rooms outside of that order, and the rooms that each may import
     # At the top: each uses whatever it needs.
     "inference": {*LEVEL, "data", "evaluation", "visualization", "model_zoo"},
     "doctor": {*LEVEL, "data", "engine", "analysis"},
+    "starter": {*LEVEL, "data", "engine", "engine builders", "visualization", "report", "doctor"},
     # The files of engine that build what a config names; the others do not import them.
     "engine builders": {*LEVEL, "data", "engine", "evaluation", "visualization", "inference"},
 }

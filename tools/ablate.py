@@ -31,7 +31,7 @@ from vitkit.data.io.json_files import read_json
 from vitkit.data.io.output import write_text
 from vitkit.errors import ConfigError, DataError, TrainingError
 from vitkit.registry import nearest
-from vitkit.tools.child_runs import run_to_end, time_steps
+from vitkit.starter.child_runs import run_to_end, time_steps
 from vitkit.tools.common import errors_in_one_line, is_override
 
 _SETS = Path(vitkit.configs.ablations.__path__[0])

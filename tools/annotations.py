@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.data.formats import FORMAT_NAMES, READERS, AnnotatedImages, read_annotations
+from vitkit.data.formats.annotated import left_out_lines
 from vitkit.data.formats.writing import WRITERS, Lost, check_size
 from vitkit.data.io.image_files import path_inside, read_image
 from vitkit.data.io.segmentations import decode_segmentation
@@ -21,7 +22,6 @@ from vitkit.words import counted
 
 NUM_DRAWN = 12
 """The default number of pictures on a sheet."""
-_SHOWN = 3
 _MAX_DRAWN, _MAX_MASK_PIXELS = 200, 1 << 28
 """The most objects of an image that are drawn, and the most pixels of their masks: one image may have thousands."""
 
@@ -140,9 +140,8 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
 
 def print_left_out(left_out: Mapping[str, Sequence[str]], verb: str) -> None:
     """Print each reason with the number of items that were left out, and the first names."""
-    for reason, names in left_out.items():
-        more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        print(f"  {verb}: {len(names)} {reason}: {', '.join(names[:_SHOWN])}{more}")
+    for line in left_out_lines(left_out):
+        print(f"  {verb}: {line}")
 
 
 def draw_sheet(data: AnnotatedImages, path: Path) -> None:

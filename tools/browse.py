@@ -3,14 +3,15 @@
 OUT/figure_1.png, …    figures of several images
 OUT/index.html         a report with all of them in a single file; it can be filtered by class
 
-Images are chosen at random unless --images names them, and each is augmented --views times with different seeds. The
-images of a classifier with batch transforms (mixup, cutmix) are shown mixed.
+Images are chosen at random unless --images names them, and each is augmented --views times with different seeds, as in
+epoch --epoch. Training images that are mixed in a batch (mixup, cutmix) are shown mixed.
 
 Examples:
     python tools/browse.py configs/quickstart/detr.py
     python tools/browse.py configs/detr_r50.py data.root=data/coco --count 24 --views 3 --original --out look
     python tools/browse.py configs/camvid/per_pixel.py --split val --images train/0001TP_006690
     python tools/browse.py configs/detr_r50.py data.root=data/coco --class "hair drier"
+    python tools/browse.py my_config.py --epoch 70    # transforms that change between epochs
 """
 
 import argparse
@@ -22,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.data.io.channel_files import as_rgb
+from vitkit.data.loading.batch_augmentation import BatchAugmentation
 from vitkit.data.loading.collate import collate
 from vitkit.data.loading.loader import DataSettings
 from vitkit.engine.settings import require
@@ -53,6 +56,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--count", type=int, default=16, metavar="N", help="number of images (default: 16)")
     parser.add_argument("--views", type=int, default=1, metavar="N", help="augmentations of each image (default: 1)")
+    parser.add_argument(
+        "--epoch", type=int, default=0, metavar="N", help="epoch of the augmentation, from 0 (default: 0)"
+    )
     parser.add_argument("--original", action="store_true", help="also show each image as it is stored")
     parser.add_argument(
         "--images", nargs="+", metavar="ID", help="ids of the images to show (default: a random choice)"
@@ -70,8 +76,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     _, args.overrides = split_weights(args.overrides)  # the data need no weights
-    if min(args.count, args.views) < 1 or args.seed < 0:
-        parser.error("--count and --views are at least 1, --seed at least 0")
+    if min(args.count, args.views) < 1 or min(args.seed, args.epoch) < 0:
+        parser.error("--count and --views are at least 1, --seed and --epoch at least 0")
     return args
 
 
@@ -96,6 +102,10 @@ def run(args: argparse.Namespace) -> None:
     if args.with_class is not None and args.with_class not in names:
         raise ConfigError(f"--class {args.with_class}: no class of the data. {nearest(args.with_class, names)}")
     torch.manual_seed(args.seed)
+    dataset.set_epoch(args.epoch)
+    augment = None
+    if args.split == "train" and data.squares is not None:
+        augment = BatchAugmentation(data.squares, data.mixup, seed=args.seed)
     # Boxes around the segments of a panoptic or semantic map would only hide it.
     with_boxes = "objects" in dataset.annotations and dataset.task in (None, "instance")
     image_ids = dataset.image_ids
@@ -104,11 +114,13 @@ def run(args: argparse.Namespace) -> None:
     for index in choose(dataset, image_ids, names, args):
         image_id = image_ids[index]
         if args.original:
-            cards.append(Card(f"{image_id}, as stored", np.ascontiguousarray(dataset.load_image(index))))
+            cards.append(Card(f"{image_id}, as stored", as_rgb(dataset.load_image(index))))
         seeds = [seed_of(args.seed, view, index) for view in range(args.views)]
         transform = dataset.batch_transforms
         if transform is not None and args.split == "train":
             views = mixed_views(dataset, transform, index, seeds)
+        elif augment is not None:
+            views = [augmented(dataset, augment, args.epoch, index, seed) for seed in seeds]
         else:
             views = [dataset[(index, seed)] for seed in seeds]
         cards += [card_of(sample, image_id, names, with_boxes=with_boxes) for sample in views]
@@ -173,6 +185,12 @@ def mixed_views(
         image = (images[0] * 255).round().clamp(0, 255).byte()
         views.append(Sample(image=image, target=batch.targets[0]))
     return views
+
+
+def augmented(dataset: Dataset, augment: BatchAugmentation, epoch: int, index: int, seed: int) -> Sample:
+    """Return a training image as in a batch of an epoch, after the image that it may be mixed with."""
+    before = dataset[((index + 1) % len(dataset), seed)]
+    return augment([before, dataset[(index, seed)]], epoch, seed)[1]
 
 
 def card_of(sample: Sample, image_id: Any, names: Sequence[str], *, with_boxes: bool) -> Card:

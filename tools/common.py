@@ -60,7 +60,7 @@ def split_weights(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     """Split off the weights before overrides, which may follow a config's name; None if there are none."""
     from vitkit import model_zoo
 
-    has_weights = overrides and (os.path.exists(overrides[0]) or overrides[0] in model_zoo.index())
+    has_weights = overrides and (os.path.exists(overrides[0]) or model_zoo.listed_name(overrides[0]))
     return (overrides[0], list(overrides[1:])) if has_weights else (None, list(overrides))
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         SECTIONS,
         TRANSFORMS,
     )
+    from vitkit.starter.starting import start
 
 _REGISTRIES = (
     "BACKBONES CRITERIA DATASETS EVALUATORS HEADS HOOKS MATCHERS MODELS NECKS OPTIMIZERS SCHEDULES SECTIONS TRANSFORMS"
@@ -55,6 +56,7 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "load": "inference",
     "load_config": "config",
     "load_weights": "checkpoint",
+    "start": "starter.starting",
     "test": "engine.api",
     "train": "engine.api",
 }

@@ -1,4 +1,7 @@
-"""D-FINE (Peng et al. 2024, https://arxiv.org/abs/2410.13842) on COCO 2017: what its sizes share."""
+"""What sizes of D-FINE share on COCO 2017 (Peng et al. 2024, https://arxiv.org/abs/2410.13842), trained as published or
+as by DEIM (Huang et al. 2024, https://arxiv.org/abs/2412.04234)."""
+
+from vitkit.configs.parts.realtime import deim_data, dfine_data, flat_cosine, training
 
 _WEIGHTS = "https://github.com/Peterande/storage/releases/download/dfinev1.0/PPHGNetV2_{}_stage1.pth"
 
@@ -37,3 +40,48 @@ def dfine_model(size, activation="relu"):
             dict(type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0),
         ],
     )  # fmt: skip
+
+
+def dfine(
+    size, lr, backbone_lr, *, epochs, strong_until, size_repeats=None, weight_decay=1e-4, batch_size=32,
+    restart_ema_decay=0.9999,
+):  # fmt: skip
+    """D-FINE's run of a size; for the data's arguments see `dfine_data`."""
+    return dict(
+        model=dfine_model(size),
+        criterion=_criterion("varifocal"),
+        data=dfine_data(strong_until, size_repeats=size_repeats),
+        optimizer=_optimizer(lr, backbone_lr, weight_decay, decays_biases=size in ("l", "x")),
+        schedule=dict(type="ConstantLR", warmup_steps=500),
+        evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
+        train=training(epochs, strong_until, restart_ema_decay, batch_size),
+    )
+
+
+def deim(
+    size, lr, backbone_lr, *, epochs, mosaic_until, strong_until, size_repeats=None, weight_decay=1e-4, batch_size=32,
+    restart_ema_decay=0.9999, schedule=None,
+):  # fmt: skip
+    """DEIM's run of a size; for the data's arguments see `deim_data`. `schedule` None: flat, then a cosine."""
+    return dict(
+        model=dfine_model(size, activation="silu"),
+        criterion=_criterion("mal"),
+        data=deim_data(4, mosaic_until, strong_until, size_repeats=size_repeats),
+        optimizer=_optimizer(lr, backbone_lr, weight_decay, decays_biases=size != "n"),
+        schedule=schedule or flat_cosine(mosaic_until, strong_until),
+        evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
+        train=training(epochs, strong_until, restart_ema_decay, batch_size),
+    )
+
+
+def _criterion(class_loss):
+    return dict(
+        type="DFINECriterion", class_loss=class_loss,
+        weights=dict(labels=1.0, l1=5.0, giou=2.0, fgl=0.15, ddf=1.5),
+        matcher=dict(type="HungarianMatcher", activation="sigmoid", cost_labels=2.0, cost_l1=5.0, cost_giou=2.0),
+    )  # fmt: skip
+
+
+def _optimizer(lr, backbone_lr, weight_decay, *, decays_biases):
+    undecayed = ["norms"] if decays_biases else ["norms", "neck.vectors", "head.vectors"]
+    return dict(type="AdamW", lr=lr, backbone_lr=backbone_lr, weight_decay=weight_decay, no_weight_decay=undecayed)

@@ -1,6 +1,6 @@
 """RT-DETR (Zhao et al. 2023, https://arxiv.org/abs/2304.08069) on COCO 2017: what its sizes share."""
 
-from vitkit.configs.parts.coco import coco_detection
+from vitkit.configs.parts.realtime import dfine_data
 
 SIZES = {
     18: dict(expansion=0.5, num_decoder_layers=3),
@@ -11,7 +11,7 @@ SIZES = {
 """Depth of the backbone -> sizes of the hybrid encoder and the decoder."""
 
 
-def rtdetr(depth, images_per_gpu=4, size=640):
+def rtdetr(depth):
     """RT-DETR on a ResNet-vd of 18, 34, 50 or 101 layers; the batch norms of the two larger ones are frozen."""
     sizes = dict(channels=256, d_ffn=1024) | SIZES[depth]
     return dict(
@@ -38,7 +38,8 @@ def rtdetr(depth, images_per_gpu=4, size=640):
             weights=dict(labels=1.0, l1=5.0, giou=2.0),
             matcher=dict(type="HungarianMatcher", activation="sigmoid", cost_labels=2.0, cost_l1=5.0, cost_giou=2.0),
         ),
-        data=squashed(coco_detection(images_per_gpu), size),
+        # D-FINE took these augmentations and squares from RT-DETR, where they last to the end.
+        data=dfine_data(strong_until=72, size_repeats=3),
         optimizer=dict(type="AdamW", lr=1e-4, backbone_lr=1e-5, weight_decay=1e-4, no_weight_decay=["vectors"]),
         schedule=dict(type="ConstantLR"),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
@@ -46,17 +47,3 @@ def rtdetr(depth, images_per_gpu=4, size=640):
             epochs=72, clip_grad_norm=0.1, ema_decay=0.9999, ema_ramp_steps=2000, seed=42, reference_batch_size=16,
         ),
     )  # fmt: skip
-
-
-def squashed(data, size):
-    """Resize all images to squares, whatever their proportions, after colour distortion and flips in training."""
-    data["train"]["transforms"] = dict(
-        type="ComposedTransforms", min_visible=0.0, min_box_side=1.0,
-        transforms=[
-            dict(type="ColorDistortion", p=0.5),
-            dict(type="HorizontalFlip", p=0.5),
-            dict(type="Resize", height=size, width=size, area_for_downscale="image"),
-        ],
-    )  # fmt: skip
-    data["val"]["transforms"] = dict(type="EvalResize", size=[size, size])
-    return data

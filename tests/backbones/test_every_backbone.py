@@ -13,6 +13,9 @@ SPECS = {
     "resnet": dict(type="ResNet", depth=50, pretrained=False),
     "nonlocal": dict(type="NonLocalResNet", depth=50, pretrained=False, positions={"res4": [1]}),
     "vit": dict(type="ViT", d_model=32, depth=3, num_heads=2, image_size=64),
+    "windowed_vit": dict(
+        type="WindowedViT", d_model=32, depth=4, num_heads=2, image_size=64, num_windows=2, global_blocks=[2]
+    ),
     "swin": dict(type="Swin", **SWIN),
     "swinv2": dict(type="SwinV2", **SWIN),
     "mvit": dict(type="MViT", embed_dim=16, depths=[1, 1, 2, 1], num_heads=1, image_size=64),
@@ -30,7 +33,7 @@ SPECS = {
     "clips": dict(type="ClipResNet", depth=50, positions={"res3": [1]}),
     "timesformer": dict(type="TimeSformer", d_model=32, depth=3, num_heads=2, image_size=64, num_frames=2),
 }
-PYRAMIDS = [name for name in SPECS if name not in ("vit", "timesformer")]
+PYRAMIDS = [name for name in SPECS if name not in ("vit", "windowed_vit", "timesformer")]
 
 
 def images(name, batch=2):

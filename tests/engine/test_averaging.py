@@ -196,3 +196,9 @@ def test_restart_without_best_weights_of_its_first_part_is_an_error(tmp_path):
 def test_impossible_averages_are_named(settings, message):
     with pytest.raises(ConfigError, match=message):
         TrainSettings(**{"epochs": 4, "ema_decay": 0.9, "restart_epoch": 2, **settings})
+
+
+def test_run_that_ends_before_its_restart_warns(tmp_path, caplog):
+    _, progress = train(tmp_path / "run", epochs=2, evaluate=None)
+    assert progress.restart_step == 0
+    assert "train.restart_epoch=2: the run ends before, with train.epochs=2, so it never returns" in caplog.text

@@ -24,7 +24,7 @@ from vitkit.models.detr import DETR
             DeformableDETR,
             {"class_loss": "cross_entropy", "no_object_weight": 0.1},
             "criterion.class_loss='cross_entropy': DeformableDETR predicts classes by a sigmoid per class. Expected "
-            "'focal', 'varifocal' or 'mal'",
+            "'focal', 'varifocal', 'mal' or 'iou_aware'",
         ),
     ],
 )

@@ -19,8 +19,9 @@ from fuzz.world import HEIGHT, WIDTH, make_world, read_json
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.tools import start
-from vitkit.tools.child_runs import StepCost
+from vitkit.starter import starting
+from vitkit.starter.child_runs import StepCost
+from vitkit.tools.start import main
 
 _WRITERS = (annotations.write_yolo, annotations.write_voc, annotations.write_labelme, annotations.write_cvat)
 _WRITERS += (annotations.write_csv, annotations.write_coco)
@@ -91,8 +92,8 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
 def check(folder: Path, world: Path) -> None:
     """Check that the written config is Python that only describes a run, and can be loaded."""
     with guarded(folder, world) as options:
-        start.time_steps = lambda *_, **__: StepCost(1 / 60, 1.0, 10)
-        run_tool(start.main, [*options["arguments"], _RANDOM, "--dry-run", "--hours", "0.5", "--run-dir", "out/run"])
+        starting.time_steps = lambda *_, **__: StepCost(1 / 60, 1.0, 10)
+        run_tool(main, [*options["arguments"], _RANDOM, "--dry-run", "--hours", "0.5", "--run-dir", "out/run"])
         path = Path("out/run/config.py")
         compile(path.read_text("utf-8"), str(path), "exec")
         config = vitkit.load_config(path, [_RANDOM])
@@ -103,10 +104,10 @@ def check(folder: Path, world: Path) -> None:
 def _warm_up() -> None:
     with tempfile.TemporaryDirectory() as name:
         world = make_world(Path(name, "world"))
-        kept, start.time_steps = start.time_steps, lambda *_, **__: StepCost(1 / 60, 1.0, 10)
+        kept, starting.time_steps = starting.time_steps, lambda *_, **__: StepCost(1 / 60, 1.0, 10)
         arguments = [str(world / "images"), str(world / "instances.json"), _RANDOM, "--dry-run", "--hours", "0.5"]
-        run_tool(start.main, [*arguments, "--run-dir", str(Path(name, "run"))])
-        start.time_steps = kept
+        run_tool(main, [*arguments, "--run-dir", str(Path(name, "run"))])
+        starting.time_steps = kept
 
 
 FORMATS = [Format("start", _write, check, VitkitError, 5, _warm_up)]

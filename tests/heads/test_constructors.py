@@ -22,7 +22,9 @@ WORDS = {
     "DABDeformableDETRHead": dict(LAYERS, **DEFORMABLE),
     "DINOHead": dict(LAYERS, **DEFORMABLE, share_heads=False, look_forward_twice=False),
     "RTDETRHead": dict(LAYERS, num_points=2, num_decoder_layers=2),
+    "RFDETRHead": dict(LAYERS, num_cross_heads=8, num_points=2, num_decoder_layers=2, masks=False),
     "RTDETRv2Head": dict(LAYERS, num_points=2, num_decoder_layers=2, offset_scale=0.25, sampling="discrete"),
+    "DFINEHead": dict(LAYERS, num_points=2, num_decoder_layers=2, activation="silu", reg_max=8, reg_scale=3.0, up=0.25),
     "MaskFormerHead": dict(LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="silu"),
     "Mask2FormerHead": dict(LAYERS, num_decoder_layers=2, num_levels=1, masked_attention=False, learned_queries=False),
     "PerPixelBaselineHead": {},
@@ -31,7 +33,18 @@ WORDS = {
     "PyramidProjection": dict(
         out_channels=32, in_features=["res4", "res5"], num_levels=3, num_groups=8, isolate_padding=True
     ),
+    "C2fProjection": dict(out_channels=8, in_features=["res4"], num_blocks=2, isolate_padding=True),
     "HybridEncoder": dict(
+        out_channels=32,
+        in_features=["res4", "res5"],
+        num_heads=4,
+        d_ffn=48,
+        dropout=0.2,
+        num_blocks=1,
+        expansion=0.5,
+        isolate_padding=True,
+    ),
+    "DFINEEncoder": dict(
         out_channels=32,
         in_features=["res4", "res5"],
         num_heads=4,

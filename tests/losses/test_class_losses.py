@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torchvision.ops import box_iou
 
 from vitkit.errors import ConfigError
-from vitkit.losses.class_losses import focal_loss, matchability_aware_loss, varifocal_loss
+from vitkit.losses.class_losses import focal_loss, iou_aware_loss, matchability_aware_loss, varifocal_loss
 from vitkit.ops.boxes import box_iou as paired_iou
 from vitkit.ops.boxes import cxcywh_to_xyxy
 from vitkit.registry import CRITERIA
@@ -33,9 +33,10 @@ def test_varifocal_loss_by_hand():
     torch.testing.assert_close(gradient, torch.tensor([[0.09375, 0.8 * (0.5 - 0.8)], [0.09375, 0.09375]]))
 
 
-def test_match_without_overlap_counts_as_no_object_in_varifocal_loss():
-    value, _ = one_match(varifocal_loss, 0.0, 0.0, alpha=0.75, gamma=2.0)
-    torch.testing.assert_close(value, torch.tensor([4 * 0.75 * 0.25 * LN2]))
+def test_label_of_a_match_without_overlap_costs_nothing_in_varifocal_loss():
+    value, gradient = one_match(varifocal_loss, 0.0, 0.0, alpha=0.75, gamma=2.0)
+    torch.testing.assert_close(value, torch.tensor([3 * 0.75 * 0.25 * LN2]))
+    assert gradient[0, 1] == 0
 
 
 def test_matchability_aware_loss_by_hand():
@@ -43,6 +44,20 @@ def test_matchability_aware_loss_by_hand():
     value, gradient = one_match(matchability_aware_loss, math.log(3), 0.25, gamma=1.5)
     torch.testing.assert_close(value, torch.tensor([LN4_3 / 8 + LN4 * 7 / 8 + 3 * 0.75**1.5 * LN4]))
     torch.testing.assert_close(gradient[0], torch.tensor([0.75**2.5, 0.75 - 0.125]))
+
+
+def test_iou_aware_loss_by_hand():
+    # p = 1/2 and the target of an IoU of 1/16 is (1/2) ** 0.25 * (1/16) ** 0.75 = 2 ** -3.25.
+    value, gradient = one_match(iou_aware_loss, 0.0, 1 / 16, alpha=0.25, gamma=2.0)
+    torch.testing.assert_close(value, torch.tensor([LN2 + 3 * LN2 / 4]))
+    # Only the target is a constant: no object has the slope of p^2 times its cross entropy.
+    others = 2 * 0.5 * 0.25 * LN2 + 0.25 * 0.5
+    torch.testing.assert_close(gradient, torch.tensor([[others, 0.5 - 2**-3.25], [others, others]]))
+
+
+def test_match_without_overlap_still_counts_as_an_object_in_iou_aware_loss():
+    _, gradient = one_match(iou_aware_loss, 0.0, 0.0, alpha=0.25, gamma=2.0)
+    assert gradient[0, 1].item() == pytest.approx(0.5 - 0.01)
 
 
 def test_confident_poor_match_costs_more_with_mal_than_with_varifocal():
@@ -107,7 +122,7 @@ def make_case(counts: list[int]):
 
 
 def by_loop(criterion, class_loss: str, layer: dict, targets: list[dict]) -> torch.Tensor:
-    """Compute the loss by the published formulas, class by class."""
+    """Compute the loss by the original code's formulas, class by class."""
     ((matches,),) = criterion.matcher([([layer], targets)])
     total = torch.zeros(())
     for i, (queries, indices) in enumerate(matches):
@@ -120,9 +135,7 @@ def by_loop(criterion, class_loss: str, layer: dict, targets: list[dict]) -> tor
                     continue
                 boxes = layer["pred_boxes"][i, query], targets[i]["boxes_cxcywh"][index]
                 q = box_iou(*(cxcywh_to_xyxy(box[None]) for box in boxes)).squeeze()
-                if class_loss == "varifocal" and q == 0:
-                    total -= 0.75 * p**2 * (1 - p).log()
-                elif class_loss == "varifocal":
+                if class_loss == "varifocal":
                     total -= q * (q * p.log() + (1 - q) * (1 - p).log())
                 else:
                     total -= q**1.5 * p.log() + (1 - q**1.5) * (1 - p).log()

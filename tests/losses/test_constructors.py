@@ -12,7 +12,8 @@ BOX_MATCHER = dict(type="HungarianMatcher", cost_labels=2.0, cost_l1=5.0, cost_g
 MASK_MATCHER = dict(
     type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=3.0, mask_cost="focal", num_points=7
 )
-MATCHER_SPECS = [BOX_MATCHER, MASK_MATCHER, dict(type="FixedMaskMatcher")]
+BOX_MASK_MATCHER = dict(BOX_MATCHER, type="HungarianBoxMaskMatcher", cost_mask=4.0, cost_dice=6.0, pixels_per_point=13)
+MATCHER_SPECS = [BOX_MATCHER, BOX_MASK_MATCHER, MASK_MATCHER, dict(type="FixedMaskMatcher")]
 CRITERION_SPECS = [
     dict(
         type="SetCriterion",
@@ -31,6 +32,17 @@ CRITERION_SPECS = [
         num_points=9,
         oversample=2.0,
         importance=0.5,
+    ),
+    dict(
+        type="BoxMaskCriterion",
+        matcher=BOX_MASK_MATCHER,
+        weights=dict(labels=2.0, l1=5.0, giou=3.0, mask=1.0, dice=4.0),
+        class_loss="iou_aware",
+        focal_alpha=0.6,
+        focal_gamma=1.5,
+        pixels_per_point=11,
+        oversample=2.5,
+        importance=0.65,
     ),
     dict(
         type="DFINECriterion",
@@ -80,7 +92,7 @@ def test_every_criterion_has_meters_and_says_which_logits_it_expects():
     for spec in CRITERION_SPECS:
         criterion = CRITERIA.build(spec)
         assert isinstance(criterion, Criterion) and criterion.meters
-        is_sigmoid = spec["type"] in ("SetCriterion", "DFINECriterion")
+        is_sigmoid = spec["type"] in ("SetCriterion", "BoxMaskCriterion", "DFINECriterion")
         assert criterion.class_activation == ("sigmoid" if is_sigmoid else None)
     assert dict(Criterion().meters) == {}
 

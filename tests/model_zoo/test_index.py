@@ -17,19 +17,22 @@ from vitkit.models import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = model_zoo.index()
+PUBLISHED = [(Path(entry["config"]).stem, entry["url"]) for entry in INDEX.values()]
+"""Names of configs and the addresses of their weights; a model's name may be shorter than its config's."""
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_config_has_published_weights_or_a_reason_why_not(name):
     reason = model_zoo.unpublished().get(name)
-    assert (name in INDEX) != (reason is not None)
+    urls = [url for config, url in PUBLISHED if config == name]
+    assert bool(urls) != (reason is not None)
     assert reason is None or len(reason.split()) > 3
     file = re.search(
         r"^Weights:\s+(\S+)", ast.get_docstring(ast.parse((ROOT / f"configs/{name}.py").read_text())), re.M
     )
     if file:  # the lab note and the index name the same file
-        assert INDEX[name]["url"].endswith(file[1])
+        assert any(url.endswith(file[1]) for url in urls)
 
 
 def test_every_reason_belongs_to_an_existing_config():
@@ -65,7 +68,7 @@ def test_entries_have_distinct_files_in_the_cache():
     ]
     + ["swin_small_in1k", "swinv2_tiny_window16_in1k", "vit_b16_in1k", "deit_tiny_distilled_patch16_in1k"]
     + ["mvitv2_small_in1k", "resnet101_in1k", "timesformer_divided_k400"]
-    + ["rtdetr_r18", "rtdetr_r101_objects365", "rtdetrv2_r50"],
+    + ["rtdetr_r18", "rtdetr_r101_objects365", "rtdetrv2_r50", "rf_detr_n", "rf_detr_seg_l"],
 )
 def test_model_of_an_entry_has_the_stated_number_of_parameters(name):
     model = find_model(name)
@@ -126,3 +129,15 @@ def test_error_for_an_unknown_name_names_the_nearest():
         vitkit.load("mask2former_r50_coco_instanse")
     with pytest.raises(CheckpointError, match="no checkpoint 'detr_r5O'"):
         vitkit.load_weights(nn.Linear(1, 1), "detr_r5O")
+
+
+def test_coco_may_be_left_out_at_the_end_of_a_name(monkeypatch):
+    assert model_zoo.listed_name("dfine_s") == model_zoo.listed_name("dfine_s_coco") == "dfine_s_coco"
+    assert model_zoo.listed_name("dfine") is None
+    found = find_model("dfine_s")
+    assert found.weights == "dfine_s_coco" and found.config["model"]["type"] == "DFINE"
+    asked = []
+    monkeypatch.setattr("vitkit.model_zoo.cached_file", lambda url, **_: asked.append(url) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        vitkit.load("dfine_s")
+    assert asked == ["https://github.com/Peterande/storage/releases/download/dfinev1.0/dfine_s_coco.pth"]

@@ -20,6 +20,10 @@ MASK2FORMER_HEAD = dict(type="Mask2FormerHead", d_model=32, num_heads=2, d_ffn=3
 MASKFORMER_HEAD = dict(type="MaskFormerHead", d_model=32, num_heads=2, d_ffn=32, num_decoder_layers=2)
 TASKS = ["semantic", "instance", "panoptic"]
 DEFORMABLE_DECODER = dict(type="DeformablePixelDecoder", out_channels=32, mask_channels=16, num_heads=2, num_layers=1)
+C2F = dict(type="C2fProjection", out_channels=32, in_features=["res5"])
+RF_DETR_HEAD = dict(
+    type="RFDETRHead", d_model=32, num_heads=2, num_cross_heads=4, num_points=2, d_ffn=32, num_decoder_layers=2
+)
 DENSE_MODELS = {
     "detr": dict(type="DETR", neck=dict(type="ChannelProjection", out_channels=128), head=DETR_HEAD, num_queries=6),
     "detr_segmentation": dict(
@@ -62,12 +66,24 @@ DENSE_MODELS = {
         head=dict(type="RTDETRHead", d_model=32, num_heads=2, num_points=2, d_ffn=32, num_decoder_layers=2),
         num_queries=6,
     ),
+    "rf_detr": dict(type="RFDETR", neck=C2F, head=RF_DETR_HEAD, num_queries=2),
+    "rf_detr_seg": dict(type="RFDETRSeg", neck=C2F, head=dict(RF_DETR_HEAD, masks=True), num_queries=2),
     "rt_detr_v2": dict(
         type="RTDETRv2",
         neck=dict(
             type="HybridEncoder", out_channels=32, in_features=["res4", "res5"], num_heads=2, d_ffn=32, num_blocks=1
         ),
         head=dict(type="RTDETRv2Head", d_model=32, num_heads=2, num_points=[2, 3], d_ffn=32, num_decoder_layers=2),
+        num_queries=6,
+    ),
+    "dfine": dict(
+        type="DFINE",
+        neck=dict(
+            type="DFINEEncoder", out_channels=32, in_features=["res4", "res5"], num_heads=2, d_ffn=32, num_blocks=1
+        ),
+        head=dict(
+            type="DFINEHead", d_model=32, num_heads=2, num_points=[2, 4], d_ffn=32, num_decoder_layers=2, reg_max=8
+        ),
         num_queries=6,
     ),
     "mask2former": dict(type="Mask2Former", neck=DEFORMABLE_DECODER, head=MASK2FORMER_HEAD, num_queries=6, tasks=TASKS),

@@ -99,6 +99,29 @@ def test_views_differ_and_are_reproducible_by_the_seed(config):
     assert a == b != c and len(set(a)) > 1
 
 
+def test_augmentation_is_that_of_the_epoch_and_of_a_batch(config):
+    Path("config.py").write_text(
+        CONFIG.format(masks=False, val="ShapesDetection").replace(
+            'transforms=dict(type="ComposedTransforms", transforms=[dict(type="D4")]),',
+            'transforms=dict(type="TransformsByEpoch", until_epochs=[2], transforms=[FLIP, CROP]),',
+        )
+        + """
+FLIP = dict(type="ComposedTransforms", transforms=[dict(type="HorizontalFlip")])
+CROP = dict(type="ComposedTransforms", transforms=[dict(type="RandomCrop", height=48, width=40)])
+"""
+    )
+    sizes = {}
+    for epoch in ("0", "2"):
+        browse.main([config, "--images", "3", "--epoch", epoch, "--out", f"epoch{epoch}"])
+        sizes[epoch] = Path(f"epoch{epoch}/index.html").read_text(encoding="utf-8")
+    assert "64x64" in sizes["0"] and "40x48" in sizes["2"]
+    squares = ["data.squares={'sizes': [80]}", "data.mixup={'probability': 1.0}"]
+    browse.main([config, *squares, "--images", "3", "--out", "mixed"])
+    assert "80x80" in Path("mixed/index.html").read_text(encoding="utf-8")
+    (plain,), (mixed,) = (Report(f"{name}/index.html").classes for name in ("epoch0", "mixed"))
+    assert set(plain) <= set(mixed)
+
+
 def test_masks_and_classified_images_are_drawn(config):
     Path("config.py").write_text(CONFIG.format(masks=True, val="ShapesClassification"))
     browse.main([config, "--images", "1", "--out", "masks"])

@@ -328,6 +328,9 @@ def test_object_sizes_after_resizing_are_reported(coco):
     small = "data.train.transforms={'type': 'EvalResize', 'short_side': 16, 'max_size': 64}"
     verdict, message = worst(check_config(small, checks=checks), "sizes after resizing")
     assert verdict == "warn" and "100 % are smaller than a location of the finest map" in message
+    squares = "data.squares={'sizes': [16]}"
+    verdict, message = worst(check_config(squares, checks=checks), "sizes after resizing")
+    assert verdict == "warn" and "in images of about 16x16" in message
 
 
 def test_random_transforms_of_validation_are_reported(coco):

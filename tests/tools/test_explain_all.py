@@ -65,12 +65,35 @@ DENSE = {
         ),
         {"query0"},
     ),
+    "RFDETR": (
+        dict(
+            neck=dict(type="C2fProjection", in_features=["res4"], out_channels=16),
+            head=dict(type="RFDETRHead", num_cross_heads=2, num_decoder_layers=2, **LAYERS),
+        ),
+        {"query0"},
+    ),
+    "RFDETRSeg": (
+        dict(
+            neck=dict(type="C2fProjection", in_features=["res4"], out_channels=16),
+            head=dict(type="RFDETRHead", num_cross_heads=2, num_decoder_layers=2, masks=True, **LAYERS),
+        ),
+        {"query0"},
+    ),
     "RTDETRv2": (
         dict(
             neck=dict(
                 type="HybridEncoder", in_features=["res3", "res4", "res5"], out_channels=16, num_heads=2, d_ffn=32
             ),
             head=dict(type="RTDETRv2Head", num_decoder_layers=2, num_points=[2, 4, 1], **LAYERS),
+        ),
+        {"query0"},
+    ),
+    "DFINE": (
+        dict(
+            neck=dict(
+                type="DFINEEncoder", in_features=["res3", "res4", "res5"], out_channels=16, num_heads=2, d_ffn=32
+            ),
+            head=dict(type="DFINEHead", num_decoder_layers=2, num_points=[3, 6, 3], **LAYERS),
         ),
         {"query0"},
     ),
@@ -129,6 +152,7 @@ TEXTS = {
 CLIPS = "the model classifies clips, so a picture has no meaning for it"
 CLASSIFIERS = {
     "ViT": (VIT, {"points", "rollout", "class_token"}),
+    "WindowedViT": (dict(VIT, num_windows=2, global_blocks=[1]), {"points"}),
     "Swin": (SWIN, {"points"}),
     "SwinV2": (SWIN, {"points"}),
     "MViT": (dict(depths=(1, 1, 1, 1), embed_dim=8, num_heads=1), {"points"}),

@@ -56,6 +56,7 @@ def joined(sets, num_own=3):
 
 class FixedSets:
     num_selected = 0
+    proposals = ()
 
     def __init__(self, sets):
         self.sets = sets

@@ -38,6 +38,7 @@ PARTS = {
     "mask2former": "models",
     "eomt": "models",
     "rtdetr": "realtime",
+    "dfine": "realtime",
     "deformable": "kernels",
     "backbones": "models",
     "clips": "clips",

@@ -4,11 +4,13 @@ random.
 transformers' training step leaves out D-FINE's union of matchings, and computes half of its local terms: it does less.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
 
-from vitkit.configs import rtdetr_r18, rtdetr_r50
+from vitkit.configs import dfine_n_coco, dfine_s_coco, rtdetr_r18, rtdetr_r50
+from vitkit.configs.parts.dfine import dfine_model
 from vitkit.tools.benchmark.models import (
     Batch,
     Case,
@@ -32,6 +34,17 @@ RT_DETRS = {
 """Depth -> transformers' settings of the neck and the decoder."""
 
 
+HGNETV2_B0 = dict(
+    stem_channels=[3, 16, 16],
+    stage_in_channels=[16, 64, 256, 512],
+    stage_mid_channels=[16, 32, 64, 128],
+    stage_out_channels=[64, 256, 512, 1024],
+    stage_num_blocks=[1, 1, 2, 1],
+    stage_numb_of_layers=[3, 3, 3, 3],
+)
+"""transformers' settings of the backbone of D-FINE's sizes n and s."""
+
+
 def transformers_rt_detr(depth: int, num_classes: int, batch: Batch, case: Case) -> Contestant:
     """Build transformers' RT-DETR with its loss on the batch, denoising included."""
     transformers = import_transformers()
@@ -45,6 +58,26 @@ def transformers_rt_detr(depth: int, num_classes: int, batch: Batch, case: Case)
     return contestant(transformers.RTDetrForObjectDetection(config), batch)
 
 
+def transformers_dfine(size: str, num_classes: int, batch: Batch, case: Case) -> Contestant:
+    """Build transformers' D-FINE with its loss on the batch, denoising included."""
+    transformers = import_transformers()
+    model = dfine_model(size)
+    neck, head, levels = model["neck"], model["head"], len(model["backbone"]["out_features"])
+    backbone = transformers.HGNetV2Config(
+        **HGNETV2_B0, depths=HGNETV2_B0["stage_num_blocks"], hidden_sizes=HGNETV2_B0["stage_out_channels"],
+        out_indices=[2, 3, 4][-levels:], use_learnable_affine_block=True,
+    )  # fmt: skip
+    config = transformers.DFineConfig(
+        backbone_config=backbone, freeze_backbone_batch_norms=False, num_labels=num_classes,
+        encoder_hidden_dim=neck["out_channels"], encoder_in_channels=HGNETV2_B0["stage_out_channels"][-levels:],
+        feat_strides=[8, 16, 32][-levels:], encoder_ffn_dim=neck["d_ffn"], encode_proj_layers=[levels - 1],
+        hidden_expansion=neck["expansion"], depth_mult=neck["num_blocks"] / 3, d_model=head["d_model"],
+        decoder_in_channels=[neck["out_channels"]] * levels, decoder_ffn_dim=head["d_ffn"], num_feature_levels=levels,
+        decoder_n_points=head["num_points"], decoder_layers=head["num_decoder_layers"], reg_scale=head["reg_scale"],
+    )  # fmt: skip
+    return contestant(transformers.DFineForObjectDetection(config), batch)
+
+
 def contestant(model, batch: Batch) -> Contestant:
     """Return a detector of transformers with its loss on the batch."""
     targets = [dict(class_labels=labels, boxes=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)]
@@ -55,17 +88,21 @@ def contestant(model, batch: Batch) -> Contestant:
     return Contestant(model, loss, lambda: model(batch.images))
 
 
-FAMILIES = {
-    f"rtdetr_r{depth}": Family(
-        {
-            f"transformers RT-DETR-R{depth}": partial(transformers_rt_detr, depth),
-            f"vitkit RT-DETR-R{depth}": partial(vitkit_model, config, is_padded=False),
-        },
+def family(name: str, theirs: Callable[..., Contestant], config: Callable[[], dict]) -> Family:
+    """Return a model's two implementations, with the published size of images."""
+    return Family(
+        {f"transformers {name}": theirs, f"vitkit {name}": partial(vitkit_model, config, is_padded=False)},
         num_classes=80,
         clip_grad_norm=0.1,
         cases=(Case(640, 640), Case(640, 640, batch_size=4, training=True)),
     )
-    for depth, config in ((18, rtdetr_r18.config), (50, rtdetr_r50.config))
+
+
+FAMILIES = {
+    "rtdetr_r18": family("RT-DETR-R18", partial(transformers_rt_detr, 18), rtdetr_r18.config),
+    "rtdetr_r50": family("RT-DETR-R50", partial(transformers_rt_detr, 50), rtdetr_r50.config),
+    "dfine_n": family("D-FINE-N", partial(transformers_dfine, "n"), dfine_n_coco.config),
+    "dfine_s": family("D-FINE-S", partial(transformers_dfine, "s"), dfine_s_coco.config),
 }
 
 

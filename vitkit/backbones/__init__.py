@@ -10,6 +10,7 @@ from vitkit.backbones.swinv2 import SWINV2_VARIANTS, SwinV2
 from vitkit.backbones.timesformer import TIMESFORMER_VARIANTS, TimeSformer
 from vitkit.backbones.timm_adapter import TimmBackbone
 from vitkit.backbones.vit import VIT_VARIANTS, ViT
+from vitkit.backbones.windowed_vit import WindowedViT
 
 __all__ = [
     "CLIP_RESNET_VARIANTS",
@@ -32,4 +33,5 @@ __all__ = [
     "TimeSformer",
     "TimmBackbone",
     "ViT",
+    "WindowedViT",
 ]

@@ -24,6 +24,7 @@ from vitkit.nn.layers import SwiGLU, checkpoint_block
 from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
+from vitkit.structures import FeatureInfo
 
 _SIZES = {
     "tiny": dict(d_model=192, depth=12, num_heads=3),
@@ -167,13 +168,14 @@ class ViT(BackboneBase):
         windows: see `Windows`.
         classifier: see `ClassifierOptions`.
         stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`; pretrained=True means DINOv2's, DINOv3's, DeiT's or torchvision's weights.
     Raises:
         ConfigError: an argument is invalid, or arguments contradict each other.
     """
 
     class_head = ("head.", "head_dist.")
+    input_weight = "patch_embed.proj.weight"
     classifier_parts = ("pre_logits.",)
     optional_weights = ("*.rel_pos_h", "*.rel_pos_w", "fc_norm.*")
 
@@ -203,6 +205,7 @@ class ViT(BackboneBase):
         pretrained: bool | str = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__()
         blocks, windows, classifier = blocks or {}, windows or {}, classifier or {}
@@ -229,13 +232,14 @@ class ViT(BackboneBase):
                 "class_token=False, num_registers=0, and positions='all'."
             )
         self.configure(
-            map_of_patches(patch_size, d_model),
+            self.maps(patch_size, d_model, depth),
             out_features=out_features,
             num_classes=num_classes,
             frozen_stages=frozen_stages,
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         self.pooling = classifier.get("pooling", "token")
         if self.is_classifier:
@@ -247,7 +251,7 @@ class ViT(BackboneBase):
         self.grid = (math.ceil(height / patch_size), math.ceil(width / patch_size))
         if min(self.grid) < 1:
             raise ConfigError(f"image_size={image_size}: expected at least 1 pixel.")
-        self.patch_embed = PatchEmbedding(patch_size, d_model, BACKBONES.build(stem) if stem else None)
+        self.patch_embed = PatchEmbedding(patch_size, d_model, BACKBONES.build(stem) if stem else None, in_channels)
         self.rotary_rescale = rotary_rescale
         self._make_tokens(d_model, int(class_token), int(distilled), num_registers, positions)
         global_blocks = choose_global_blocks(depth, window_size, windows.get("global_blocks"))
@@ -311,6 +315,11 @@ class ViT(BackboneBase):
             if tokens is not None:
                 nn.init.trunc_normal_(tokens, std=0.02)
 
+    @staticmethod
+    def maps(patch_size: int, d_model: int, depth: int) -> dict[str, FeatureInfo]:
+        """Return the description of all maps that the constructor's arguments give."""
+        return map_of_patches(patch_size, d_model)
+
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return the embeddings, then each block."""
         tables = (self.pos_embed, self.row_embed, self.col_embed, self.cls_token, self.dist_token, self.reg_token)
@@ -319,7 +328,7 @@ class ViT(BackboneBase):
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the map, or a classifier's logits, of images of at least one patch."""
-        check_images("ViT", images, min_size=self.patch_embed.patch_size)
+        check_images("ViT", images, min_size=self.patch_embed.patch_size, in_channels=self.in_channels)
         x, size, _ = self.run_blocks(self.tokens(images))
         if self.is_classifier:
             return self.classify(x)
@@ -397,6 +406,7 @@ class ViT(BackboneBase):
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names."""
+        super().adapt_state(state, prefix)
         for name in ("mask_token", "rope_embed.periods"):
             state.pop(f"{prefix}{name}", None)
         for name in ("register_tokens", "storage_tokens"):

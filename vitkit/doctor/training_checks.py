@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.analysis.memory import OPTIMIZER_STATES, saved_bytes, training_memory
-from vitkit.data.loading.batch_augmentation import Squares
+from vitkit.data.loading.batch_augmentation import Squares, squash
 from vitkit.data.loading.loader import BatchLoader
 from vitkit.devices import autocast, total_memory
 from vitkit.doctor.case import Case
@@ -137,7 +137,8 @@ def sizes_after_resizing(case: Case) -> Iterator[Issue]:
     for where, statistics in case.statistics.items():
         if statistics.dataset is None or statistics.kind not in ("detection", "instance", "panoptic"):
             continue
-        targets = [sample["target"] for sample in _samples(statistics.dataset)]
+        squares = Squares(**case.data.squares) if where == "data.train" and case.data.squares is not None else None
+        targets = [sample["target"] for sample in _samples(statistics.dataset, squares)]
         sides = [
             (target["boxes_cxcywh"][:, 2:] * torch.tensor(target["image_size"][::-1])).min(dim=1).values
             for target in targets
@@ -190,11 +191,12 @@ def _same_with_other_seeds(statistics: DatasetStatistics, index: int) -> list[bo
     return [torch.equal(first, other) for other in others]
 
 
-def _samples(dataset: Any) -> Iterator[Mapping[str, Any]]:
+def _samples(dataset: Any, squares: Squares | None = None) -> Iterator[Mapping[str, Any]]:
     """Yield a few evenly spread transformed samples; unreadable ones are skipped, as `images` reports them."""
     for index in np.linspace(0, len(dataset) - 1, min(_NUM_SAMPLES, len(dataset))).astype(int).tolist():
         with contextlib.suppress(VitkitError):
-            yield dataset[(index, index)]
+            sample = dataset[(index, index)]
+            yield sample if squares is None else squash(sample, squares.draw(0, np.random.default_rng(index)))
 
 
 def _finest_stride(case: Case) -> int | None:

@@ -49,7 +49,7 @@ def training_remedies(batch: Batch, settings: TrainSettings) -> list[str]:
     remedies = [
         f"a smaller data.images_per_gpu (this batch has {len(batch)}) and a train.accumulate (now "
         f"{settings.accumulate}) larger by the same factor, which keeps the images per step",
-        "smaller images (the sizes in data.train.transforms)",
+        "smaller images (the sizes in data.train.transforms or data.squares)",
     ]
     if settings.precision == "fp32":
         remedies.append("train.precision=bf16")

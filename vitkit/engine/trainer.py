@@ -255,6 +255,13 @@ def fit(
         _check_position(run)
         if run.ema is not None:
             restore_average(run)
+    if settings.restart_epoch is not None and settings.restart_epoch >= settings.epochs:
+        logger.warning(
+            "train.restart_epoch=%d: the run ends before, with train.epochs=%d, so it never returns to its best "
+            "weights.",
+            settings.restart_epoch,
+            settings.epochs,
+        )
     run.checkpoints.check_disk_space()
     if on_start:
         on_start()

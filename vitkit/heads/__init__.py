@@ -8,6 +8,7 @@ from vitkit.heads.dino import DINOHead
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.heads.maskformer import MaskFormerHead
 from vitkit.heads.per_pixel import PerPixelBaselineHead, PerPixelBaselinePlusHead
+from vitkit.heads.rf_detr import RFDETRHead
 from vitkit.heads.rt_detr import RTDETRHead
 from vitkit.heads.rt_detr_v2 import RTDETRv2Head
 
@@ -21,6 +22,7 @@ __all__ = [
     "MaskFormerHead",
     "PerPixelBaselineHead",
     "PerPixelBaselinePlusHead",
+    "RFDETRHead",
     "RTDETRHead",
     "RTDETRv2Head",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitkit.backbones.mvit import MViT
 from vitkit.backbones.vit import ViT
+from vitkit.backbones.windowed_vit import WindowedViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference.located_attention import KINDS, LocatedAttention, attention_names, located_attention, spread
 from vitkit.inference.predictor import Predictor
@@ -110,8 +111,10 @@ def has_located_attention(model: nn.Module) -> bool:
 
 
 def has_class_token(model: nn.Module) -> bool:
-    """Whether the first token of the backbone is a class token."""
+    """Whether the first token of the backbone is a class token, and its only one."""
     backbone = child(model, "backbone")
+    if isinstance(backbone, WindowedViT) and backbone.num_windows > 1:
+        return False
     return isinstance(backbone, ViT | MViT) and backbone.cls_token is not None
 
 
@@ -150,7 +153,7 @@ def draw_backbone(
     if has_class_token(model):
         yield draw_class_token(shown, drawn, folder / f"{stem}_class_token.png", num_layers=num_layers)
     else:
-        print_line(f"no picture of the class token: this {type(backbone).__name__} has none")
+        print_line(f"no picture of the class token: this {type(backbone).__name__} does not have exactly one")
     if not (is_complete and isinstance(backbone, ViT) and all(layer.is_global for layer in layers)):
         print_line(
             "no picture of the rollout: it needs the attention of all layers, each from all tokens to all tokens"

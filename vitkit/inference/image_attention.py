@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.backbones.vit import ViT
+from vitkit.backbones.windowed_vit import WindowedViT
 from vitkit.errors import ConfigError
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.inference.predictor import Predictor
@@ -118,7 +119,7 @@ def encoder_layers(model: nn.Module) -> list[nn.Module]:
         if attention and all(isinstance(module, MultiHeadAttention) for module in attention):
             return attention
     backbone = child(model, "backbone")
-    if not isinstance(backbone, ViT):
+    if not isinstance(backbone, ViT) or (isinstance(backbone, WindowedViT) and backbone.num_windows > 1):
         return []
     return [block.attn for block in backbone.blocks if block.attn.window_size is None]
 
@@ -411,7 +412,9 @@ class ImageSampling:
         # The padding of each level is rounded to that level's locations.
         covered = torch.tensor([self.view.covered_at(name)[::-1] for name in self.view.feature_sizes])  # (levels, 2)
         layers = []
-        for i, output in enumerate([*self.view.outputs["aux_outputs"], self.view.outputs]):
+        # Some models predict boxes a second time after the first layer, which precede the layers' own.
+        outputs = [*self.view.outputs["aux_outputs"], self.view.outputs][-len(self.levels) :]
+        for i, output in enumerate(outputs):
             locations, weights = (x[0, query].float().cpu() for x in self.view.records[f"layers.{i}.cross_attn"][0])
             score, label = class_scores(output, len(self.classes))[query].max(dim=-1)
             layers.append(

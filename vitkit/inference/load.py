@@ -8,8 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from timm.data import ImageNetInfo
+from torch import nn
 
 from vitkit import model_zoo
+from vitkit.backbones.base import in_channels
 from vitkit.checkpoint import LoadReport, classes_of, load_weights
 from vitkit.checkpoint.files import read_metadata
 from vitkit.checkpoint.folders import CONFIG as TRANSFORMERS_CONFIG
@@ -21,12 +23,20 @@ from vitkit.data.datasets.video import sampling_of
 from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.inference.exported import PROGRAM_SUFFIX, checkpoint_of, exported_model, is_exported, trust_program
+from vitkit.inference.exported import (
+    PROGRAM_SUFFIX,
+    ExportedModel,
+    checkpoint_of,
+    exported_model,
+    is_exported,
+    trust_program,
+)
 from vitkit.inference.language import MaskFiller, TextContinuer
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.transformers_configs import check_architecture, config_of, lacks_tokens
 from vitkit.inference.translator import Translator
 from vitkit.models import build_model
+from vitkit.protocols import child
 from vitkit.registry import MODELS, nearest, parameters_of
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.seq2seq.vocabulary import vocabularies_from_json
@@ -110,8 +120,18 @@ def load(
         report=report,
         category_ids=checkpoint.get("category_ids"),
         sampling=sampling_of(_section(config, "data").get("val")),
+        channels=_channels(config, model),
         **_measured(checkpoint, str(weights), classes or ()),
     )
+
+
+def _channels(config: Mapping[str, Any], model: nn.Module) -> int | None:
+    """Return the number of channels that images are read with; None for RGB of 8 bits."""
+    backbone = child(model, "backbone")
+    if isinstance(model, ExportedModel):
+        backbone = child(model.model, "backbone")
+    channels = None if backbone is None else in_channels(backbone)
+    return _section(config, "data").get("channels", None if channels == 3 else channels)
 
 
 def _check_things(name: str, weights: str | Path, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
@@ -144,7 +164,7 @@ def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) 
 
 def own_checkpoint(weights: str | Path) -> dict[str, Any]:
     """Return what a checkpoint holds besides its weights; empty for a zoo name, whose files hold weights only."""
-    if str(weights) in model_zoo.index() and not exists(weights):
+    if model_zoo.listed_name(str(weights)) and not exists(weights):
         return {}
     return checkpoint_of(weights) if is_exported(weights) else read_metadata(weights)
 
@@ -213,9 +233,10 @@ def find_model(
             raise ConfigError(f"{name}: is no config, so no weights are expected beside it; got {str(weights)!r}, too.")
         return FoundModel(_config_in(path, overrides, trust), path)
     zoo = model_zoo.index()
-    if name in zoo:
-        own = zoo[name].get("overrides", ())  # an official model that shares the config of another one
-        return FoundModel(load_config(zoo[name]["config"], [*own, *overrides]), name if weights is None else weights)
+    if listed := model_zoo.listed_name(name):
+        own = zoo[listed].get("overrides", ())  # an official model that shares the config of another one
+        config = load_config(zoo[listed]["config"], [*own, *overrides])
+        return FoundModel(config, listed if weights is None else weights)
     installed = config_names()
     if path.as_posix().removeprefix("configs/") in installed:
         return FoundModel(load_config(path, overrides), weights)
@@ -272,7 +293,7 @@ def names_config_alone(source: str | Path) -> bool:
         return False
     if path.suffix in CONFIG_SUFFIXES:
         return True
-    return not exists(path) and str(source) not in model_zoo.index()
+    return not exists(path) and not model_zoo.listed_name(str(source))
 
 
 def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitkit.backbones.swin import BaseWindowAttention
 from vitkit.backbones.vit_blocks import Attention as ViTAttention
 from vitkit.backbones.vit_blocks import PatchEmbedding
+from vitkit.backbones.windowed_vit import WindowedViT
 from vitkit.kernels.local_relation import plain as local_relation
 from vitkit.kernels.windows import window_partition
 from vitkit.nn.attention import AttentionRecorder
@@ -115,6 +116,7 @@ def located_attention(
     if not modules or images.ndim != 4:
         return []
     patches = [module.patch_size for module in model.modules() if isinstance(module, PatchEmbedding)]
+    windowed = next((module for module in model.modules() if isinstance(module, WindowedViT)), None)
     calls: list[tuple] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, args, name=name: calls.append((name, module, args)))
@@ -135,7 +137,10 @@ def located_attention(
     layers, size = [], tuple(images.shape[-2:])
     for name, module, args in calls:
         locate = next(locate for kind, locate in _LOCATE.items() if isinstance(module, kind))
-        located = locate(module, args, weights[name], sizes[0], patches)
+        if windowed is None:
+            located = locate(module, args, weights[name], sizes[0], patches)
+        else:
+            located = _locate_windowed_vit(args[1], weights[name], patches[0], windowed.num_windows)
         layers.append(LocatedAttention(name=name, image_size=size, **located))
     return layers
 
@@ -161,6 +166,22 @@ def _locate_vit(module: ViTAttention, args: tuple, weights: Tensor, size: Size, 
     positions = positions.view(1, -1, 2) if module.window_size is None else _in_windows(positions, module.window_size)
     num_tokens = weights.shape[-1] - positions.shape[1]
     return dict(weights=weights, queries=positions, keys=positions, cell=patches[0], num_tokens=num_tokens)
+
+
+def _locate_windowed_vit(size: Size, weights: Tensor, cell: int, num_windows: int) -> dict[str, Any]:
+    """Locate the patches of a map in `num_windows` windows along each side, each of which has other tokens before its
+    patches."""
+    height, width = (math.ceil(side / num_windows) for side in size)
+    positions = torch.full((num_windows * height, num_windows * width, 2), torch.nan)
+    positions[: size[0], : size[1]] = centres(size, cell)
+    positions = positions.view(num_windows, height, num_windows, width, 2).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    count = 1 if len(weights) > 1 else num_windows**2  # windows that attend to each other
+    num_others = weights.shape[-1] // count - height * width
+    tokens = torch.arange(weights.shape[-1]).view(count, -1)
+    order = torch.cat((tokens[:, :num_others].flatten(), tokens[:, num_others:].flatten()))
+    positions = positions.view(len(weights), -1, 2)
+    weights = weights[..., order, :][..., order]
+    return dict(weights=weights, queries=positions, keys=positions, cell=cell, num_tokens=count * num_others)
 
 
 def _locate_swin(module: BaseWindowAttention, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:

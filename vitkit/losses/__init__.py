@@ -1,5 +1,6 @@
 """Loss functions and the criteria that combine them."""
 
+from vitkit.losses.box_mask_criterion import BoxMaskCriterion
 from vitkit.losses.captioning import CaptionLoss
 from vitkit.losses.classification import ClassificationLoss
 from vitkit.losses.dfine import DFINECriterion
@@ -9,6 +10,7 @@ from vitkit.losses.sequence import SequenceLoss
 from vitkit.losses.set_criterion import SetCriterion
 
 __all__ = [
+    "BoxMaskCriterion",
     "CaptionLoss",
     "ClassificationLoss",
     "DFINECriterion",

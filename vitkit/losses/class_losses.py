@@ -3,7 +3,8 @@
 All take the logits (L, B, Q, C) of L decoder layers and return (L,) sums over images, queries and classes, which the
 criterion divides by the number of targets. The target is positive for the label of each matched query, and negative
 elsewhere. Losses that weight by the prediction treat that weight as a constant, as their use in DETRs does; only the
-focal loss differentiates it, as published. `weights`, (L, M), is how often each matched query counts; None: once.
+focal loss and the negatives of the IoU-aware one differentiate it, as published. `weights`, (L, M), is how often each
+matched query counts; None: once.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,12 @@ PUBLISHED = {
     "focal": dict(alpha=0.25, gamma=2.0),
     "varifocal": dict(alpha=0.75, gamma=2.0),
     "mal": dict(gamma=1.5),
+    "iou_aware": dict(alpha=0.25, gamma=2.0),
 }
 """Name of each class loss -> its arguments with the published values."""
+
+MIN_TARGET = 0.01
+"""The IoU-aware loss's target for a match that does not fit at all."""
 
 
 def sigmoid_settings(class_loss: str, **settings: float | None) -> dict[str, float]:
@@ -55,7 +60,8 @@ def sigmoid_loss(
     """Return the sums of the loss `name`; arguments as in `varifocal_loss`, settings as from `sigmoid_settings`."""
     if name == "focal":
         return focal_loss(logits, query_indices, labels, weights=weights, **settings)
-    loss = {"varifocal": varifocal_loss, "mal": matchability_aware_loss}[name]
+    losses = {"varifocal": varifocal_loss, "mal": matchability_aware_loss, "iou_aware": iou_aware_loss}
+    loss = losses[name]
     return loss(logits, query_indices, labels, ious, weights=weights, **settings)
 
 
@@ -96,7 +102,8 @@ def varifocal_loss(
     """Compute the varifocal loss (Zhang et al. 2021, https://arxiv.org/abs/2008.13367, equation 2).
 
     With p the predicted probability and q the IoU of a matched box, a matched label costs q times the cross entropy of
-    p with target q, and everything else (including a match of IoU 0) alpha p^gamma times that with target 0.
+    p with target q, and everything else alpha p^gamma times that with target 0. As in RT-DETR's and D-FINE's code, a
+    match of IoU 0 costs nothing at its label, which in the paper is "no object" then.
 
     Args:
         ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
@@ -107,7 +114,8 @@ def varifocal_loss(
     class_targets = _at_labels(logits, query_indices, labels, ious)
     probabilities = logits.detach().sigmoid()
     # A matched label weighs its IoU, so well fitting boxes weigh more; its target teaches how well the box fits.
-    factors = class_targets.where(class_targets > 0, alpha * probabilities**gamma)
+    is_matched = _at_labels(logits, query_indices, labels, 1.0) > 0
+    factors = class_targets.where(is_matched, alpha * probabilities**gamma)
     losses = F.binary_cross_entropy_with_logits(logits, class_targets, factors, reduction="none")
     return _sum(losses, query_indices, weights)
 
@@ -138,6 +146,36 @@ def matchability_aware_loss(
     # confident prediction that fits badly.
     factors = (probabilities**gamma).masked_fill(is_label, 1.0)
     losses = F.binary_cross_entropy_with_logits(logits, class_targets, factors, reduction="none")
+    return _sum(losses, query_indices, weights)
+
+
+def iou_aware_loss(
+    logits: Tensor,
+    query_indices: Sequence[Tensor],
+    labels: Tensor,
+    ious: Tensor,
+    *,
+    alpha: float,
+    gamma: float,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Compute the IoU-aware binary cross entropy (Cai et al. 2023, https://arxiv.org/abs/2304.07527, equation 2).
+
+    A matched label costs the cross entropy of p with target p^alpha q^(1 - alpha), which counts as a constant, and
+    everything else p^gamma times that with target 0.
+
+    Args:
+        ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
+        alpha: weight of the prediction in the target's geometric mean with the IoU q.
+    Returns:
+        (L,) sums.
+    """
+    indices = (*query_indices, labels)
+    probabilities = logits.sigmoid()
+    targets = probabilities.detach()[indices] ** alpha * ious ** (1 - alpha)
+    class_targets = _at_labels(logits, query_indices, labels, targets.clamp(min=MIN_TARGET))
+    factors = (probabilities**gamma).masked_fill(class_targets > 0, 1.0)
+    losses = factors * F.binary_cross_entropy_with_logits(logits, class_targets, reduction="none")
     return _sum(losses, query_indices, weights)
 
 

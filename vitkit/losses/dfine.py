@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitkit.distributed import all_reduce_mean
 from vitkit.errors import ConfigError
 from vitkit.losses.class_losses import sigmoid_loss
+from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.matched import MatchedQueries, QuerySets
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.ops.box_distances import distances_of_boxes, neighboring_bins
@@ -54,11 +55,12 @@ class DFINECriterion(SetCriterion):
         matcher: a spec of the matcher (see `HungarianMatcher`) with sigmoid activation, or the matcher.
         weights: the weight of each of `terms`.
         class_loss: "varifocal" (D-FINE), or another sigmoid loss: "mal" or "focal". See `class_losses`.
-        focal_alpha, focal_gamma: see `SetCriterion`.
+        focal_alpha, focal_gamma, class_weights: see `SetCriterion`.
         temperature: T, by which the distributions' logits are divided in ddf.
+        class_weights: see `SetCriterion`.
     Raises:
         ConfigError: the class loss or a term is unknown, a term is missing, the class loss does not have an argument
-            that is set, the matcher's costs are for other logits, or the temperature is not positive.
+            that is set, the matcher's costs are for other logits, or the temperature or a class weight is not positive.
     """
 
     terms = ("labels", "l1", "giou", "fgl", "ddf")
@@ -74,13 +76,21 @@ class DFINECriterion(SetCriterion):
         focal_alpha: float | None = None,
         focal_gamma: float | None = None,
         temperature: float = 5.0,
+        class_weights: ClassWeights | None = None,
     ):
         if class_loss == "cross_entropy":
             raise ConfigError(
                 "class_loss='cross_entropy': expected 'varifocal', 'mal' or 'focal', since D-FINE has a sigmoid per "
                 'class and no class "no object".'
             )
-        super().__init__(matcher, weights, class_loss=class_loss, focal_alpha=focal_alpha, focal_gamma=focal_gamma)
+        super().__init__(
+            matcher,
+            weights,
+            class_loss=class_loss,
+            focal_alpha=focal_alpha,
+            focal_gamma=focal_gamma,
+            class_weights=class_weights,
+        )
         if temperature <= 0:
             raise ConfigError(f"temperature={temperature}: expected a positive number.")
         self.temperature = temperature
@@ -155,11 +165,14 @@ class DFINECriterion(SetCriterion):
     def _class_and_box_losses(self, queries: QuerySets, matched: MatchedQueries, pairs: Pairs) -> dict[str, Tensor]:
         boxes = queries.stack("pred_boxes")  # (L, B, Q, 4)
         ious = _ious(boxes[tuple(matched.indices)], _target_boxes(queries)[matched.target])
-        if self.class_loss == "varifocal":
-            # The original has no loss at the label of a match without overlap, which as published is "no object".
-            ious = ious.clamp(min=torch.finfo(ious.dtype).tiny)
         class_losses = sigmoid_loss(
-            self.class_loss, matched.logits, matched.indices, matched.labels, ious, **self.sigmoid_settings
+            self.class_loss,
+            matched.logits,
+            matched.indices,
+            matched.labels,
+            ious,
+            weights=matched.class_weights,
+            **self.sigmoid_settings,
         )
         box_losses = self.box_losses(boxes[:, pairs.image, pairs.query], pairs.target_cxcywh)
         terms = {name: values.sum(1) / pairs.normalizer for name, values in box_losses.items()}
@@ -250,6 +263,11 @@ def _check_sets(query_sets: Sequence[QuerySets], *, num_bins: int) -> None:
                     f"DFINECriterion: pred_corners has {channels} channels, but there are {num_bins} distance_bins: "
                     f"expected {4 * num_bins}. Make both from the same reg_max."
                 )
+        if "pred_corners" in last and "initial_boxes" not in last:
+            raise ConfigError(
+                f"DFINECriterion: the queries {_name(queries)!r} of training_outputs have no initial_boxes. Name it in "
+                "the head's query_outputs."
+            )
         is_encoder = (
             "pred_corners" not in last
             and last["pred_logits"].shape[1] == num_queries
@@ -258,10 +276,14 @@ def _check_sets(query_sets: Sequence[QuerySets], *, num_bins: int) -> None:
         is_single = len(queries.layers) == len(queries.prefixes)
         if not is_single or not (queries.is_main or queries.has_known_matches or is_encoder):
             raise ConfigError(
-                f"DFINECriterion: it has no loss for the queries {queries.prefixes[0].removesuffix('_')!r} of "
-                "training_outputs. Expected the encoder's predictions for the main queries, and denoising queries: "
-                "leave others out of model.training_queries."
+                f"DFINECriterion: it has no loss for the queries {_name(queries)!r} of training_outputs. Expected the "
+                "encoder's predictions for the main queries, and denoising queries: leave others out of "
+                "model.training_queries."
             )
+
+
+def _name(queries: QuerySets) -> str:
+    return queries.prefixes[0].removesuffix("_")
 
 
 def _layers_with_distributions(queries: QuerySets) -> QuerySets:

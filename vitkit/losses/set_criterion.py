@@ -10,7 +10,7 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
 from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
 from vitkit.losses.class_weights import ClassWeights
-from vitkit.losses.matched import MatchedCriterion, QuerySets, normalizers
+from vitkit.losses.matched import MatchedCriterion, MatchedQueries, QuerySets, normalizers
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy, generalized_box_iou
 from vitkit.ops.masks import pad_masks
 from vitkit.registry import CRITERIA, Spec
@@ -29,11 +29,12 @@ class SetCriterion(MatchedCriterion):
         weights: the weight of each of `terms`; and, for a model that predicts masks, of mask (focal) and dice, which
             are computed for its last layer.
         class_loss: "cross_entropy", whose last logit is "no object" (DETR); or a sigmoid loss of every class, divided
-            by the number of targets: "focal" (Deformable DETR), or "varifocal" or "mal", which teach the class
-            probability to reflect how well the box fits. See `class_losses`.
+            by the number of targets: "focal" (Deformable DETR), or "varifocal", "mal" or "iou_aware", which teach the
+            class probability to reflect how well the box fits. See `class_losses`.
         no_object_weight: the weight of unmatched queries in the cross entropy; matched ones have 1.
         focal_alpha: for the focal loss, the weight of a matched query's class, all others having 1 - alpha (0.25 if
-            None); for varifocal, the weight of negatives (0.75 if None); mal has none.
+            None); for varifocal, the weight of negatives (0.75 if None); for iou_aware, that of the prediction in the
+            target (0.25 if None); mal has none.
         focal_gamma: exponent by which a sigmoid loss down-weights well classified examples; if None 2, or 1.5 for mal.
         class_weights: how much a query that is matched with each class weighs in the class loss, see `ClassWeights`;
             None: 1.
@@ -51,7 +52,7 @@ class SetCriterion(MatchedCriterion):
         matcher: Spec | nn.Module,
         weights: Mapping[str, float],
         *,
-        class_loss: Literal["cross_entropy", "focal", "varifocal", "mal"] = "cross_entropy",
+        class_loss: Literal["cross_entropy", "focal", "varifocal", "mal", "iou_aware"] = "cross_entropy",
         no_object_weight: float | None = None,
         focal_alpha: float | None = None,
         focal_gamma: float | None = None,
@@ -64,7 +65,7 @@ class SetCriterion(MatchedCriterion):
             raise ConfigError(
                 f"no_object_weight={no_object_weight}: expected a positive number, since class_loss='cross_entropy' is "
                 'for models with a class "no object" (DETR). Deformable DETR and DINO have a sigmoid per class: set '
-                "class_loss to 'focal', 'varifocal' or 'mal'."
+                "class_loss to 'focal', 'varifocal', 'mal' or 'iou_aware'."
             )
         if class_loss != "cross_entropy" and no_object_weight is not None:
             raise ConfigError(
@@ -113,8 +114,11 @@ class SetCriterion(MatchedCriterion):
         return {"l1": (pred_cxcywh - target_cxcywh).abs().sum(-1), "giou": 1 - giou}
 
     def _set_losses(self, queries: QuerySets) -> dict[str, Tensor]:
-        """Return the weighted class and box losses of each layer, averaged over the sets."""
-        matched = self.matched_queries(queries)
+        """Return the weighted losses of each layer, averaged over the sets."""
+        return queries.named_losses(self.set_terms(queries, self.matched_queries(queries)), self.weights)
+
+    def set_terms(self, queries: QuerySets, matched: MatchedQueries) -> dict[str, Tensor]:
+        """Return the class and box losses by term, (L,) for all layers of all sets."""
         boxes = queries.stack("pred_boxes")[tuple(matched.indices)]  # (L, M, 4), all sets' layers
         target_boxes = torch.cat([t["boxes_cxcywh"] for t in queries.targets]).float()[matched.target]  # (L, M, 4)
         box_normalizer = queries.repeats * matched.num_targets
@@ -134,7 +138,7 @@ class SetCriterion(MatchedCriterion):
             class_losses = class_losses / box_normalizer
         box_losses = self.box_losses(boxes, target_boxes)
         terms = {name: values.sum(1) / box_normalizer for name, values in box_losses.items()}
-        return queries.named_losses({"labels": class_losses, **terms}, self.weights)
+        return {"labels": class_losses, **terms}
 
     def _mask_losses(self, outputs: Mapping[str, Any], queries: QuerySets) -> dict[str, Tensor]:
         """Return the weighted mask terms of the main queries' last layer, for full masks at the input's size."""

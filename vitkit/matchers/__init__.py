@@ -3,6 +3,7 @@
 from vitkit.matchers.base import Matcher
 from vitkit.matchers.fixed import FixedMaskMatcher
 from vitkit.matchers.hungarian import HungarianMatcher
+from vitkit.matchers.hungarian_box_masks import HungarianBoxMaskMatcher
 from vitkit.matchers.hungarian_masks import HungarianMaskMatcher
 
-__all__ = ["FixedMaskMatcher", "HungarianMaskMatcher", "HungarianMatcher", "Matcher"]
+__all__ = ["FixedMaskMatcher", "HungarianBoxMaskMatcher", "HungarianMaskMatcher", "HungarianMatcher", "Matcher"]

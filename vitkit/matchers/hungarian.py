@@ -63,7 +63,14 @@ class HungarianMatcher(Matcher):
         Raises:
             DataError: a label is not in 0..C-1.
         """
-        costs = [self._costs(*queries) for queries in query_sets]
+        return self.assign_all(query_sets, [self.costs(*queries) for queries in query_sets])
+
+    def assign_all(
+        self,
+        query_sets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]],
+        costs: Sequence[tuple[Tensor, Mapping[str, Tensor]]],
+    ) -> list[Matches]:
+        """Return the matches of each set with the least of its costs, see `costs`; arguments as in `forward`."""
         # The step's only transfer from the device; scipy computes in float64.
         flat = torch.cat([cost.flatten() for cost, _ in costs]).cpu().double().split([c.numel() for c, _ in costs])
         matches = []
@@ -75,7 +82,7 @@ class HungarianMatcher(Matcher):
             matches.append([[assign(image_cost) for image_cost in np.split(layer, splits)] for layer in cost])
         return matches
 
-    def _costs(
+    def costs(
         self, layers: Sequence[Mapping[str, Tensor]], targets: Sequence[DetectionTarget]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the cost of each target with each query of its image, and its unweighted terms, all (L, T, Q)."""
@@ -133,7 +140,7 @@ LABEL_COSTS = {"softmax": softmax_cost, "sigmoid": focal_cost}
 
 
 def _report_non_finite(
-    cost: np.ndarray, terms: dict[str, Tensor], targets: Sequence[DetectionTarget], *, num_classes: int
+    cost: np.ndarray, terms: Mapping[str, Tensor], targets: Sequence[DetectionTarget], *, num_classes: int
 ) -> None:
     """Report the first non-finite cost of (L, T, Q).
 

@@ -16,6 +16,7 @@ from vitkit.models import (  # noqa: F401
     mask2former,
     maskformer,
     per_pixel,
+    rf_detr,
     rt_detr,
     rt_detr_v2,
 )

@@ -32,9 +32,10 @@ class DensePredictionModel(ModelOnBackbone):
     """A model of backbone, neck and head.
 
     Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised by ImageNet's
-    mean and standard deviation, even if the backbone's differ. Their padding mask is (B, H, W) bool, True = padding;
-    None if no image is padded. A DataError is raised for images that are not RGB, or smaller than one location of the
-    coarsest map.
+    mean and standard deviation, even if the backbone's differ. With a backbone of other `in_channels` they have as many
+    channels, uint16 or uint8, or float, already normalised by the backbone's. Their padding mask is (B, H, W) bool,
+    True = padding; None if no image is padded. A DataError is raised for images of other channels, or smaller than one
+    location of the coarsest map.
 
     Args:
         backbone, neck, head: spec or module.
@@ -130,7 +131,13 @@ class DensePredictionModel(ModelOnBackbone):
         for part in {key.removeprefix(start).partition(".")[0] for key in (*initial, *state) if key.startswith(start)}:
             ours = {key: value for key, value in initial.items() if key.startswith(f"{start}{part}.")}
             theirs = [key for key in state if key.startswith(f"{start}{part}.")]
-            if {key: state[key].shape for key in theirs} == {key: value.shape for key, value in ours.items()}:
+            # Layers whose first size is the number of classes are replaced elsewhere, if the classes differ.
+            heads = tuple(prefix + head for head in self.class_head)
+            shapes = [
+                {key: value.shape[key.startswith(heads) :] for key, value in entries.items()}
+                for entries in ({key: state[key] for key in theirs}, ours)
+            ]
+            if shapes[0] == shapes[1]:
                 continue
             if ours:
                 difference = "has another shape in the weights" if theirs else "is not in the weights"

@@ -72,10 +72,15 @@ class DeformableDETR(DETR):
         Returns:
             the same as DETR's, with `num_detections` rows (or all pairs, if there are fewer), best first.
         """
+        scores, queries, labels = self.best_pairs(outputs)
+        boxes_xyxy = cxcywh_to_xyxy(outputs["pred_boxes"].float())
+        boxes_xyxy = boxes_xyxy.gather(1, queries[..., None].expand(-1, -1, 4))
+        return Detections(scores=scores, labels=labels, boxes_xyxy=boxes_xyxy)
+
+    def best_pairs(self, outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the scores, queries and labels of the detections, each (B, num_detections), best first."""
         probabilities = outputs["pred_logits"].float().sigmoid()
         num_classes = probabilities.shape[-1]
         pairs = probabilities.flatten(1)
         scores, best = pairs.topk(min(self.num_detections, pairs.shape[1]), dim=1)
-        boxes_xyxy = cxcywh_to_xyxy(outputs["pred_boxes"].float())
-        boxes_xyxy = boxes_xyxy.gather(1, (best // num_classes)[..., None].expand(-1, -1, 4))
-        return Detections(scores=scores, labels=best % num_classes, boxes_xyxy=boxes_xyxy)
+        return scores, best // num_classes, best % num_classes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ class Queries(NamedTuple):
     """(B, Q, 2) points (x, y) or (B, Q, 4) boxes cxcywh, in 0..1 of the un-padded image; None without any."""
     bias: Tensor | None = None
     """(Q, Q), added to the scores of the self-attention; None if all queries see each other."""
+    num_parts: int = 1
+    """Number of equal parts of the queries that do not see each other, for heads with `attends_in_parts`; more than 1
+    only without a bias."""
     masks: Callable[[tuple[int, int]], Tensor] | None = None
     """Returns the masks (B, P, h, w) bool, in a given size (h, w), within which the first P queries attend instead of
     within those that they predict; None if there are no such queries."""
@@ -42,6 +45,10 @@ class QueryHead(nn.Module, ABC):
     queries are made from their boxes."""
     selects_boxes: bool = False
     """Whether the boxes that queries start from are selected from the image."""
+    selects_by_group: bool = False
+    """Whether each group of queries selects its boxes with layers of its own, see `make_proposals`."""
+    attends_in_parts: bool = False
+    """Whether the self-attention reads `Queries.num_parts`, which is much faster than a bias that separates parts."""
     makes_queries: bool = True
     """Whether `make_queries` makes further queries; False if contents are those of locations in the image."""
     attends_in_masks: bool = False
@@ -79,6 +86,14 @@ class QueryHead(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__}: makes_queries is {self.makes_queries}")
 
+    def learned_vectors(self, count: int) -> nn.Embedding:
+        """Return new learned vectors for further queries, (count, learned_channels)."""
+        return nn.Embedding(count, self.learned_channels)
+
+    def make_proposals(self) -> nn.Module:
+        """Return new layers that select the boxes of another group of queries, for heads with `selects_by_group`."""
+        raise NotImplementedError(f"{type(self).__name__} sets selects_by_group, but has no make_proposals.")
+
     def queries_at(self, content: Tensor, boxes: Tensor) -> Queries:
         """Make queries that start from boxes, for heads whose `reference` is "boxes".
 
@@ -94,6 +109,9 @@ class AddedQueries(ABC):
 
     num_selected: int = 0
     """Number of boxes that a head which selects boxes from the image has to select beyond its own queries'."""
+    proposals: Sequence[nn.Module] = ()
+    """For heads with `selects_by_group`: the layers that select the boxes of each added group, as many as the head's
+    own queries have."""
 
     @abstractmethod
     def join(self, queries: Queries, head: QueryHead, selected: Tensor | None = None) -> Queries:
@@ -101,5 +119,6 @@ class AddedQueries(ABC):
 
         Args:
             queries: the head's own.
-            selected: (B, num_selected, 4), the boxes that were selected for added queries.
+            selected: (B, num_selected, 4), the boxes that were selected for added queries; from `proposals`, if there
+                are any, those of all groups.
         """

@@ -5,16 +5,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def sample_points(maps: Tensor, points: Tensor) -> Tensor:
-    """Sample maps bilinearly at points; maps are 0 outside.
+def sample_points(maps: Tensor, points: Tensor, *, mode: str = "bilinear", padding_mode: str = "zeros") -> Tensor:
+    """Sample maps at points, by default bilinearly; maps are 0 outside.
 
     Args:
         maps: (N, C, H, W) float.
         points: (N, P, 2) as (x, y) in 0..1, from corner to corner of the map.
+        mode, padding_mode: arguments of `torch.nn.functional.grid_sample`.
     Returns:
         (N, C, P) values.
     """
-    return F.grid_sample(maps, (2 * points - 1)[:, None], align_corners=False)[:, :, 0]
+    grid = (2 * points - 1)[:, None]
+    return F.grid_sample(maps, grid, mode=mode, padding_mode=padding_mode, align_corners=False)[:, :, 0]
 
 
 def most_uncertain(points: Tensor, logits: Tensor, count: int) -> Tensor:
@@ -50,6 +52,20 @@ def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int
     """
     scales = torch.tensor([padded[1] / part[1], padded[0] / part[0]], dtype=points.dtype)
     return points * scales.to(points.device, non_blocking=True)
+
+
+def masks_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
+    """Return the nearest pixels of an un-padded image's masks (N, H, W) at points of the padded one, 0 in the padding.
+
+    Args:
+        points: (N, P, 2), or (1, P, 2) for all masks.
+    Returns:
+        (N, P) float.
+    """
+    if not len(masks):
+        return points.new_zeros(0, points.shape[1])
+    points = points_in_part(points, input_size, masks.shape[-2:]).expand(len(masks), -1, -1)
+    return sample_points(masks[:, None].to(points.dtype), points, mode="nearest")[:, 0]
 
 
 def boxes_around_masks(masks: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.nn.queries import QueryHead
@@ -18,7 +18,8 @@ class QueryGroups(TrainingQueriesBase):
 
     Args:
         head: the head whose queries the others are like.
-        groups: number of groups, one of which are the head's own queries.
+        groups: number of groups, one of which are the head's own queries. If the head selects boxes by group, each has
+            a first stage of its own.
     Raises:
         ConfigError: there are fewer than two groups, or the head makes no further queries.
     """
@@ -31,9 +32,11 @@ class QueryGroups(TrainingQueriesBase):
         if groups < 2:
             raise ConfigError(f"groups={groups}: expected at least 2, one of which is the queries that predict.")
         count = (groups - 1) * head.num_queries
-        self.embed = nn.Embedding(count, head.learned_channels) if head.learned_channels else None
+        self.embed = head.learned_vectors(count) if head.learned_channels else None
         self.num_selected = count if head.selects_boxes else 0
         self.num_added = groups - 1
+        if head.selects_by_group:
+            self.proposals.extend(head.make_proposals() for _ in range(groups - 1))
 
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
         """See `TrainingQueriesBase`."""
@@ -70,8 +73,13 @@ class OneToManyQueries(TrainingQueriesBase):
                 f"num_queries={num_queries} is not divisible by repeats={repeats}, the number of queries that each "
                 f"target is matched to: set num_queries to {f'{below} or ' if below else ''}{above}."
             )
+        if head.selects_by_group:
+            raise ConfigError(
+                f"OneToManyQueries: the first stage of {type(head).__name__} selects boxes for groups as large as its "
+                "own queries. Choose QueryGroups."
+            )
         self.repeats = repeats
-        self.embed = nn.Embedding(num_queries, head.learned_channels) if head.learned_channels else None
+        self.embed = head.learned_vectors(num_queries) if head.learned_channels else None
         self.num_selected = num_queries if head.selects_boxes else 0
 
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:

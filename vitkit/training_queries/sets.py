@@ -50,6 +50,11 @@ class TrainingQueriesBase(nn.Module, ABC):
     num_selected: int = 0
     """Number of boxes that it takes from a head that selects boxes from the image."""
 
+    def __init__(self):
+        super().__init__()
+        self.proposals = nn.ModuleList()
+        """The layers that select these boxes, see `AddedQueries`; none if those of the head do."""
+
     @abstractmethod
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
         """Make the queries for a batch.
@@ -115,6 +120,7 @@ class BatchQueries(AddedQueries):
         self.kinds = kinds
         self.targets = targets
         self.num_selected = sum(kind.num_selected for kind in kinds)
+        self.proposals = [stage for kind in kinds for stage in kind.proposals]
         self.query_sets: list[QuerySet] = []
 
     @torch.compiler.disable
@@ -133,14 +139,20 @@ class BatchQueries(AddedQueries):
             values = [getattr(part, name) for part in all_queries]
             return None if values[-1] is None else torch.cat(values, dim=1)
 
-        content = joined("content")
+        content, num_own = joined("content"), queries.content.shape[1]
+        in_parts = head.attends_in_parts and self._are_like_own(num_own)
         return Queries(
             content,
             joined("positions"),
             joined("references"),
-            self._attention_bias(queries.content.shape[1], content),
+            None if in_parts else self._attention_bias(num_own, content),
+            len(all_queries) if in_parts else 1,
             next((part.masks for part in all_queries if part.masks is not None), None),
         )
+
+    def _are_like_own(self, num_own: int) -> bool:
+        """Whether all sets are as large as the head's own queries, and see only themselves."""
+        return all(query_set.sizes() == [num_own] and not query_set.sees_own for query_set in self.query_sets)
 
     def _attention_bias(self, num_own: int, like: Tensor) -> Tensor | None:
         """Return the bias of the self-attention, (L, L); None if there are no added queries in this batch."""

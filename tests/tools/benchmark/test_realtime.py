@@ -12,7 +12,7 @@ from vitkit.tools.benchmark.timing import Options
 @pytest.mark.parametrize("name", realtime.FAMILIES)
 def test_both_forms_run_and_train_the_same_number_of_parameters(name):
     pytest.importorskip("transformers")
-    case, family = Case(160, 160, training=True), realtime.FAMILIES[name]
+    case, family = Case(288, 288, training=True), realtime.FAMILIES[name]
     torch.manual_seed(0)
     batch = models.random_batch(case, family.num_classes)
     trained = []

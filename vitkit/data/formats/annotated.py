@@ -16,6 +16,8 @@ from vitkit.words import counted
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
 UNREADABLE = "images whose file cannot be read"
+NUM_SHOWN = 3
+"""The number of names in a line about items that were left out."""
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """Name of a folder or key -> the split that it stands for."""
 _MOST_FOLDERS = 16
@@ -237,6 +239,15 @@ def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: s
         return None
     data.add_image(name, width, height, split)
     return data.images[-1]
+
+
+def left_out_lines(left_out: Mapping[str, Sequence[str]]) -> list[str]:
+    """Describe what was left out: for each reason the number of items, and the first names."""
+    lines = []
+    for reason, names in left_out.items():
+        more = f", and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
+        lines.append(f"{len(names)} {reason}: {', '.join(names[:NUM_SHOWN])}{more}")
+    return lines
 
 
 def single_file(annotations: Path, pattern: str) -> Path:

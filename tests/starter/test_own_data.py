@@ -6,7 +6,7 @@ from PIL import Image
 
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.errors import DataError
-from vitkit.tools.own_data import read_own_data
+from vitkit.starter.own_data import read_own_data
 
 
 def pictures(folder, *names):

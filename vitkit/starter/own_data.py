@@ -14,7 +14,7 @@ from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_names
 from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
-from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES
+from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, left_out_lines
 from vitkit.data.formats.class_files import class_file_near, read_class_file
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import write_coco
@@ -22,7 +22,6 @@ from vitkit.data.io.image_files import read_label_map, upright_size
 from vitkit.data.io.output import link_image, write_text
 from vitkit.errors import DataError
 from vitkit.structures import IGNORE_INDEX
-from vitkit.tools.annotations import print_left_out
 from vitkit.words import counted
 
 NO_CLASSES = {"void", "ignore", "ignored", "unlabelled", "unlabeled"}
@@ -79,7 +78,8 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
         split_dataset(data, {"val": share})
     for note in dict.fromkeys((*notes, *data.notes)):
         print(f"  note: {note}")
-    print_left_out(left_out | data.left_out, "left out")
+    for line in left_out_lines(left_out | data.left_out):
+        print(f"  left out: {line}")
     fullest = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
     num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * fullest / 10))
     lines = [f"# the fullest image has {counted(fullest, 'objects')}", f'cfg["model"]["num_queries"] = {num_queries}']

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import TrainingError
-from vitkit.tools.child_runs import run_to_end
+from vitkit.starter.child_runs import run_to_end
 
 PARENT = """
 import subprocess, sys
-from vitkit.tools.child_runs import _end_with_parent
+from vitkit.starter.child_runs import _end_with_parent
 print(subprocess.Popen(["sleep", "60"], preexec_fn=_end_with_parent, stdout=subprocess.DEVNULL).pid, flush=True)
 sys.stdin.read()
 """

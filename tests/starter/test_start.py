@@ -7,10 +7,12 @@ import pytest
 from vitkit import load_config
 from vitkit.backbones.resnet import ResNet
 from vitkit.errors import CheckpointError
-from vitkit.tools import child_runs, own_data, start
-from vitkit.tools.child_runs import StepCost
+from vitkit.starter import child_runs, own_data
+from vitkit.starter import starting as start
+from vitkit.starter.child_runs import StepCost
+from vitkit.starter.starting import imagenet_weights
 from vitkit.tools.make_shapes import main as make_shapes
-from vitkit.tools.start import imagenet_weights, main
+from vitkit.tools.start import main
 from vitkit.visualization import curves
 
 RANDOM = "model.backbone.pretrained=false"
@@ -256,14 +258,14 @@ def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, 
         calls.append((resume, [round(hook.minutes, 3) for hook in hooks], train or {}))
         return SimpleNamespace(path=Path("runs/start/run"))
 
-    monkeypatch.setattr(start.vitkit, "train", train)
+    monkeypatch.setattr(start.api, "train", train)
     monkeypatch.setattr(start, "read_log", lambda path: ([next(log)], []))
     monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(0.005, 0.005, 10))
     detection(world, "--hours", "0.5")
-    args = start.parse_args(["photos", "labels.json", "--hours", "0.5", "--run-dir", "runs/start"])
+    request = start.Request("detection", Path("photos"), Path("labels.json"), 0.5, 0.2, "cpu")
     choice = start.Choice(256, "fp32", "random weights", False, epochs=480, cost=StepCost(0.005, 0.005, 10))
     data = start.OwnData("24 images", 17, 7, 64, "")
-    choice, _ = start.train_in_time(args, data, choice, Path("runs/start"))
+    choice, _ = start.train_in_time(request, data, choice, Path("runs/start"))
     # 24 minutes: 0.1 a epoch leaves 230 after the first 10; then 0.4 an epoch leaves 52 of the last 21 minutes.
     assert [(resume, hooks) for resume, hooks, _ in calls] == [
         (None, [2.4]), (Path("runs/start/run"), [8.6]), (Path("runs/start/run"), []),

@@ -1,0 +1,319 @@
+"""RF-DETR (Robinson et al. 2025, https://arxiv.org/abs/2511.09554), with the decoder of LW-DETR (Chen et al. 2024,
+https://arxiv.org/abs/2406.03459): a few layers on a single map of a plain transformer, without an encoder."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.heads.rf_detr_masks import MaskHead
+from vitkit.nn.attention import MultiHeadAttention
+from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
+from vitkit.nn.deformable_transformer import (
+    Levels,
+    anchor_boxes,
+    box_codes,
+    check_locations,
+    flatten_levels,
+    gather_rows,
+    in_padded_maps,
+    init_deformable,
+)
+from vitkit.nn.detection import box_head, check_channels, class_head
+from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
+from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.ops.masks import mask_logits
+from vitkit.registry import HEADS
+from vitkit.structures import FeatureInfo
+
+
+@HEADS.register
+class RFDETRHead(QueryHead):
+    """Selects a box for each learned query, decodes the queries around these boxes, and predicts boxes relative to
+    them; optionally with a mask for each query.
+
+    Groups of queries that exist only in training (`QueryGroups`) select their boxes with layers of their own.
+
+    Args:
+        feature_info: description of the neck's maps; each must have `d_model` channels.
+        num_classes: number of logits per query; there is none for "no object".
+        num_queries: number of boxes predicted per image.
+        num_heads: number of heads of the self-attention; `num_cross_heads` of the attention to the image.
+        num_points: number of locations that each of these samples on each map.
+        masks: whether there is a mask for each query, at a quarter of the image's resolution (RF-DETR-Seg).
+    Raises:
+        ConfigError: a map does not have `d_model` channels, there are no queries or layers, or the stride of the only
+            map that masks are made from is not a multiple of 4.
+    """
+
+    reference = "boxes"
+    selects_boxes = True
+    selects_by_group = True
+    attends_in_parts = True
+
+    def __init__(
+        self,
+        feature_info: Mapping[str, FeatureInfo],
+        num_classes: int,
+        *,
+        num_queries: int,
+        d_model: int = 256,
+        num_heads: int = 8,
+        num_cross_heads: int = 16,
+        num_points: int = 2,
+        d_ffn: int = 2048,
+        dropout: float = 0.0,
+        num_decoder_layers: int = 3,
+        masks: bool = False,
+    ):
+        super().__init__()
+        check_channels("RFDETRHead", feature_info, d_model)
+        if num_queries < 1 or num_decoder_layers < 1:
+            raise ConfigError(
+                f"RFDETRHead: num_queries={num_queries}, num_decoder_layers={num_decoder_layers}: expected at least 1."
+            )
+        self.d_model, self.num_classes, self.num_queries = d_model, num_classes, num_queries
+        self.learned_channels = 4 + d_model
+        self.proposals = self.make_proposals()
+        self.query_embed = self.learned_vectors(num_queries)
+        layers = [
+            RFDETRDecoderLayer(
+                d_model,
+                len(feature_info),
+                num_heads=num_heads,
+                num_cross_heads=num_cross_heads,
+                num_points=num_points,
+                d_ffn=d_ffn,
+                dropout=dropout,
+            )
+            for _ in range(num_decoder_layers)
+        ]
+        self.decoder = RFDETRDecoder(layers, d_model)
+        self.class_embed = class_head(d_model, num_classes)
+        self.bbox_embed = box_head(d_model)
+        self.mask_head = MaskHead(feature_info, d_model, num_decoder_layers) if masks else None
+        self.query_outputs = ("pred_logits", "pred_boxes", "reference_points", *(["mask_embed"] if masks else []))
+        self.shared_outputs = ("mask_features",) if masks else ()
+
+    def forward(
+        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+    ) -> dict[str, Any]:
+        """Predict a box and class logits per query.
+
+        Args:
+            features: the neck's maps, (B, d_model, h, w).
+            padding_mask: (B, H, W) bool at the size of the images, True = padding.
+            added: other queries, which precede the head's own in the outputs.
+        Raises:
+            DataError: the maps have fewer locations than there are queries.
+        """
+        levels = flatten_levels(features, None, padding_mask)
+        if padding_mask is not None:
+            levels = levels._replace(valid_ratios=unpadded_fractions(padding_mask, len(levels.shapes)))
+        memory = levels.tokens  # (B, S, d_model)
+        stages = [self.proposals, *([] if added is None else added.proposals)]
+        selections, boxes = zip(*(stage(memory, levels, self.num_queries) for stage in stages))
+        queries = self.make_queries(self.query_embed.weight.expand(memory.shape[0], -1, -1), boxes[0])
+        if added is not None:
+            queries = added.join(queries, self, torch.cat(boxes[1:], dim=1) if boxes[1:] else None)
+        states = self.decoder(queries, memory, levels)  # for each layer (B, Q, d_model)
+        layers = [
+            {
+                "pred_logits": self.class_embed(x),
+                "pred_boxes": refine_boxes(queries.references, self.bbox_embed(x)),
+                "reference_points": queries.references,
+            }
+            for x in states
+        ]
+        if self.mask_head is not None:
+            masks, first_masks = self.mask_head(features, states, [s.pop("states") for s in selections], padding_mask)
+            layers = [layer | factors for layer, factors in zip(layers, masks)]
+            selections = [selection | factors for selection, factors in zip(selections, first_masks)]
+            own = layers[-1]["mask_embed"][:, -self.num_queries :]
+            layers[-1]["pred_masks"] = mask_logits(own, layers[-1]["mask_features"])
+        return {
+            **layers[-1],
+            # pred_logits (B, Q, num_classes), one sigmoid per class
+            # pred_boxes (B, Q, 4) cxcywh, relative to the un-padded image
+            # reference_points (B, Q, 4), the boxes that all layers sampled in
+            # and with masks, mask_embed (B, Q, C), mask_features (B, C, h, w), and their product for the head's own
+            # queries, pred_masks (B, num_queries, h, w) logits
+            "aux_outputs": layers[:-1],  # the same of each layer but the last, first layer first; without pred_masks
+            "training_outputs": list(selections),  # the predictions of each group's first stage, (B, Q, ...)
+        }
+
+    def make_proposals(self) -> "GroupSelection":
+        """See `QueryHead`."""
+        return GroupSelection(self.d_model, self.num_classes)
+
+    def learned_vectors(self, count: int) -> nn.Embedding:
+        """Return the learned vectors of queries: 4 numbers that refine their boxes, initially 0, and their content."""
+        embedding = super().learned_vectors(count)
+        with torch.no_grad():
+            embedding.weight[:, :4] = 0
+        return embedding
+
+    def make_queries(self, learned: Tensor, boxes: Tensor) -> Queries:
+        """Return queries with learned content at selected boxes that learned numbers refine; see `QueryHead`."""
+        deltas, content = learned.split((4, self.d_model), dim=-1)
+        return Queries(content, references=refine_boxes(boxes, deltas))
+
+
+class RFDETRDecoder(nn.Module):
+    """Decoder whose layers all attend around the initial boxes of the queries, which also give their positions."""
+
+    def __init__(self, layers: "Sequence[RFDETRDecoderLayer]", d_model: int):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(d_model)
+        self.ref_point_head = MLP((2 * d_model, d_model, d_model))
+        init_deformable(self.layers)
+        init_xavier(self.ref_point_head)
+
+    def forward(self, queries: Queries, memory: Tensor, levels: Levels) -> list[Tensor]:
+        """Return the normalised states (B, L, d_model) of the queries after each layer."""
+        x, states = queries.content, []
+        reference_points = in_padded_maps(queries.references, levels.valid_ratios)
+        # The original encodes boxes of padded maps, but makes all images square, without padding. Boxes of the image
+        # make results independent of padding.
+        codes = box_codes(queries.references[:, :, None], x.shape[-1])
+        positions = self.ref_point_head(codes.to(x.dtype))
+        for layer in self.layers:
+            x = checkpoint_block(
+                layer,
+                x,
+                memory,
+                positions=positions,
+                reference_points=reference_points,
+                shapes=levels.shapes,
+                padding_mask=levels.padding_mask,
+                bias=queries.bias,
+                num_parts=queries.num_parts,
+            )
+            states.append(self.norm(x))
+        return states
+
+
+class RFDETRDecoderLayer(nn.Module):
+    """Self-attention, deformable cross-attention and a feed-forward network, post-norm."""
+
+    activation_checkpointing = False
+
+    def __init__(
+        self,
+        d_model: int,
+        num_levels: int,
+        *,
+        num_heads: int,
+        num_cross_heads: int,
+        num_points: int,
+        d_ffn: int,
+        dropout: float,
+    ):
+        super().__init__()
+        self.self_attn = MultiHeadAttention(d_model, num_heads, dropout)
+        self.cross_attn = MultiScaleDeformableAttention(
+            d_model, num_cross_heads, num_levels=num_levels, num_points=num_points
+        )
+        self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        self.norm1 = nn.LayerNorm(d_model)
+        self.norm2 = nn.LayerNorm(d_model)
+        self.norm3 = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        *,
+        positions: Tensor,
+        reference_points: Tensor,
+        shapes: Sequence[tuple[int, int]],
+        padding_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        num_parts: int = 1,
+    ) -> Tensor:
+        """Apply self-attention, cross-attention to the memory, and the feed-forward network.
+
+        Args:
+            x: (B, L, d_model).
+            memory: (B, S, d_model).
+            positions: (B, L, d_model).
+            reference_points: (B, L, levels, 4), see `in_padded_maps`.
+            padding_mask: (B, S) bool, padding of the memory, True = padding.
+            bias: bias of the self-attention, float, broadcastable to (B, heads, L, L).
+            num_parts: number of equal parts of the L queries that do not see each other.
+        """
+        parts, qk_parts = (y.unflatten(1, (num_parts, -1)).flatten(0, 1) for y in (x, x + positions))
+        attended = self.self_attn(qk_parts, qk_parts, parts, bias=bias)
+        x = self.norm1(x + self.dropout(attended.unflatten(0, (-1, num_parts)).flatten(1, 2)))
+        attended = self.cross_attn(
+            x + positions, memory, reference_points=reference_points, shapes=shapes, padding_mask=padding_mask
+        )
+        x = self.norm2(x + self.dropout(attended))
+        return self.norm3(x + self.dropout(self.ffn(x)))
+
+
+class GroupSelection(nn.Module):
+    """The first stage of a group of queries: these start from the boxes of the best locations."""
+
+    def __init__(self, d_model: int, num_classes: int):
+        super().__init__()
+        self.enc_output = nn.Linear(d_model, d_model)
+        self.enc_output_norm = nn.LayerNorm(d_model)
+        nn.init.xavier_uniform_(self.enc_output.weight)
+        self.class_embed = class_head(d_model, num_classes)
+        self.bbox_embed = box_head(d_model)
+
+    def forward(self, memory: Tensor, levels: Levels, num_queries: int) -> tuple[dict[str, Any], Tensor]:
+        """Select the locations with the highest probability of any class.
+
+        Args:
+            memory: (B, S, d_model), the tokens of `levels`.
+        Returns:
+            the predictions at the selected locations, as one of `training_outputs`, and their states.
+            boxes_cxcywh: (B, num_queries, 4), without gradient, best first.
+        Raises:
+            DataError: there are fewer locations than queries.
+        """
+        check_locations("RF-DETR", levels, num_queries)
+        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
+        anchors = anchors.masked_fill(unusable, 0)
+        x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
+        logits = self.class_embed(x)
+        # Unusable locations are selected only if there are too few others; their boxes have size 0.
+        best = logits.amax(-1).masked_fill(unusable[..., 0], -torch.inf).topk(num_queries, dim=1).indices
+        # Only the selected locations have a loss, so the boxes of others need not be computed.
+        states = gather_rows(x, best)
+        boxes = refine_boxes(gather_rows(anchors, best), self.bbox_embed(states))
+        selection = {
+            "name": "enc",
+            "states": states,  # (B, Q, d_model)
+            "pred_logits": gather_rows(logits, best),  # (B, Q, num_classes)
+            "pred_boxes": boxes,  # (B, Q, 4)
+            "aux_outputs": [],
+            "matches": None,
+            "repeats": 1,
+            "class_agnostic": False,
+        }
+        return selection, boxes.detach()
+
+
+def unpadded_fractions(padding_mask: Tensor, num_levels: int) -> Tensor:
+    """Return the fractions of width and height that are not padding, as `Levels.valid_ratios`, (B, num_levels, 2).
+
+    They count pixels rather than a map's locations, the last of which may extend beyond an image of any size.
+    """
+    sides = (padding_mask[:, 0], padding_mask[:, :, 0])
+    fractions = [(~side).float().mean(1).clamp(min=1 / side.shape[1]) for side in sides]
+    return torch.stack(fractions, dim=-1)[:, None].expand(-1, num_levels, -1)
+
+
+def refine_boxes(boxes: Tensor, deltas: Tensor) -> Tensor:
+    """Move boxes (..., 4) cxcywh by multiples of their size, and scale them exponentially."""
+    deltas = deltas.to(torch.promote_types(deltas.dtype, torch.float32))
+    centers, sizes = boxes.split(2, dim=-1)
+    shifts, scales = deltas.split(2, dim=-1)
+    return torch.cat((centers + shifts * sizes, sizes * scales.exp()), dim=-1)

@@ -1,0 +1,172 @@
+"""RF-DETR: backbone, neck, head (Robinson et al. 2025, https://arxiv.org/abs/2511.09554)."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.models.deformable_detr import DeformableDETR
+from vitkit.models.mask_postprocess import Geometry, query_chunks
+from vitkit.models.mask_results import geometry_of
+from vitkit.ops.images import unpadded_sizes
+from vitkit.registry import MODELS, Spec
+from vitkit.structures import Detections, DetectionTarget
+
+
+@MODELS.register
+class RFDETR(DeformableDETR):
+    """A real-time detector on a plain transformer in windows; trained with groups of queries (`QueryGroups`).
+
+    Its outputs and results are those of Deformable DETR, with boxes cut off at the image's border.
+    """
+
+    def __init__(
+        self,
+        backbone: Spec | nn.Module,
+        neck: Spec | nn.Module,
+        head: Spec | nn.Module,
+        *,
+        num_queries: int = 300,
+        num_classes: int = 91,
+        num_detections: int = 300,
+        training_queries: Sequence[Spec] = (),
+        isolate_padding: bool = False,
+    ):
+        super().__init__(
+            backbone,
+            neck,
+            head,
+            num_queries=num_queries,
+            num_classes=num_classes,
+            num_detections=num_detections,
+            training_queries=training_queries,
+            isolate_padding=isolate_padding,
+        )
+        groups = {f"{name.rpartition('.')[0]}." for name, _ in self.named_parameters() if is_group_head(name)}
+        self.class_head = (*type(self).class_head, *sorted(groups))
+
+        # Patches beyond the image's border are padding, so that boxes are relative to the image itself.
+        strides = [info.stride for info in self.neck.feature_info.values()]
+        self.padding_multiple = math.lcm(self.padding_multiple, *strides)
+
+    @staticmethod
+    def variant_of(names: Iterable[str]) -> str:
+        """Return the variant that the names of a state dict belong to, such as "of 3 decoder layers with masks"."""
+        names = set(names)
+        if "head.query_embed.weight" not in names or "head.decoder.ref_point_head.layers.0.weight" not in names:
+            return ""  # another head than the family's
+        layers = sum(n.startswith("head.decoder.layers.") and n.endswith(".norm1.weight") for n in names)
+        return f"of {layers} decoder layers with{'' if 'head.mask_head.bias' in names else 'out'} masks"
+
+    def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Normalise images, and pad them to complete patches."""
+        if padding_mask is None and any(side % self.padding_multiple for side in images.shape[-2:]):
+            padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
+        return super().prepare(images, padding_mask)
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Keep the first queries of each group of weights that have more, in place; see `DensePredictionModel`.
+
+        Queries are given to locations by the rank of their scores, so the last ones matter least.
+        """
+        own, others = f"{prefix}head.query_embed.weight", f"{prefix}training_queries.groups.embed.weight"
+        theirs, ours = len(state.get(own, ())), len(self.head.query_embed.weight)
+        if theirs > ours:
+            state[own] = state[own][:ours]
+            if others in state:
+                state[others] = state[others].unflatten(0, (-1, theirs))[:, :ours].flatten(0, 1)
+        super().adapt_state(state, prefix)
+
+    def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
+        """See `DeformableDETR`; boxes end at the image's border."""
+        detections = super().detections(outputs)
+        return Detections(**{**detections, "boxes_xyxy": detections["boxes_xyxy"].clamp(0, 1)})
+
+
+@MODELS.register
+class RFDETRSeg(RFDETR):
+    """RF-DETR with a mask for each query; its head is an `RFDETRHead` with `masks=True`. Arguments are those of RFDETR.
+
+    Raises:
+        ConfigError: the head predicts no masks.
+    """
+
+    tasks = ("instance",)
+
+    def __init__(
+        self,
+        backbone: Spec | nn.Module,
+        neck: Spec | nn.Module,
+        head: Spec | nn.Module,
+        *,
+        num_queries: int = 100,
+        num_classes: int = 91,
+        num_detections: int = 100,
+        training_queries: Sequence[Spec] = (),
+        isolate_padding: bool = False,
+    ):
+        super().__init__(
+            backbone,
+            neck,
+            head,
+            num_queries=num_queries,
+            num_classes=num_classes,
+            num_detections=num_detections,
+            training_queries=training_queries,
+            isolate_padding=isolate_padding,
+        )
+        if getattr(self.head, "mask_head", None) is None:
+            raise ConfigError("RFDETRSeg: the head predicts no masks. Set model.head.masks=True, or model.type=RFDETR.")
+
+    def forward(
+        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
+    ) -> dict[str, Any]:
+        """Predict a box, class logits and a mask per query.
+
+        Returns:
+            the outputs of RFDETR, and
+            pred_masks: (B, Q, h, w) logits, at a quarter of the resolution.
+            mask_embed, mask_features: factors of the masks of all queries, see the head; also in aux_outputs and
+                training_outputs.
+            input_size: (height, width) that the masks cover.
+            image_sizes: (B, 2) int64, height and width of each image without padding.
+        """
+        image_sizes = unpadded_sizes(images, padding_mask)
+        outputs = super().forward(images, padding_mask, targets)
+        height, width = images.shape[-2:]
+        multiple = self.padding_multiple
+        input_size = (height + -height % multiple, width + -width % multiple)
+        return {**outputs, "input_size": input_size, "image_sizes": image_sizes}
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Return the `detections` of each image, in pixels of the original image, with masks (N, H, W) bool."""
+        _, queries, _ = self.best_pairs(outputs)
+        results = []
+        for i, detections in enumerate(super().postprocess(outputs, image_sizes)):
+            geometry = geometry_of(outputs, i, image_sizes[i])
+            # A query may be detected with several classes, but has only one mask.
+            chosen, position = queries[i].unique(return_inverse=True)
+            masks = full_masks(outputs["pred_masks"][i, chosen].float(), geometry)
+            results.append({**detections, "masks": masks[position]})
+        return results
+
+
+def full_masks(masks: Tensor, geometry: Geometry) -> Tensor:
+    """Resize mask logits (N, h, w) to (N, H, W) bool of the original image."""
+    sizes = zip(masks.shape[-2:], geometry.image, geometry.padded)
+    (height, below), (width, right) = [divmod(n * side, padded) for n, side, padded in sizes]
+    if not (below or right):
+        # As in the original, masks that end with the image are resized once. Others are first enlarged to its pixels.
+        masks, geometry = masks[:, :height, :width], Geometry(*[geometry.original] * 3)
+    full = torch.zeros(len(masks), *geometry.original, dtype=torch.bool, device=masks.device)
+    for chunk, logits in query_chunks(masks, geometry):
+        full[chunk] = logits > 0
+    return full
+
+
+def is_group_head(name: str) -> bool:
+    """Whether a parameter is that of a training group's class head."""
+    return name.startswith("training_queries.groups.proposals.") and ".class_embed." in name
