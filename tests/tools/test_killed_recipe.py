@@ -76,7 +76,9 @@ def test_every_part_of_the_recipe_took_place():
 )
 def test_killed_run_equals_an_uninterrupted_one(ranks, steps, workers):
     run = f"killed{ranks}-{steps[0]}"
-    argv = ["recipe.py", "--run-dir", run, *of_ranks(ranks), f"data.num_workers={workers}"]
+    # Forked workers end with a trainer that is killed.
+    workers = [f"data.num_workers={workers}", "data.start_workers=fork"]
+    argv = ["recipe.py", "--run-dir", run, *of_ranks(ranks), *workers]
     for step in steps:
         processes = start(*argv, ranks=ranks)
         wait_for_step(run, step, processes)
