@@ -48,6 +48,21 @@ def _rt_detr(transformers, version="", **options):
     return getattr(transformers, f"RTDetr{version}ForObjectDetection")(config)
 
 
+def _d_fine(transformers, **options):
+    channels, blocks, layers = [64, 256, 512, 1024], [1, 1, 2, 1], [3, 3, 3, 3]
+    backbone = transformers.HGNetV2Config(
+        stem_channels=[3, 16, 16], stage_in_channels=[16, 64, 256, 512], stage_mid_channels=[16, 32, 64, 128],
+        stage_out_channels=channels, hidden_sizes=channels, stage_num_blocks=blocks, depths=blocks,
+        stage_numb_of_layers=layers, use_learnable_affine_block=True, out_indices=[3, 4],
+    )  # fmt: skip
+    config = transformers.DFineConfig(
+        backbone_config=backbone, **_DETECTOR | dict(num_queries=20), encoder_hidden_dim=32, hidden_expansion=0.5,
+        depth_mult=0.34, encoder_in_channels=channels[2:], decoder_in_channels=[32] * 2, feat_strides=[16, 32],
+        encode_proj_layers=[1], num_feature_levels=2, reg_scale=8.0, **dict(decoder_n_points=[2, 4]) | options,
+    )  # fmt: skip
+    return transformers.DFineForObjectDetection(config)
+
+
 def _resnet(transformers):
     return transformers.ResNetConfig(**_RESNET, out_features=_STAGES)
 
@@ -87,6 +102,8 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "rt_detr": _rt_detr,
     "rt_detr_v2": lambda t: _rt_detr(t, "V2", decoder_n_points=3, decoder_offset_scale=0.25),
     "rt_detr_v2_discrete": lambda t: _rt_detr(t, "V2", decoder_method="discrete", num_denoising=0),
+    "d_fine": _d_fine,
+    "d_fine_unfrozen": lambda t: _d_fine(t, freeze_backbone_batch_norms=False, decoder_n_points=3, num_denoising=0),
     "maskformer_swin": lambda t: _maskformer(t, _swin(t)),
     "maskformer_resnet": lambda t: _maskformer(t, _resnet(t)),
     "mask2former_swin": lambda t: _mask2former(t, _swin(t)),
@@ -113,8 +130,11 @@ def build_theirs(transformers, name: str, *, num_labels: int = 3) -> nn.Module:
         model = type(model)(config)
     model.eval()
     for key, parameter in model.named_parameters():
-        if "embed_positions" not in key:
-            nn.init.normal_(parameter, mean=float("norm" in key and "weight" in key), std=0.1)
+        if name.startswith("d_fine") and parameter.dim() > 1:
+            nn.init.kaiming_normal_(parameter, nonlinearity="linear")  # smaller ones leave maps nearly constant
+        elif "embed_positions" not in key and not key.endswith(("reg_scale", ".up")):
+            is_scale = ("norm" in key and "weight" in key) or key.endswith("lab.scale")
+            nn.init.normal_(parameter, mean=float(is_scale), std=0.1)
     for key, buffer in model.named_buffers():
         if key.endswith("running_var"):
             buffer.uniform_(0.5, 1.5)
@@ -145,12 +165,11 @@ def compare(theirs: nn.Module, ours: nn.Module) -> None:
     images = torch.randn(2, 3, 128, 160)
     if kind in ("swin", "swinv2", "vit"):
         images = images[..., : theirs.config.image_size, : theirs.config.image_size]
-    if kind.startswith("rt_detr"):  # rounding would change the order of locations whose scores are nearly the same
+    is_real_time = kind.startswith(("rt_detr", "d_fine"))
+    if is_real_time:  # rounding would change the order of locations whose scores are nearly the same
         theirs, ours, images = theirs.double(), ours.double(), images.double()
     expected = theirs(images)
-    if kind.startswith(
-        "rt_detr"
-    ):  # these have pixels without statistics, and vitkit's models are given normalised ones
+    if is_real_time:  # these have pixels without statistics, and vitkit's models are given normalised ones
         mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
         images = (images - mean) / std
     outputs = ours(images)

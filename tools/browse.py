@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.data.io.channel_files import as_rgb
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
 from vitkit.data.loading.collate import collate
 from vitkit.data.loading.loader import DataSettings
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
     for index in choose(dataset, image_ids, names, args):
         image_id = image_ids[index]
         if args.original:
-            cards.append(Card(f"{image_id}, as stored", np.ascontiguousarray(dataset.load_image(index))))
+            cards.append(Card(f"{image_id}, as stored", as_rgb(dataset.load_image(index))))
         seeds = [seed_of(args.seed, view, index) for view in range(args.views)]
         transform = dataset.batch_transforms
         if transform is not None and args.split == "train":

@@ -209,6 +209,11 @@ def run(config: Config, weights: str | Path, args: argparse.Namespace) -> None:
         explain_clip(load_predictor(config, weights, device=args.device), args)
         return
     data = DataSettings(**config["data"])
+    if data.channels is not None:
+        raise ConfigError(
+            f"explain draws on RGB pictures, and data.channels={data.channels}. Use predict and browse, which draw the "
+            "first three channels."
+        )
     image = None if args.image is None else read_picture(args.image, args.points, data.max_image_pixels)
     dataset = data.dataset("val") if args.dataset else None
     classes = None if dataset is None else dataset.classes

@@ -24,7 +24,7 @@ import torch
 from vitkit import model_zoo
 from vitkit.data.synthetic.world import World
 from vitkit.errors import DataError
-from vitkit.inference import Predictor, find_pictures, find_trained, load, to_array
+from vitkit.inference import Predictor, find_pictures, find_trained, load
 from vitkit.inference.export import (
     FORMATS,
     OPSETS,
@@ -111,11 +111,15 @@ def read_pictures(source: str | None, predictor: Predictor) -> list[np.ndarray]:
     """
     if source is None:
         worlds = (World(image_size=480), World(image_size=320))
-        return [world.scene(0).image for world in worlds]
+        images = [world.scene(0).image for world in worlds]
+        if predictor.channels is None:
+            return images
+        repeated = (np.tile(image, -(-predictor.channels // 3))[:, :, : predictor.channels] for image in images)
+        return [predictor.to_array(image) for image in repeated]
     named = [picture for _, picture in zip(range(NUM_PICTURES), find_pictures(source).named)]
     if not named:
         raise DataError(f"--images {source}: no picture there.")
-    return [to_array(picture, name) for name, picture in named]
+    return [predictor.to_array(picture, name) for name, picture in named]
 
 
 def show(part: ExportedPart, args: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ class Sample(TypedDict, total=False):
 
     image: Tensor
     """uint8 RGB, resized and augmented, not yet normalised: (3, H, W) for an image, (3, T, H, W) for a clip,
-    (views, 3, T, H, W) for several views of a video."""
+    (views, 3, T, H, W) for several views of a video; uint16 (C, H, W) for an image of any channels."""
     target: "DetectionTarget"
 
 
@@ -270,7 +270,7 @@ class Batch:
     """One step's input. `model(**batch.inputs)`, then `criterion(outputs, batch.targets)`.
 
     For images, `inputs` holds
-        images: (B, 3, H, W) uint8 RGB, zero-padded at the right and bottom to a common size,
+        images: (B, 3, H, W) uint8 RGB, or (B, C, H, W) uint16, zero-padded at the right and bottom to a common size,
         padding_mask: (B, H, W) bool, True = padding.
     For clips, which all have one size within a batch, `inputs` holds
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.

@@ -33,9 +33,10 @@ def test_varifocal_loss_by_hand():
     torch.testing.assert_close(gradient, torch.tensor([[0.09375, 0.8 * (0.5 - 0.8)], [0.09375, 0.09375]]))
 
 
-def test_match_without_overlap_counts_as_no_object_in_varifocal_loss():
-    value, _ = one_match(varifocal_loss, 0.0, 0.0, alpha=0.75, gamma=2.0)
-    torch.testing.assert_close(value, torch.tensor([4 * 0.75 * 0.25 * LN2]))
+def test_label_of_a_match_without_overlap_costs_nothing_in_varifocal_loss():
+    value, gradient = one_match(varifocal_loss, 0.0, 0.0, alpha=0.75, gamma=2.0)
+    torch.testing.assert_close(value, torch.tensor([3 * 0.75 * 0.25 * LN2]))
+    assert gradient[0, 1] == 0
 
 
 def test_matchability_aware_loss_by_hand():
@@ -121,7 +122,7 @@ def make_case(counts: list[int]):
 
 
 def by_loop(criterion, class_loss: str, layer: dict, targets: list[dict]) -> torch.Tensor:
-    """Compute the loss by the published formulas, class by class."""
+    """Compute the loss by the original code's formulas, class by class."""
     ((matches,),) = criterion.matcher([([layer], targets)])
     total = torch.zeros(())
     for i, (queries, indices) in enumerate(matches):
@@ -134,9 +135,7 @@ def by_loop(criterion, class_loss: str, layer: dict, targets: list[dict]) -> tor
                     continue
                 boxes = layer["pred_boxes"][i, query], targets[i]["boxes_cxcywh"][index]
                 q = box_iou(*(cxcywh_to_xyxy(box[None]) for box in boxes)).squeeze()
-                if class_loss == "varifocal" and q == 0:
-                    total -= 0.75 * p**2 * (1 - p).log()
-                elif class_loss == "varifocal":
+                if class_loss == "varifocal":
                     total -= q * (q * p.log() + (1 - q) * (1 - p).log())
                 else:
                     total -= q**1.5 * p.log() + (1 - q**1.5) * (1 - p).log()

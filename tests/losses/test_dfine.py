@@ -389,6 +389,14 @@ def test_queries_without_known_matches_are_an_error(changes, name):
         make_criterion()(outputs, make_targets([1]))
 
 
+def test_denoising_queries_without_initial_boxes_are_an_error():
+    outputs = make_outputs([1])
+    del outputs["training_outputs"][1]["initial_boxes"]
+    message = r"the queries 'dn' of training_outputs have no initial_boxes\. Name it in the head's query_outputs"
+    with pytest.raises(ConfigError, match=message):
+        make_criterion()(outputs, make_targets([1]))
+
+
 def test_label_out_of_range_is_an_error():
     targets = make_targets([2])
     targets[0]["labels"][1] = 3
@@ -401,3 +409,17 @@ def test_matched_accuracy_is_that_of_the_last_layer():
     criterion(make_outputs([2, 1]), make_targets([2, 1]))
     assert criterion.meters["matched_accuracy"].compute()[1] == 3
     assert isinstance(criterion, DFINECriterion)
+
+
+def test_class_weights_act_on_the_class_losses_only():
+    outputs, targets = make_outputs([2, 1]), make_targets([2, 1])
+    num_classes = outputs["pred_logits"].shape[-1]
+    plain, twice, thrice = (
+        make_criterion(class_weights=weight and [weight] * num_classes)(outputs, targets) for weight in (None, 2.0, 3.0)
+    )
+    for name, value in plain.items():
+        if name.endswith("labels"):
+            assert twice[name] > value
+            torch.testing.assert_close(thrice[name] - value, 2 * (twice[name] - value), rtol=1e-4, atol=1e-6)
+        else:
+            torch.testing.assert_close(twice[name], value)

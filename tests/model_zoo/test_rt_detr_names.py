@@ -182,6 +182,13 @@ def test_weights_of_other_models_are_named():
     detr = build_model(load_config("detr_r50", ["model.backbone.pretrained=false"])["model"])
     with pytest.raises(CheckpointError, match="does not fit DETR(.|\n)*seems to be lyuwenyu/RT-DETR with 80 classes"):
         load_weights(detr, state)
+    dfine = load_config("dfine_n_coco", ["model.backbone.pretrained=false"])["model"]
+    torch.manual_seed(0)
+    theirs = written(build_model(dfine, classes=COCO_CLASSES), "official").state
+    with pytest.raises(CheckpointError, match=r"does not fit RTDETR(.|\n)*seems to be Peterande/D-FINE with 80"):
+        load_weights(build_model(config()["model"]), theirs)
+    with pytest.raises(CheckpointError, match=r"does not fit DFINE(.|\n)*seems to be lyuwenyu/RT-DETR with 80"):
+        load_weights(build_model(dfine), state)
     official = written(detr, "official").state
     with pytest.raises(CheckpointError, match="does not fit RTDETR(.|\n)*seems to be facebookresearch/detr with 91"):
         load_weights(build_model(config()["model"]), official)

@@ -16,6 +16,11 @@ def random_model(spec):
     model = build_model(spec).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
+        if spec["type"] == "DFINE":  # its maps would be nearly constant, and so the order of its locations random
+            if parameter.dim() == 1:
+                torch.nn.init.uniform_(parameter, -1, 1)
+            else:
+                torch.nn.init.kaiming_normal_(parameter)
     return model
 
 

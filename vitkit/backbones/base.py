@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from vitkit.checkpoint import load_weights
@@ -16,7 +17,7 @@ from vitkit.checkpoint.download import cached_file
 from vitkit.checkpoint.folders import is_transformers_folder
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, pixel_statistics
 from vitkit.protocols import Backbone
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
@@ -102,7 +103,7 @@ def check_feature_info(backbone: nn.Module) -> None:
     backbone.eval()
     try:
         with torch.no_grad():
-            maps = backbone(torch.zeros(1, 3, *size, device=device))
+            maps = backbone(torch.zeros(1, in_channels(backbone), *size, device=device))
     except DataError:  # it does not accept this size
         return
     except Exception as error:  # whatever a user's backbone raises
@@ -139,6 +140,11 @@ def check_feature_info(backbone: nn.Module) -> None:
 # pixels' mean and standard deviation, `vitkit.ops.images.pixel_statistics`.
 
 
+def in_channels(backbone: Backbone) -> int:
+    """Return the number of channels of a backbone's images: as many as its pixel statistics have, or 3."""
+    return len(pixel_statistics(backbone)["mean"])
+
+
 def keep_features(backbone: Backbone, names: Iterable[str]) -> None:
     """Let a backbone return only these maps from now on, if it can drop the others."""
     if hasattr(backbone, "keep_features"):
@@ -151,7 +157,7 @@ def load_pretrained(backbone: Backbone) -> str | None:
 
 
 class BackboneBase(nn.Module):
-    """Base of vitkit's backbones: `backbone(images: (B, 3, H, W)) -> dict[str, Tensor]`, or a classifier's logits.
+    """Base of vitkit's backbones: `backbone(images: (B, C, H, W)) -> dict[str, Tensor]`, or a classifier's logits.
 
     Images are float, normalised, of any height and width not below the first map's stride. The maps are those in
     `feature_info`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to coarse; a classifier returns
@@ -169,6 +175,8 @@ class BackboneBase(nn.Module):
     """Regular expression for the prefix of a stage's state dict entries; None if stages are never left out."""
     optional_weights: tuple[str, ...] = ()
     """Patterns ("*.rel_pos_h") of the state dict entries that pretrained weights may lack."""
+    input_weight: str | None = None
+    """Name of the weight of the first convolution; None if it only takes RGB."""
 
     feature_info: dict[str, FeatureInfo]
     """The maps that it returns, fine to coarse."""
@@ -177,6 +185,7 @@ class BackboneBase(nn.Module):
     is_classifier: bool = False
     is_dilated: bool = False
     """Whether the last stage keeps its resolution and dilates its kernels (DC5), with the same weights."""
+    in_channels: int = 3
     pixel_mean: Sequence[float] = IMAGENET_MEAN
     pixel_std: Sequence[float] = IMAGENET_STD
 
@@ -190,6 +199,7 @@ class BackboneBase(nn.Module):
         pretrained: bool | str,
         pixel_mean: Sequence[float],
         pixel_std: Sequence[float],
+        in_channels: int = 3,
     ) -> list[str]:
         """Store the arguments that all backbones take; return the names of the stages down to the deepest that is
         needed.
@@ -206,8 +216,10 @@ class BackboneBase(nn.Module):
             pretrained: the weights that `load_pretrained` loads: False: none; a file; "https://...#sha256=PREFIX", a
                 URL with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default
                 of the backbone's family.
-            pixel_mean, pixel_std: mean and standard deviation of RGB values in 0..1 that the weights expect; models
-                normalise images by them.
+            pixel_mean, pixel_std: mean and standard deviation of the values of each channel, in 0..1, that the weights
+                expect; models normalise images by them.
+            in_channels: number of channels of the images, 3 for RGB. Weights for RGB are repeated over the channels and
+                rescaled (or summed, for one channel) when they are loaded, as timm does.
         Raises:
             ConfigError: see `choose_features` and `check_pixel_statistics`.
         """
@@ -215,8 +227,15 @@ class BackboneBase(nn.Module):
         self.is_classifier = num_classes is not None
         self.pretrained = pretrained
         self.frozen_stages = frozen_stages
-        self.pixel_mean, self.pixel_std = check_pixel_statistics(pixel_mean, pixel_std)
+        self.in_channels = in_channels
+        self.pixel_mean, self.pixel_std = check_pixel_statistics(pixel_mean, pixel_std, in_channels)
         return list(available)[: list(available).index(list(self.feature_info)[-1]) + 1]
+
+    def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Convert the first convolution's weight for RGB to `in_channels`, in place."""
+        key = f"{prefix}{self.input_weight}"
+        if self.in_channels != 3 and key in state and state[key].ndim == 4 and state[key].shape[1] == 3:
+            state[key] = adapt_input_conv(self.in_channels, state[key])
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return the parts that may be frozen: the stem, then each stage."""

@@ -88,7 +88,7 @@ class LRNet(BackboneBase):
         channels_per_weight: m, the number of channels that share a weight.
         similarity: similarity of a query and a key; see `vitkit.kernels.local_relation.SIMILARITIES`.
         geometry_prior: see `LocalRelation`.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`.
     Raises:
         ConfigError: an argument is invalid.
@@ -96,6 +96,7 @@ class LRNet(BackboneBase):
 
     class_head = ("fc.",)
     stage_pattern = r"layers\.res\d\."
+    input_weight = "stem.0.weight"
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class LRNet(BackboneBase):
         pretrained: bool | str = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__()
         if depth not in _DEPTHS:
@@ -125,6 +127,7 @@ class LRNet(BackboneBase):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         relation = dict(
             kernel_size=kernel_size,
@@ -133,7 +136,7 @@ class LRNet(BackboneBase):
             geometry_prior=geometry_prior,
         )
         self.stem = nn.Sequential(
-            nn.Conv2d(3, _STEM_CHANNELS, 1, bias=False),
+            nn.Conv2d(in_channels, _STEM_CHANNELS, 1, bias=False),
             nn.BatchNorm2d(_STEM_CHANNELS),
             nn.ReLU(inplace=True),
             LocalRelation(_STEM_CHANNELS, stride=2, **relation),
@@ -143,12 +146,12 @@ class LRNet(BackboneBase):
         )
         rates = iter(drop_path_rates(drop_path, sum(_DEPTHS[depth])))
         self.layers = nn.ModuleDict()
-        in_channels = _STEM_CHANNELS
+        channels = _STEM_CHANNELS
         for name, num_blocks in zip(names, _DEPTHS[depth]):
             self.layers[name] = nn.ModuleList()
             for i in range(num_blocks):
                 block = RelationBlock(
-                    in_channels,
+                    channels,
                     _WIDTHS[name],
                     out_channels=available[name].channels,
                     relation=relation,
@@ -156,15 +159,15 @@ class LRNet(BackboneBase):
                     drop_path=next(rates),
                 )
                 self.layers[name].append(block)
-                in_channels = available[name].channels
+                channels = available[name].channels
         if self.is_classifier:
-            self.fc = nn.Linear(in_channels, num_classes)
+            self.fc = nn.Linear(channels, num_classes)
         self.apply(_init_weights)
         self.freeze()
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the features, or a classifier's logits, of images of at least 4 pixels."""
-        check_images("LRNet", images, min_size=_STEM_STRIDE)
+        check_images("LRNet", images, min_size=_STEM_STRIDE, in_channels=self.in_channels)
         x = self.stem(images)
         features = {}
         for name, layer in self.layers.items():

@@ -82,12 +82,12 @@ class BlockShape(NamedTuple):
 class PatchEmbed(nn.Module):
     """Embeds overlapping patches of 7 x 7 pixels (and 3 frames) as tokens, at strides of 4 (and 2)."""
 
-    def __init__(self, channels: int, axes: int):
+    def __init__(self, in_channels: int, channels: int, axes: int):
         super().__init__()
         self.proj = (
-            nn.Conv2d(3, channels, 7, PATCH_STRIDE, 3)
+            nn.Conv2d(in_channels, channels, 7, PATCH_STRIDE, 3)
             if axes == 2
-            else nn.Conv3d(3, channels, (3, 7, 7), (FRAME_STRIDE, PATCH_STRIDE, PATCH_STRIDE), (1, 3, 3))
+            else nn.Conv3d(in_channels, channels, (3, 7, 7), (FRAME_STRIDE, PATCH_STRIDE, PATCH_STRIDE), (1, 3, 3))
         )
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -202,13 +202,14 @@ class MViT(BackboneBase):
         num_frames: number of frames likewise, if the input is clips; None for images.
         window_size: side of res2's windows in tokens, halved with each stage. None: attend to the full map.
         dropout: fraction of a classifier's inputs that is dropped in training.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`.
     Raises:
         ConfigError: an argument is invalid.
     """
 
     class_head = ("head.",)
+    input_weight = "patch_embed.proj.weight"
     classifier_parts = ("norm.",)
     stage_pattern = r"blocks\.\d+\."
     optional_weights = tuple(f"scale{i}_norm.{kind}" for i in range(2, 6) for kind in ("weight", "bias"))
@@ -235,6 +236,7 @@ class MViT(BackboneBase):
         pretrained: bool | str = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__()
         pooling = pooling or {}
@@ -280,11 +282,12 @@ class MViT(BackboneBase):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         num_stages = len(stage_names)
         self.stage_of_block = [shape.stage for shape in shapes if shape.stage < num_stages]
 
-        self.patch_embed = PatchEmbed(embed_dim, self.axes)
+        self.patch_embed = PatchEmbed(in_channels, embed_dim, self.axes)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if self.class_token else None
         self.pos_embed = self.pos_embed_spatial = None
         if positions == "absolute":
@@ -363,7 +366,7 @@ class MViT(BackboneBase):
         Raises:
             DataError: the images do not have three channels, or are smaller than the patches' stride.
         """
-        check_images("MViT", images, min_size=PATCH_STRIDE, clips=self.axes == 3)
+        check_images("MViT", images, min_size=PATCH_STRIDE, clips=self.axes == 3, in_channels=self.in_channels)
         x, size = self.patch_embed(images)
         x = self._add_positions(x, size)
         features = {}
@@ -394,6 +397,7 @@ class MViT(BackboneBase):
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert official weights for another image size, or in the other form, to this network's."""
+        super().adapt_state(state, prefix)
         merge_projections(state, prefix)
         if not self.class_token:
             state.pop(f"{prefix}cls_token", None)

@@ -100,7 +100,7 @@ class ResNet(BackboneBase, tv.ResNet):
         stride_in_1x1: put the stride of a stage in its first 1x1 convolution, as required by the paper's own weights,
             detectron2's "MSRA" and Keras's, rather than in the 3x3 convolution after it, as by torchvision's. The names
             and shapes of weights are the same, so a wrong value only shows in worse results.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`; pretrained=True means torchvision's ImageNet weights (IMAGENET1K_V1).
     Raises:
         ConfigError: an argument is invalid.
@@ -108,6 +108,7 @@ class ResNet(BackboneBase, tv.ResNet):
 
     class_head = ("fc.",)
     stage_pattern = r"layer\d\."
+    input_weight = "conv1.weight"
     optional_weights = ("*num_batches_tracked",)
 
     def __init__(
@@ -124,6 +125,7 @@ class ResNet(BackboneBase, tv.ResNet):
         pretrained: bool | str = True,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         if depth not in _BLOCKS:
             raise ConfigError(f"depth={depth}: expected one of {', '.join(map(str, _BLOCKS))}.")
@@ -148,6 +150,7 @@ class ResNet(BackboneBase, tv.ResNet):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         super().__init__(
             block,
@@ -156,6 +159,9 @@ class ResNet(BackboneBase, tv.ResNet):
             norm_layer=_NORMS[norm],
             replace_stride_with_dilation=[False, False, dilation],
         )
+        if in_channels != 3:
+            self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         blocks = [module for module in self.modules() if isinstance(module, block)]
         for module, rate in zip(blocks, drop_path_rates(drop_path, len(blocks))):
             module.drop_path = StochasticDepth(rate, "row")
@@ -177,7 +183,7 @@ class ResNet(BackboneBase, tv.ResNet):
         return {name: getattr(self, layer) for name, layer in numbered.items() if hasattr(self, layer)}
 
     def stem(self, images: Tensor, padding: Tensor | None) -> Tensor:
-        """(B, 3, H, W) -> (B, 64, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
+        """(B, C, H, W) -> (B, 64, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
         return relu(conv_norm(images, self.conv1, self.bn1), padding)
 
     def stages(self) -> list[list[nn.Module]]:
@@ -193,11 +199,11 @@ class ResNet(BackboneBase, tv.ResNet):
         """Compute the feature maps, or a classifier's logits.
 
         Args:
-            images: (B, 3, H, W) float, normalised; any H and W.
+            images: (B, in_channels, H, W) float, normalised; any H and W.
             padding_mask: (B, H, W) bool, True = padding, which is set to zero before every kernel reads it, so that an
                 image's part of the maps is the same as without padding. None: padding is treated like the image.
         """
-        check_images(type(self).__name__, images)
+        check_images(type(self).__name__, images, in_channels=self.in_channels)
         padding = None if padding_mask is None else padding_mask[:, None]
         # Channels last makes DETR 5 to 10 % faster on a CPU, and is the layout that tensor cores work in.
         x = images.contiguous(memory_format=torch.channels_last)

@@ -41,11 +41,13 @@ class ResNetVD(ResNet):
 
     Args:
         depth: 18, 34, 50 or 101.
-        norm, out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see `ResNet`;
-            pretrained=True means the ImageNet weights that RT-DETR starts from.
+        norm, out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
+            `ResNet`; pretrained=True means the ImageNet weights that RT-DETR starts from.
     Raises:
         ConfigError: an argument is invalid.
     """
+
+    input_weight = "conv1.0.weight"
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class ResNetVD(ResNet):
         pretrained: bool | str = True,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__(
             depth,
@@ -69,10 +72,11 @@ class ResNetVD(ResNet):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         norm_layer = type(self.bn1)
         self.conv1 = nn.Sequential(
-            nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False),
+            nn.Conv2d(in_channels, 32, 3, stride=2, padding=1, bias=False),
             norm_layer(32),
             nn.ReLU(),
             nn.Conv2d(32, 32, 3, padding=1, bias=False),
@@ -91,7 +95,7 @@ class ResNetVD(ResNet):
         self.freeze()
 
     def stem(self, images: Tensor, padding: Tensor | None) -> Tensor:
-        """(B, 3, H, W) -> (B, 64, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
+        """(B, C, H, W) -> (B, 64, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
         conv1, norm1, _, conv2, norm2, _, conv3 = self.conv1
         x = relu(conv_norm(images, conv1, norm1), padding)
         x = relu(conv_norm(x, conv2, norm2), padding)

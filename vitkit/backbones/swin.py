@@ -57,13 +57,13 @@ _GRID = (56, 56)
 class PatchEmbed(nn.Module):
     """Embeds patches of 4 x 4 pixels by a linear projection and a norm."""
 
-    def __init__(self, d_model: int):
+    def __init__(self, d_model: int, in_channels: int):
         super().__init__()
-        self.proj = nn.Conv2d(3, d_model, PATCH, PATCH)
+        self.proj = nn.Conv2d(in_channels, d_model, PATCH, PATCH)
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, ceil(H / 4), ceil(W / 4), d_model)."""
+        """(B, C, H, W) -> (B, ceil(H / 4), ceil(W / 4), d_model)."""
         height, width = images.shape[-2:]
         if height % PATCH or width % PATCH:
             images = F.pad(images, (0, -width % PATCH, 0, -height % PATCH))
@@ -243,7 +243,7 @@ class Swin(BackboneBase):
         shifted: whether the windows of every second block are shifted (the paper's table 4).
         positions: "relative": a bias for each offset within a window; "absolute": a learned vector for each of 56 x 56
             locations of res2, resampled to other sizes; or "none" (table 4).
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`; pretrained=True means the official weights.
     Raises:
         ConfigError: an argument is invalid.
@@ -255,6 +255,7 @@ class Swin(BackboneBase):
     class_head = ("head.",)
     classifier_parts = ("norm.",)
     stage_pattern = r"layers\.\d\.(downsample\.)?"
+    input_weight = "patch_embed.proj.weight"
     optional_weights = tuple(f"norm{i}.{kind}" for i in range(4) for kind in ("weight", "bias"))
 
     def __init__(
@@ -273,6 +274,7 @@ class Swin(BackboneBase):
         pretrained: bool | str = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__()
         if positions not in ("relative", "absolute", "none"):
@@ -291,13 +293,14 @@ class Swin(BackboneBase):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         num_stages = len(stage_names)
         channels = [info.channels for info in available.values()]
         self.published = (embed_dim, depths[2], window)
 
         rates = iter(drop_path_rates(drop_path, sum(depths)))
-        self.patch_embed = PatchEmbed(embed_dim)
+        self.patch_embed = PatchEmbed(embed_dim, in_channels)
         self.layers = nn.ModuleList()
         for i in range(num_stages):
             blocks = [
@@ -343,7 +346,7 @@ class Swin(BackboneBase):
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the features, or a classifier's logits, of images of at least 4 pixels."""
-        check_images(type(self).__name__, images, min_size=PATCH)
+        check_images(type(self).__name__, images, min_size=PATCH, in_channels=self.in_channels)
         x = self.patch_embed(images)
         if self.absolute_pos_embed is not None:
             size = (x.shape[1], x.shape[2])
@@ -359,6 +362,7 @@ class Swin(BackboneBase):
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert timm's names, which assign the patch merging to the following stage, and drop computed buffers."""
+        super().adapt_state(state, prefix)
         for key in [key for key in state if key.startswith(prefix)]:
             if key.endswith(_COMPUTED):
                 del state[key]

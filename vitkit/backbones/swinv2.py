@@ -140,7 +140,7 @@ class SwinV2(Swin):
         window: side of the windows, in pixels of the map.
         trained_windows: for each stage, the window whose largest offset is the unit for offsets: the one that the
             weights were first trained with, which is smaller than `window` where the map was; None: `window`.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`; pretrained=True means the official weights.
     Raises:
         ConfigError: an argument is invalid.
@@ -165,6 +165,7 @@ class SwinV2(Swin):
         pretrained: bool | str = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__(
             embed_dim,
@@ -178,6 +179,7 @@ class SwinV2(Swin):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         trained_windows = trained_windows or [window] * len(STAGES)
         if len(trained_windows) != len(STAGES) or min(trained_windows) < 1:

@@ -10,13 +10,13 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
-from timm.models import group_parameters
+from timm.models import adapt_input_conv, group_parameters
 from timm.utils.model import freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from vitkit.backbones.base import BackboneBase, choose_features
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.images import check_images, check_pixel_statistics
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, check_pixel_statistics
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -53,6 +53,7 @@ class TimmBackbone(BackboneBase):
         patch_size: patch size of a plain ViT, in pixels; weights for another one, such as DINOv2's 14, are resampled
             when they are loaded (https://arxiv.org/abs/2212.08013). None: the model's default.
         pixel_mean, pixel_std: see `BackboneBase.configure`; None: those of timm's weights.
+        in_channels: number of channels of the images, 3 for RGB; weights for RGB are adapted as by timm.
     Raises:
         ConfigError: timm has no model of that name, the model has no such maps, its patch size cannot be set, or
             another argument is invalid.
@@ -74,6 +75,7 @@ class TimmBackbone(BackboneBase):
         drop_path: float | None = None,
         pretrained: bool | str = False,
         patch_size: int | None = None,
+        in_channels: int = 3,
         pixel_mean: Sequence[float] | None = None,
         pixel_std: Sequence[float] | None = None,
     ):
@@ -91,10 +93,16 @@ class TimmBackbone(BackboneBase):
         options = {"drop_path_rate": drop_path, "patch_size": patch_size}
         options = {option: value for option, value in options.items() if value is not None}
         cfg = timm.get_pretrained_cfg(name)
-        mean, std = (self.pixel_mean, self.pixel_std) if cfg is None else (cfg.mean, cfg.std)
+        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if cfg is None else (cfg.mean, cfg.std)
+        self.in_channels = in_channels
         self.pixel_mean, self.pixel_std = check_pixel_statistics(
-            mean if pixel_mean is None else pixel_mean, std if pixel_std is None else pixel_std
+            mean if pixel_mean is None else pixel_mean, std if pixel_std is None else pixel_std, in_channels
         )
+        if in_channels != 3:
+            options["in_chans"] = in_channels
+        first = () if cfg is None else cfg.first_conv or ()
+        self.first_convolutions = (first,) if isinstance(first, str) else tuple(first)
+        """timm's names of the layers that read the image."""
         if self.is_classifier:
             self.feature_info = choose_features({}, out_features, num_classes=num_classes)
             self.net = self._with_norms(_create(name, num_classes=num_classes, **options))
@@ -157,15 +165,16 @@ class TimmBackbone(BackboneBase):
         """Compute the feature maps, or a classifier's logits.
 
         Args:
-            images: (B, 3, H, W) float, normalised; zero-padded internally to a multiple of the total stride.
+            images: (B, in_channels, H, W) float, normalised; zero-padded internally to a multiple of the total stride.
         Returns:
             the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to
             coarse; a classifier returns (B, num_classes) logits.
         Raises:
-            DataError: the images are not RGB, smaller than the total stride, or not of the only size that timm's model
-                takes.
+            DataError: the images have other channels, or are smaller than the total stride, or not of the only size
+                that timm's model takes.
         """
-        check_images(self.name, images, min_size=1 if self.is_classifier else self.total_stride)
+        min_size = 1 if self.is_classifier else self.total_stride
+        check_images(self.name, images, min_size=min_size, in_channels=self.in_channels)
         if self.is_classifier:
             return self._run(images)
         height, width = images.shape[-2:]
@@ -210,11 +219,15 @@ class TimmBackbone(BackboneBase):
         return self.get_parameter(key) if any(True for _ in module.children()) else module
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Rename timm's keys for full models to those of the parts that are kept; resample other patch sizes."""
+        """Rename timm's keys for full models to those of the parts that are kept; adapt weights for RGB and for other
+        patch sizes."""
+        first = self._renamed(f"{layer}.weight" for layer in self.first_convolutions).values()
         names = [key.removeprefix(prefix) for key in state if key.startswith(prefix)]
         expected = self.state_dict()
         for name, key in self._renamed(names).items():
             value = state.pop(prefix + name)
+            if key in first and key in expected and value.shape[1] != expected[key].shape[1]:
+                value = adapt_input_conv(self.in_channels, value)
             state[prefix + key] = _resampled(key, value, expected[key]) if key in expected else value
 
     def block_names(self) -> list[str]:

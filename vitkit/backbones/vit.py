@@ -168,13 +168,14 @@ class ViT(BackboneBase):
         windows: see `Windows`.
         classifier: see `ClassifierOptions`.
         stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`; pretrained=True means DINOv2's, DINOv3's, DeiT's or torchvision's weights.
     Raises:
         ConfigError: an argument is invalid, or arguments contradict each other.
     """
 
     class_head = ("head.", "head_dist.")
+    input_weight = "patch_embed.proj.weight"
     classifier_parts = ("pre_logits.",)
     optional_weights = ("*.rel_pos_h", "*.rel_pos_w", "fc_norm.*")
 
@@ -204,6 +205,7 @@ class ViT(BackboneBase):
         pretrained: bool | str = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__()
         blocks, windows, classifier = blocks or {}, windows or {}, classifier or {}
@@ -237,6 +239,7 @@ class ViT(BackboneBase):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         self.pooling = classifier.get("pooling", "token")
         if self.is_classifier:
@@ -248,7 +251,7 @@ class ViT(BackboneBase):
         self.grid = (math.ceil(height / patch_size), math.ceil(width / patch_size))
         if min(self.grid) < 1:
             raise ConfigError(f"image_size={image_size}: expected at least 1 pixel.")
-        self.patch_embed = PatchEmbedding(patch_size, d_model, BACKBONES.build(stem) if stem else None)
+        self.patch_embed = PatchEmbedding(patch_size, d_model, BACKBONES.build(stem) if stem else None, in_channels)
         self.rotary_rescale = rotary_rescale
         self._make_tokens(d_model, int(class_token), int(distilled), num_registers, positions)
         global_blocks = choose_global_blocks(depth, window_size, windows.get("global_blocks"))
@@ -325,7 +328,7 @@ class ViT(BackboneBase):
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the map, or a classifier's logits, of images of at least one patch."""
-        check_images("ViT", images, min_size=self.patch_embed.patch_size)
+        check_images("ViT", images, min_size=self.patch_embed.patch_size, in_channels=self.in_channels)
         x, size, _ = self.run_blocks(self.tokens(images))
         if self.is_classifier:
             return self.classify(x)
@@ -403,6 +406,7 @@ class ViT(BackboneBase):
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert positions and patches of other sizes, positions of other tokens, and DINOv2's and DINOv3's names."""
+        super().adapt_state(state, prefix)
         for name in ("mask_token", "rope_embed.periods"):
             state.pop(f"{prefix}{name}", None)
         for name in ("register_tokens", "storage_tokens"):

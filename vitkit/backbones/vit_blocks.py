@@ -70,18 +70,18 @@ class PatchEmbedding(nn.Module):
         ConfigError: the stride of the stem's map does not divide the patch size.
     """
 
-    def __init__(self, patch_size: int, d_model: int, stem: Backbone | None = None):
+    def __init__(self, patch_size: int, d_model: int, stem: Backbone | None = None, in_channels: int = 3):
         super().__init__()
         self.patch_size = patch_size
         self.stem = stem
-        name, info = list(stem.feature_info.items())[-1] if stem else ("image", FeatureInfo(3, 1))
+        name, info = list(stem.feature_info.items())[-1] if stem else ("image", FeatureInfo(in_channels, 1))
         if patch_size % info.stride:
             raise ConfigError(f"patch_size={patch_size}: expected a multiple of {info.stride}, the stem's stride.")
         self.name, side = name, patch_size // info.stride
         self.proj = nn.Conv2d(info.channels, d_model, kernel_size=side, stride=side)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed (B, 3, H, W), zero-padded at the right and bottom to complete patches, as (B, d_model, h, w)."""
+        """Embed (B, C, H, W), zero-padded at the right and bottom to complete patches, as (B, d_model, h, w)."""
         height, width = images.shape[-2:]
         margins = (0, -width % self.patch_size, 0, -height % self.patch_size)
         images = F.pad(images, margins) if any(margins) else images

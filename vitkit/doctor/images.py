@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.data.io.channel_files import as_rgb
 from vitkit.data.io.image_files import MAX_PIXELS, is_rotated, read_header
 from vitkit.data.recordings import thumbnail
 from vitkit.doctor.issues import Issue, enumerate_items, percent
@@ -39,6 +40,8 @@ class ImageScan:
     """Pillow's name for each image's colour format; empty for synthetic images."""
     num_rotated: int = 0
     """Number of images that their EXIF tag rotates."""
+    pixel_moments: list[np.ndarray] = field(default_factory=list)
+    """(2, C) mean of each image's values and of their squares, in 0..1, by channel; empty for RGB of 8 bits."""
     label_pixels: Counter[int] = field(default_factory=Counter)
     """Label -> number of pixels in all maps; 255 for none."""
     num_classes: list[int] = field(default_factory=list)
@@ -72,8 +75,11 @@ def scan_images(statistics: DatasetStatistics, max_images: int) -> ImageScan:
         scan.readable.append(index)
         scan.sizes.append(image.shape[:2])
         scan.checksums.append(hashlib.blake2b(image.tobytes(), digest_size=16).digest() + repr(image.shape).encode())
-        scan.thumbnails.append(thumbnail(image))
-        if statistics.files is not None:
+        scan.thumbnails.append(thumbnail(as_rgb(image)))
+        if image.dtype == np.uint16:
+            values = image.reshape(-1, image.shape[2]) / 65535
+            scan.pixel_moments.append(np.stack([values.mean(axis=0), (values**2).mean(axis=0)]))
+        elif statistics.files is not None:
             limit = {"max_pixels": dataset.max_image_pixels or MAX_PIXELS}
             scan.modes.append(read_header(statistics.files[index], **limit).mode)
             scan.num_rotated += is_rotated(statistics.files[index], **limit)
@@ -142,8 +148,14 @@ def image_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Iss
         names = {"L": "grey", "P": "palette", "RGBA": "with alpha", "CMYK": "CMYK"}
         text = ", ".join(f"{count} {names.get(mode, mode)}" for mode, count in other_modes.items())
         files = [statistics.files[k].name for k, mode in zip(scan.readable, scan.modes) if mode != "RGB"]
-        message = f"{text}: read as RGB ({enumerate_items(files, 3)})"
+        message = f"{text}: read as RGB of 8 bits ({enumerate_items(files, 3)}); data.channels=N reads them as stored"
         yield Issue("colour formats", "note", message, where, dict(other_modes))
+    if scan.pixel_moments:
+        mean, squares = np.mean(scan.pixel_moments, axis=0)
+        std = np.sqrt(np.maximum(squares - mean**2, 0))
+        lists = ["[" + ",".join(f"{value:.4g}" for value in values) + "]" for values in (mean, std)]
+        message = f"model.backbone.pixel_mean={lists[0]} model.backbone.pixel_std={lists[1]}"
+        yield Issue("pixel statistics", "ok", message, where, {"mean": mean.tolist(), "std": std.tolist()})
     if scan.num_rotated:
         message = f"{counted(scan.num_rotated, 'images', 'are')} rotated by the EXIF tag and read upright"
         yield Issue("rotated images", "note", message, where, {"images": scan.num_rotated})

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitkit.backbones.base import in_channels
 from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
@@ -21,7 +22,7 @@ from vitkit.inference.exported import checkpoint_of, is_exported
 from vitkit.losses.class_weights import build_criterion
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
-from vitkit.protocols import Criterion, Dataset, Model
+from vitkit.protocols import Criterion, Dataset, Model, child
 from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.words import counted
 
@@ -93,7 +94,8 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
     """Build a config's model for the classes, or the vocabularies, of a dataset.
 
     Raises:
-        ConfigError: the `model` section is invalid, or the command line requests another number of classes.
+        ConfigError: the `model` section is invalid, its backbone takes images of other channels than the data's, or the
+            command line requests another number of classes.
     """
     classes = dataset.classes
     origins = config.origins if isinstance(config, Config) else {}
@@ -105,7 +107,14 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
                 f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
                 "the dataset's classes size the model."
             )
-    return build_model(config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies)
+    model = build_model(config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies)
+    backbone, channels = child(model, "backbone"), config["data"].get("channels")
+    if backbone is not None and in_channels(backbone) != (channels or 3):
+        raise ConfigError(
+            f"model.backbone.in_channels={in_channels(backbone)}, but data.channels={channels} gives images with "
+            f"{channels or '3'} channels. Set both to the number of channels of the images."
+        )
+    return model
 
 
 def build_criterion_for(config: Mapping[str, Any], model: Model, classes: Sequence[str] | None = None) -> Criterion:

@@ -60,9 +60,14 @@ def _check_image(image: Any, name: str) -> None:
     is_image = isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim >= 3
     if is_image and image.shape[0 if image.ndim < 5 else 1] == 3:
         return
+    if isinstance(image, Tensor) and image.dtype == torch.uint16 and image.ndim == 3:  # any number of channels
+        return
     shape = f", shape {tuple(image.shape)}" if hasattr(image, "shape") else ""
     got = f"{type(image).__name__}{shape}" + (f", {image.dtype}" if hasattr(image, "dtype") else "")
-    raise DataError(f"{name}: its images are {got}; expected a uint8 tensor (3, H, W) of RGB in 0..255. {_DATASET}")
+    raise DataError(
+        f"{name}: its images are {got}; expected a uint8 tensor (3, H, W) of RGB in 0..255, or a uint16 tensor "
+        f"(C, H, W). {_DATASET}"
+    )
 
 
 def check_outputs(model: nn.Module, criterion: nn.Module, outputs: Any) -> None:

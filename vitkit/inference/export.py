@@ -219,7 +219,7 @@ def parts_of(predictor: Loaded, settings: ExportSettings, pictures: Sequence[np.
         example = batches[-1]
     else:
         batches = image_inputs(predictor, pictures, settings.size)
-        example = image_example(settings.size or TRACED_SIZE)
+        example = image_example(settings.size or TRACED_SIZE, predictor.channels)
     if not isinstance(model, TextGenerator):
         return [Part("", image_graph(model), batches, example)]
     encoder, step = text_graphs(model)
@@ -228,12 +228,12 @@ def parts_of(predictor: Loaded, settings: ExportSettings, pictures: Sequence[np.
     return [Part("", encoder, batches, example), Part(".step", step, steps, several[NUM_TOKENS - 1])]
 
 
-def image_example(size: tuple[int, int]) -> Inputs:
-    """Return two images of zeros, one of them padded."""
+def image_example(size: tuple[int, int], channels: int | None = None) -> Inputs:
+    """Return two images of zeros, one of them padded: uint8 RGB, or with `channels` uint16."""
     padding_mask = torch.zeros(2, *size, dtype=torch.bool)
     padding_mask[1, :, size[1] // 2 :] = True
     return {
-        "images": torch.zeros(2, 3, *size, dtype=torch.uint8),
+        "images": torch.zeros(2, channels or 3, *size, dtype=torch.uint8 if channels is None else torch.uint16),
         "padding_mask": padding_mask,
         "image_sizes": torch.tensor([size, size]),
     }

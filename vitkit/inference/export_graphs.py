@@ -19,7 +19,7 @@ from vitkit.models.eomt import EoMT
 from vitkit.models.mask_classification import MaskClassification
 from vitkit.models.per_pixel import PerPixelClassification
 from vitkit.ops.boxes import scale_boxes
-from vitkit.ops.images import normalize_images
+from vitkit.ops.images import float_statistics, normalize_images
 
 Axes = Mapping[str, tuple[str | None, ...]]
 """Name of a tensor -> the name of each of its axes; None where its length never changes."""
@@ -52,7 +52,8 @@ class _ImageGraph(ExportGraph):
     def predict(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the model's outputs in float32, and the results that are computed from them."""
         images, padding_mask = inputs["images"], inputs.get("padding_mask")
-        outputs = self.model(normalize_images(images, padding_mask).to(self.dtype), padding_mask)
+        statistics = float_statistics(self.model if isinstance(self.model, Classifier) else self.model.backbone)
+        outputs = self.model(normalize_images(images, padding_mask, **statistics).to(self.dtype), padding_mask)
         outputs = {name: outputs[name].float() for name in FROM_MODEL if name in outputs}
         return outputs | self.finish(outputs, inputs)
 

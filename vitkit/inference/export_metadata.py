@@ -54,8 +54,11 @@ def describe(
 def _preprocessing(predictor: Predictor) -> dict[str, Any]:
     model = predictor.model
     statistics = pixel_statistics(model if isinstance(model, Classifier) else model.backbone)
+    channels = predictor.channels
+    kind = "uint8 RGB (batch, 3," if channels is None else f"uint16 (batch, {channels},"
     return {
-        "input": "uint8 RGB (batch, 3, height, width), padded with zeros at the right and bottom",
+        "input": f"{kind} height, width), padded with zeros at the right and bottom",
+        "channels": channels,
         "resize": resize_of(predictor),
         "mean": list(statistics["mean"]),
         "std": list(statistics["std"]),

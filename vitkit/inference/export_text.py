@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.inference.export_graphs import PADDED_IMAGES, Axes, ExportGraph
 from vitkit.inference.exported import NEW
-from vitkit.ops.images import normalize_images
+from vitkit.ops.images import float_statistics, normalize_images
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import State
 from vitkit.seq2seq.rnn import RNNTranslator
@@ -63,7 +63,7 @@ class ImageEncoderGraph(ExportGraph):
 
     def forward(self, images: Tensor, padding_mask: Tensor) -> dict[str, Tensor]:
         """Encode images (B, 3, H, W); padding_mask is (B, H, W) bool, True = padding."""
-        images = normalize_images(images, padding_mask).to(self.dtype)
+        images = normalize_images(images, padding_mask, **float_statistics(self.model.backbone)).to(self.dtype)
         return in_float32(state_tensors(self.model.start(images=images, padding_mask=padding_mask)))
 
 

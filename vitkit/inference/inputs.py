@@ -19,13 +19,15 @@ from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitkit.checkpoint.download import cache_folder, cached_file
+from vitkit.data.io.channel_files import check_channels, decode_channels, read_channels
 from vitkit.data.io.image_files import MAX_PIXELS, decode_image, read_image
 from vitkit.data.io.video_files import VIDEO_EXTENSIONS
 from vitkit.errors import ConfigError, DataError
 
 Picture = str | Path | bytes | io.IOBase | np.ndarray | Image.Image | Tensor
 """A file or its address (https://…), an encoded image or an open file of one, an array (H, W, 3) uint8 RGB, a Pillow
-image, or a tensor (3, H, W), uint8 or float in 0..1."""
+image, or a tensor (3, H, W), uint8 or float in 0..1. For a model of other channels, also a .npy file; arrays
+(H, W, C) and tensors (C, H, W) are uint8 or uint16."""
 NamedPicture = tuple[str, Picture]
 
 
@@ -217,8 +219,10 @@ def read_frames(video: cv2.VideoCapture, every: int) -> Iterator[tuple[str, np.n
         number += 1
 
 
-def to_array(picture: Picture, name: str = "image", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Read or convert a picture to an array (H, W, 3) uint8 RGB.
+def to_array(
+    picture: Picture, name: str = "image", *, max_pixels: int = MAX_PIXELS, channels: int | None = None
+) -> np.ndarray:
+    """Read or convert a picture to an array (H, W, 3) uint8 RGB, or with `channels` to (H, W, channels) uint16.
 
     Raises:
         DataError: a file is missing, or a file or an array is not an image.
@@ -226,6 +230,8 @@ def to_array(picture: Picture, name: str = "image", *, max_pixels: int = MAX_PIX
     """
     if isinstance(picture, str) and is_address(picture):
         picture = download(picture)
+    if channels is not None:
+        return _to_channels(picture, name, channels, max_pixels)
     if isinstance(picture, str | Path):
         return read_image(picture, "input", max_pixels=max_pixels)
     if isinstance(picture, io.IOBase):
@@ -246,6 +252,23 @@ def to_array(picture: Picture, name: str = "image", *, max_pixels: int = MAX_PIX
     if not picture.size:
         raise DataError(f"{name}: an array of shape {picture.shape} has no pixels.")
     return picture
+
+
+def _to_channels(picture: Picture, name: str, channels: int, max_pixels: int) -> np.ndarray:
+    if isinstance(picture, str | Path):
+        return read_channels(picture, channels, "input", max_pixels=max_pixels)
+    if isinstance(picture, io.IOBase):
+        picture = picture.read()
+    if isinstance(picture, bytes):
+        return decode_channels(picture, name, channels, max_pixels=max_pixels)
+    if isinstance(picture, Image.Image):
+        picture = np.asarray(picture)
+    if isinstance(picture, Tensor):
+        picture = picture.detach().cpu()
+        picture = (picture.permute(1, 2, 0) if picture.ndim == 3 else picture).numpy()
+    if not isinstance(picture, np.ndarray):
+        raise DataError(f"{name}: got {type(picture).__name__}; expected a file, an array or a tensor (C, H, W).")
+    return check_channels(picture, channels, name)
 
 
 def _tensor_to_array(picture: Tensor) -> np.ndarray | Tensor:

@@ -8,8 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from timm.data import ImageNetInfo
+from torch import nn
 
 from vitkit import model_zoo
+from vitkit.backbones.base import in_channels
 from vitkit.checkpoint import LoadReport, classes_of, load_weights
 from vitkit.checkpoint.files import read_metadata
 from vitkit.checkpoint.folders import CONFIG as TRANSFORMERS_CONFIG
@@ -21,12 +23,20 @@ from vitkit.data.datasets.video import sampling_of
 from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.inference.exported import PROGRAM_SUFFIX, checkpoint_of, exported_model, is_exported, trust_program
+from vitkit.inference.exported import (
+    PROGRAM_SUFFIX,
+    ExportedModel,
+    checkpoint_of,
+    exported_model,
+    is_exported,
+    trust_program,
+)
 from vitkit.inference.language import MaskFiller, TextContinuer
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.transformers_configs import check_architecture, config_of, lacks_tokens
 from vitkit.inference.translator import Translator
 from vitkit.models import build_model
+from vitkit.protocols import child
 from vitkit.registry import MODELS, nearest, parameters_of
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.seq2seq.vocabulary import vocabularies_from_json
@@ -110,8 +120,18 @@ def load(
         report=report,
         category_ids=checkpoint.get("category_ids"),
         sampling=sampling_of(_section(config, "data").get("val")),
+        channels=_channels(config, model),
         **_measured(checkpoint, str(weights), classes or ()),
     )
+
+
+def _channels(config: Mapping[str, Any], model: nn.Module) -> int | None:
+    """Return the number of channels that images are read with; None for RGB of 8 bits."""
+    backbone = child(model, "backbone")
+    if isinstance(model, ExportedModel):
+        backbone = child(model.model, "backbone")
+    channels = None if backbone is None else in_channels(backbone)
+    return _section(config, "data").get("channels", None if channels == 3 else channels)
 
 
 def _check_things(name: str, weights: str | Path, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:

@@ -56,6 +56,8 @@ class Runner:
         if "source" in self.inputs:
             tokens = np.array([self._encode(source)], np.int64)
             return {"text": self._write({"source": tokens, "source_padding": np.zeros(tokens.shape, bool)})}
+        if channels := self.info["preprocessing"].get("channels"):
+            raise ValueError(f"the model takes {channels} channels of 16 bits: use vitkit.load, which reads them.")
         picture = open_picture(source)
         inputs = self.prepare(picture)
         if self.step is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.checkpoint import LoadReport
 from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.io.channel_files import as_rgb
 from vitkit.data.io.image_files import MAX_PIXELS, to_tensor
 from vitkit.data.loading.collate import collate
 from vitkit.data.transforms.annotated_image import AnnotatedImage
@@ -50,6 +51,7 @@ class Predictor:
             that is smaller or larger than all of these is resized to their median, as the model would miss most objects
             of sizes that it was not trained on.
         sampling: for a model of clips, which frames make a clip; None for a model of images.
+        channels: number of channels that images are read with, as stored; None: RGB of 8 bits.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Predictor:
         category_ids: Sequence[int] | None = None,
         image_sizes: ImageSizes | None = None,
         sampling: ClipSampling | None = None,
+        channels: int | None = None,
     ):
         self.model = model.eval()
+        self.channels = channels
         self.sampling = sampling
         self.report = report
         self.classes = list(classes)
@@ -75,7 +79,7 @@ class Predictor:
         self.max_image_pixels = max_image_pixels
         self.thresholds = thresholds or ScoreThresholds()
         self.category_ids = category_ids
-        self.image_sizes = None if image_sizes is None or _resizes(self.transforms) else image_sizes
+        self.image_sizes = None if image_sizes is None or _resizes(self.transforms, channels) else image_sizes
         self._has_said_size = False
         self.device = next(model.parameters()).device
         if not isinstance(model, DenseModel | Captioner | ExportedGenerator):
@@ -153,7 +157,7 @@ class Predictor:
             images = [picture for _, picture in batch]
             results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
             for (name, picture), fields in zip(batch, results):
-                yield Prediction(name, picture, fields, self.classes, thresholds, self.category_ids)
+                yield Prediction(name, as_rgb(picture), fields, self.classes, thresholds, self.category_ids)
 
     def _find(self, source: Any) -> Pictures:
         return find_pictures(source) if self.sampling is None else find_videos(source)
@@ -185,17 +189,18 @@ class Predictor:
             raise error
 
     def to_array(self, picture: Picture, name: str = "image") -> np.ndarray:
-        """Read or convert a picture to an array (H, W, 3) uint8 RGB; see the function `to_array`."""
-        return to_array(picture, name, max_pixels=self.max_image_pixels)
+        """Read or convert a picture to the model's input: an array (H, W, 3) uint8 RGB, or (H, W, channels) uint16; see
+        the function `to_array`."""
+        return to_array(picture, name, max_pixels=self.max_image_pixels, channels=self.channels)
 
     def run(self, pictures: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """Predict on arrays (H, W, 3) uint8 RGB as one batch; return the model's results for each, on the CPU."""
+        """Predict on arrays as from `to_array`, as one batch; return the model's results for each, on the CPU."""
         if self.sampling is not None:
             raise ConfigError("the model classifies videos by the order of their frames, not pictures: give a video.")
         return self.run_batch(self.prepare(pictures), [picture.shape[:2] for picture in pictures])
 
     def run_tiles(self, picture: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
-        """Predict on an array (H, W, 3) uint8 RGB in tiles, see `predict_tiles`; like `run` if it fits one tile."""
+        """Predict on an array as from `to_array` in tiles, see `predict_tiles`; like `run` if it fits one tile."""
         if not isinstance(self.model, DenseModel) or self.sampling is not None:
             raise ConfigError(
                 f"tiles: {type(self.model).__name__} predicts no boxes, masks or maps. Predict without tiles."
@@ -232,11 +237,11 @@ class Predictor:
         return [_on_cpu(result) for result in results]
 
     def prepare(self, pictures: Sequence[np.ndarray]) -> Batch:
-        """Collate arrays (H, W, 3) uint8 RGB into a batch of model inputs, see `as_evaluated`."""
+        """Collate arrays as from `to_array` into a batch of model inputs, see `as_evaluated`."""
         return collate([{"image": to_tensor(self.as_evaluated(picture)), "target": {}} for picture in pictures])
 
     def as_evaluated(self, picture: np.ndarray) -> np.ndarray:
-        """Resize an array (H, W, 3) uint8 RGB if necessary, see `image_sizes`, and apply the validation transforms."""
+        """Resize an array as from `to_array` if necessary, see `image_sizes`, and apply the validation transforms."""
         picture = self._resized(picture)
         return picture if self.transforms is None else self.transforms(AnnotatedImage(picture), seed=0).image
 
@@ -288,9 +293,10 @@ def _on_cpu(result: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.cpu() if isinstance(value, Tensor) else value for key, value in result.items()}
 
 
-def _resizes(transforms: Any) -> bool:
+def _resizes(transforms: Any, channels: int | None) -> bool:
     """Whether transforms change the size of a small or of a large image."""
     if transforms is None:
         return False
-    images = (np.zeros((*size, 3), np.uint8) for size in ((96, 64), (1000, 1600)))
+    kind = np.uint8 if channels is None else np.uint16
+    images = (np.zeros((*size, channels or 3), kind) for size in ((96, 64), (1000, 1600)))
     return any(transforms(AnnotatedImage(image), seed=0).image.shape != image.shape for image in images)

@@ -34,6 +34,20 @@ RESNETS = {
     ("bottleneck", (3, 4, 6, 3)): 50,
     ("bottleneck", (3, 4, 23, 3)): 101,
 }
+HGNETS = {
+    "b0": ([3, 16, 16], [16, 64, 256, 512], [16, 32, 64, 128], [64, 256, 512, 1024], [1, 1, 2, 1], [3, 3, 3, 3]),
+    "b2": ([3, 24, 32], [32, 96, 384, 768], [32, 64, 128, 256], [96, 384, 768, 1536], [1, 1, 3, 1], [4, 4, 4, 4]),
+    "b4": ([3, 32, 48], [48, 128, 512, 1024], [48, 96, 192, 384], [128, 512, 1024, 2048], [1, 1, 3, 1], [6, 6, 6, 6]),
+    "b5": ([3, 32, 64], [64, 128, 512, 1024], [64, 128, 256, 512], [128, 512, 1024, 2048], [1, 2, 5, 2], [6, 6, 6, 6]),
+}
+"""Size of D-FINE's HGNetv2 -> its channels, blocks and layers, see `HGNET_SETTINGS`."""
+HGNET_SETTINGS = (
+    *("stem_channels", "stage_in_channels", "stage_mid_channels", "stage_out_channels"),
+    *("stage_num_blocks", "stage_numb_of_layers"),
+)
+"""The library's names of these settings."""
+_DFINES = {("b0", 2): "n", ("b0", 3): "s", ("b2", 3): "m", ("b4", 3): "l"}
+"""Size of the backbone and number of levels -> the size of D-FINE; others are "x"."""
 SAMPLING_METHODS = {"default": "bilinear", "discrete": "discrete"}
 ATTENTION_TYPES = {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}
 _PANOPTIC_DATA = ("ade20k", "cityscapes")
@@ -290,14 +304,18 @@ def rt_detr(settings: Settings, name: str) -> tuple[str, Section]:
             num_decoder_layers=settings.number("decoder_layers"),
         ),
     )
-    if settings.get("num_denoising", 100):
-        noise = dict(
-            label_noise=settings.factor("label_noise_ratio", 0.5), box_noise=settings.factor("box_noise_scale", 1.0)
-        )
-        model["training_queries"] = [
-            dict(type="BoxDenoising", num_queries=settings.number("num_denoising", 100), **noise)
-        ]
-    return f"configs/rtdetr_r{depth}.py", model
+    return f"configs/rtdetr_r{depth}.py", model | _denoising(settings)
+
+
+def _denoising(settings: Settings) -> Section:
+    """Return the section of the denoising queries; empty if there are none."""
+    if not settings.get("num_denoising", 100):
+        return {}
+    noise = dict(
+        label_noise=settings.factor("label_noise_ratio", 0.5), box_noise=settings.factor("box_noise_scale", 1.0)
+    )
+    denoising = dict(type="BoxDenoising", num_queries=settings.number("num_denoising", 100), **noise)
+    return {"training_queries": [denoising]}
 
 
 def rt_detr_v2(settings: Settings, name: str) -> tuple[str, Section]:
@@ -315,6 +333,76 @@ def rt_detr_v2(settings: Settings, name: str) -> tuple[str, Section]:
         sampling=SAMPLING_METHODS[method],
     )
     return f"configs/rtdetrv2_r{model['backbone']['depth']}.py", model
+
+
+def _hgnet(settings: Settings) -> str:
+    """Return the size of an HGNetv2."""
+    if settings.get("model_type") != "hgnet_v2":
+        raise ConfigError(f"{settings.where} {settings.get('model_type')!r}: vitkit's D-FINE knows hgnet_v2.")
+    settings.expect(
+        hidden_act="relu", stage_downsample=[False, True, True, True], stage_light_block=[False, False, True, True],
+        stage_kernel_size=[3, 3, 5, 5],
+    )  # fmt: skip
+    sizes = tuple(settings.numbers(name) for name in HGNET_SETTINGS)
+    name = next((name for name, ours in HGNETS.items() if ours == sizes), None)
+    if name is None or bool(settings.get("use_learnable_affine_block")) != (name in ("b0", "b2")):
+        raise ConfigError(f"{settings.where}: expected the settings of D-FINE's HGNetv2: {', '.join(HGNETS)}.")
+    return name
+
+
+def d_fine(settings: Settings, name: str) -> tuple[str, Section]:
+    """Return the config of D-FINE on an HGNetv2."""
+    hgnet = _hgnet(settings.sub("backbone_config"))
+    levels, channels = settings.number("num_feature_levels"), settings.number("encoder_hidden_dim")
+    if levels not in (2, 3):
+        raise ConfigError(f"{settings.where}: num_feature_levels={levels}: vitkit's model has 2 or 3.")
+    settings.expect(
+        encoder_in_channels=HGNETS[hgnet][3][-levels:], decoder_in_channels=[channels] * levels,
+        feat_strides=[8, 16, 32][-levels:], encode_proj_layers=[levels - 1],
+    )  # fmt: skip
+    settings.expect(
+        encoder_layers=1, positional_encoding_temperature=10000, encoder_activation_function="gelu",
+        activation_function="silu", decoder_activation_function="relu", normalize_before=False,
+        learn_initial_query=False, with_box_refine=True, layer_norm_eps=1e-5, batch_norm_eps=1e-5, eval_idx=-1,
+        layer_scale=1, top_prob_values=4, lqe_hidden_dim=64, lqe_layers=2, decoder_offset_scale=0.5,
+        decoder_method="default",
+    )  # fmt: skip
+    frozen = dict(norm="frozen_bn", frozen_stem=True) if settings.get("freeze_backbone_batch_norms", True) else {}
+    points, dropout = settings["decoder_n_points"], settings.get("dropout", 0.0)
+    model = dict(
+        type="DFINE",
+        num_queries=settings.number("num_queries"),
+        backbone=dict(
+            type="TimmBackbone",
+            name=f"hgnetv2_{hgnet}",
+            out_features=["res3", "res4", "res5"][-levels:],
+            pixel_mean=[0.0] * 3,
+            pixel_std=[1.0] * 3,
+            **frozen,
+        ),
+        neck=dict(
+            type="DFINEEncoder",
+            out_channels=channels,
+            num_heads=settings.number("encoder_attention_heads"),
+            d_ffn=settings.number("encoder_ffn_dim"),
+            dropout=dropout,
+            num_blocks=round(3 * settings.factor("depth_mult", 1.0)),
+            expansion=settings.factor("hidden_expansion", 1.0),
+        ),
+        head=dict(
+            type="DFINEHead",
+            d_model=settings.number("d_model"),
+            num_heads=settings.number("decoder_attention_heads"),
+            num_points=settings.numbers("decoder_n_points") if isinstance(points, list) else [points] * levels,
+            d_ffn=settings.number("decoder_ffn_dim"),
+            dropout=dropout,
+            num_decoder_layers=settings.number("decoder_layers"),
+            reg_max=settings.number("max_num_bins", 32),
+            reg_scale=settings.factor("reg_scale", 4.0),
+            up=settings.factor("up", 0.5),
+        ),
+    )
+    return f"configs/dfine_{_DFINES.get((hgnet, levels), 'x')}_coco.py", model | _denoising(settings)
 
 
 def _swin(settings: Settings) -> Section:
@@ -503,6 +591,7 @@ BUILDERS: Mapping[str, Callable[[Settings, str], tuple[str, Section]]] = {
     "deformable_detr": deformable_detr,
     "rt_detr": rt_detr,
     "rt_detr_v2": rt_detr_v2,
+    "d_fine": d_fine,
     "maskformer": maskformer,
     "mask2former": mask2former,
     "swin": swin,

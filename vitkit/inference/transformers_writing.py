@@ -15,7 +15,14 @@ from vitkit.data.transforms.clips import ClipEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import CheckpointError
 from vitkit.inference.predictor import Predictor
-from vitkit.inference.transformers_configs import ATTENTION_TYPES, BUILDERS, RESNETS, SAMPLING_METHODS
+from vitkit.inference.transformers_configs import (
+    ATTENTION_TYPES,
+    BUILDERS,
+    HGNET_SETTINGS,
+    HGNETS,
+    RESNETS,
+    SAMPLING_METHODS,
+)
 from vitkit.inference.transformers_settings import INTERPOLATIONS, Section, Settings
 from vitkit.inference.translator import Translator
 from vitkit.model_zoo.writing import Written, written
@@ -27,9 +34,9 @@ from vitkit.structures import BOS, EOS, PAD
 
 TOKENIZER = "tokenizer_config.json"
 _NOT_COMPARED = (
-    *("pretrained", "frozen_stages", "freeze_detr", "drop_path", "dropout", "position_std", "training_queries"),
+    *("pretrained", "frozen_stages", "frozen_stem", "freeze_detr", "drop_path", "dropout", "position_std"),
     *("norm", "out_features", "num_classes", "source_size", "target_size", "output_bias", "tasks", "things"),
-    *("pixel_mean", "pixel_std", "size_divisibility", "isolate_padding", "decoding"),
+    *("training_queries", "pixel_mean", "pixel_std", "size_divisibility", "isolate_padding", "decoding"),
 )
 """Arguments that are not compared: those of training, those that follow from the weights, and those of pre- and
 post-processing."""
@@ -88,8 +95,8 @@ def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Sect
         model["neck"]["in_features"] = loaded.model.neck.in_features
     if getattr(loaded.model, "training_queries", None) is None:
         model["training_queries"] = []
-    if kind == "rt_detr_v2" and isinstance(model["head"]["num_points"], int):
-        model["head"]["num_points"] = [model["head"]["num_points"]] * 3
+    if kind in ("rt_detr_v2", "d_fine") and isinstance(model["head"]["num_points"], int):
+        model["head"]["num_points"] = [model["head"]["num_points"]] * len(loaded.model.neck.feature_info)
     if kind is None:
         raise CheckpointError(f"{model['type']}: transformers names: there is no such model there.")
     theirs = _THEIRS[kind]
@@ -196,7 +203,11 @@ def _rt_detr(model: Section) -> Section:
         feat_strides=[8, 16, 32],
         num_feature_levels=3,
     )
-    settings["num_denoising"] = 0
+    return settings | _denoising(model)
+
+
+def _denoising(model: Section) -> Section:
+    settings: Section = {"num_denoising": 0}
     for spec in model["training_queries"]:
         slots = slots_in(Slot(Any, registry=TRAINING_QUERIES), spec, "model.training_queries")
         if TRAINING_QUERIES.resolve(spec)[0].__name__ == "BoxDenoising":
@@ -215,6 +226,47 @@ def _rt_detr_v2(model: Section) -> Section:
         decoder_offset_scale=head["offset_scale"],
         decoder_method=methods[head["sampling"]],
     )
+
+
+def _d_fine(model: Section) -> Section:
+    backbone, neck, head = model["backbone"], model["neck"], model["head"]
+    size = str(backbone.get("name", "")).partition(".")[0].removeprefix("hgnetv2_")
+    if size not in HGNETS:
+        raise CheckpointError(f"model.backbone: the library's D-FINE has an HGNetv2 ({', '.join(HGNETS)}).")
+    levels, channels = len(head["num_points"]), neck["out_channels"]
+    hgnet = dict(zip(HGNET_SETTINGS, HGNETS[size], strict=True))
+    hgnet |= dict(hidden_sizes=hgnet["stage_out_channels"], depths=hgnet["stage_num_blocks"])
+    hgnet |= dict(
+        model_type="hgnet_v2",
+        out_features=["stage2", "stage3", "stage4"][-levels:],
+        use_learnable_affine_block=size in ("b0", "b2"),
+    )
+    return dict(
+        backbone_config=hgnet,
+        freeze_backbone_batch_norms=backbone["norm"] == "frozen_bn",
+        encoder_in_channels=HGNETS[size][3][-levels:],
+        encoder_hidden_dim=channels,
+        encoder_attention_heads=neck["num_heads"],
+        encoder_ffn_dim=neck["d_ffn"],
+        hidden_expansion=neck["expansion"],
+        depth_mult=neck["num_blocks"] / 3,
+        decoder_in_channels=[channels] * levels,
+        d_model=head["d_model"],
+        decoder_attention_heads=head["num_heads"],
+        decoder_n_points=head["num_points"],
+        decoder_ffn_dim=head["d_ffn"],
+        decoder_layers=head["num_decoder_layers"],
+        decoder_activation_function=head["activation"],
+        dropout=head["dropout"],
+        max_num_bins=head["reg_max"],
+        reg_scale=head["reg_scale"],
+        up=head["up"],
+        num_queries=model["num_queries"],
+        encoder_layers=1,
+        encode_proj_layers=[levels - 1],
+        feat_strides=[8, 16, 32][-levels:],
+        num_feature_levels=levels,
+    ) | _denoising(model)
 
 
 def _resnet(model: Section) -> Section:
@@ -362,6 +414,7 @@ _THEIRS: Mapping[str, _Theirs] = {
     "deformable_detr": _Theirs(_deformable_detr, "DeformableDetrForObjectDetection", "DeformableDetrImageProcessor"),
     "rt_detr": _Theirs(_rt_detr, "RTDetrForObjectDetection", "RTDetrImageProcessor"),
     "rt_detr_v2": _Theirs(_rt_detr_v2, "RTDetrV2ForObjectDetection", "RTDetrImageProcessor"),
+    "d_fine": _Theirs(_d_fine, "DFineForObjectDetection", "RTDetrImageProcessor"),
     "maskformer": _Theirs(_maskformer, "MaskFormerForInstanceSegmentation", "MaskFormerImageProcessor"),
     "mask2former": _Theirs(_mask2former, "Mask2FormerForUniversalSegmentation", "Mask2FormerImageProcessor"),
     "swin": _Theirs(_swin, "SwinForImageClassification"),
@@ -378,6 +431,7 @@ _KINDS = {
     "DeformableDETR": "deformable_detr",
     "RTDETR": "rt_detr",
     "RTDETRv2": "rt_detr_v2",
+    "DFINE": "d_fine",
     "MaskFormer": "maskformer",
     "Mask2Former": "mask2former",
     "Swin": "swin",

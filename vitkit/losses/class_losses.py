@@ -102,7 +102,8 @@ def varifocal_loss(
     """Compute the varifocal loss (Zhang et al. 2021, https://arxiv.org/abs/2008.13367, equation 2).
 
     With p the predicted probability and q the IoU of a matched box, a matched label costs q times the cross entropy of
-    p with target q, and everything else (including a match of IoU 0) alpha p^gamma times that with target 0.
+    p with target q, and everything else alpha p^gamma times that with target 0. As in RT-DETR's and D-FINE's code, a
+    match of IoU 0 costs nothing at its label, which in the paper is "no object" then.
 
     Args:
         ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.
@@ -113,7 +114,8 @@ def varifocal_loss(
     class_targets = _at_labels(logits, query_indices, labels, ious)
     probabilities = logits.detach().sigmoid()
     # A matched label weighs its IoU, so well fitting boxes weigh more; its target teaches how well the box fits.
-    factors = class_targets.where(class_targets > 0, alpha * probabilities**gamma)
+    is_matched = _at_labels(logits, query_indices, labels, 1.0) > 0
+    factors = class_targets.where(is_matched, alpha * probabilities**gamma)
     losses = F.binary_cross_entropy_with_logits(logits, class_targets, factors, reduction="none")
     return _sum(losses, query_indices, weights)
 

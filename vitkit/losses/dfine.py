@@ -55,7 +55,7 @@ class DFINECriterion(SetCriterion):
         matcher: a spec of the matcher (see `HungarianMatcher`) with sigmoid activation, or the matcher.
         weights: the weight of each of `terms`.
         class_loss: "varifocal" (D-FINE), or another sigmoid loss: "mal" or "focal". See `class_losses`.
-        focal_alpha, focal_gamma: see `SetCriterion`.
+        focal_alpha, focal_gamma, class_weights: see `SetCriterion`.
         temperature: T, by which the distributions' logits are divided in ddf.
         class_weights: see `SetCriterion`.
     Raises:
@@ -165,9 +165,6 @@ class DFINECriterion(SetCriterion):
     def _class_and_box_losses(self, queries: QuerySets, matched: MatchedQueries, pairs: Pairs) -> dict[str, Tensor]:
         boxes = queries.stack("pred_boxes")  # (L, B, Q, 4)
         ious = _ious(boxes[tuple(matched.indices)], _target_boxes(queries)[matched.target])
-        if self.class_loss == "varifocal":
-            # The original has no loss at the label of a match without overlap, which as published is "no object".
-            ious = ious.clamp(min=torch.finfo(ious.dtype).tiny)
         class_losses = sigmoid_loss(
             self.class_loss,
             matched.logits,
@@ -266,6 +263,11 @@ def _check_sets(query_sets: Sequence[QuerySets], *, num_bins: int) -> None:
                     f"DFINECriterion: pred_corners has {channels} channels, but there are {num_bins} distance_bins: "
                     f"expected {4 * num_bins}. Make both from the same reg_max."
                 )
+        if "pred_corners" in last and "initial_boxes" not in last:
+            raise ConfigError(
+                f"DFINECriterion: the queries {_name(queries)!r} of training_outputs have no initial_boxes. Name it in "
+                "the head's query_outputs."
+            )
         is_encoder = (
             "pred_corners" not in last
             and last["pred_logits"].shape[1] == num_queries
@@ -274,10 +276,14 @@ def _check_sets(query_sets: Sequence[QuerySets], *, num_bins: int) -> None:
         is_single = len(queries.layers) == len(queries.prefixes)
         if not is_single or not (queries.is_main or queries.has_known_matches or is_encoder):
             raise ConfigError(
-                f"DFINECriterion: it has no loss for the queries {queries.prefixes[0].removesuffix('_')!r} of "
-                "training_outputs. Expected the encoder's predictions for the main queries, and denoising queries: "
-                "leave others out of model.training_queries."
+                f"DFINECriterion: it has no loss for the queries {_name(queries)!r} of training_outputs. Expected the "
+                "encoder's predictions for the main queries, and denoising queries: leave others out of "
+                "model.training_queries."
             )
+
+
+def _name(queries: QuerySets) -> str:
+    return queries.prefixes[0].removesuffix("_")
 
 
 def _layers_with_distributions(queries: QuerySets) -> QuerySets:

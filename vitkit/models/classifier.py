@@ -17,8 +17,8 @@ class Classifier(ModelOnBackbone):
     Args:
         backbone: spec, or a module that returns logits.
         num_classes: number of classes; a run sets its dataset's.
-        pixel_mean, pixel_std: statistics of RGB values in 0..1 that the backbone was trained with; None: the backbone's
-            own. They are ImageNet's except for weights such as those of "How to train your ViT?"
+        pixel_mean, pixel_std: statistics of the channels' values in 0..1 that the backbone was trained with; None: the
+            backbone's own. They are ImageNet's except for weights such as those of "How to train your ViT?"
             (https://arxiv.org/abs/2106.10270), for which all are 0.5.
     """
 
@@ -40,6 +40,7 @@ class Classifier(ModelOnBackbone):
         self.pixel_mean, self.pixel_std = check_pixel_statistics(
             statistics["mean"] if pixel_mean is None else pixel_mean,
             statistics["std"] if pixel_std is None else pixel_std,
+            len(statistics["mean"]),
         )
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:

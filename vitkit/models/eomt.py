@@ -13,14 +13,7 @@ from vitkit.heads.eomt import EoMTHead
 from vitkit.models.base import ModelOnBackbone
 from vitkit.models.windows import WindowedMaskResults, cut_windows
 from vitkit.nn.attention import mask_bias
-from vitkit.ops.images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    normalize_images,
-    per_channel,
-    pixel_statistics,
-    unpadded_sizes,
-)
+from vitkit.ops.images import float_statistics, normalize_images, per_channel, pixel_statistics, unpadded_sizes
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import BACKBONES, MODELS, Spec
 
@@ -128,9 +121,10 @@ class EoMT(WindowedMaskResults, ModelOnBackbone):
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Normalise images and pad them with black, as the backbone requires."""
         is_normalized = images.is_floating_point()
-        images = normalize_images(images)
+        statistics = float_statistics(self.backbone)
+        images = normalize_images(images, **statistics)
         # Black is not 0 after normalisation.
-        black = -per_channel(IMAGENET_MEAN, images) / per_channel(IMAGENET_STD, images)
+        black = -per_channel(statistics["mean"], images) / per_channel(statistics["std"], images)
         if is_normalized and padding_mask is not None:
             images = torch.where(padding_mask[:, None], black, images)
         height, width = images.shape[-2:]

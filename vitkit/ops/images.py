@@ -1,6 +1,7 @@
 """Image tensors on the device: normalisation and padding."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,22 +15,27 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def check_pixel_statistics(mean: Sequence[float], std: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and standard deviation of RGB values in 0..1 as tuples.
+def check_pixel_statistics(
+    mean: Sequence[float], std: Sequence[float], in_channels: int = 3
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation of each channel's values in 0..1 as tuples.
 
     Raises:
-        ConfigError: they are not three numbers each, or seem to be for pixels in 0..255, or a standard deviation is not
-            positive.
+        ConfigError: they are not a number for each channel, or seem to be for pixels in 0..255, or a standard deviation
+            is not positive.
     """
     mean, std = tuple(mean), tuple(std)
-    if len(mean) != 3 or not all(0 <= value <= 1 for value in mean):
-        raise ConfigError(
-            f"pixel_mean={mean}: expected three numbers in 0..1, for R, G, B. Divide those of 0..255 by 255."
-        )
-    if len(std) != 3 or not all(0 < value <= 1 for value in std):
-        raise ConfigError(
-            f"pixel_std={std}: expected three numbers above 0 and up to 1, for R, G, B. Divide those of 0..255 by 255."
-        )
+    if in_channels < 1:
+        raise ConfigError(f"in_channels={in_channels}: expected at least 1.")
+    if in_channels == 3:
+        expected, remedy = "three numbers {}, for R, G, B", "Divide those of 0..255 by 255."
+    else:
+        expected = f"a number {{}} for each of in_channels={in_channels}"
+        remedy = "The doctor measures them (vitkit doctor CONFIG --only images)."
+    if len(mean) != in_channels or not all(0 <= value <= 1 for value in mean):
+        raise ConfigError(f"pixel_mean={mean}: expected {expected.format('in 0..1')}. {remedy}")
+    if len(std) != in_channels or not all(0 < value <= 1 for value in std):
+        raise ConfigError(f"pixel_std={std}: expected {expected.format('above 0 and up to 1')}. {remedy}")
     return mean, std
 
 
@@ -38,16 +44,24 @@ def pixel_statistics(backbone: Backbone) -> dict[str, Sequence[float]]:
     return dict(mean=getattr(backbone, "pixel_mean", IMAGENET_MEAN), std=getattr(backbone, "pixel_std", IMAGENET_STD))
 
 
-def check_images(owner: str, images: Tensor, *, min_size: int = 1, clips: bool = False) -> None:
+def float_statistics(backbone: Any) -> dict[str, Sequence[float]]:
+    """Return the `mean` and `std` that images in float are already normalised by: ImageNet's for RGB, or else those of
+    the backbone, or of a classifier."""
+    statistics = pixel_statistics(backbone)
+    return statistics if len(statistics["mean"]) != 3 else dict(mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+def check_images(owner: str, images: Tensor, *, min_size: int = 1, clips: bool = False, in_channels: int = 3) -> None:
     """Raise DataError if images have a wrong shape, or are too small.
 
     Args:
         owner: the name of the backbone that takes them, for messages.
         min_size: minimum height and width, in pixels.
         clips: whether it takes (B, 3, T, H, W) rather than (B, 3, H, W).
+        in_channels: number of channels, 3 above.
     """
-    expected = "(B, 3, T, H, W)" if clips else "(B, 3, H, W)"
-    if images.ndim != 4 + clips or images.shape[1] != 3:
+    expected = f"(B, {in_channels}, T, H, W)" if clips else f"(B, {in_channels}, H, W)"
+    if images.ndim != 4 + clips or images.shape[1] != in_channels:
         raise DataError(f"{owner}: images of shape {tuple(images.shape)}: expected {expected}.")
     height, width = images.shape[-2:]
     if height < min_size or width < min_size:
@@ -66,36 +80,42 @@ def normalize_images(
     """Normalise pixels by a mean and a standard deviation, by default those of ImageNet backbones.
 
     Args:
-        images: (B, 3, H, W), or (B, 3, T, H, W) for clips: uint8 RGB in 0..255; or float, already normalised by
-            ImageNet's mean and standard deviation, and returned unchanged if these are requested.
+        images: (B, C, H, W), or (B, C, T, H, W) for clips: uint8 in 0..255, or uint16 in 0..65535; or float, already
+            normalised: RGB by ImageNet's mean and standard deviation, other channels by `mean` and `std`.
         padding_mask: (B, H, W) bool, True = padding; padded pixels are 0 after normalisation.
-        mean, std: statistics of R, G and B, with pixel values in 0..1.
+        mean, std: statistics of the C channels, those of RGB by default, with pixel values in 0..1.
     Returns:
         the normalised images, float, in the shape of `images`.
     Raises:
         DataError: the images have a wrong number of channels or axes.
     """
-    if images.ndim == 5 and images.shape[1] != 3:
-        remedy = "Put channels before frames: clips.transpose(1, 2)." if images.shape[2] == 3 else "Convert them."
-        raise DataError(f"clips of shape {tuple(images.shape)}: expected (B, 3, T, H, W), RGB. {remedy}")
-    if images.shape[1:2] != (3,):
-        kinds = {1: " (grey)", 2: " (grey and alpha)", 4: " (RGB and alpha)"}
+    channels = len(mean)
+    kind = ", RGB" if channels == 3 else ""
+    if images.ndim == 5 and images.shape[1] != channels:
+        is_swapped = images.shape[2] == channels
+        remedy = "Put channels before frames: clips.transpose(1, 2)." if is_swapped else "Convert them."
+        raise DataError(f"clips of shape {tuple(images.shape)}: expected (B, {channels}, T, H, W){kind}. {remedy}")
+    if images.shape[1:2] != (channels,):
+        kinds = {1: " (grey)", 2: " (grey and alpha)", 3: " (RGB)", 4: " (RGB and alpha)"}
         got = f"{images.shape[1]} channels{kinds.get(images.shape[1], '')}" if images.ndim > 1 else "no channels"
+        is_rgb = "Convert them, such as by Pillow's image.convert('RGB')."
+        remedy = is_rgb if channels == 3 else "Set model.backbone.in_channels and data.channels to that of the images."
         raise DataError(
-            f"images of shape {tuple(images.shape)} have {got}; expected (B, 3, H, W), RGB. Convert them, such as by "
-            "Pillow's image.convert('RGB')."
+            f"images of shape {tuple(images.shape)} have {got}; expected (B, {channels}, H, W){kind}. {remedy}"
         )
     if images.ndim not in (4, 5):
-        raise DataError(f"images of shape {tuple(images.shape)}: expected (B, 3, H, W), or (B, 3, T, H, W) of clips.")
+        shape = f"(B, {channels}, H, W), or (B, {channels}, T, H, W)"
+        raise DataError(f"images of shape {tuple(images.shape)}: expected {shape} of clips.")
     if images.is_floating_point():
-        if (*mean, *std) == (*IMAGENET_MEAN, *IMAGENET_STD):
+        if channels != 3 or (*mean, *std) == (*IMAGENET_MEAN, *IMAGENET_STD):
             return images
         usual_mean, usual_std, new_mean, new_std = (
             per_channel(c, images) for c in (IMAGENET_MEAN, IMAGENET_STD, mean, std)
         )
         images = images * (usual_std / new_std) + (usual_mean - new_mean) / new_std
     else:
-        mean, std = (per_channel(c, images) * 255 for c in (mean, std))
+        largest = 65535 if images.dtype == torch.uint16 else 255
+        mean, std = (per_channel(c, images) * largest for c in (mean, std))
         images = images.float().sub_(mean).div_(std)
     if padding_mask is None:
         return images
@@ -104,7 +124,7 @@ def normalize_images(
 
 
 def per_channel(values: Sequence[float], images: Tensor) -> Tensor:
-    """Return three values shaped to broadcast over the channels of images (B, 3, H, W) or clips (B, 3, T, H, W)."""
+    """Return a value for each channel, shaped to broadcast over images (B, C, H, W) or clips (B, C, T, H, W)."""
     # torch.tensor(values, device=...) would synchronise with the GPU.
     dtype = images.dtype if images.is_floating_point() else torch.float32
     values = torch.tensor(values, dtype=dtype).to(images.device, non_blocking=True)

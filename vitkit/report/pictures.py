@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from vitkit.data.io.channel_files import as_rgb
 from vitkit.errors import DataError
 from vitkit.protocols import Dataset
 from vitkit.visualization.canvas import enlarge
@@ -45,7 +46,7 @@ class PictureBudget:
         if self.load is None:
             return None
         try:
-            return np.ascontiguousarray(self.load(index))
+            return np.ascontiguousarray(as_rgb(self.load(index)))
         except DataError as error:
             logger.warning("left out of the report: %s", error)
             return None

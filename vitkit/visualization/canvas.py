@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from vitkit.data.io.channel_files import as_rgb
 from vitkit.data.io.output import write_bytes, writing
 from vitkit.ops.colors import text_color
 
@@ -70,12 +71,14 @@ def to_picture(image: np.ndarray | Tensor) -> Image.Image:
     """Convert an image for drawing.
 
     Args:
-        image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
+        image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor; or uint16 of any number of channels, see `as_rgb`.
     Raises:
-        ValueError: the image is neither.
+        ValueError: the image is none of these.
     """
     if isinstance(image, Tensor):
         image = image.detach().cpu().permute(1, 2, 0).numpy()
+    if image.dtype == np.uint16 and image.ndim == 3:
+        image = as_rgb(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise ValueError(
             f"image: got {image.dtype} of shape {tuple(image.shape)}, expected uint8 of shape (H, W, 3), "

@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 from torch import Tensor
 
+from vitkit.data.io.channel_files import as_rgb
 from vitkit.protocols import Dataset
 from vitkit.structures import ScoreThresholds
 from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
@@ -101,7 +102,7 @@ def draw_predictions(
         if dataset.is_video:
             image = draw_strip(dataset.load_frames(index, _FRAMES), per_line=_FRAMES // 2)
         else:
-            image = dataset.load_image(index)
+            image = as_rgb(dataset.load_image(index))
         on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in prediction.items()}
         rows.append((image, on_cpu, target))
     classes = dataset.classes or ()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.data.io.channel_files import read_channels
 from vitkit.data.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
 from vitkit.data.transforms.annotated_image import (
     AnnotatedImage,
@@ -37,6 +38,8 @@ class BaseImageDataset(Dataset):
     has_images = True
     max_image_pixels: int = MAX_PIXELS
     """Largest width x height of an image file that is decoded; `build_dataset` sets it."""
+    channels: int | None = None
+    """Number of channels that images are read with, see `DataSettings`; `build_dataset` sets it."""
     chosen_indices: Sequence[int] | None = None
     """Indices of the images that are trained on; `DataSettings.dataset` sets them for a `fraction`. None: all."""
 
@@ -86,11 +89,14 @@ class BaseImageDataset(Dataset):
         raise NotImplementedError
 
     def load_image(self, index: int) -> np.ndarray:
-        """Load an image before any transform: (H, W, 3) uint8 RGB, upright; by default its file is read."""
+        """Load an image before any transform, see `read_image`; by default its file is read."""
         return self.read_image(self.image_path(index))
 
     def read_image(self, path: str | Path) -> np.ndarray:
-        """Read an image file as (H, W, 3) uint8 RGB, upright, unless it has more than `max_image_pixels`."""
+        """Read an image file as (H, W, 3) uint8 RGB, upright, or with `channels` as (H, W, channels) uint16, unless it
+        has more than `max_image_pixels`."""
+        if self.channels is not None:
+            return read_channels(path, self.channels, max_pixels=self.max_image_pixels)
         return read_image(path, max_pixels=self.max_image_pixels)
 
     def image_size(self, index: int) -> tuple[int, int]:

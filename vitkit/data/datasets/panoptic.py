@@ -10,7 +10,7 @@ from vitkit.data.datasets.base import ListedImages, require_folders
 from vitkit.data.datasets.coco_file import first_images
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
 from vitkit.data.io.coco_schema import panoptic_faults, raise_faults
-from vitkit.data.io.image_files import check_inside
+from vitkit.data.io.image_files import check_inside, read_image
 from vitkit.data.io.json_files import read_json
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import Transforms
@@ -98,7 +98,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
                 that the JSON lists.
         """
         path = self.map_folder / str(self._map_names[index])
-        colors = self.read_image(path)
+        colors = read_image(path, max_pixels=self.max_image_pixels)
         self._check_size(colors, index, f"map '{path}'")
         ids = colors_to_ids(colors)
         rows = slice(self._offsets[index], self._offsets[index + 1])

@@ -68,7 +68,7 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> np.
         name: name of the image, for errors.
         max_pixels: largest width x height.
     """
-    header = _header_of(io.BytesIO(data), len(data), name, "input", max_pixels)
+    header = header_of(io.BytesIO(data), len(data), name, "input", max_pixels)
     return _decode(data, header, name, "input")
 
 
@@ -78,7 +78,7 @@ def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np
     image = None if is_truncated else _decode_opencv(data)
     # Where OpenCV reads another size than the header, which was checked, Pillow's result is used.
     if image is None or image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
-        with _decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        with decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             image = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
     return image
 
@@ -94,7 +94,7 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
         DataError: see `read_image`; or it has several channels.
     """
     data, _ = read_file(path, what, max_pixels=max_pixels)
-    with _decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as label_map:
+    with decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as label_map:
         mode, values = label_map.mode, np.asarray(label_map)
     if values.ndim != 2 or mode not in ONE_CHANNEL_MODES:
         raise DataError(
@@ -117,7 +117,7 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
         DataError: see `read_image`.
     """
     with open_regular(path, what) as file:
-        return _header_of(file, os.fstat(file.fileno()).st_size, path, what, max_pixels)
+        return header_of(file, os.fstat(file.fileno()).st_size, path, what, max_pixels)
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:
@@ -137,9 +137,9 @@ def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:
 def _header_and_orientation(path: str | Path, max_pixels: int) -> tuple[ImageHeader, int]:
     with open_regular(path, "images") as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        header = _header_of(file, num_bytes, path, "images", max_pixels)
+        header = header_of(file, num_bytes, path, "images", max_pixels)
         file.seek(0)
-        with _decoding(path, "images", num_bytes), Image.open(file, formats=FORMATS) as image:
+        with decoding(path, "images", num_bytes), Image.open(file, formats=FORMATS) as image:
             if image.format == "PNG":
                 # In a PNG, EXIF may follow the pixels, and getexif() decodes them to look for it.
                 file.seek(0)
@@ -159,8 +159,8 @@ def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> t
     """
     with open_regular(path, what) as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        header = _header_of(file, num_bytes, path, what, max_pixels)
-        with _decoding(path, what, num_bytes):
+        header = header_of(file, num_bytes, path, what, max_pixels)
+        with decoding(path, what, num_bytes):
             file.seek(0)
             return file.read(), header
 
@@ -179,10 +179,11 @@ def open_regular(path: str | Path, what: str) -> BinaryIO:
     raise DataError(f"{what}: cannot read '{path}' ({reason}). {remedy}")
 
 
-def _header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
+def header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
+    """Read the header of an open image file; arguments and errors are those of `read_image`."""
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow rejects more than twice this, process-wide
-    with _decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
+    with decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
         header = ImageHeader(image.height, image.width, image.mode)
         if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:
             raise Image.DecompressionBombError(f"its header gives {header.width}x{header.height} pixels")
@@ -190,10 +191,12 @@ def _header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_
 
 
 @contextmanager
-def _decoding(path: str | Path, what: str, num_bytes: int) -> Iterator[None]:
+def decoding(path: str | Path, what: str, num_bytes: int) -> Iterator[None]:
     """Convert any error that a decoder raises to a DataError that names the file."""
     try:
         yield
+    except DataError:  # which names the file
+        raise
     except Exception as error:  # a damaged file can make a decoder raise anything
         # Pillow's own message names an in-memory buffer, which tells a user nothing.
         reason = str(error) or type(error).__name__
@@ -257,8 +260,8 @@ def path_inside(folder: str | Path, name: str, context: str, alternative: str = 
 
 
 def to_tensor(image: np.ndarray) -> Tensor:
-    """Convert (H, W, 3) uint8 to a contiguous (3, H, W) uint8 tensor."""
-    planes = np.empty((3, *image.shape[:2]), np.uint8)
+    """Convert (H, W, C) uint8 or uint16 to a contiguous (C, H, W) tensor."""
+    planes = np.empty((image.shape[2], *image.shape[:2]), image.dtype)
     # Ten times faster than NumPy's or PyTorch's transposed copy; OpenCV writes into the arrays of the list.
     cv2.split(image, list(planes))
     return torch.from_numpy(planes)

@@ -12,8 +12,8 @@ def collate(samples: Sequence[Sample]) -> Batch:
     """Pad images with zeros at the right and bottom to the largest height and width among them; stack clips.
 
     Args:
-        samples: at least one; images (3, H, W) uint8, or clips of equal size, (3, T, H, W), or (views, 3, T, H, W),
-            whose views become samples of the batch.
+        samples: at least one; images (C, H, W) uint8 or uint16, or clips of equal size, (3, T, H, W), or
+            (views, 3, T, H, W), whose views become samples of the batch.
     """
     images = [sample["image"] for sample in samples]
     if images[0].ndim > 3:
@@ -22,7 +22,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
         return Batch(inputs={"images": torch.cat(views)}, targets=targets)
     height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
     # NumPy copies rows of bytes several times faster than PyTorch, and zeros are written only outside the images.
-    padded = np.empty((len(images), 3, height, width), np.uint8)
+    padded = np.empty((len(images), len(images[0]), height, width), images[0].numpy().dtype)
     padding_mask = np.ones((len(images), height, width), bool)
     for row, mask, image in zip(padded, padding_mask, images):
         _, image_height, image_width = image.shape

@@ -81,11 +81,17 @@ class DataSettings:
     """Mix the squares of training batches in pairs: a dict with `probability`, `share`, `from_epoch`, `until_epoch`."""
     max_image_pixels: int = MAX_PIXELS
     """Largest width x height of an image file; larger ones, perhaps built to exhaust the memory, are not decoded."""
+    channels: int | None = None
+    """Number of channels of the images, which are then read as they are stored, of 8 or 16 bits (see
+    vitkit.data.io.channel_files); model.backbone.in_channels is the same number. None: RGB of 8 bits, whatever the
+    files have."""
     start_workers: StartMethod | None = None
     """How worker processes are started; None: the system's default."""
 
     def __post_init__(self) -> None:
         minima = {"images_per_gpu": 1, "val_images_per_gpu": 1, "num_workers": 0, "max_image_pixels": 1}
+        if self.channels is not None:
+            minima["channels"] = 1
         for name, minimum in minima.items():
             if getattr(self, name) < minimum:
                 raise ConfigError(f"data.{name}: got {getattr(self, name)}; expected at least {minimum}.")
@@ -113,7 +119,7 @@ class DataSettings:
         if split == "train" and isinstance(spec, Mapping):
             spec = {name: value for name, value in spec.items() if name not in ("fraction", "transforms")}
             spec = self._with_transforms_of_val(spec, key)
-        return build_dataset(spec, self.root, key=key, max_image_pixels=self.max_image_pixels)
+        return build_dataset(spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels)
 
     def dataset(self, split: Split) -> Dataset:
         """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
@@ -121,7 +127,9 @@ class DataSettings:
         fraction = _fraction(spec)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
             raise ConfigError(f"{key}.fraction: got {fraction}; expected above 0, at most 1, and only in data.train.")
-        dataset = build_dataset(spec, self.root, key=key, max_image_pixels=self.max_image_pixels)
+        dataset = build_dataset(
+            spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels
+        )
         if fraction is not None:
             if not isinstance(dataset, BaseImageDataset):
                 raise ConfigError(f"{key}.fraction: only images and videos have one, not {type(dataset).__name__}.")
@@ -205,7 +213,14 @@ class DataSettings:
         return lengths
 
 
-def build_dataset(spec: Spec, root: str = "data", *, key: str = "data", max_image_pixels: int | None = None) -> Dataset:
+def build_dataset(
+    spec: Spec,
+    root: str = "data",
+    *,
+    key: str = "data",
+    max_image_pixels: int | None = None,
+    channels: int | None = None,
+) -> Dataset:
     """Build a dataset.
 
     Args:
@@ -213,6 +228,7 @@ def build_dataset(spec: Spec, root: str = "data", *, key: str = "data", max_imag
         root: replaces `{root}` in the spec's strings.
         key: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
+        channels: see `DataSettings`.
     """
     if isinstance(spec, Mapping):
         spec = {k: value.replace("{root}", root) if isinstance(value, str) else value for k, value in spec.items()}
@@ -223,6 +239,10 @@ def build_dataset(spec: Spec, root: str = "data", *, key: str = "data", max_imag
         raise DataError(f"{key}: {error}") from error
     if max_image_pixels is not None:
         dataset.max_image_pixels = max_image_pixels
+    if channels is not None:
+        if not isinstance(dataset, BaseImageDataset) or dataset.is_video:
+            raise ConfigError(f"data.channels={channels}: {type(dataset).__name__} has no image files. Leave it out.")
+        dataset.channels = channels
     return dataset
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import cv2
 import numpy as np
 
+from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
 
@@ -16,7 +17,7 @@ class AnnotatedImage(NamedTuple):
     """
 
     image: np.ndarray
-    """(H, W, 3) uint8 RGB."""
+    """(H, W, 3) uint8 RGB, or (H, W, C) uint16."""
     boxes_xyxy: np.ndarray | None = None
     """(N, 4) float32, in pixels, inside the image."""
     labels: np.ndarray | None = None
@@ -41,6 +42,15 @@ class AnnotatedImage(NamedTuple):
         if self.segment_map is not None:
             new["segment_map"] = resize(self.segment_map)
         return self._replace(**new)
+
+
+def check_rgb(image: np.ndarray, name: str) -> None:
+    """Raise a ConfigError that begins with `name` unless an image is RGB of 8 bits, for transforms of colours."""
+    if image.dtype != np.uint8 or image.shape[2:] != (3,):
+        raise ConfigError(
+            f"{name}: needs RGB of 8 bits, and the images have {image.shape[2]} channels of 16 bits (data.channels). "
+            "Leave this transform out, or data.channels."
+        )
 
 
 class Transforms(Protocol):

@@ -13,7 +13,7 @@ from timm.data.auto_augment import rand_augment_transform
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_interp
 from torchvision import transforms as tv
 
-from vitkit.data.transforms.annotated_image import AnnotatedImage
+from vitkit.data.transforms.annotated_image import AnnotatedImage, check_rgb
 from vitkit.data.transforms.mixing import BatchMixing
 from vitkit.errors import ConfigError
 from vitkit.ops.images import IMAGENET_MEAN
@@ -61,6 +61,7 @@ class PillowTransforms:
                 f"{type(self).__name__} cannot move boxes and masks: it is for images that are classified. For "
                 "detection use DETRTrainTransforms, EvalResize or ComposedTransforms."
             )
+        check_rgb(sample.image, type(self).__name__)
         with seeded(seed):
             return AnnotatedImage(np.asarray(self._compose(Image.fromarray(sample.image))))
 

@@ -6,6 +6,8 @@ import albumentations as A
 import cv2
 import numpy as np
 
+from vitkit.data.transforms.annotated_image import check_rgb
+
 
 class ColorDistortion(A.ImageOnlyTransform):
     """The colour augmentation of SSD (Liu et al. 2016, https://arxiv.org/abs/1512.02325).
@@ -62,6 +64,7 @@ class ColorDistortion(A.ImageOnlyTransform):
         **params: Any,
     ) -> np.ndarray:
         """Apply the drawn parameters to an (H, W, 3) uint8 RGB image."""
+        check_rgb(img, "ColorDistortion")
         levels = np.arange(256, dtype=np.float32)
         img = cv2.LUT(img, _levels((levels + shift).clip(0, 255) * (contrast if contrast_first else 1)))
         if saturation != 1 or rotation:

@@ -7,6 +7,7 @@ import albumentations as A
 import cv2
 import numpy as np
 from albumentations.core.type_definitions import Targets
+from PIL import Image
 
 _CROP_TRIES = 10
 
@@ -35,7 +36,21 @@ def resized_size(height: int, width: int, *, short_side: int, max_size: int | No
 def resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resize an image to (height, width), averaging pixels when it shrinks and interpolating bilinearly otherwise."""
     shrinks = size[0] * size[1] < image.shape[0] * image.shape[1]
-    return cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    if image.shape[2] <= 3:
+        return cv2.resize(image, size[::-1], interpolation=interpolation).reshape(*size, image.shape[2])
+    # OpenCV averages at most four channels.
+    return np.dstack([cv2.resize(plane, size[::-1], interpolation=interpolation) for plane in np.moveaxis(image, 2, 0)])
+
+
+def resize_antialiased(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize an image to (height, width) bilinearly by Pillow, antialiased."""
+    if image.dtype == np.uint8:
+        return np.array(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR))
+    # Pillow's only type of more than 8 bits that it can resize is float32, which holds 16 bits exactly.
+    planes = (Image.fromarray(plane.astype(np.float32)) for plane in np.moveaxis(image, 2, 0))
+    resized = [np.asarray(plane.resize(size[::-1], Image.Resampling.BILINEAR)) for plane in planes]
+    return np.dstack(resized).round().clip(0, 65535).astype(image.dtype)
 
 
 class Crop(NamedTuple):
@@ -90,9 +105,23 @@ class _CropAndResize(A.DualTransform):
 
 def _pad(image: np.ndarray, crop: Crop, value: int) -> np.ndarray:
     bottom, right = crop.padded_size[0] - crop.size[0], crop.padded_size[1] - crop.size[1]
-    if not bottom and not right:
-        return image
-    return cv2.copyMakeBorder(image, 0, bottom, 0, right, cv2.BORDER_CONSTANT, value=(value,) * 3)
+    return pad_image(image, (0, 0, right, bottom), value) if bottom or right else image
+
+
+def pad_image(image: np.ndarray, margins: tuple[int, int, int, int], value: int) -> np.ndarray:
+    """Add margins (left, top, right, bottom) to an image, mask or segment map; for `value`, see `pad_value_of`."""
+    left, top, right, bottom = margins
+    if image.ndim == 2 or image.dtype == np.uint8:
+        return cv2.copyMakeBorder(image, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(value,) * 3)
+    height, width, channels = image.shape
+    padded = np.full((top + height + bottom, left + width + right, channels), pad_value_of(image, value), image.dtype)
+    padded[top : top + height, left : left + width] = image
+    return padded
+
+
+def pad_value_of(image: np.ndarray, value: int) -> int:
+    """Return the value of padding in an image's type, for one in 0..255."""
+    return value * 257 if image.dtype == np.uint16 else value
 
 
 class MultiScaleCrop(_CropAndResize):

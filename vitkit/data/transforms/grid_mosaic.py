@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms
-from vitkit.data.transforms.crops import resize_image, resized_size
+from vitkit.data.transforms.crops import pad_value_of, resize_image, resized_size
 from vitkit.data.transforms.several_images import Visibility, another_image
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
@@ -124,7 +124,8 @@ def make_grid(samples: list[AnnotatedImage], tile: int, pad_value: int) -> Annot
         size = resized_size(*sample.image.shape[:2], short_side=tile, max_size=None)
         tiles.append(sample.resized(resize_image(sample.image, size)))
     height, width = (max(each.image.shape[axis] for each in tiles) for axis in (0, 1))
-    canvas = np.full((2 * height, 2 * width, 3), pad_value, np.uint8)
+    first = tiles[0].image
+    canvas = np.full((2 * height, 2 * width, first.shape[2]), pad_value_of(first, pad_value), first.dtype)
     with_masks = all(each.masks is not None for each in tiles)
     boxes, masks = [], []
     for each, (top, left) in zip(tiles, [(0, 0), (0, width), (height, 0), (height, width)]):
@@ -146,9 +147,11 @@ def move(sample: AnnotatedImage, affine: Affine, visibility: Visibility, pad_val
     # OpenCV counts from the centre of the top left pixel.
     in_pixels = matrix.copy()
     in_pixels[:, 2] += matrix[:, :2].sum(axis=1) / 2 - 0.5
-    image = cv2.warpAffine(
-        sample.image, in_pixels, (width, height), flags=cv2.INTER_LINEAR, borderValue=(pad_value,) * 3
-    )
+    border = pad_value_of(sample.image, pad_value)
+    # OpenCV takes at most four channels.
+    planes = [sample.image] if sample.image.shape[2] == 3 else np.moveaxis(sample.image, 2, 0)
+    options = dict(flags=cv2.INTER_LINEAR, borderValue=(border,) * 3)
+    image = np.dstack([cv2.warpAffine(plane, in_pixels, (width, height), **options) for plane in planes])
 
     corners = sample.boxes_xyxy[:, [[0, 1], [2, 1], [2, 3], [0, 3]]] @ matrix[:, :2].T + matrix[:, 2]
     moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)

@@ -7,11 +7,10 @@ from typing import Any, Literal
 import albumentations as A
 import numpy as np
 from albumentations.core.type_definitions import Targets
-from PIL import Image
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.color_distortion import ColorDistortion
-from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resized_size
+from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resize_antialiased, resized_size
 from vitkit.data.transforms.ssd import PhotometricDistort, RandomIoUCrop, RandomZoomOut
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import TRANSFORMS, check_names, nearest
@@ -78,14 +77,23 @@ class _Pipeline:
             data["mask"] = sample.segment_map
         try:
             result = self._compose(**data)
+        except ConfigError:
+            raise
         except Exception as error:  # whatever a user's transform raises, such as for a crop larger than the image
-            height, width = sample.image.shape[:2]
+            height, width, channels = sample.image.shape
+            is_rgb = sample.image.dtype == np.uint8
             raise DataError(
                 f"transforms: {type(error).__name__} on an image of {width}x{height} pixels (width x height) with "
                 f"{len(boxes_xyxy)} boxes: {error}. Correct their arguments."
+                + ("" if is_rgb else f" Those of colours need RGB of 8 bits, not {channels} channels of 16 bits.")
             ) from error
         image, boxes = result["image"], result["bboxes"].reshape(-1, 5)
-        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,):
+        if isinstance(image, np.ndarray) and image.ndim == 2:
+            image = image[:, :, None]  # OpenCV drops the axis of a single channel
+        if not isinstance(image, np.ndarray) or (image.dtype, image.shape[2:]) != (
+            sample.image.dtype,
+            sample.image.shape[2:],
+        ):
             raise ConfigError(
                 "transforms: the result is not a uint8 RGB image. Normalisation and conversion to tensors happen "
                 "in the model and the dataset: leave Normalize, ToFloat, ToTensorV2 and the like out."
@@ -283,8 +291,7 @@ class EvalResize:
         size = self.size_of(height, width)
         if size == (height, width):
             return sample
-        image = Image.fromarray(sample.image).resize(size[::-1], Image.Resampling.BILINEAR)
-        return sample.resized(np.array(image))
+        return sample.resized(resize_antialiased(sample.image, size))
 
 
 @TRANSFORMS.register

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms
-from vitkit.data.transforms.crops import resize_image
+from vitkit.data.transforms.crops import pad_value_of, resize_image
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
@@ -160,7 +160,8 @@ def make_mosaic(
         pad_value: value of pixels without an image.
     """
     (height, width), (x, y) = size, centre
-    canvas = np.full((height, width, 3), pad_value, np.uint8)
+    first = samples[0].image
+    canvas = np.full((height, width, first.shape[2]), pad_value_of(first, pad_value), first.dtype)
     parts = []
     for i, (sample, scale) in enumerate(zip(samples, scales)):
         old_height, old_width = sample.image.shape[:2]
@@ -212,7 +213,8 @@ def blend(sample: AnnotatedImage, other: AnnotatedImage, share: float, visibilit
     height, width = (min(a, b) for a, b in zip(size, other.image.shape[:2]))
     image = sample.image.copy()
     part = image[:height, :width].copy()
-    image[:height, :width] = cv2.addWeighted(part, share, other.image[:height, :width].copy(), 1 - share, 0.0)
+    mixed = cv2.addWeighted(part, share, other.image[:height, :width].copy(), 1 - share, 0.0)
+    image[:height, :width] = mixed.reshape(part.shape)
     return _joined(image, [_objects_of(sample), _place(other, size, (0, 0), visibility)])
 
 

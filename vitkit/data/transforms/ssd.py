@@ -9,6 +9,9 @@ import cv2
 import numpy as np
 from albumentations.core.type_definitions import Targets
 
+from vitkit.data.transforms.annotated_image import check_rgb
+from vitkit.data.transforms.crops import pad_image
+
 _GREY = np.array([[0.2989, 0.587, 0.114]])
 """Weights of R, G and B in a pixel's brightness, as in torchvision."""
 
@@ -43,11 +46,11 @@ class RandomZoomOut(A.DualTransform):
 
     def apply(self, img: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
         """Add the margins to an image."""
-        return _framed(img, margins, self.fill)
+        return pad_image(img, margins, self.fill)
 
     def apply_to_mask(self, mask: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
         """Add empty margins to a mask or segment map."""
-        return _framed(mask, margins, 0)
+        return pad_image(mask, margins, 0)
 
     def apply_to_bboxes(self, bboxes: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
         """Move (N, 4 or more) boxes, xyxy in 0..1 of the image."""
@@ -57,11 +60,6 @@ class RandomZoomOut(A.DualTransform):
         moved[:, [0, 2]] = (bboxes[:, [0, 2]] * width + left) / (width + left + right)
         moved[:, [1, 3]] = (bboxes[:, [1, 3]] * height + top) / (height + top + bottom)
         return moved
-
-
-def _framed(image: np.ndarray, margins: tuple[int, int, int, int], value: int) -> np.ndarray:
-    left, top, right, bottom = margins
-    return cv2.copyMakeBorder(image, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(value,) * 3)
 
 
 class RandomIoUCrop(A.DualTransform):
@@ -222,6 +220,7 @@ class PhotometricDistort(A.ImageOnlyTransform):
         **params: Any,
     ) -> np.ndarray:
         """Apply the drawn parameters to an (H, W, 3) uint8 RGB image."""
+        check_rgb(img, "PhotometricDistort")
         levels = np.arange(256, dtype=np.float32)
 
         def scale_contrast(image: np.ndarray) -> np.ndarray:

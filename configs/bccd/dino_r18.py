@@ -1,0 +1,45 @@
+"""A small DINO on a ResNet-18 on blood cells (https://github.com/Shenggan/BCCD_Dataset), from random weights.
+
+The network of deformable_detr.py with the parts of DINO (https://arxiv.org/abs/2203.03605), 4.3 M parameters. It is
+trained as DEIM trains (https://arxiv.org/abs/2412.04234): MAL, mosaics in the first part of the run, a constant rate up
+to there and then a cosine, and an average of the weights.
+
+Run:  python tools/train.py configs/bccd/dino_r18.py data.root=DIR    (DIR holds images/ and annotations/)
+Here: AP 0.587, AP50 0.863, AP75 0.659 (seed 42) on the 87 validation images, which also chose the best epoch, the last;
+      36 min of one core of an AMD EPYC with AVX-512, reading of data included and evaluation not; bf16, torch 2.14.1.
+      After 8, 16, 24, 32 and 40 of the 48 epochs, 6 min each: AP 0.337, 0.476, 0.528, 0.552, 0.580.
+"""
+
+from vitkit.configs.bccd.deformable_detr import config as deformable_detr
+
+
+def config(epochs=48, mosaics_until=28):
+    """Return the config; a shorter run ends its mosaics, and its constant rate, at the same share of the epochs."""
+    cfg = deformable_detr()
+    cfg["model"].update(
+        type="DINO", num_queries=80, num_detections=100,
+        head=dict(
+            type="DINOHead", d_model=128, num_heads=8, d_ffn=512, num_encoder_layers=1, num_decoder_layers=3,
+            share_heads=False,
+        ),
+        training_queries=[dict(type="BoxDenoising", num_queries=40)],
+    )  # fmt: skip
+    cfg["criterion"].update(class_loss="mal", weights=dict(labels=1.0, l1=5.0, giou=2.0))
+    single = cfg["data"]["train"]["transforms"]
+    single.update(min_visible=0.2, min_box_side=2.0)
+    single["transforms"][2].update(
+        scales=[192, 224, 256], max_size=360, crop_scales=[272, 320, 368], crop_range=[176, 256]
+    )
+    cfg["data"]["train"]["transforms"] = dict(
+        type="TransformsByEpoch", until_epochs=[mosaics_until],
+        transforms=[dict(type="MultiImageTransforms", mosaic=0.3, transforms=single), single],
+    )  # fmt: skip
+    cfg["data"]["val"]["transforms"] = dict(type="EvalResize", short_side=240, max_size=400)
+    cfg["data"].update(images_per_gpu=2, num_workers=0)
+    cfg["optimizer"] = dict(type="AdamW", lr=5e-4, weight_decay=1e-4)
+    cfg["schedule"] = dict(type="FlatCosineLR", warmup_steps=200, flat_until_epoch=mosaics_until, end_factor=0.02)
+    cfg["train"].update(
+        precision="auto", epochs=epochs, eval_every=8, best_metric="bbox/AP", reference_batch_size=2,
+        ema_decay=0.999, ema_ramp_steps=500,
+    )  # fmt: skip
+    return cfg

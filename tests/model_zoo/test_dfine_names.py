@@ -1,0 +1,107 @@
+"""D-FINE's original files: wrappers, classes of Objects365, and files of other models."""
+
+import pytest
+import torch
+from models.test_dfine import dfine
+
+from vitkit.backbones.timm_adapter import TimmBackbone
+from vitkit.checkpoint import load_weights
+from vitkit.configs.rtdetr_r18 import config as rtdetr
+from vitkit.data.io.coco_classes import COCO_CLASSES
+from vitkit.data.io.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.model_zoo.dfine import OFFICIAL_DFINE
+from vitkit.model_zoo.official_rt_detr import RT_DETR
+from vitkit.models import build_model
+
+
+def official(num_classes):
+    """Return a model with random weights, and these under the original's names."""
+    torch.manual_seed(0)
+    model = dfine("n", num_classes=num_classes)
+    return model, OFFICIAL_DFINE.write(model.state_dict(), model)
+
+
+@pytest.mark.parametrize("wrapped", [
+    lambda state: state,
+    lambda state: {"model": state, "date": "today"},
+    lambda state: {"model": {}, "ema": {"module": state, "updates": 3, "warmups": 1000}, "last_epoch": 7},
+], ids=["state", "model", "moving average"])  # fmt: skip
+def test_original_files_are_read(wrapped):
+    trained, state = official(80)
+    model = dfine("n")
+    report = load_weights(model, wrapped(state), classes=COCO_CLASSES)
+    assert report.converter == "Peterande/D-FINE"
+    expected = trained.state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
+
+
+def test_rows_of_cocos_classes_are_those_of_the_same_names():
+    names = [OBJECTS365_CLASSES[row - 1] for row in COCO_ROWS]
+    assert len(set(COCO_ROWS)) == 80
+    by_name = dict(zip(COCO_CLASSES, names))
+    assert by_name["person"] == "Person" and by_name["traffic light"] == "Traffic Light"
+    assert by_name["tv"] == "Moniter/TV" and by_name["teddy bear"] == "Stuffed Toy"
+    same = [name for name, other in by_name.items() if name.lower() == other.lower()]
+    assert len(same) == 69
+
+
+def test_classes_of_objects365_become_cocos():
+    trained, state = official(366)
+    model = dfine("n")
+    load_weights(model, state, classes=COCO_CLASSES)
+    row = 1 + OBJECTS365_CLASSES.index("Hair Dryer")
+    label = COCO_CLASSES.index("hair drier")
+    for name in (
+        "head.class_embed.2.weight",
+        "head.proposals.class_embed.bias",
+        "training_queries.denoising.label_embed.weight",
+    ):
+        assert torch.equal(model.state_dict()[name][label], trained.state_dict()[name][row])
+    padding = "training_queries.denoising.label_embed.weight"
+    assert torch.equal(model.state_dict()[padding][80], trained.state_dict()[padding][366])
+    # As many classes as the file has need no change.
+    load_weights(dfine("n", num_classes=366), state)
+
+
+def test_own_classes_start_from_objects365_with_a_new_head():
+    trained, state = official(366)
+    model = dfine("n", num_classes=2)
+    with pytest.raises(CheckpointError, match=r"Peterande/D-FINE with 366 classes \(Objects365's raw ids\)"):
+        load_weights(model, state, classes=["cat", "dog"])
+    report = load_weights(model, state, classes=["cat", "dog"], new_class_head=True)
+    assert "head.class_embed.0.weight" in report.reinitialized
+    assert torch.equal(
+        model.state_dict()["neck.input_proj.0.0.weight"], trained.state_dict()["neck.input_proj.0.0.weight"]
+    )
+
+
+def test_files_of_another_real_time_detector_name_what_differs():
+    _, state = official(80)
+    detector = build_model(rtdetr()["model"] | dict(num_classes=80))
+    with pytest.raises(CheckpointError, match=r"Peterande/D-FINE with 80 classes") as error:
+        load_weights(detector, state)
+    assert "RTDETR" in str(error.value)
+    state = RT_DETR.write(detector.state_dict(), detector)
+    with pytest.raises(CheckpointError, match=r"lyuwenyu/RT-DETR with 80 classes") as error:
+        load_weights(dfine("s"), state)
+    assert "DFINE" in str(error.value)
+
+
+def test_backbones_of_the_original_are_read(tmp_path):
+    trained, state = official(3)
+    backbone = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
+    torch.save(backbone, tmp_path / "PPHGNetV2_B0_stage1.pth")
+    settings = dict(out_features=["res4", "res5"], pretrained=str(tmp_path / "PPHGNetV2_B0_stage1.pth"))
+    for norm in (None, "frozen_bn"):
+        loaded = TimmBackbone("hgnetv2_b0", norm=norm, frozen_stem=True, **settings)
+        loaded.load_pretrained()
+        expected = trained.backbone.state_dict()
+        assert all(torch.equal(value, expected[key]) for key, value in loaded.state_dict().items())
+        assert not any(value.requires_grad for value in loaded.net.stem.parameters())
+        assert not loaded.train().net.stem.stem1.conv.training and loaded.net.stages_3.training
+
+
+def test_unknown_norm_is_named():
+    with pytest.raises(ConfigError, match="norm='bn': expected 'frozen_bn', or None for the norms of timm's"):
+        TimmBackbone("hgnetv2_b0", norm="bn")

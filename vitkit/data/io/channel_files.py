@@ -1,0 +1,194 @@
+"""Reads images of any number of channels, of 8 or 16 bits: PNG, TIFF (of one or several pages), NumPy's .npy.
+
+They are read as stored: no channel is dropped, converted or interpreted as a colour.
+"""
+
+import io
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image, TiffImagePlugin
+
+from vitkit.data.io.image_files import MAX_PIXELS, decoding, header_of, open_regular
+from vitkit.errors import DataError
+
+_NPY = b"\x93NUMPY"
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+"""The first bytes of a TIFF, little and big endian, and of a BigTIFF."""
+_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _FORMAT = 256, 257, 258, 262, 277, 339  # tags of a TIFF
+_GREY, _RGB = (0, 1), 2
+_MAX_PAGES = 1000
+_HEADER_BYTES = 1 << 20
+"""What a file may have in addition to its uncompressed pixels."""
+_FROM_8_BITS = 257
+"""255 times this is 65535."""
+_STRETCHED = (1.0, 99.0)
+"""The percentiles of a channel that are drawn as dark and bright."""
+
+
+def read_channels(path: str | Path, channels: int, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Read an image of any number of channels.
+
+    A TIFF has them in the pixels or as pages. A .npy file is (H, W, C), or (H, W) for one channel. PNG and TIFF of RGB
+    are in that order, with alpha as the last one.
+
+    Args:
+        channels: the number of channels that it must have.
+        what: beginning of the error messages.
+        max_pixels: largest width x height.
+    Returns:
+        (H, W, channels) uint16; values of 8 bits are multiplied by 257, so that 65535 is the largest of either.
+    Raises:
+        DataError: the file is missing, not a regular file, damaged, too large, of another number of channels, or not of
+            8 or 16 bits.
+    """
+    with open_regular(path, what) as file:
+        data = file.read(2 * channels * max_pixels + _HEADER_BYTES + 1)
+    if len(data) > 2 * channels * max_pixels + _HEADER_BYTES:
+        raise DataError(f"{what}: '{path}' is larger than {max_pixels} pixels of {channels} channels can be.")
+    return decode_channels(data, path, channels, what, max_pixels=max_pixels)
+
+
+def decode_channels(
+    data: bytes, path: str | Path, channels: int, what: str = "input", *, max_pixels: int = MAX_PIXELS
+) -> np.ndarray:
+    """Decode the bytes of a file as `read_channels` does; `path` is its name for errors."""
+    with decoding(path, what, len(data)):
+        if data.startswith(_NPY):
+            image = _decode_npy(data, max_pixels)
+        elif data.startswith(_TIFF):
+            image = _decode_tiff(data, channels, max_pixels)
+        else:
+            header_of(io.BytesIO(data), len(data), path, what, max_pixels)
+            image = _from_opencv(_quiet(cv2.imdecode, data))
+    return check_channels(image, channels, f"{what} '{path}'")
+
+
+def check_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:
+    """Return an array (H, W, channels) of 8 or 16 bits as uint16; (H, W) is an image of one channel.
+
+    Raises:
+        DataError: it has another shape or type.
+    """
+    image = image[:, :, None] if image.ndim == 2 else image
+    if image.dtype not in (np.uint8, np.uint16) or image.ndim != 3:
+        raise DataError(
+            f"{name}: got {image.dtype} of shape {tuple(image.shape)}; expected uint8 or uint16 of shape (H, W, "
+            f"{channels}). Scale other values to 0 to 65535."
+        )
+    if image.shape[2] != channels:
+        swapped = " It seems to be (C, H, W): store it as (H, W, C)." if image.shape[0] == channels else ""
+        raise DataError(
+            f"{name}: has {image.shape[2]} channels (height {image.shape[0]}, width {image.shape[1]}); expected "
+            f"{channels}, by data.channels and model.backbone.in_channels.{swapped}"
+        )
+    if not image.size:
+        raise DataError(f"{name}: an array of shape {image.shape} has no pixels.")
+    return np.ascontiguousarray(image if image.dtype == np.uint16 else image.astype(np.uint16) * _FROM_8_BITS)
+
+
+def as_rgb(image: np.ndarray) -> np.ndarray:
+    """Return an image for drawing, (H, W, 3) uint8.
+
+    Args:
+        image: (H, W, 3) uint8 RGB, which is returned as it is; or (H, W, C) uint16: its first three channels, or the
+            first one of fewer as grey, each stretched between its 1 % darkest and 1 % brightest pixels.
+    """
+    if image.dtype == np.uint8:
+        return image
+    shown = image[:, :, :3] if image.shape[2] >= 3 else image[:, :, :1]
+    low, high = np.percentile(shown, _STRETCHED, axis=(0, 1)).astype(np.float32)
+    scaled = (shown - low) / np.maximum(high - low, 1) * 255
+    return np.ascontiguousarray(np.broadcast_to(scaled.clip(0, 255).astype(np.uint8), (*image.shape[:2], 3)))
+
+
+def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if dtype.hasobject or len(shape) not in (2, 3):
+        raise ValueError(f"it has an array of {dtype} of shape {shape}; expected uint8 or uint16 of shape (H, W, C)")
+    _check_size(shape[1], shape[0], max_pixels)
+    file.seek(0)
+    image = np.load(file, allow_pickle=False)
+    return image.astype(image.dtype.newbyteorder("="), copy=False)
+
+
+def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
+    pages = list(_tiff_pages(data))
+    first = pages[0]
+    samples, photometric = first.get(_SAMPLES, 1), first.get(_PHOTOMETRIC)
+    bits, formats = set(_values(first.get(_BITS, 1))), set(_values(first.get(_FORMAT, 1)))
+    _check_size(first[_WIDTH], first[_HEIGHT], max_pixels)
+    if not bits <= {8, 16} or formats != {1}:
+        raise ValueError(f"it has {bits} bits in TIFF's sample format {formats}; expected 8 or 16 bits, unsigned")
+    for page in pages[1:]:
+        if (page.get(_WIDTH), page.get(_HEIGHT), page.get(_SAMPLES, 1)) != (first[_WIDTH], first[_HEIGHT], samples):
+            raise ValueError("its pages differ in size or channels; expected pages that are the channels of one image")
+    if samples * len(pages) != channels:
+        # Not decoded: a file of many pages may be larger than memory.
+        return np.empty((first[_HEIGHT], first[_WIDTH], samples * len(pages)), np.uint8)
+    if samples == 1 and photometric in _GREY:
+        decoded = _quiet(cv2.imdecodemulti, data)[1]
+        return np.dstack(decoded)
+    if photometric == _RGB and samples in (3, 4) and len(pages) == 1:
+        return _from_opencv(_quiet(cv2.imdecode, data))
+    # OpenCV reads only one of several samples that are no colours.
+    try:
+        import tifffile
+    except ImportError as error:
+        raise ValueError(
+            f"its pixels have {samples} samples that are not RGB, which needs the package tifffile (pip install "
+            "'vitkit[tiff]'); or store the channels as pages, or as a .npy file"
+        ) from error
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        arrays = [page.asarray() for page in file.pages]
+        is_planar = file.pages[0].axes.startswith("S")
+    return np.dstack([np.moveaxis(array, 0, -1) if is_planar else array for array in arrays])
+
+
+def _tiff_pages(data: bytes) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
+    """Yield the tags of each page."""
+    file = io.BytesIO(data)
+    directory = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if b"+" in data[:4] else 8])
+    for _ in range(_MAX_PAGES):
+        file.seek(directory.next)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of a truncated directory
+            directory.load(file)
+        if not {_WIDTH, _HEIGHT} <= directory.keys():
+            raise ValueError("it is truncated")
+        yield dict(directory)
+        if not directory.next:
+            return
+    raise ValueError(f"it has more than {_MAX_PAGES} pages")
+
+
+def _values(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise Image.DecompressionBombError(f"its header gives {width}x{height} pixels")
+
+
+def _from_opencv(image: np.ndarray | None) -> np.ndarray:
+    """Return an image with its channels in the order in which they are stored."""
+    if image is None:
+        raise ValueError("OpenCV cannot read it")
+    return image if image.ndim == 2 else image[:, :, [2, 1, 0, *range(3, image.shape[2])]]
+
+
+def _quiet(decode, data: bytes):
+    """Decode bytes by a function of OpenCV, without its log messages."""
+    level = cv2.utils.logging.getLogLevel()
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        return decode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    finally:
+        cv2.utils.logging.setLogLevel(level)
