@@ -131,7 +131,8 @@ class WindowedViT(ViT):
         others, patches = tokens.x[:, : self.num_tokens], tokens.x[:, self.num_tokens :].unflatten(1, tokens.size)
         margins = (0, 0, 0, -width % n, 0, -height % n)
         padding = None
-        if any(margins):
+        # A graph that is exported for any size has no sizes to decide by.
+        if any(isinstance(margin, torch.SymInt) or margin for margin in margins):
             added = F.pad(patches.new_zeros(1, height, width, 1), margins, value=1.0)
             padding = F.pad(self._windows(added).flatten(1), (self.num_tokens, 0)) > 0
             patches = F.pad(patches, margins)
@@ -151,7 +152,9 @@ class WindowedViT(ViT):
         if index in self.global_blocks:
             x = x.unflatten(0, (-1, count)).flatten(1, 2)
             padding = None if padding is None else padding.flatten()[None]
-        bias = None if padding is None else padding_bias(padding, x.dtype).repeat(len(x) // len(padding), 1, 1, 1)
+        bias = (
+            None if padding is None else padding_bias(padding, x.dtype).repeat(x.shape[0] // padding.shape[0], 1, 1, 1)
+        )
         # Norms and networks see single tokens, so dividing the tokens differently only changes the attention.
         return WindowedTokens(checkpoint_block(block, x, size, None, bias).reshape(-1, *shape), windows.padding)
 
