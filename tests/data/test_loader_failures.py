@@ -2,7 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,3 +107,33 @@ def test_a_batch_that_cannot_be_passed_on_ends_the_run(capfd):
         epoch(loader)
     assert lost_worker(error.value)
     assert "a batch cannot be passed on by its loading process: " in capfd.readouterr().err
+
+
+TRAINER = """
+import multiprocessing, sys
+from vitkit.data.loading.loader import DataSettings
+from vitkit.data.synthetic.shapes import ShapesDetection
+
+if __name__ == "__main__":
+    dataset = ShapesDetection(num_images=4000, image_size=32)
+    loader = DataSettings(images_per_gpu=1, num_workers=2, start_workers=sys.argv[1]).train_loader(dataset, seed=0)
+    next(iter(loader))
+    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_workers_end_with_a_killed_trainer(tmp_path, method):
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    command = [sys.executable, str(tmp_path / "trainer.py"), method]
+    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    workers = [Path("/proc", number) for number in trainer.stdout.readline().split()]
+    assert len(workers) == 2 and all(worker.exists() for worker in workers)
+    trainer.kill()
+    trainer.communicate()
+    deadline = time.monotonic() + 30
+    while any(worker.exists() and "Z" not in (worker / "stat").read_text().split(")")[1] for worker in workers):
+        assert time.monotonic() < deadline, "the workers still run"
+        time.sleep(0.1)

@@ -418,6 +418,7 @@ def _start_worker(worker: int) -> None:
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_exit_without_passing_on)
     # Ctrl-C and schedulers signal every process of a run; without its workers it could not finish its step and save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_trainer, daemon=True).start()
     if hasattr(signal, "sigwaitinfo"):  # Linux
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_exit_on_signal_of_trainer, daemon=True).start()
@@ -428,6 +429,12 @@ def _start_worker(worker: int) -> None:
 def _exit_without_passing_on(error: Exception, _: Any) -> None:
     # Python would print the error and drop the batch, for which the trainer would then wait forever.
     print(f"a batch cannot be passed on by its loading process: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _exit_with_trainer() -> None:
+    # PyTorch's workers end with their parent, but with "forkserver" that is a process which outlives a killed trainer.
+    multiprocessing.parent_process().join()
     os._exit(1)
 
 
