@@ -28,7 +28,6 @@ from typing import Any
 
 import vitkit.configs.ablations
 from vitkit.data.io.json_files import read_json
-from vitkit.data.io.output import write_text
 from vitkit.errors import ConfigError, DataError, TrainingError
 from vitkit.registry import nearest
 from vitkit.starter.child_runs import run_to_end, time_steps
@@ -288,11 +287,15 @@ def read_rows(path: Path) -> list[Row]:
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as JSON, one per line."""
+    from vitkit.data.io.output import write_text
+
     write_text(path, "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
 def write_page(ablation: Ablation, path: Path, rows: Sequence[Row], out: Path) -> None:
     """Write a set's table and plot."""
+    from vitkit.data.io.output import write_text
+
     write_text(out / f"{path.stem}.md", table(ablation, path, rows))
     plot(ablation, rows, out / f"{path.stem}.png")
 

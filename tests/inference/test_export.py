@@ -119,8 +119,8 @@ def test_exported_file_is_evaluated_on_the_data_of_its_model(run, tmp_path, monk
     tables = []
     for model in (run / "run", run / "out" / "tiny.onnx"):
         test_tool.main([str(model), "--device", "cpu", "--out", f"{len(tables)}.json"])
-        tables.append(capsys.readouterr().out.split("\n")[1:4])
-    assert tables[0] == tables[1] and "boxes" in tables[0][2]
+        tables.append(capsys.readouterr().out.split("\n")[1:5])
+    assert tables[0] == tables[1] and "boxes" in tables[0][3]
     a, b = (json.loads(Path(f"{i}.json").read_text()) for i in range(2))
     assert np.allclose([x["bbox"] for x in a], [x["bbox"] for x in b], atol=1e-2)
 

@@ -140,7 +140,7 @@ def test_missing_pictures_are_explained(name, monkeypatch, tmp_path, capsys):
     list(backbone_pictures.draw_backbone(Predictor(classifier(name), list("abc")), image, [], tmp_path, "image"))
     printed = capsys.readouterr().out
     assert "no picture of the rollout: it needs the attention of all layers" in printed
-    assert f"no picture of the class token: this {BACKBONES[name]['type']} has none" in printed
+    assert f"no picture of the class token: this {BACKBONES[name]['type']} does not have exactly one" in printed
     assert ("window" in titles["image_points"]) == (name in ("swin", "lrnet"))  # the others see everything
 
 

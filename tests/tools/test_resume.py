@@ -102,9 +102,12 @@ def test_incompatible_change_is_refused_and_leaves_the_run_intact(config):
     assert read_checkpoint("run/last.pth")["progress"]["epoch"] == 2
 
 
-def test_a_schedule_that_ends_with_the_run_cannot_be_made_longer(config):
+def test_a_schedule_that_ends_with_the_run_is_made_longer_with_it(config):
     call(train, config, "--run-dir", "run", "schedule=CosineLR")
-    assert "its learning-rate schedule has another number of steps" in error(train, "--resume", "run", "train.epochs=2")
+    call(train, "--resume", "run", "train.epochs=2")
+    steps = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
+    rates = {record["step"]: record["lr"] for record in steps if record["kind"] == "train"}
+    assert read_checkpoint("run/last.pth")["progress"]["epoch"] == 2 and len(set(rates.values())) > 1
 
 
 def test_a_folder_without_config_or_checkpoint_holds_no_run(config):

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
+from vitkit.kernels import plain_only
+
 
 def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
     """Return `norm(conv(x))`, merging a norm that is a fixed scale and shift into it at almost no cost."""
@@ -22,7 +24,8 @@ def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
 
 def is_fixed(norm: nn.Module) -> bool:
     """Return whether a norm is a fixed scale and shift: frozen, or a batch norm that uses its statistics."""
-    return isinstance(norm, FrozenBatchNorm2d) or (type(norm) is nn.BatchNorm2d and not norm.training)
+    uses_statistics = type(norm) is nn.BatchNorm2d and not norm.training
+    return isinstance(norm, FrozenBatchNorm2d) or (uses_statistics and not plain_only())
 
 
 def merged(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:

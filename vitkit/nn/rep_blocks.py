@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
-from vitkit.nn.convolution import conv_norm, merged
+from vitkit.nn.convolution import conv_norm, is_fixed, merged
 from vitkit.nn.padding import zero_padding
 
 
@@ -41,7 +41,7 @@ class RepBlock(nn.Module):
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, channels, H, W) -> the same."""
-        if torch.is_grad_enabled() or self.training:
+        if torch.is_grad_enabled() or not is_fixed(self.conv1[1]):
             return F.silu(self.conv1(x, padding_mask) + self.conv2(x))
         (weight, bias), (weight2, bias2) = merged(*self.conv1), merged(*self.conv2)
         # A 1x1 convolution is a 3x3 one whose weights are zero but in the centre.

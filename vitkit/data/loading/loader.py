@@ -418,12 +418,13 @@ def _start_worker(worker: int) -> None:
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_exit_without_passing_on)
     # Ctrl-C and schedulers signal every process of a run; without its workers it could not finish its step and save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_trainer, daemon=True).start()
     if hasattr(signal, "sigwaitinfo"):  # Linux
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_exit_on_signal_of_trainer, daemon=True).start()
     else:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the training process's handler, which a fork inherits
+    # After the signal is blocked, since threads inherit that.
+    threading.Thread(target=_exit_with_trainer, daemon=True).start()
 
 
 def _exit_without_passing_on(error: Exception, _: Any) -> None:
