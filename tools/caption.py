@@ -20,6 +20,7 @@ from torch import Tensor
 from vitkit.data.io.image_files import to_tensor
 from vitkit.data.loading.collate import collate
 from vitkit.errors import ConfigError, DataError
+from vitkit.explanations.drawing import draw_word_attention
 from vitkit.inference import Predictor, in_batches, load, names_config_alone, pictures_in
 from vitkit.logging import setup_logging
 from vitkit.seq2seq.captioner import Captioner
@@ -36,7 +37,6 @@ from vitkit.tools.common import (
     report_unreadable,
     unique_names,
 )
-from vitkit.visualization.attention import draw_word_attention
 
 logger = logging.getLogger("vitkit")
 

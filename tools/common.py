@@ -216,7 +216,7 @@ def require_text_model(loaded: Loaded, name: str, kinds: type | UnionType) -> No
 
 def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield pictures with their names; unreadable ones are reported and added to `broken`, without stopping."""
-    from vitkit.inference.ahead import map_ahead
+    from vitkit.inference.prefetch import map_ahead
 
     def read(path: Path) -> tuple[str, np.ndarray] | DataError:
         try:

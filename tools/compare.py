@@ -26,9 +26,9 @@ from vitkit.engine.api import test
 from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.results import ScoredResults, score_file, score_run, score_with_config
 from vitkit.errors import ConfigError
+from vitkit.evaluation.report.comparison import Compared, Comparison, is_better, write_comparison
 from vitkit.inference import find_trained
 from vitkit.logging import LOG_NAME, setup_logging
-from vitkit.report.comparison import Compared, Comparison, is_better, write_comparison
 from vitkit.tools.common import add_device, add_trust, check_out, errors_in_one_line, new_file, unique_names
 from vitkit.visualization.curves import plot_runs
 from vitkit.visualization.html import jpeg_url

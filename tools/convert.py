@@ -45,7 +45,7 @@ from vitkit.data.io.coco_schema import raise_faults, segmentation_faults
 from vitkit.errors import CheckpointError
 from vitkit.inference import Predictor, Translator, find_trained, load
 from vitkit.inference.load import own_checkpoint
-from vitkit.inference.transformers_writing import write_folder
+from vitkit.interop.transformers_writing import write_folder
 from vitkit.model_zoo.writing import written
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.mask_results import MaskResults

@@ -13,8 +13,8 @@ from PIL import Image
 
 from vitkit.data.synthetic.world import World
 from vitkit.errors import VitkitError
+from vitkit.explanations.images import ImageAttention, image_attention, image_sampling, samples_points
 from vitkit.inference import FIELDS, Prediction, Predictor
-from vitkit.inference.image_attention import ImageAttention, image_attention, image_sampling, samples_points
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import decode
 from vitkit.structures import ScoreThresholds

@@ -38,8 +38,7 @@ from vitkit.data.loading.loader import BatchLoader, DataSettings
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference import Predictor, find_trained, load, pictures_in
-from vitkit.inference.backbone_pictures import (
+from vitkit.explanations.backbones import (
     MAX_LAYERS,
     backbone_attention,
     draw_backbone,
@@ -48,8 +47,9 @@ from vitkit.inference.backbone_pictures import (
     left_out,
     mean_distances,
 )
-from vitkit.inference.explain_pages import MAX_QUERIES, backbone_page, query_page, sampling_page
-from vitkit.inference.image_attention import (
+from vitkit.explanations.drawing import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
+from vitkit.explanations.html_page import PageLayer, write_explain_page
+from vitkit.explanations.images import (
     ImageAttention,
     Queries,
     decoder_layers,
@@ -58,9 +58,11 @@ from vitkit.inference.image_attention import (
     image_sampling,
     samples_points,
 )
-from vitkit.inference.located_attention import attention_names, spread
-from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries
-from vitkit.inference.query_pictures import draw_point_heads, draw_query_heads, draw_query_layers
+from vitkit.explanations.located import attention_names, spread
+from vitkit.explanations.masks import draw_loss_points, draw_merging, draw_queries
+from vitkit.explanations.pages import MAX_QUERIES, backbone_page, query_page, sampling_page
+from vitkit.explanations.queries import draw_point_heads, draw_query_heads, draw_query_layers
+from vitkit.inference import Predictor, find_trained, load, pictures_in
 from vitkit.logging import ProgressLines, print_line, setup_logging
 from vitkit.losses.class_weights import build_criterion
 from vitkit.losses.mask_criterion import MaskCriterion
@@ -73,9 +75,7 @@ from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_
 from vitkit.tools.explain_clips import explain_clip
 from vitkit.tools.explain_text import explain_caption, explain_text
 from vitkit.tools.text_arguments import option_names
-from vitkit.visualization.attention import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
 from vitkit.visualization.curves import plot_distances
-from vitkit.visualization.explain_page import PageLayer, write_explain_page
 
 MAX_BOXES = 7  # boxes that are drawn unless --queries is given; with the panel of all boxes, two rows of four
 MAX_POINTS = 3

@@ -5,12 +5,12 @@ import argparse
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.explanations.clip_drawing import draw_clip_attention
+from vitkit.explanations.clips import ClipAttention, clip_attention
+from vitkit.explanations.html_page import write_explain_page
+from vitkit.explanations.pages import clip_page
 from vitkit.inference import Predictor
-from vitkit.inference.clip_attention import ClipAttention, clip_attention
-from vitkit.inference.explain_pages import clip_page
 from vitkit.inference.videos import clip_of
-from vitkit.visualization.clips import draw_clip_attention
-from vitkit.visualization.explain_page import write_explain_page
 
 
 def explain_clip(predictor: Predictor, args: argparse.Namespace) -> None:

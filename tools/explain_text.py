@@ -9,9 +9,10 @@ from pathlib import Path
 from torch import nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference import Predictor
-from vitkit.inference.explain_pages import text_page, word_page
-from vitkit.inference.text_attention import (
+from vitkit.explanations.drawing import draw_word_attention
+from vitkit.explanations.html_page import write_explain_page
+from vitkit.explanations.pages import text_page, word_page
+from vitkit.explanations.text import (
     TextAttention,
     caption_attention,
     draw_beam_tree,
@@ -20,13 +21,12 @@ from vitkit.inference.text_attention import (
     text_inputs,
     word_attention,
 )
+from vitkit.explanations.text_drawing import draw_arcs, draw_expected, draw_heads, draw_positions
+from vitkit.inference import Predictor
 from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.seq2seq.language_models import MaskedLanguageModel
 from vitkit.seq2seq.transformer import TextPositions
 from vitkit.tools.text_arguments import report_unknown
-from vitkit.visualization.attention import draw_word_attention
-from vitkit.visualization.explain_page import write_explain_page
-from vitkit.visualization.text import draw_arcs, draw_expected, draw_heads, draw_positions
 
 KINDS = {
     "encoder": "Encoder self-attention",

@@ -23,9 +23,7 @@ import torch
 
 from vitkit import model_zoo
 from vitkit.data.synthetic.world import World
-from vitkit.errors import DataError
-from vitkit.inference import Predictor, find_pictures, find_trained, load
-from vitkit.inference.export import (
+from vitkit.deployment.export import (
     FORMATS,
     OPSETS,
     TOLERANCES,
@@ -35,7 +33,9 @@ from vitkit.inference.export import (
     export_model,
     runner_path,
 )
-from vitkit.inference.export_metadata import describe
+from vitkit.deployment.metadata import describe
+from vitkit.errors import DataError
+from vitkit.inference import Predictor, find_pictures, find_trained, load
 from vitkit.logging import setup_logging
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.words import counted

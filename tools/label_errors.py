@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> None:
     from vitkit.engine.settings import require
     from vitkit.engine.testing import evaluate_model
     from vitkit.evaluation import CocoEvaluator
+    from vitkit.evaluation.report.label_errors import weakness, write_label_errors
     from vitkit.inference import find_model, find_trained
     from vitkit.logging import setup_logging
-    from vitkit.report.label_errors import weakness, write_label_errors
 
     find = find_model if args.eval_only else find_trained
     config, weights = find(args.model, args.weights, overrides=args.overrides, trust=args.trust)

@@ -49,7 +49,7 @@ from vitkit.inference import (
     pictures_in,
     read_frames,
 )
-from vitkit.inference.ahead import map_ahead
+from vitkit.inference.prefetch import map_ahead
 from vitkit.inference.videos import classify_video
 from vitkit.logging import ProgressLines, setup_logging
 from vitkit.tools.common import (

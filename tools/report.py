@@ -28,8 +28,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.engine.results import score_file
+    from vitkit.evaluation.report import write_report
     from vitkit.logging import setup_logging
-    from vitkit.report import write_report
 
     with errors_in_one_line():
         setup_logging()

@@ -175,7 +175,7 @@ def report(evaluator: Any, args: argparse.Namespace) -> None:
     """Write the report if it was requested."""
     if args.report is None:
         return
-    from vitkit.report import write_report
+    from vitkit.evaluation.report import write_report
 
     facts = {"model": str(args.model), "results": str(args.eval_only or args.weights or "predicted now")}
     path = write_report(evaluator, args.report, title=args.report.stem, facts=facts)

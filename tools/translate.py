@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitkit.errors import DataError
+from vitkit.explanations.text_drawing import draw_alignment
 from vitkit.inference import Translator, load
 from vitkit.inference.translator import translate
 from vitkit.logging import setup_logging
@@ -36,7 +37,6 @@ from vitkit.tools.text_arguments import (
     read_lines,
     report_unknown,
 )
-from vitkit.visualization.text import draw_alignment
 from vitkit.words import counted
 
 

@@ -15,11 +15,11 @@ from torch import nn
 
 import vitkit
 from vitkit import AttentionRecorder
+from vitkit.explanations.text_drawing import draw_alignment, draw_heads
 from vitkit.nn.additive_attention import AlignmentAttention
 from vitkit.nn.attention import MultiHeadAttention, attend
 from vitkit.nn.position import sine_positions_1d
 from vitkit.visualization.notebooks import show
-from vitkit.visualization.text import draw_alignment, draw_heads
 
 out = Path("pictures/attention")
 torch.manual_seed(0)

@@ -13,12 +13,12 @@ import torch
 from matplotlib.figure import Figure
 
 import vitkit
-from vitkit.inference.text_attention import draw_beam_tree, text_attention, text_inputs
+from vitkit.explanations.text import draw_beam_tree, text_attention, text_inputs
+from vitkit.explanations.text_drawing import draw_alignment, draw_arcs, draw_expected, draw_heads, draw_positions
 from vitkit.nn.attention import attention_weights, mask_bias, padding_bias
 from vitkit.nn.position import sine_positions_1d
 from vitkit.seq2seq.transformer import causal_bias
 from vitkit.visualization.notebooks import show
-from vitkit.visualization.text import draw_alignment, draw_arcs, draw_expected, draw_heads, draw_positions
 
 out = Path("pictures/transformer")
 torch.manual_seed(0)

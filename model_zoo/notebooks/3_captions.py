@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 import vitkit
-from vitkit.inference.text_attention import caption_attention, draw_beam_tree, word_attention
-from vitkit.visualization.attention import draw_word_attention
+from vitkit.explanations.drawing import draw_word_attention
+from vitkit.explanations.text import caption_attention, draw_beam_tree, word_attention
+from vitkit.explanations.text_drawing import draw_expected
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.notebooks import show
-from vitkit.visualization.text import draw_expected
 
 out = Path("pictures/captions")
 

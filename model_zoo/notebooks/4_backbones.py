@@ -16,7 +16,7 @@ import vitkit
 from vitkit import BACKBONES
 from vitkit.analysis.macs import count_macs
 from vitkit.analysis.memory import count_parameters
-from vitkit.inference.backbone_pictures import (
+from vitkit.explanations.backbones import (
     backbone_attention,
     draw_class_token,
     draw_kernels,

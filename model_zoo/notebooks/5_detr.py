@@ -16,8 +16,8 @@ from scipy.optimize import linear_sum_assignment
 
 import vitkit
 from vitkit import CRITERIA, MATCHERS
-from vitkit.inference.image_attention import image_attention, image_sampling
-from vitkit.inference.query_pictures import draw_query_heads, draw_query_layers
+from vitkit.explanations.images import image_attention, image_sampling
+from vitkit.explanations.queries import draw_query_heads, draw_query_layers
 from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
 from vitkit.ops.colors import text_color
 from vitkit.visualization.boxes import draw_detections

@@ -14,9 +14,9 @@ import torch
 
 import vitkit
 from vitkit import CRITERIA
-from vitkit.inference.image_attention import image_attention
-from vitkit.inference.mask_pictures import draw_loss_points, draw_merging, draw_queries
-from vitkit.inference.query_pictures import draw_query_heads, draw_query_layers
+from vitkit.explanations.images import image_attention
+from vitkit.explanations.masks import draw_loss_points, draw_merging, draw_queries
+from vitkit.explanations.queries import draw_query_heads, draw_query_layers
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.masks import draw_panoptic, draw_semantic
 from vitkit.visualization.notebooks import show

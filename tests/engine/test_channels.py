@@ -10,11 +10,11 @@ import torch
 
 import vitkit
 from vitkit import load_config
+from vitkit.deployment.export import export_model
+from vitkit.deployment.metadata import describe
 from vitkit.doctor import Options, diagnose
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, load
-from vitkit.inference.export import export_model
-from vitkit.inference.export_metadata import describe
 from vitkit.models import build_model
 from vitkit.tools import browse, predict
 from vitkit.tools import test as test_tool

@@ -20,10 +20,10 @@ from fuzz.mutate import mutate_bytes, mutate_json
 
 import vitkit
 from vitkit import build_model
+from vitkit.deployment.export import export_model
+from vitkit.deployment.metadata import describe
 from vitkit.errors import VitkitError
 from vitkit.inference import Predictor
-from vitkit.inference.export import export_model
-from vitkit.inference.export_metadata import describe
 
 _BACKBONE = dict(type="ViT", d_model=16, depth=1, num_heads=2, patch_size=16, image_size=32, pretrained=False)
 _FILE = "tiny.pt2"

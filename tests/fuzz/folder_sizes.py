@@ -17,7 +17,7 @@ import vitkit
 from vitkit import build_model
 from vitkit.errors import VitkitError
 from vitkit.inference import Predictor
-from vitkit.inference.transformers_writing import write_folder
+from vitkit.interop.transformers_writing import write_folder
 
 _NUMBERS = (
     0,

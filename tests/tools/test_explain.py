@@ -12,7 +12,7 @@ from torch import nn
 from vitkit import AttentionRecorder, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.data.synthetic.world import THINGS
-from vitkit.inference import image_attention
+from vitkit.explanations import images
 from vitkit.nn.deformable_attention import SamplingRecorder
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import ScoreThresholds
@@ -98,7 +98,7 @@ def usage_error(capsys, *args) -> str:
 
 def drawn(monkeypatch, name: str) -> list[dict]:
     """Record the arguments of a drawing function's calls from now on, by parameter name."""
-    module = explain if hasattr(explain, name) else image_attention
+    module = explain if hasattr(explain, name) else images
     calls, draw = [], getattr(module, name)
 
     def keep(*args, **kwargs):
@@ -210,7 +210,7 @@ def test_two_stage_queries_have_no_dataset_drawing(deformable):
 def test_boxes_above_the_thresholds_of_the_model_are_chosen_best_first(capsys):
     def queries(scores):
         labels = torch.tensor([0, 0, 1, 1])
-        return image_attention.Queries(scores, labels, torch.zeros(4, 4), None, (50, 70))
+        return images.Queries(scores, labels, torch.zeros(4, 4), None, (50, 70))
 
     scores = torch.tensor([0.6, 0.1, 0.9, 0.7])
     predictor = SimpleNamespace(thresholds=ScoreThresholds(0.5, (0.65, 0.8), origin="best F1"))

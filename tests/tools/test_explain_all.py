@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from vitkit import build_model
 from vitkit.errors import ConfigError
+from vitkit.explanations.text import draw_beam_tree, text_attention, text_inputs
 from vitkit.inference import Predictor
-from vitkit.inference.text_attention import draw_beam_tree, text_attention, text_inputs
 from vitkit.registry import BACKBONES, CRITERIA, MODELS
 from vitkit.seq2seq.decoding import DecodingSettings
 from vitkit.seq2seq.vocabulary import Vocabulary

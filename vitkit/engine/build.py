@@ -14,11 +14,11 @@ from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
 from vitkit.data.loading.loader import DataSettings, check_same_classes
 from vitkit.data.loading.transformed import TransformedLoader
+from vitkit.deployment.exported import checkpoint_of, is_exported
 from vitkit.distributed import broadcast_object, first_rank_first, is_main
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.inference.exported import checkpoint_of, is_exported
 from vitkit.losses.class_weights import build_criterion
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing

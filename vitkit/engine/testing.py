@@ -13,6 +13,7 @@ import torch
 
 from vitkit.checkpoint import LoadReport, load_weights
 from vitkit.data.loading.loader import DataSettings, Split
+from vitkit.deployment.exported import exported_model, is_exported
 from vitkit.devices import resolve_precision
 from vitkit.distributed import first_rank_first, rank, world_size
 from vitkit.engine.build import build_model_for, use_saved_vocabularies
@@ -20,7 +21,6 @@ from vitkit.engine.evaluate import SizeCounter, evaluate
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference import Predictor, Tiling, load
-from vitkit.inference.exported import exported_model, is_exported
 from vitkit.inference.load import own_checkpoint
 from vitkit.logging import ProgressLines, print_line
 from vitkit.models.tta import MultiScaleFlip

@@ -22,8 +22,7 @@ from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
 from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.data.io.image_files import MAX_PIXELS
-from vitkit.errors import CheckpointError, ConfigError
-from vitkit.inference.exported import (
+from vitkit.deployment.exported import (
     PROGRAM_SUFFIX,
     ExportedModel,
     checkpoint_of,
@@ -31,10 +30,11 @@ from vitkit.inference.exported import (
     is_exported,
     trust_program,
 )
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.language import MaskFiller, TextContinuer
 from vitkit.inference.predictor import Predictor
-from vitkit.inference.transformers_configs import check_architecture, config_of, lacks_tokens
 from vitkit.inference.translator import Translator
+from vitkit.interop.transformers_configs import check_architecture, config_of, lacks_tokens
 from vitkit.models import build_model
 from vitkit.protocols import child
 from vitkit.registry import MODELS, nearest, parameters_of

@@ -17,9 +17,9 @@ from vitkit.data.io.image_files import MAX_PIXELS, to_tensor
 from vitkit.data.loading.collate import collate
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
+from vitkit.deployment.exported import ExportedGenerator, ExportedModel
 from vitkit.devices import OUT_OF_MEMORY, autocast, is_out_of_memory
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference.exported import ExportedGenerator, ExportedModel
 from vitkit.inference.inputs import NamedPicture, Picture, Pictures, find_pictures, find_videos, in_batches, to_array
 from vitkit.inference.prediction import Prediction, requested_threshold
 from vitkit.inference.tiles import TileResult, Tiling, predict_tiles

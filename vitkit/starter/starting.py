@@ -17,9 +17,9 @@ from vitkit.engine import api
 from vitkit.engine.api import Run
 from vitkit.engine.hooks import EndAfter
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.evaluation.report import write_report
 from vitkit.logging import LOG_NAME
 from vitkit.registry import BACKBONES, nearest
-from vitkit.report import write_report
 from vitkit.starter.child_runs import StepCost, time_steps
 from vitkit.starter.own_data import OwnData, read_own_data
 from vitkit.visualization.curves import read_log

@@ -1,0 +1,571 @@
+"""Exported files: they compute what their model does, for any size and number of images, and run without torch."""
+
+import importlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit import build_model, load_config, model_zoo
+from vitkit.checkpoint import save_checkpoint
+from vitkit.config import save_config, trust
+from vitkit.deployment import export as export_module
+from vitkit.deployment import exported
+from vitkit.deployment.checks import image_inputs, image_size, run_graph
+from vitkit.deployment.export import ExportSettings, Part, check_out, export_model, write_part
+from vitkit.deployment.exported import ExportedGenerator, ExportedModel, open_exported
+from vitkit.deployment.graphs import ExportGraph, image_graph, mask_multiple
+from vitkit.deployment.metadata import describe, postprocessing, resize_of
+from vitkit.deployment.text import text_graphs
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.inference import Predictor, Translator, load
+from vitkit.inference.tiles import Tiling
+from vitkit.kernels.windows import window_partition, window_reverse
+from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.structures import ImageSizes, ScoreThresholds
+from vitkit.tools import export as export_tool
+from vitkit.tools import test as test_tool
+from vitkit.visualization.canvas import class_color
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+onnx_runner = importlib.import_module("vitkit.deployment.onnx_runner")
+
+RESNET = dict(type="ResNet", depth=18, norm="bn", pretrained=False)
+TINY = "model.backbone=dict(type='ViT', d_model=32, depth=1, num_heads=2, pretrained=False)"
+"""Overrides for a tiny model, as tracing and converting take time for each operation."""
+LAYERS = ["model.head.num_encoder_layers=1", "model.head.num_decoder_layers=1", "model.head.d_ffn=32"]
+CLASSES = ["circle", "square", "triangle", "star", "ring", "cross"]
+
+
+def picture(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+
+PICTURES = [picture(70, 90), picture(96, 64, seed=1)]
+
+
+def predictor_of(config, overrides=(), **arguments):
+    """A predictor with random weights, and its config."""
+    cfg = load_config(config, list(overrides))
+    torch.manual_seed(0)
+    return Predictor(build_model(cfg["model"]), arguments.pop("classes", CLASSES), **arguments), cfg
+
+
+def export(predictor, cfg, out, **settings):
+    metadata = describe(predictor, cfg, name="tiny", licence="CC0")
+    return export_model(predictor, out, pictures=PICTURES, metadata=metadata, **settings)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the folder of a tiny DETR with random weights, with the files that the tool wrote for it."""
+    folder = tmp_path_factory.mktemp("export")
+    overrides = [TINY, *LAYERS, "model.neck.out_channels=32", "model.head.d_model=32", "model.head.num_heads=2"]
+    val = "data.val.transforms=dict(type='EvalResize', short_side=64, max_size=96)"
+    cfg = load_config("quickstart/detr", [*overrides, val, "data.val.num_images=4", "data.val_images_per_gpu=2"])
+    torch.manual_seed(0)
+    model = build_model(cfg["model"], classes=CLASSES)
+    thresholds = ScoreThresholds(0.0, (0.0, 0.0), "chosen").as_json(CLASSES)
+    state = {"model": model.state_dict(), "classes": CLASSES, "config": json.dumps(cfg)}
+    save_checkpoint(folder / "run" / "best.pth", state | {"measured": {"score_thresholds": thresholds}})
+    save_config(cfg, folder / "run" / "config.json")
+    Image.fromarray(PICTURES[0]).save(folder / "a.png")
+    export_tool.main([str(folder / "run"), "--out", str(folder / "out" / "tiny.onnx"), "--licence", "CC0"])
+    return folder
+
+
+def test_export_prints_no_line_of_its_libraries(run, tmp_path):
+    command = [sys.executable, "-m", "vitkit.tools.export", str(run / "run"), "--out", str(tmp_path / "tiny.onnx")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "wrote " in printed.stdout and "folding" not in printed.stdout + printed.stderr
+
+
+def test_exported_file_has_named_dynamic_axes_and_metadata(run):
+    import onnx
+
+    graph = onnx.load(run / "out" / "tiny.onnx").graph
+    axes = {x.name: [d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim] for x in graph.input}
+    assert axes == {
+        "images": ["batch", 3, "height", "width"],
+        "padding_mask": ["batch", "height", "width"],
+        "image_sizes": ["batch", 2],
+    }
+    metadata = open_exported(run / "out" / "tiny.onnx").metadata
+    assert metadata["classes"] == CLASSES and metadata["licence"] == "CC0" and metadata["type"] == "DETR"
+    assert metadata["preprocessing"]["resize"] == {"short_side": 64, "max_size": 96}
+    assert metadata["preprocessing"]["mean"] == [0.485, 0.456, 0.406]
+    assert metadata["thresholds"]["origin"] == "chosen" and metadata["config"]["model"]["type"] == "DETR"
+
+
+def test_exported_file_predicts_like_its_model(run):
+    expected, actual = load(run / "run"), load(run / "out" / "tiny.onnx")
+    assert actual.classes == CLASSES and actual.thresholds == expected.thresholds
+    for a, b in zip(expected.predict(PICTURES, batch_size=2), actual.predict(PICTURES, batch_size=2)):
+        for name, value in a.fields.items():
+            assert torch.allclose(value, b.fields[name], atol=1e-3), name
+
+
+def test_exported_file_is_evaluated_on_the_data_of_its_model(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tables = []
+    for model in (run / "run", run / "out" / "tiny.onnx"):
+        test_tool.main([str(model), "--device", "cpu", "--out", f"{len(tables)}.json"])
+        tables.append(capsys.readouterr().out.split("\n")[1:5])
+    assert tables[0] == tables[1] and "boxes" in tables[0][3]
+    a, b = (json.loads(Path(f"{i}.json").read_text()) for i in range(2))
+    assert np.allclose([x["bbox"] for x in a], [x["bbox"] for x in b], atol=1e-2)
+
+
+WITHOUT_TORCH = """
+import importlib.abc, runpy, sys
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "torchvision", "vitkit", "cv2", "timm"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocked())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_generated_program_predicts_without_torch(run, tmp_path):
+    command = [sys.executable, "-c", WITHOUT_TORCH, run / "out" / "run_tiny.py", run / "a.png", "--out", tmp_path]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    expected = load(run / "run").predict([run / "a.png"])[0]
+    assert np.allclose(result["scores"], expected.scores, atol=1e-4)
+    assert np.allclose(result["boxes_xyxy"], expected.boxes, atol=0.1)
+    assert Image.open(tmp_path / "a.png").size == (90, 70)
+
+
+def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, monkeypatch, capsys):
+    def main(*arguments):
+        monkeypatch.setattr(sys, "argv", ["run_tiny.py", "--model", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            onnx_runner.main()
+        return stopped.value.code
+
+    model, empty = run / "out" / "tiny.onnx", tmp_path / "empty.png"
+    empty.touch()
+    assert main(model, "missing.png", empty, run / "a.png") == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["input"] == str(run / "a.png")
+    lines = printed.err.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("error: missing.png: ") and f"error: {empty}: " in lines[1]
+    assert main(model, run / "a.png", "--out", empty) == f"error: --out {empty}: expected a folder (File exists)."
+    assert main(tmp_path / "none.onnx", "a.png").startswith(f"error: {tmp_path / 'none.onnx'}: ")
+    assert main(model, run / "a.png") == 0
+
+
+def test_generated_program_draws_in_the_colors_of_vitkit():
+    assert [onnx_runner.color_of(k) for k in range(1, 31)] == [class_color(k) for k in range(30)]
+    assert onnx_runner.color_of(0) == (0, 0, 0)
+
+
+def test_file_that_exceeds_the_tolerance_is_not_written(run, tmp_path, monkeypatch):
+    # Tracing again would take too long.
+    monkeypatch.setattr(export_module, "write_part", lambda _, path, *__: shutil.copyfile(run / "out/tiny.onnx", path))
+    with pytest.raises(SystemExit, match=r"export: b.onnx is not written, as it differs .* pred_logits: .*--tol"):
+        export_tool.main([str(run / "run"), "--out", str(tmp_path / "b.onnx"), "--tolerance", "0"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--half", "--quantize", "int8"], "got --half and --quantize; expected one of them"),
+        (["--quantize", "int8", "--format", "torch"], "--quantize is only possible for ONNX files"),
+        (["--opset", "3"], "got --opset 3; expected 18 to 23"),
+        (["--tolerance", "-1"], "got --tolerance -1; expected 0 or more"),
+        (["--format", "torch"], "a.onnx; expected a name that ends in .pt2"),
+        (["--images", "nowhere"], "cannot read 'nowhere'"),
+        (["data.val.transforms=dict(type='DETRTrainTransforms')"], "DETRTrainTransforms, which a file cannot describe"),
+    ],
+)
+def test_unsupported_exports_are_one_line_errors(run, tmp_path, arguments, message):
+    out = ["--out", str(tmp_path / "a.onnx")]
+    with pytest.raises(SystemExit, match=message):
+        export_tool.main([str(run / "run"), *arguments, *out])
+    assert not list(tmp_path.iterdir())
+
+
+def test_existing_files_are_replaced_only_on_request(run, tmp_path):
+    out, settings = tmp_path / "a.onnx", ExportSettings()
+    check_out(out, settings)
+    (tmp_path / "run_a.py").touch()
+    with pytest.raises(ConfigError, match=r"run_a.py exists already. Choose another name by --out, or add --over"):
+        check_out(out, settings)
+    check_out(out, ExportSettings(overwrite=True))
+    with pytest.raises(ConfigError, match=r"run_a.py is a file; expected a folder"):
+        check_out(tmp_path / "run_a.py" / "b.onnx", settings)
+    out.mkdir()
+    with pytest.raises(ConfigError, match=r"a.onnx is a folder; expected a file"):
+        check_out(out, ExportSettings(overwrite=True))
+    with pytest.raises(SystemExit, match=r"a.onnx is a folder"):
+        export_tool.main(["no_such_model", "--out", str(out)])
+
+
+def test_classifier_is_exported_only_for_the_size_of_its_crop():
+    crop = dict(transforms=dict(type="ClassificationEvalTransforms", size=32))
+    predictor, _ = predictor_of("quickstart/classifier", **crop)
+    with pytest.raises(ConfigError, match=r"got --size 96x96, but the classifier's images are cropped to 32x32"):
+        image_size(predictor, (96, 96))
+    assert image_size(predictor, None) is None and image_size(predictor, (32, 32)) == (32, 32)
+    batch = image_inputs(predictor, PICTURES, (32, 32))[0]
+    assert torch.equal(batch["images"], predictor.prepare(PICTURES[:1]).inputs["images"])
+    predictor, _ = predictor_of("quickstart/classifier", image_sizes=ImageSizes(32, 32, 32, 32))
+    with pytest.raises(ConfigError, match=r"images are of any size .*ClassificationEvalTransforms"):
+        image_size(predictor, (32, 32))
+
+
+def test_fixed_size_file_is_compared_on_padded_images():
+    predictor, _ = predictor_of("quickstart/detr")
+    batch = image_inputs(predictor, PICTURES, (100, 45))[0]  # of 70x90
+    assert batch["images"].shape == (1, 3, 100, 45) and not batch["images"][..., 35:, :].any()
+    assert not batch["padding_mask"][0, :35].any() and batch["padding_mask"][0, 35:].all()
+    runner = object.__new__(onnx_runner.Runner)
+    runner.inputs, runner.info = ["padding_mask"], {"size": (100, 45), "preprocessing": {"resize": None}}
+    assert np.array_equal(runner.prepare(Image.fromarray(PICTURES[0]))["padding_mask"], batch["padding_mask"])
+
+
+def test_licence_of_the_zoo_applies_only_to_its_own_weights(tmp_path):
+    assert export_tool.zoo_licence("detr_r50") == model_zoo.index()["detr_r50"]["licence"] is not None
+    (tmp_path / "detr_r50").mkdir()
+    assert export_tool.zoo_licence(tmp_path / "detr_r50") is None
+
+
+def test_metadata_contain_the_normalisation_statistics_of_the_model():
+    predictor, cfg = predictor_of("quickstart/classifier")
+    predictor.model.backbone.pixel_mean, predictor.model.pixel_mean = (0.1, 0.1, 0.1), (0.5, 0.4, 0.3)
+    assert describe(predictor, cfg, name="a", licence=None)["preprocessing"]["mean"] == [0.5, 0.4, 0.3]
+    predictor, cfg = predictor_of("quickstart/detr")
+    predictor.model.backbone.pixel_mean, predictor.model.backbone.pixel_std = (0.5,) * 3, (0.25,) * 3
+    preprocessing = describe(predictor, cfg, name="a", licence=None)["preprocessing"]
+    assert preprocessing["mean"] == [0.5, 0.5, 0.5] and preprocessing["std"] == [0.25, 0.25, 0.25]
+
+
+class GraphInPython:
+    """A stand-in for an exported file that runs the graph of a model."""
+
+    path, inputs = "a.onnx", ("images", "padding_mask", "image_sizes")
+
+    def __init__(self, model, graph=None):
+        self.graph = image_graph(model) if graph is None else graph
+        self.metadata = {"size": None, "postprocessing": postprocessing(model)}
+
+    def run(self, inputs, outputs=None):
+        values = run_graph(self.graph, inputs)
+        return {name: value for name, value in values.items() if outputs is None or name in outputs}
+
+
+def test_exported_model_has_the_properties_of_its_model():
+    found = {}
+    for config in ("quickstart/classifier", "quickstart/detr", "quickstart/eomt", "quickstart/maskformer_semantic"):
+        predictor, _ = predictor_of(config)
+        predictor.model = ExportedModel(GraphInPython(predictor.model), predictor.model)
+        found[config] = predictor.finds_objects
+    assert list(found.values()) == [False, True, False, False]
+    expected = predictor_of(config)[0](PICTURES[0], tiles=Tiling(64, 16)).fields["semantic"]
+    assert torch.equal(predictor(PICTURES[0], tiles=Tiling(64, 16)).fields["semantic"], expected)
+
+
+def test_file_is_opened_only_once_to_be_loaded(run, monkeypatch):
+    opened, file = [], run / "out" / "tiny.onnx"
+    exported._opened.cache_clear()
+    monkeypatch.setattr(exported, "open_exported", lambda path: opened.append(path) or open_exported(path))
+    load(file)
+    load(file)  # it may have changed since
+    assert opened == [file, file]
+
+
+def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(SystemExit, match=r"error: export: needs the package onnx: pip install vitkit\[export\]"):
+        export_tool.main([str(run / "run"), "--out", str(tmp_path / "a.onnx")])
+
+
+def test_other_files_are_refused_as_exported_models(tmp_path):
+    (tmp_path / "a.onnx").write_bytes(b"no model")
+    with pytest.raises(CheckpointError, match=r"a.onnx: ONNX Runtime cannot open it"):
+        load(tmp_path / "a.onnx")
+    (tmp_path / "a.pt2").write_bytes(b"no archive")
+    with pytest.raises(CheckpointError, match=r"a.pt2: was not written by `vitkit export`, or is damaged"):
+        load(tmp_path / "a.pt2")
+    with pytest.raises(CheckpointError, match="no file 'missing.onnx'"):
+        load("missing.onnx")
+
+
+class Attack:
+    """Unpickling it runs code, which writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def with_member(source, target, ending, content):
+    """Copy an archive with the content of a member replaced."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        names = old.namelist()
+        assert any(name.endswith(ending) for name in names)
+        for name in names:
+            new.writestr(name, content if name.endswith(ending) else old.read(name))
+
+
+@pytest.fixture(scope="module")
+def program(run):
+    path = run / "program" / "tiny.pt2"
+    export_tool.main([str(run / "run"), "--format", "torch", "--out", str(path)])
+    return path
+
+
+def test_a_program_of_somebody_else_runs_only_if_it_is_trusted(program, tmp_path, monkeypatch):
+    victim, path = tmp_path / "written", tmp_path / "a.pt2"
+    pickled = io.BytesIO()
+    torch.save(Attack(victim), pickled)
+    with_member(program, path, "sample_inputs/model.pt", pickled.getvalue())
+    with pytest.raises(ConfigError, match="this exported program would run code .*\n.*a.pt2 .*sha256"):
+        load(path)
+    assert not victim.exists()
+    monkeypatch.setattr(trust, "_trusted_here", set())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="--trust"):
+        load(program)
+    assert load(program, trust=True).classes == load(program).classes
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"config": "1"}', b'{"config": 1}', b"[" * 100_000, b"\xff"])
+def test_a_program_without_its_metadata_is_refused(content, program, tmp_path):
+    with_member(program, tmp_path / "a.pt2", "extra/vitkit.json", content)
+    with pytest.raises(CheckpointError, match="a.pt2: was not written by `vitkit export`"):
+        load(tmp_path / "a.pt2", trust=True)
+
+
+def test_an_operation_that_a_format_lacks_is_named(tmp_path):
+    cfg = load_config("translation_rnnsearch_multi30k", ["model.d_hidden=8", "model.d_embedding=8"])
+    vocabulary = Vocabulary.train("word", ["a b c"])
+    model = build_model(cfg["model"], vocabularies=dict(source=vocabulary, target=vocabulary))
+    with pytest.raises(ConfigError, match="no graph is defined for RNNTranslator: .*pack_padded_sequence"):
+        export(Translator(model, dict(source=vocabulary, target=vocabulary)), cfg, tmp_path / "a.onnx")
+
+
+class Decomposition(ExportGraph):
+    """Eigenvalues, which ONNX has no operation for."""
+
+    axes = {"x": ("batch", None, None)}
+
+    def forward(self, x):
+        return {"y": torch.linalg.eigvalsh(x)}
+
+
+def test_an_operation_that_onnx_lacks_is_named(tmp_path):
+    part = Part("", Decomposition(), [], {"x": torch.eye(3).repeat(2, 1, 1)})
+    with pytest.raises(ConfigError, match=r"export: ONNX cannot carry the operation aten\._linalg_eigh"):
+        write_part(part, tmp_path / "a.onnx", ExportSettings(), {})
+
+
+def test_fixed_size_models_are_exported_for_their_size():
+    swin = dict(type="Swin", embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 1, 2, 2], pretrained=False)
+    crop = dict(transforms=dict(type="ClassificationEvalTransforms", size=32))
+    predictor, _ = predictor_of("swin_tiny_in1k", [f"model.backbone={swin}"], **crop)
+    assert image_size(predictor, None) == (32, 32)
+    predictor.transforms = None
+    with pytest.raises(ConfigError, match=r"a classifier on Swin has windows that depend on the size of its images"):
+        image_size(predictor, None)
+    predictor, _ = predictor_of("quickstart/eomt")
+    assert image_size(predictor, None) == (96, 96)
+    with pytest.raises(ConfigError, match=r"got --size 64x96, but EoMT pads images to 96x96 .* Leave --size out"):
+        image_size(predictor, (64, 96))
+
+
+class Windows(torch.nn.Module):
+    """Cuts maps into windows, shifted ones with padding, and joins them again."""
+
+    def forward(self, x):
+        windows = window_partition(x, 7, shift=3, padding_value=torch.ones(1))
+        return windows, window_reverse(2 * windows, 7, x.shape[1:3], shift=3)
+
+
+def test_windowed_models_are_traced_for_maps_of_any_size():
+    free = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(Windows(), (torch.randn(2, 65, 129, 1),), dynamic_shapes=free, strict=False)
+    for size in ((1, 16, 22, 1), (3, 15, 30, 1)):
+        x = torch.randn(size)
+        for a, b in zip(program.module()(x), Windows()(x)):
+            assert torch.equal(a, b)
+
+
+def captioner():
+    """A predictor with random weights, and its config."""
+    vocabulary = Vocabulary.train("word", ["a red ring above a blue star"])
+    small = [TINY, "model.d_ffn=32", "model.num_decoder_layers=1", "model.decoding.max_length=6"]
+    cfg = load_config("quickstart/captioning", small)
+    torch.manual_seed(0)
+    return Predictor(build_model(cfg["model"], vocabularies=dict(target=vocabulary)), ()), cfg
+
+
+def test_encoder_and_step_graphs_write_the_captions_of_the_model(monkeypatch):
+    predictor, cfg = captioner()
+    written = {"text": predictor(PICTURES[0]).fields["text"]}
+    files = [GraphInPython(predictor.model, graph=graph) for graph in text_graphs(predictor.model)]
+    files[0].metadata["step"] = "a.step.onnx"
+    monkeypatch.setattr(exported, "open_exported", lambda path: files[1])
+    runner = object.__new__(onnx_runner.Runner)
+    runner.info = describe(predictor, cfg, name="tiny", licence=None) | {"size": None}
+    runner.inputs, (runner.session, runner.step) = ["images", "padding_mask"], files
+
+    def run(file, arrays):
+        outputs = file.run({name: torch.from_numpy(value) for name, value in arrays.items()})
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    monkeypatch.setattr(onnx_runner, "_run", run)
+    assert runner(PICTURES[0]) == written
+    predictor.model = ExportedGenerator(files[0], predictor.model)
+    assert predictor(PICTURES[0]).fields["text"] == written["text"] != ""
+
+
+@pytest.mark.slow
+def test_captioner_is_exported_as_an_encoder_and_a_step(tmp_path):
+    predictor, cfg = captioner()
+    parts = export(predictor, cfg, tmp_path / "a.onnx")
+    assert [part.path.name for part in parts] == ["a.onnx", "a.step.onnx"]
+    written = {"text": predictor(PICTURES[0]).fields["text"]}
+    assert load(tmp_path / "a.onnx")(PICTURES[0]).fields["text"] == written["text"] != ""
+    assert onnx_runner.Runner(tmp_path / "a.onnx")(PICTURES[0]) == written
+
+
+class Outputs:
+    """Random outputs of a mask model, for images resized from 36x60 to 24x40 pixels, and the runner's results."""
+
+    def __init__(self, cfg, *, boxes=False, threshold=0.0):
+        self.model, num_classes = build_model(cfg), cfg["num_classes"]
+        generator = torch.Generator().manual_seed(0)
+        masks = torch.nn.functional.interpolate(torch.randn(1, 9, 3, 5, generator=generator) * 6, (12, 20))
+        self.raw = {"pred_logits": torch.randn(1, 9, num_classes + 1, generator=generator) * 3, "pred_masks": masks}
+        if boxes:
+            self.raw["pred_boxes"] = torch.rand(1, 9, 4, generator=generator)
+        multiple = mask_multiple(self.model)
+        self.covered = tuple(-(-side // multiple) * multiple for side in (24, 40))
+        runner = object.__new__(onnx_runner.Runner)
+        runner.threshold, runner.inputs = threshold, []
+        runner.info = {"classes": list("abcdef"[:num_classes]), "postprocessing": postprocessing(self.model)}
+        inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
+        inputs |= {"padding_mask": torch.zeros(1, 24, 40, dtype=torch.bool), "image_sizes": torch.tensor([[36, 60]])}
+        results = self.raw | image_graph(self.model).finish(self.raw, inputs)
+        arrays = {name: value[0].numpy() for name, value in results.items()}
+        self.results = runner.postprocess(arrays, {k: v.numpy() for k, v in inputs.items()}, (36, 60))
+
+    def expected(self):
+        outputs = dict(self.raw, input_size=self.covered, image_sizes=torch.tensor([[24, 40]]))
+        return self.model.postprocess(outputs, [(36, 60)])[0]
+
+
+def masks_model(config, **settings):
+    cfg = load_config(config)["model"] | dict(num_classes=5, num_queries=9, backbone=RESNET) | settings
+    return cfg
+
+
+def test_generated_program_finds_the_segments_and_instances_of_the_model():
+    things = [True, False, True, True, False]
+    cfg = masks_model("quickstart/mask2former_panoptic", things=things, object_threshold=0.4, tasks=["panoptic"])
+    case = Outputs(cfg | dict(overlap_threshold=0.2))
+    expected = case.expected()
+    assert expected["segments_info"] and np.array_equal(case.results["panoptic"], expected["panoptic"])
+    assert [s["label"] for s in case.results["segments_info"]] == [s["label"] for s in expected["segments_info"]]
+
+    case = Outputs(masks_model("quickstart/mask2former_panoptic", things=things, tasks=["instance"], num_instances=7))
+    expected = case.expected()
+    order = expected["scores"].argsort(descending=True, stable=True)
+    assert len(order) and np.allclose(case.results["scores"], expected["scores"][order], atol=1e-5)
+    assert np.array_equal(case.results["boxes_xyxy"], expected["boxes_xyxy"][order])
+    assert np.array_equal(case.results["masks"], expected["masks"][order])
+
+
+def test_generated_program_finds_the_segments_and_instances_of_a_panoptic_detr():
+    cfg = load_config("detr_r50_panoptic")["model"] | dict(num_classes=5, num_queries=9)
+    cfg["things"], cfg["object_threshold"] = [True, False, True, True, False], 0.4
+    cfg["backbone"] = RESNET
+    case = Outputs(cfg | dict(tasks=["panoptic", "instance"]), boxes=True)
+    expected = case.expected()
+    assert expected["segments_info"] and np.array_equal(case.results["panoptic"], expected["panoptic"])
+    assert [s["label"] for s in case.results["segments_info"]] == [s["label"] for s in expected["segments_info"]]
+    order = expected["scores"].argsort(descending=True, stable=True)
+    assert np.allclose(case.results["boxes_xyxy"], expected["boxes_xyxy"][order], atol=1e-3)
+    assert np.array_equal(case.results["masks"], expected["masks"][order])
+
+
+def test_exported_semantic_map_equals_that_of_the_model_at_image_size():
+    case = Outputs(masks_model("quickstart/maskformer_semantic"))
+    inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
+    semantic = image_graph(case.model).finish(case.raw, inputs)["semantic"]
+    outputs = dict(case.raw, input_size=case.covered, image_sizes=torch.tensor([[24, 40]]))
+    assert torch.equal(semantic[0], case.model.postprocess(outputs, [(24, 40)])[0]["semantic"])
+
+
+def test_generated_program_resizes_images_like_the_model(tmp_path):
+    cases = {
+        "the middle": dict(transforms=dict(type="ClassificationEvalTransforms", size=32)),
+        "squashed": dict(transforms=dict(type="ClassificationEvalTransforms", size=32, squash=True)),
+        "the short side": dict(transforms=dict(type="EvalResize", short_side=48, max_size=60)),
+        "one size": dict(transforms=dict(type="EvalResize", size=[48, 56])),
+        "the trained size": dict(image_sizes=ImageSizes(20, 30, 40, 80)),
+        "nothing": dict(),
+    }
+    for name, arguments in cases.items():
+        predictor, _ = predictor_of("quickstart/classifier", **arguments)
+        runner = object.__new__(onnx_runner.Runner)
+        runner.inputs = ["images", "padding_mask"]
+        runner.info = {"size": None, "preprocessing": {"resize": resize_of(predictor)}}
+        for pixels in [*PICTURES, picture(1, 400)]:
+            expected, actual = predictor.prepare([pixels]).inputs, runner.prepare(Image.fromarray(pixels))
+            assert np.array_equal(actual["images"], expected["images"]), name
+            assert np.array_equal(actual["padding_mask"], expected["padding_mask"]), name
+
+
+def test_file_of_a_model_without_pixel_statistics_and_with_one_size_says_so_and_predicts_like_it(tmp_path):
+    pixels = "model.backbone.pixel_mean=[0,0,0]", "model.backbone.pixel_std=[1,1,1]", "model.num_classes=6"
+    resize = dict(type="EvalResize", size=[64, 96])
+    narrow = ("model.neck.out_channels=32", "model.head.d_model=32", "model.head.num_heads=2")
+    predictor, cfg = predictor_of("quickstart/detr", [TINY, *LAYERS, *narrow, *pixels], transforms=resize)
+    cfg["data"]["val"]["transforms"] = resize
+    export(predictor, cfg, tmp_path / "tiny.onnx")
+    actual = load(tmp_path / "tiny.onnx")
+    about = open_exported(tmp_path / "tiny.onnx").metadata["preprocessing"]
+    assert (about["resize"], about["mean"], about["std"]) == ({"size": [64, 96]}, [0] * 3, [1] * 3)
+    (a,), (b,) = predictor.predict(PICTURES[0]), actual.predict(PICTURES[0])
+    assert actual.prepare(PICTURES[:1]).inputs["images"].shape[-2:] == (64, 96)
+    assert torch.allclose(a.fields["boxes_xyxy"], b.fields["boxes_xyxy"], atol=1e-2)
+
+
+def test_override_of_what_a_file_computes_is_refused(run):
+    for override in ("model.num_queries=3", "model.backbone=resnet18", "model=DETR"):
+        with pytest.raises(ConfigError, match="is an exported file, whose model cannot be changed by"):
+            load(run / "out" / "tiny.onnx", overrides=[override])
+    load(run / "out" / "tiny.onnx", overrides=["data.val.transforms.max_size=90"])
+
+
+def test_scores_of_other_classes_than_the_metadata_name_are_one_line(run, tmp_path):
+    import onnx
+
+    model = onnx.load(run / "out" / "tiny.onnx")
+    for entry in model.metadata_props:
+        if entry.key == "classes":
+            entry.value = json.dumps([*CLASSES, "more"])
+        if entry.key == "thresholds":
+            entry.value = "null"
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(CheckpointError, match="a.onnx: damaged: its pred_logits have 7 entries"):
+        load(tmp_path / "a.onnx")(PICTURES[0])

@@ -1,0 +1,1 @@
+"""Models of other libraries: their configs and weights, read and written."""
