@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitkit.explanations import masks as mask_figures
 from vitkit.explanations import queries
 from vitkit.explanations.drawing import overlay_attention
 from vitkit.explanations.images import LayerAttention, View
