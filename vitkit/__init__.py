@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from vitkit.checkpoint import LoadReport, load_weights
     from vitkit.config import Config, load_config
     from vitkit.data.loading.loader import build_dataset
+    from vitkit.deployment.export import export
     from vitkit.engine.api import test, train
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
     from vitkit.inference import load
+    from vitkit.interop.convert import convert
     from vitkit.models import build_model
     from vitkit.nn.attention import AttentionRecorder
     from vitkit.protocols import Criterion, Dataset, Evaluator, Model
@@ -53,6 +55,8 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "VitkitError": "errors",
     "build_dataset": "data.loading.loader",
     "build_model": "models",
+    "convert": "interop.convert",
+    "export": "deployment.export",
     "load": "inference",
     "load_config": "config",
     "load_weights": "checkpoint",
