@@ -127,9 +127,6 @@ class TimmBackbone(BackboneBase):
     def _with_norms(self, net: nn.Module) -> nn.Module:
         return net if self.norm is None else freeze_batch_norm_2d(net)
 
-    def _frozen(self) -> list[nn.Module | nn.Parameter]:
-        return super()._frozen() or (self.stages()[0] if self.frozen_stem else [])
-
     def keep_features(self, names: Iterable[str]) -> None:
         """Return only these maps from now on; timm's network is rebuilt without the parts that only the others need."""
         names = set(names)
