@@ -8,7 +8,7 @@ from vitkit.config import check_config
 from vitkit.config.load import load_config
 from vitkit.data.loading.loader import build_dataset
 from vitkit.data.transforms.annotated_image import AnnotatedImage
-from vitkit.data.transforms.several_images import MultiImageTransforms, Visibility, blend, make_mosaic, paste_objects
+from vitkit.data.transforms.mosaic_mixup import MultiImageTransforms, Visibility, blend, make_mosaic, paste_objects
 from vitkit.errors import ConfigError
 
 KEEP_ALL = Visibility(0.0, 1e-3)

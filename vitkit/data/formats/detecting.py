@@ -8,8 +8,8 @@ from pathlib import Path
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES
 from vitkit.data.formats.class_files import class_file_near, parse_class_file
 from vitkit.data.formats.coco import is_coco_file
-from vitkit.data.formats.label_pictures import CLASS_FACTOR, has_one_channel
-from vitkit.data.formats.table import box_columns_of
+from vitkit.data.formats.csv_files import box_columns_of
+from vitkit.data.formats.label_images import CLASS_FACTOR, has_one_channel
 from vitkit.data.formats.yolo import read_yaml_settings
 from vitkit.data.io.image_files import read_label_map
 from vitkit.errors import DataError
@@ -31,7 +31,7 @@ _HEAD = 4096
 """Bytes of text that are read to detect a format."""
 
 
-def find_format(annotations: str | Path, images: str | Path | None = None) -> str:
+def detect_format(annotations: str | Path, images: str | Path | None = None) -> str:
     """Return the format of annotations, a key of FORMAT_NAMES.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.formats import find_format, read_annotations
+from vitkit.data.formats import detect_format, read_annotations
 from vitkit.data.formats.class_files import parse_class_file
 from vitkit.data.io.segmentations import decode_segmentation, mask_annotation, pixels_annotation, region_annotation
 from vitkit.errors import DataError
@@ -112,7 +112,7 @@ def test_long_line_is_sniffed_in_little_time_and_memory(folder):
     (folder / "labels").mkdir()
     (folder / "labels/a.txt").write_text("0 " + "0.5 " * 5_000_000)
     began = time.process_time()
-    assert find_format(folder / "labels", folder / "images") == "yolo"
+    assert detect_format(folder / "labels", folder / "images") == "yolo"
     assert time.process_time() - began < 1
 
 
