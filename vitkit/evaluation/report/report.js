@@ -1,5 +1,5 @@
 "use strict";
-// What every report's page does: parts that follow a score threshold, and cells that open their pictures.
+// What every report's page does: parts that follow a score threshold, and cells that open their images.
 const make = (tag, properties = {}, ...children) => {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
@@ -8,18 +8,14 @@ const make = (tag, properties = {}, ...children) => {
 const dataOf = part => JSON.parse(part.querySelector("script.data").textContent);
 const color = label => `hsl(${(7 + label * 137.5) % 360} 85% 45%)`;
 
-// Pairs come by falling overlap; each prediction and each object is in one match at most.
+// The matches of the predictions from a score on: nothing is matched here, since no prediction affects better ones.
 function match(image, threshold) {
-  const used = new Set(), taken = new Set(image.crowd), pairs = [], onCrowd = new Set(image.on_crowd);
-  for (const [p, t] of image.pairs) {
-    if (image.scores[p] < threshold || used.has(p) || taken.has(t)) continue;
-    used.add(p);
+  const crowd = new Set(image.crowd), taken = new Set(image.crowd), pairs = [], wrong = [], missed = [];
+  image.matched.forEach((t, p) => {
+    if (image.scores[p] < threshold || crowd.has(t)) return;
+    if (t < 0) return wrong.push(p);
     taken.add(t);
     pairs.push([p, t]);
-  }
-  const wrong = [], missed = [];
-  image.scores.forEach((score, p) => {
-    if (score >= threshold && !used.has(p) && !onCrowd.has(p)) wrong.push(p);
   });
   image.labels.forEach((_, t) => { if (!taken.has(t)) missed.push(t); });
   return { pairs, wrong, missed };
@@ -42,12 +38,12 @@ function confusions(data, threshold) {
 }
 
 function load(image) {
-  image.picture ??= new Promise(done => {
-    const picture = new Image();
-    picture.onload = () => done(picture);
-    picture.src = image.url;
+  image.loaded ??= new Promise(done => {
+    const loaded = new Image();
+    loaded.onload = () => done(loaded);
+    loaded.src = image.url;
   });
-  return image.picture;
+  return image.loaded;
 }
 
 function outline(pen, box, polygons, scale, area) {
@@ -66,8 +62,8 @@ async function draw(canvas, data, image, area, side, truths, predictions, others
   const scale = Math.min(side / Math.max(area[2], area[3]), 6);
   canvas.width = Math.max(1, Math.round(area[2] * scale));
   canvas.height = Math.max(1, Math.round(area[3] * scale));
-  const picture = await load(image), pen = canvas.getContext("2d"), ratio = picture.width / image.size[0];
-  pen.drawImage(picture, area[0] * ratio, area[1] * ratio, area[2] * ratio, area[3] * ratio, 0, 0, canvas.width, canvas.height);
+  const loaded = await load(image), pen = canvas.getContext("2d"), ratio = loaded.width / image.size[0];
+  pen.drawImage(loaded, area[0] * ratio, area[1] * ratio, area[2] * ratio, area[3] * ratio, 0, 0, canvas.width, canvas.height);
   pen.lineWidth = 1;
   pen.strokeStyle = "rgba(255, 255, 255, .7)";
   for (const t of others) outline(pen, image.boxes[t], null, scale, area);
@@ -108,7 +104,7 @@ function around(image, boxes, share = 0.4) {
 }
 
 function detection(part) {
-  const data = dataOf(part), $ = selector => part.querySelector(selector);
+  const data = dataOf(part), $ = selector => document.querySelector(`.${part.dataset.group} ${selector}`);
   const nothing = data.classes.length, nameOf = k => k === nothing ? "(nothing)" : data.classes[k];
   const slider = $(".threshold"), curve = $(".curve"), marker = $(".marker"), most = 40;
   let cells, threshold;
@@ -116,8 +112,8 @@ function detection(part) {
 
   function openCrops(truth, predicted) {
     const list = cells.get(truth * (nothing + 1) + predicted) || [], seen = list.filter(item => item.image.url);
-    const verb = truth === predicted ? `${nameOf(truth)}, right` : predicted === nothing ? `${nameOf(truth)} missed`
-      : truth === nothing ? `${nameOf(predicted)} where nothing is` : `${nameOf(truth)} taken for ${nameOf(predicted)}`;
+    const verb = truth === predicted ? `${nameOf(truth)}, correct` : predicted === nothing ? `${nameOf(truth)} missed`
+      : truth === nothing ? `${nameOf(predicted)}, no object` : `${nameOf(truth)} taken for ${nameOf(predicted)}`;
     const less = seen.length > most || seen.length < list.length ? `; ${Math.min(seen.length, most)} shown` : "";
     $("dialog h3").textContent = `${verb}: ${list.length} from score ${threshold.toFixed(2)}${less}`;
     seen.sort((a, b) => (b.image.scores[b.p] || 0) - (a.image.scores[a.p] || 0));
@@ -152,14 +148,14 @@ function detection(part) {
     }
     const header = name => make("th", { scope: "col", textContent: name });
     const head = make("tr", {}, header("true \\ predicted"), ...shown.map(k => header(nameOf(k))));
-    $(".confusion").replaceChildren(make("thead", {}, head), make("tbody", {}, ...shown.map(truth =>
+    $(".confusion.live").replaceChildren(make("thead", {}, head), make("tbody", {}, ...shown.map(truth =>
       make("tr", {}, make("th", { scope: "row", textContent: nameOf(truth) }),
         ...shown.map(predicted => truth === nothing && predicted === nothing ? make("td") : cellButton(truth, predicted, totals.get(truth)))))));
     if (shown.length === nothing + 1) return;
     const wrong = [...cells].map(([key, list]) => [Math.floor(key / (nothing + 1)), key % (nothing + 1), list.length])
       .filter(([truth, predicted]) => truth !== predicted).sort((a, b) => b[2] - a[2]).slice(0, 20);
     $(".frequent").replaceChildren(
-      make("p", { className: "note", textContent: `${data.in_matrix.length} of ${nothing} classes, those with most confusions. The most frequent ones of all:` }),
+      make("p", { className: "note", textContent: `${data.in_matrix.length} of ${nothing} classes, those with the most confusions. The most frequent confusions of all:` }),
       ...wrong.map(([truth, predicted, count]) => make("button", {
         type: "button", textContent: `${count}: ${nameOf(truth)} → ${nameOf(predicted)}`, onclick: () => openCrops(truth, predicted) })));
   }
@@ -174,7 +170,7 @@ function detection(part) {
     const count = (name, value) => make("div", {}, make("small", { textContent: name }), make("b", { textContent: value }));
     // A metric's value, low and high ends are stored for precision, recall and F1 in turn.
     const tiles = ["precision", "recall", "F1"].map((name, m) => tile(name, ...row.slice(3 * m, 3 * m + 3)));
-    $(".tiles").replaceChildren(...tiles, count("right", right), count("wrong", wrong), count("missed", objects - right));
+    $(".tiles").replaceChildren(...tiles, count("correct", right), count("wrong", wrong), count("missed", objects - right));
     const x = 46 + threshold * (420 - 46 - 12);
     marker.setAttribute("x1", x);
     marker.setAttribute("x2", x);
@@ -195,7 +191,7 @@ function detection(part) {
           canvas.setAttribute("aria-label", `${name} of ${image.name}`);
           return make("div", {}, make("span", { textContent: name }), canvas);
         };
-        const text = `${image.name}: ${right} right, ${pairs.length - right} of a wrong class, ${wrong.length} where nothing is, ${missed.length} missed`;
+        const text = `${image.name}: ${right} correct, ${pairs.length - right} of a wrong class, ${wrong.length} without an object, ${missed.length} missed`;
         return make("figure", {}, make("div", { className: "pair" }, panel("truth", truths, []), panel("prediction", [], predictions)),
           make("figcaption", { textContent: text }));
       }));
@@ -207,25 +203,25 @@ function detection(part) {
     threshold = value;
     slider.value = Math.round(100 * value);
     showNumbers();
-    // Pictures follow once the slider rests.
+    // Images follow once the slider rests.
     clearTimeout(waiting);
     waiting = setTimeout(() => { showMatrix(); showImages(); }, 60);
   }
-  slider.min = Math.round(100 * data.least);
+  slider.min = Math.round(100 * data.min_score);
   slider.addEventListener("input", () => show(slider.value / 100));
   curve.addEventListener("change", showNumbers);
   $(".best").addEventListener("click", () => show(data.best));
-  show(Math.max(data.best, data.least));
+  show(Math.max(data.best, data.min_score));
 }
 
-// A matrix with a fixed list of pictures for each cell.
-function cellPictures(part) {
+// A matrix with a fixed list of images for each cell.
+function cellImages(part) {
   const data = dataOf(part), dialog = part.querySelector("dialog");
   for (const button of part.querySelectorAll("button[data-cell]")) button.addEventListener("click", () => {
     const cell = data.cells[button.dataset.cell] || [];
-    dialog.querySelector("h3").textContent = `${button.getAttribute("aria-label")}${cell.length ? "" : "; no picture of it is in this file"}`;
-    dialog.querySelector(".gallery").replaceChildren(...cell.map(([picture, text]) =>
-      make("figure", {}, make("img", { src: data.pictures[picture], alt: text }), make("figcaption", { textContent: text }))));
+    dialog.querySelector("h3").textContent = `${button.getAttribute("aria-label")}${cell.length ? "" : "; this file has no image of it"}`;
+    dialog.querySelector(".gallery").replaceChildren(...cell.map(([number, text]) =>
+      make("figure", {}, make("img", { src: data.urls[number], alt: text }), make("figcaption", { textContent: text }))));
     dialog.showModal();
   });
 }
@@ -299,4 +295,4 @@ function labelErrors(part) {
 
 document.querySelectorAll(".label-errors").forEach(labelErrors);
 document.querySelectorAll(".detection").forEach(detection);
-document.querySelectorAll(".cell-pictures").forEach(cellPictures);
+document.querySelectorAll(".cell-images").forEach(cellImages);
