@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitkit.data.loading.loader import build_dataset
     from vitkit.engine.api import test, train
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
+    from vitkit.explanations.api import Explanation, explain
     from vitkit.inference import load
     from vitkit.models import build_model
     from vitkit.nn.attention import AttentionRecorder
@@ -47,12 +48,14 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "DataError": "errors",
     "Dataset": "protocols",
     "Evaluator": "protocols",
+    "Explanation": "explanations.api",
     "LoadReport": "checkpoint",
     "Model": "protocols",
     "TrainingError": "errors",
     "VitkitError": "errors",
     "build_dataset": "data.loading.loader",
     "build_model": "models",
+    "explain": "explanations.api",
     "load": "inference",
     "load_config": "config",
     "load_weights": "checkpoint",

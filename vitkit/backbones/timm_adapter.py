@@ -37,7 +37,8 @@ class SetsGradCheckpointing(Protocol):
 class TimmBackbone(BackboneBase):
     """Any timm model: `BACKBONES.build("timm/convnext_tiny")`, `model.backbone=timm/convnext_tiny`.
 
-    Attention inside timm's models does not use vitkit's core: an AttentionRecorder does not see it.
+    Attention inside timm's models does not use vitkit's core. An AttentionRecorder sees that of the modules which timm
+    can run without its fused kernel, such as those of ViT, DeiT, EVA and Swin.
 
     Args:
         name: timm's name of the model, optionally with the tag of its weights ("convnext_tiny.fb_in1k").

@@ -1,6 +1,7 @@
 """Every registered model is explained, or refused with the reason."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ from matplotlib.figure import Figure
 
 from vitkit import build_model
 from vitkit.errors import ConfigError
-from vitkit.explanations.text import draw_beam_tree, text_attention, text_inputs
+from vitkit.explanations import backbones
+from vitkit.explanations.api import explain_image
+from vitkit.explanations.request import Explanation, Request
+from vitkit.explanations.sentences import explain_text
 from vitkit.inference import Predictor
 from vitkit.registry import BACKBONES, CRITERIA, MODELS
 from vitkit.seq2seq.decoding import DecodingSettings
 from vitkit.seq2seq.vocabulary import Vocabulary
-from vitkit.tools import explain
-from vitkit.tools.explain_text import draw_text
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (40, 56, 3), dtype=np.uint8)
 RESNET = dict(type="ResNet", depth=18, pretrained=False)
@@ -124,7 +126,7 @@ DENSE = {
     ),
     "PerPixelClassification": (
         dict(neck=PIXELS, head=dict(type="PerPixelBaselineHead")),
-        "ResNet with PerPixelBaselineHead has no attention in the image that can be drawn",
+        "PerPixelClassification on ResNet has no attention in the image",
     ),
     "PerPixelClassification Swin": (
         dict(neck=PIXELS, head=dict(type="PerPixelBaselineHead"), backbone=dict(type="Swin", **SWIN)),
@@ -132,7 +134,7 @@ DENSE = {
     ),
     "PerPixelClassification Plus": (
         dict(neck=PIXELS, head=dict(type="PerPixelBaselinePlusHead", num_decoder_layers=2, **LAYERS)),
-        "ResNet with PerPixelBaselinePlusHead has no attention in the image that can be drawn",
+        "PerPixelClassification on ResNet has no attention in the image",
     ),
     "ShowAttendTell": (dict(d_embedding=8, d_model=8, d_attention=8), {"words", "next_tokens", "beams"}),
     "TransformerCaptioner": (
@@ -149,20 +151,20 @@ TEXTS = {
     "RNNTranslator": (dict(d_embedding=8, d_hidden=8), {"cross_heads", "cross_arcs", "next_tokens", "beams"}),
     "Transformer": (LAYERS, ENCODED | DECODED | {"cross_heads", "cross_arcs", "positions", "next_tokens", "beams"}),
 }
-CLIPS = "the model classifies clips, so a picture has no meaning for it"
+CLIPS = "the model classifies clips, so an image has no meaning for it"
 CLASSIFIERS = {
-    "ViT": (VIT, {"points", "rollout", "class_token"}),
+    "ViT": (VIT, {"points", "rollout", "class_token", "class_token_masks"}),
     "WindowedViT": (dict(VIT, num_windows=2, global_blocks=[1]), {"points"}),
     "Swin": (SWIN, {"points"}),
     "SwinV2": (SWIN, {"points"}),
     "MViT": (dict(depths=(1, 1, 1, 1), embed_dim=8, num_heads=1), {"points"}),
     "LRNet": (dict(depth=26, channels_per_weight=16, kernel_size=3), {"points", "kernels"}),
     "NonLocalResNet": (dict(depth=50, pretrained=False, positions={"res4": [1]}), {"points", "non_local"}),
-    "ResNet": (dict(depth=18, pretrained=False), "ResNet has no attention in the image that can be drawn"),
-    "ResNetVD": (dict(depth=18, pretrained=False), "ResNetVD has no attention in the image that can be drawn"),
+    "ResNet": (dict(depth=18, pretrained=False), "Classifier on ResNet has no attention in the image"),
+    "ResNetVD": (dict(depth=18, pretrained=False), "Classifier on ResNetVD has no attention in the image"),
     "TimmBackbone": (
         dict(name="test_vit.r160_in1k", pretrained=False),
-        "TimmBackbone has no attention in the image that can be drawn",
+        {"points", "rollout", "class_token", "class_token_masks"},
     ),
     "ClipResNet": (dict(depth=50), CLIPS),
     "TimeSformer": (dict(VIT, num_frames=2), CLIPS),
@@ -175,21 +177,22 @@ def unsaved(monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).touch())
 
 
-def check(draw, expected, folder: Path) -> None:
-    """Draw, and compare the files, or the error that explains why there are none."""
+def check(draw, expected, folder: Path) -> Explanation | None:
+    """Draw, and compare the files with those of the result, or the error that explains why there are none."""
+    result = Explanation(folder, stem="p")
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
-            draw()
-        return
-    draw()
-    assert {path.stem.removeprefix("p_") for path in folder.glob("*.png")} == expected
-    assert all(10_000 < path.stat().st_size < 5e6 for path in folder.glob("*.html"))
+            draw(result)
+        return None
+    draw(result)
+    assert {path.stem.partition("_")[2] for path in folder.glob("*.png")} == expected
+    assert all(5_000 < path.stat().st_size < 5e6 for path in folder.glob("*.html"))
+    assert sorted(result.files) == sorted(folder.iterdir())
+    return result
 
 
-def arguments(folder: Path):
-    args = explain.parse_args(["m.py", "w.pth", "--image", "p.png", "--out", str(folder), "--beams", "2", "--html"])
-    args.criterion = None
-    return args
+def request(**options) -> Request:
+    return Request(**{"beams": 2, "html": True} | options)
 
 
 def test_every_registered_model_is_tested():
@@ -202,7 +205,7 @@ def test_every_registered_model_is_tested():
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path, capsys):
+def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path):
     torch.manual_seed(0)
     spec, expected = DENSE[name]
     kind = name.split()[0]
@@ -214,17 +217,16 @@ def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path, caps
     model = build_model(dict(type=kind, backbone=RESNET) | queries | spec, vocabularies=vocabularies)
     if vocabularies:
         model.decoding = DecodingSettings(max_length=4, min_length=2)
-    args = arguments(tmp_path)
-    args.criterion = CRITERIA.build(CRITERION) if "loss_points" in expected else None
-    args.queries = None if vocabularies else [0]
-    if kind == "PerPixelClassification":
-        args.queries = None
-    check(lambda: explain.explain_image(Predictor(model, list("abc")), IMAGE, args), expected, tmp_path)
-    printed = capsys.readouterr().out
-    assert ("no pictures of masks: they are" in printed) == (name == "DETRSegmentation")
-    assert ("no picture of a panoptic map: the model's tasks are semantic" in printed) == (name == "MaskFormer")
+    criterion = CRITERIA.build(CRITERION) if "loss_points" in expected else None
+    queries = [] if vocabularies or kind == "PerPixelClassification" else [0]
+    asked = request(queries=queries, criterion=criterion)
+    predictor = Predictor(model, list("abc"))
+    result = check(lambda result: explain_image(predictor, IMAGE, asked, result), expected, tmp_path)
+    notes = "\n".join(result.notes) if result else ""
+    assert ("no figures of masks" in notes) == (name == "DETRSegmentation")
+    assert ("no figure of a panoptic map: the model's tasks are semantic" in notes) == (name == "MaskFormer")
     without_points = expected != MASKS | {"panoptic", "loss_points", "points"} and "masks" in expected
-    assert ("no picture of the loss's points" in printed) == without_points
+    assert ("no figure of the loss's points" in notes) == without_points
     pages = 0 if isinstance(expected, str) else 1 + ("loss_points" in expected)  # queries, and the backbone
     assert len(list(tmp_path.glob("*.html"))) == pages
 
@@ -235,15 +237,14 @@ def test_classifiers_are_explained(name, unsaved, tmp_path):
     spec, expected = CLASSIFIERS[name]
     predictor = Predictor(build_model(dict(type="Classifier", backbone=dict(type=name, **spec), num_classes=3)), "abc")
     predictor.sampling = expected if expected == CLIPS else None
-    args = arguments(tmp_path)
-    check(lambda: explain.explain_image(predictor, IMAGE, args), expected, tmp_path)
+    check(lambda result: explain_image(predictor, IMAGE, request(), result), expected, tmp_path)
 
 
 def test_page_says_how_many_layers_are_left_out(unsaved, tmp_path, monkeypatch):
-    monkeypatch.setattr(explain, "MAX_LAYERS", 1)
+    monkeypatch.setattr(backbones, "MAX_LAYERS", 1)
     vit = dict(type="ViT", d_model=16, depth=2, num_heads=2, image_size=64)
     predictor = Predictor(build_model(dict(type="Classifier", backbone=vit, num_classes=3)), "abc")
-    explain.explain_image(predictor, IMAGE, arguments(tmp_path))
+    explain_image(predictor, IMAGE, request(), Explanation(tmp_path))
     assert "What ViT attends to; 1 of 2 layers" in next(tmp_path.glob("*.html")).read_text(encoding="utf-8")
 
 
@@ -256,15 +257,7 @@ def test_text_models_are_explained(name, unsaved, tmp_path):
     vocabularies = dict.fromkeys(("target",) if of_one_text else ("source", "target"), words)
     spec = spec if name == "RNNTranslator" else dict(spec, num_layers=1)
     model = build_model(dict(type=name, **spec), vocabularies=vocabularies).eval()
-    args = arguments(tmp_path)
-    args.text = "a b"
-
-    def draw() -> None:
-        if "beams" in expected:
-            model.decoding = DecodingSettings(max_length=4, min_length=2)
-        list(draw_text(model, text_attention(model, vocabularies, args.text), tmp_path / "p", args))
-        if "beams" in expected:
-            inputs = text_inputs(model, vocabularies, args.text)
-            draw_beam_tree(model, words, inputs, tmp_path / "p_beams.png", beams=args.beams)
-
-    check(draw, expected, tmp_path)
+    if "beams" in expected:
+        model.decoding = DecodingSettings(max_length=4, min_length=2)
+    loaded = SimpleNamespace(model=model, vocabularies=vocabularies)
+    check(lambda result: explain_text(loaded, "a", request(), result), expected, tmp_path)

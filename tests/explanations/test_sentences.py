@@ -1,4 +1,4 @@
-from vitkit.tools.explain_text import file_stem
+from vitkit.explanations.sentences import file_stem
 
 
 def test_sentences_with_the_same_beginning_have_their_own_files():
