@@ -46,7 +46,7 @@ from vitkit.errors import CheckpointError
 from vitkit.inference import Predictor, Translator, find_trained, load
 from vitkit.inference.load import own_checkpoint
 from vitkit.interop.transformers_writing import write_folder
-from vitkit.model_zoo.writing import written
+from vitkit.model_zoo.converters import written
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.mask_results import MaskResults
 from vitkit.tools.annotations import add_source, check_out, read_source, write_annotations
