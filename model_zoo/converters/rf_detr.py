@@ -1,4 +1,4 @@
-"""Key names of RF-DETR, the official ones and those of the transformers library, both ways.
+"""Key names of RF-DETR: roboflow/rf-detr's and the transformers library's.
 
 Theirs have the learned queries and the first stages of all groups together; in vitkit, those of the groups after the
 first are training queries.
@@ -9,9 +9,9 @@ import re
 import torch
 from torch import nn
 
-from vitkit.model_zoo.converter import State
-from vitkit.model_zoo.formats import Format
-from vitkit.model_zoo.key_table import Custom, Drop, Join, KeyTable, Rename, Rule, below
+from vitkit.data.io.coco_classes import COCO_CLASSES
+from vitkit.model_zoo.converters.key_table import Custom, Drop, Format, KeyTable, Rename, Rule, State, below
+from vitkit.model_zoo.converters.layers import TORCH_FEED_FORWARD, join_qkv
 
 _STAGE = re.compile(r"first_stage\.(\w+)\.(\d+)\.(.*)")
 _OUR_STAGE = re.compile(r"(?:head\.proposals|training_queries\.groups\.proposals\.(\d+))\.(\w+)\.(.*)")
@@ -55,7 +55,7 @@ def _with_mask_token(key: str) -> list[Rule]:
         state[key] = torch.zeros_like(state[key.replace("mask_token", "cls_token")][0])
         return state
 
-    return [Custom(lambda state, _: state, write), Drop(f"^{key}$")]
+    return [Custom(writing=write), Drop(f"^{key}$")]
 
 
 def _embedding_rules(theirs: str) -> list[Rule]:
@@ -81,14 +81,11 @@ _FIRST_STAGE = (
     ("enc_out_class_embed.", "first_stage.class_embed."),
     ("enc_out_bbox_embed.", "first_stage.bbox_embed."),
 )
-OFFICIAL = KeyTable(
+_OFFICIAL = KeyTable(
     [
         Drop("^_kp_active_mask$"),
         *_embedding_rules("backbone.0.encoder.encoder."),
-        Join(
-            [f"^{_BLOCK}attention.attention.{name}.{{leaf}}" for name in ("query", "key", "value")],
-            f"^{_BLOCK}attn.qkv.{{leaf}}",
-        ),
+        join_qkv(f"{_BLOCK}attention.attention.", f"{_BLOCK}attn.qkv.", names=("query", "key", "value")),
         *below(_BLOCK, _BLOCK, [("attention.output.dense.", "attn.proj.")]),
         *below(
             "backbone.0.projector.stages.0.",
@@ -102,23 +99,23 @@ OFFICIAL = KeyTable(
             ],
         ),
         Rename("^transformer.decoder.", "^head.decoder."),
-        *below(_LAYER, _LAYER, [("linear1.", "ffn.linear1."), ("linear2.", "ffn.linear2.")]),
+        *below(_LAYER, _LAYER, TORCH_FEED_FORWARD),
         *below("transformer.", "", _FIRST_STAGE),
         _groups_rule("refpoint_embed.weight", "query_feat.weight"),
-        *below("", "head.", [("class_embed.", "class_embed."), ("bbox_embed.", "bbox_embed.")]),
+        *below("", "head.", ["class_embed.", "bbox_embed."]),
         *below(
             "segmentation_head.",
             "head.mask_head.",
             [
                 ("blocks.{i}.dwconv.", "blocks.{i}.depthwise."),
-                ("blocks.{i}.norm.", "blocks.{i}.norm."),
+                "blocks.{i}.norm.",
                 ("blocks.{i}.pwconv1.", "blocks.{i}.pointwise."),
                 ("spatial_features_proj.", "map_proj."),
                 ("query_features_block.norm_in.", "query_norm."),
                 ("query_features_block.layers.0.", "query_mlp.fc1."),
                 ("query_features_block.layers.2.", "query_mlp.fc2."),
                 ("query_features_proj.", "query_proj."),
-                ("bias", "bias"),
+                "bias",
             ],
         ),
     ]
@@ -130,7 +127,7 @@ def _library_rules(prefix: str) -> list[Rule]:
     model = f"{prefix}model."
     return [
         *_embedding_rules(f"{model}backbone.backbone."),
-        Join([f"^{_BLOCK}attention.{x}_proj.{{leaf}}" for x in "qkv"], f"^{_BLOCK}attn.qkv.{{leaf}}"),
+        join_qkv(f"{_BLOCK}attention.", f"{_BLOCK}attn.qkv."),
         *below(_BLOCK, _BLOCK, [("attention.o_proj.", "attn.proj.")]),
         *below(
             f"{model}backbone.projector.",
@@ -143,7 +140,7 @@ def _library_rules(prefix: str) -> list[Rule]:
         ),
         Rename(f"^{model}decoder.", "^head.decoder."),
         Rename("^head.decoder.layernorm.", "^head.decoder.norm."),
-        Join([f"^{_LAYER}self_attn.{x}_proj.{{leaf}}" for x in "qkv"], f"^{_LAYER}self_attn.in_proj_{{leaf}}"),
+        join_qkv(f"{_LAYER}self_attn.", f"{_LAYER}self_attn.in_proj_"),
         *below(
             _LAYER,
             _LAYER,
@@ -158,12 +155,11 @@ def _library_rules(prefix: str) -> list[Rule]:
         ),
         *below(model, "", _FIRST_STAGE),
         _groups_rule(f"{model}reference_point_embed.weight", f"{model}query_feat.weight"),
-        *below(prefix, "head.", [("class_embed.", "class_embed."), ("bbox_embed.", "bbox_embed.")]),
+        *below(prefix, "head.", ["class_embed.", "bbox_embed."]),
     ]
 
 
-TRANSFORMERS = KeyTable(_library_rules(""))
-TRANSFORMERS_WITH_MASKS = KeyTable(
+_WITH_MASKS = KeyTable(
     [
         *_library_rules("model."),
         *below(
@@ -186,32 +182,34 @@ TRANSFORMERS_WITH_MASKS = KeyTable(
 _OURS = ("backbone.blocks.0.ls1.gamma", "neck.conv1.norm.weight")
 
 
-def official_formats(coco: tuple[str, ...]) -> list[Format]:
-    """Return the formats of roboflow/rf-detr; `coco` are the classes of the published weights."""
-    marks = ("transformer.enc_out_class_embed.0.weight", "refpoint_embed.weight", "query_feat.weight")
-    return [
-        Format("roboflow/rf-detr, with masks", (*marks, "segmentation_head.bias"), OFFICIAL, "RFDETRSeg", _OURS, coco),
-        Format("roboflow/rf-detr", marks, OFFICIAL, "RFDETR", _OURS, coco),
-    ]
+_MARKS = ("transformer.enc_out_class_embed.0.weight", "refpoint_embed.weight", "query_feat.weight")
 
-
-def transformers_formats(coco: tuple[str, ...]) -> list[Format]:
-    """Return the formats of the transformers library."""
-    return [
-        Format(
-            "transformers RF-DETR, with masks",
-            ("segmentation_bias", "model.model.reference_point_embed.weight"),
-            TRANSFORMERS_WITH_MASKS,
-            "RFDETRSeg",
-            _OURS,
-            coco,
-        ),
-        Format(
-            "transformers RF-DETR",
-            ("class_embed.weight", "model.reference_point_embed.weight"),
-            TRANSFORMERS,
-            "RFDETR",
-            _OURS,
-            coco,
-        ),
-    ]
+TRANSFORMERS = [
+    Format(
+        "transformers RF-DETR, with masks",
+        _WITH_MASKS,
+        marks=("segmentation_bias", "model.model.reference_point_embed.weight"),
+        model="RFDETRSeg",
+        ours=_OURS,
+        classes=COCO_CLASSES,
+    ),
+    Format(
+        "transformers RF-DETR",
+        KeyTable(_library_rules("")),
+        marks=("class_embed.weight", "model.reference_point_embed.weight"),
+        model="RFDETR",
+        ours=_OURS,
+        classes=COCO_CLASSES,
+    ),
+]
+OFFICIAL = [
+    Format(
+        "roboflow/rf-detr, with masks",
+        _OFFICIAL,
+        marks=(*_MARKS, "segmentation_head.bias"),
+        model="RFDETRSeg",
+        ours=_OURS,
+        classes=COCO_CLASSES,
+    ),
+    Format("roboflow/rf-detr", _OFFICIAL, marks=_MARKS, model="RFDETR", ours=_OURS, classes=COCO_CLASSES),
+]

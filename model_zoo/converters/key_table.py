@@ -1,18 +1,21 @@
 """Tables that translate the entries of a state dict both ways: from another project's names to vitkit's, and back.
 
-A template is a part of a key. `{i}`, `{j}` stand for numbers, `{leaf}` for "weight" or "bias", and a leading "^" for
-the key's start. The rules of a table are applied in turn for reading, and in reverse order for writing. "ours" are
-vitkit's names, "theirs" those of the other project.
+A template is a part of a key. `{i}`, `{j}` stand for numbers, `{leaf}` for "weight" or "bias", a leading "^" and a
+final "$" for the key's start and end. A leading dot also matches at the start of a key. The rules of a table are
+applied in turn for reading, and in reverse order for writing. "ours" are vitkit's names, "theirs" those of the other
+project.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vitkit.model_zoo.converter import State
+State = dict[str, Tensor]
+Translate = Callable[[State, nn.Module], State]
 
 _KINDS = {"leaf": "weight|bias"}
 
@@ -101,24 +104,24 @@ class Join(NamedTuple):
 
 
 class Custom(NamedTuple):
-    """Any other translation, as a pair of functions."""
+    """Any other translation, as a pair of functions; None keeps everything."""
 
-    reading: Callable[[State, nn.Module], State]
-    writing: Callable[[State, nn.Module], State]
+    reading: Translate | None = None
+    writing: Translate | None = None
 
     def read(self, state: State, model: nn.Module) -> State:
         """Call `reading`."""
-        return self.reading(dict(state), model)
+        return self.reading(dict(state), model) if self.reading else state
 
     def write(self, state: State, model: nn.Module) -> State:
         """Call `writing`."""
-        return self.writing(dict(state), model)
+        return self.writing(dict(state), model) if self.writing else state
 
 
 class KeyTable(NamedTuple):
     """The rules that translate between one format and vitkit's names."""
 
-    rules: Sequence[Rule]
+    rules: Sequence[Rule] = ()
 
     def read(self, state: State, model: nn.Module) -> State:
         """Return the other project's state dict under vitkit's names; it will be loaded into `model`."""
@@ -133,31 +136,76 @@ class KeyTable(NamedTuple):
         return state
 
 
-def below(theirs: str, ours: str, pairs: Sequence[tuple[str, str]]) -> Iterator[Rename]:
-    """Yield renames of keys that begin with the prefix `theirs` or `ours`; `pairs` are the parts after the prefixes."""
-    for their_piece, our_piece in pairs:
-        yield Rename(f"^{theirs}{their_piece}", f"^{ours}{our_piece}")
+class Format(NamedTuple):
+    """The key names of another project for one of vitkit's models."""
+
+    name: str
+    """The format's name in reports."""
+    table: KeyTable
+    marks: Sequence[str] = ()
+    """A set of keys that only this format has, by which files are recognised; a key that begins with a dot may have
+    any prefix. Empty if the names are the same as vitkit's."""
+    model: str = ""
+    """The class of the model that is written in this format (for a classifier, of its backbone); "": only read."""
+    ours: Sequence[str] = ()
+    """vitkit's keys that distinguish the format's models from others of the same class."""
+    classes: tuple[str, ...] | None = None
+    """The classes that the official weights were trained on, in the order of their head; None if they differ."""
+
+    def matches(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether a state dict is of this format."""
+        return bool(self.marks) and all(
+            any(key == mark[1:] or key.endswith(mark) for key in state) if mark.startswith(".") else mark in state
+            for mark in self.marks
+        )
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether a model, or a backbone without a model, can be written in this format."""
+        return type(model).__name__ == self.model and set(self.ours) <= model.state_dict().keys()
+
+
+def below(theirs: str, ours: str, pairs: Sequence[tuple[str, str] | str]) -> Iterator[Rename]:
+    """Yield renames of keys that begin with the prefix `theirs` or `ours`.
+
+    Args:
+        pairs: the parts after the prefixes, or one text where both are the same.
+    """
+    for pair in pairs:
+        their_part, our_part = (pair, pair) if isinstance(pair, str) else pair
+        yield Rename(f"^{theirs}{their_part}", f"^{ours}{our_part}")
 
 
 def aliases(rules: Sequence[Rule]) -> Iterator[Rule]:
     """Yield rules that only read; they read another spelling of the other project's names."""
     for rule in rules:
-        yield Alias(rule.theirs, rule.ours) if isinstance(rule, Rename) else Custom(rule.read, lambda state, _: state)
+        yield Alias(rule.theirs, rule.ours) if isinstance(rule, Rename) else Custom(rule.read)
 
 
+def prefix_of(model: nn.Module, suffix: str) -> str:
+    """Return the part before `suffix` of the first key in the model's state dict that ends with it; "" if none does."""
+    return next((key.removesuffix(suffix) for key in model.state_dict() if key.endswith(suffix)), "")
+
+
+@cache
 def _pattern(template: str) -> re.Pattern:
-    anchored, end = template.startswith("^"), template.endswith("$")
-    pieces = re.split(r"\{(\w+)\}", template.removeprefix("^").removesuffix("$"))
+    start = "^" if template.startswith("^") else r"(?:^|\.)" if template.startswith(".") else ""
+    end = "$" if template.endswith("$") else ""
+    pieces = re.split(r"\{(\w+)\}", template.lstrip("^.").removesuffix("$"))
     text = "".join(
         f"(?P<{piece}>{_KINDS.get(piece, '[0-9]+')})" if i % 2 else re.escape(piece) for i, piece in enumerate(pieces)
     )
-    return re.compile(f"{'^' if anchored else ''}{text}{'$' if end else ''}")
+    return re.compile(f"{start}{text}{end}")
 
 
 def _filled(template: str, values: dict[str, str]) -> str:
     return template.removeprefix("^").removesuffix("$").format(**values)
 
 
-def _renamed(state: State, old: str, new: str) -> dict[str, Tensor]:
+def _renamed(state: State, old: str, new: str) -> State:
     pattern = _pattern(old)
-    return {pattern.sub(lambda match: _filled(new, match.groupdict()), key): value for key, value in state.items()}
+
+    def replaced(match: re.Match) -> str:
+        text = _filled(new, match.groupdict())
+        return text.removeprefix(".") if old.startswith(".") and not match[0].startswith(".") else text
+
+    return {pattern.sub(replaced, key): value for key, value in state.items()}

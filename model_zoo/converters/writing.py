@@ -5,11 +5,13 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from vitkit.errors import CheckpointError
-from vitkit.model_zoo.converter import State
-from vitkit.model_zoo.converters import TRANSFORMERS_FORMATS
-from vitkit.model_zoo.official_formats import FORMATS as OFFICIAL_FORMATS
+from vitkit.model_zoo.converters.formats import OFFICIAL, TRANSFORMERS
+from vitkit.model_zoo.converters.key_table import State
 
-_FORMATS = {"official": OFFICIAL_FORMATS, "transformers": TRANSFORMERS_FORMATS}
+_FORMATS = {
+    target: [form for form in formats if form.model]
+    for target, formats in (("official", OFFICIAL), ("transformers", TRANSFORMERS))
+}
 _OURS = ("head.", "neck.", "encoder.", "decoder.")
 """Beginnings of the names that no other project uses."""
 

@@ -17,20 +17,8 @@ from vitkit.data.io.coco_classes import (
 )
 from vitkit.data.io.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
 from vitkit.data.io.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
-from vitkit.model_zoo.convert_deformable_detr import converters as deformable_detr_converters
-from vitkit.model_zoo.convert_eomt import CONVERTERS as EOMT_CONVERTERS
-from vitkit.model_zoo.convert_fairseq import CONVERTERS as FAIRSEQ_CONVERTERS
-from vitkit.model_zoo.convert_mask_classification import CONVERTERS as MASK_CLASSIFICATION_CONVERTERS
-from vitkit.model_zoo.convert_mvit import CONVERTERS as MVIT_CONVERTERS
-from vitkit.model_zoo.convert_nonlocal import CONVERTERS as NON_LOCAL_CONVERTERS
-from vitkit.model_zoo.convert_swin import CONVERTERS as SWIN_CONVERTERS
-from vitkit.model_zoo.convert_timesformer import CONVERTERS as TIMESFORMER_CONVERTERS
-from vitkit.model_zoo.convert_transformer import CONVERTERS as TRANSFORMER_CONVERTERS
-from vitkit.model_zoo.convert_vit import CONVERTERS as VIT_CONVERTERS
-from vitkit.model_zoo.converter import Converter, State
-from vitkit.model_zoo.official_formats import REAL_TIME_FORMATS
-from vitkit.model_zoo.rf_detr import official_formats as rf_detr_formats
-from vitkit.model_zoo.transformers_formats import formats as transformers_formats
+from vitkit.model_zoo.converters.formats import OFFICIAL, TRANSFORMERS
+from vitkit.model_zoo.converters.key_table import Format, State
 
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
@@ -64,49 +52,9 @@ _DATASETS_BY_CLASSES = {
 """Number of classes -> the dataset that official models with that number were trained on."""
 
 
-DETR_RENAMES = (
-    (r"^backbone\.0\.(?:body\.)?", "backbone."),
-    (r"^input_proj\.", "neck.projections.res5."),
-    (r"^transformer\.", "head."),
-    (r"\.multihead_attn\.", ".cross_attn."),
-    (r"\.(linear[12])\.", r".ffn.\1."),
-    (r"^(class_embed|bbox_embed|query_embed)\.", r"head.\1."),
-)
-
-TRANSFORMERS_FORMATS = transformers_formats(COCO_CLASSES, COCO_PANOPTIC_CLASSES)
-
-CONVERTERS = [
-    *(each.converter() for each in TRANSFORMERS_FORMATS),
-    *(each.converter() for each in REAL_TIME_FORMATS),
-    *MASK_CLASSIFICATION_CONVERTERS,
-    *EOMT_CONVERTERS,
-    *deformable_detr_converters(COCO_CLASSES),
-    *(each.converter() for each in rf_detr_formats(COCO_CLASSES)),
-    Converter(
-        name="facebookresearch/detr, with masks",
-        marks=("detr.transformer.decoder.norm.weight", "mask_head.lay1.weight"),
-        renames=((r"^detr\.", ""), *DETR_RENAMES),
-        classes=COCO_PANOPTIC_CLASSES,
-    ),
-    Converter(
-        name="facebookresearch/detr",
-        marks=("backbone.0.body.conv1.weight", "transformer.decoder.norm.weight", "input_proj.weight"),
-        renames=DETR_RENAMES,
-        classes=COCO_CLASSES,
-    ),
-    *TIMESFORMER_CONVERTERS,
-    *VIT_CONVERTERS,
-    *NON_LOCAL_CONVERTERS,
-    *MVIT_CONVERTERS,
-    *SWIN_CONVERTERS,
-    *TRANSFORMER_CONVERTERS,
-    *FAIRSEQ_CONVERTERS,
-]
-
-
 def convert_official(
     state: Mapping[str, Tensor], model: nn.Module, classes: Sequence[str] | None = None
-) -> tuple[State, Converter | None]:
+) -> tuple[State, Format | None]:
     """Rename an official state dict for `model`; one that no converter recognises is returned as is.
 
     If an official head has a row for each raw COCO id and the model has COCO's 80 classes, or the 133 of its panoptic
@@ -121,9 +69,9 @@ def convert_official(
     """
     if isinstance(state.get("model"), Mapping):
         state = state["model"]
-    for converter in CONVERTERS:
+    for converter in (*TRANSFORMERS, *OFFICIAL):
         if converter.matches(state):
-            state = converter.convert(state, model)
+            state = converter.table.read(dict(state), model)
             is_coco = has_coco_head(state, converter)
             if (is_coco or has_objects365_head(state)) and (classes is None or tuple(classes) == converter.classes):
                 state = select_coco_classes(state, model)
@@ -160,7 +108,7 @@ def select_coco_classes(state: State, model: nn.Module) -> State:
     return state
 
 
-def has_coco_head(state: State, converter: Converter) -> bool:
+def has_coco_head(state: State, converter: Format) -> bool:
     """Whether a detector's class heads have as many rows as those of the official ones, which were trained on COCO."""
     rows = (len(COCO_CLASSES),) if converter.name in REAL_TIME_MODELS else (91, 92, _PANOPTIC_ROWS)
     return _all_heads_have(state, rows)
@@ -176,7 +124,7 @@ def _all_heads_have(state: State, rows: Sequence[int]) -> bool:
     return bool(heads) and all(len(value) in rows for value in heads)
 
 
-def describe(checkpoint: Mapping[str, Any], state: State, converter: Converter | None) -> str | None:
+def describe(checkpoint: Mapping[str, Any], state: State, converter: Format | None) -> str | None:
     """Describe the model and the classes of a checkpoint, for error messages; None if they are unknown.
 
     Args:
