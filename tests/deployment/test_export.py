@@ -237,7 +237,7 @@ def test_fixed_size_file_is_compared_on_padded_images():
     assert not batch["padding_mask"][0, :35].any() and batch["padding_mask"][0, 35:].all()
     runner = object.__new__(onnx_runner.Runner)
     runner.inputs, runner.info = ["padding_mask"], {"size": (100, 45), "preprocessing": {"resize": None}}
-    assert np.array_equal(runner.prepare(Image.fromarray(IMAGES[0]))["padding_mask"], batch["padding_mask"])
+    assert np.array_equal(runner.prepare(IMAGES[0])["padding_mask"], batch["padding_mask"])
 
 
 def test_licence_of_the_zoo_applies_only_to_its_own_weights(tmp_path):
@@ -432,7 +432,7 @@ def test_encoder_and_step_graphs_write_the_captions_of_the_model(monkeypatch):
         outputs = file.run({name: torch.from_numpy(value) for name, value in arrays.items()})
         return {name: value.numpy() for name, value in outputs.items()}
 
-    monkeypatch.setattr(onnx_runner, "_run", run)
+    monkeypatch.setattr(onnx_runner, "run", run)
     assert runner(IMAGES[0]) == written
     predictor.model = ExportedGenerator(files[0], predictor.model)
     assert predictor(IMAGES[0]).fields["text"] == written["text"] != ""
@@ -455,14 +455,17 @@ class Outputs:
         self.model, num_classes = build_model(cfg), cfg["num_classes"]
         generator = torch.Generator().manual_seed(0)
         masks = torch.nn.functional.interpolate(torch.randn(1, 9, 3, 5, generator=generator) * 6, (12, 20))
-        self.raw = {"pred_logits": torch.randn(1, 9, num_classes + 1, generator=generator) * 3, "pred_masks": masks}
+        num_logits = num_classes + (self.model.class_activation != "sigmoid")
+        self.raw = {"pred_logits": torch.randn(1, 9, num_logits, generator=generator) * 3, "pred_masks": masks}
         if boxes:
             self.raw["pred_boxes"] = torch.rand(1, 9, 4, generator=generator)
         multiple = mask_multiple(self.model)
         self.covered = tuple(-(-side // multiple) * multiple for side in (24, 40))
         runner = object.__new__(onnx_runner.Runner)
         runner.threshold, runner.inputs = threshold, []
+        thresholds = {"overall": 0.0, "by_class": {}}
         runner.info = {"classes": list("abcdef"[:num_classes]), "postprocessing": postprocessing(self.model)}
+        runner.info["thresholds"] = thresholds
         inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
         inputs |= {"padding_mask": torch.zeros(1, 24, 40, dtype=torch.bool), "image_sizes": torch.tensor([[36, 60]])}
         results = self.raw | image_graph(self.model).finish(self.raw, inputs)
@@ -508,6 +511,17 @@ def test_generated_program_finds_the_segments_and_instances_of_a_panoptic_detr()
     assert np.array_equal(case.results["masks"], expected["masks"][order])
 
 
+def test_generated_program_finds_the_instances_of_rf_detr():
+    cfg = load_config("rf_detr_seg_n_coco")["model"] | dict(num_classes=5, num_queries=9, num_detections=12)
+    vit = dict(patch_size=12, d_model=32, depth=2, num_heads=2, image_size=24, out_features=["block1", "block2"])
+    cfg["backbone"] = dict(type="WindowedViT", num_windows=1, global_blocks=[1], pretrained=False, **vit)
+    case = Outputs(cfg | dict(training_queries=[]), boxes=True)
+    expected = case.expected()
+    assert np.allclose(case.results["scores"], expected["scores"]) and len(expected["masks"]) == 12
+    assert np.allclose(case.results["boxes_xyxy"], expected["boxes_xyxy"], atol=1e-3)
+    assert np.array_equal(case.results["masks"], expected["masks"])
+
+
 def test_exported_semantic_map_equals_that_of_the_model_at_image_size():
     case = Outputs(masks_model("quickstart/maskformer_semantic"))
     inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
@@ -531,7 +545,7 @@ def test_generated_program_resizes_images_like_the_model(tmp_path):
         runner.inputs = ["images", "padding_mask"]
         runner.info = {"size": None, "preprocessing": {"resize": resize_of(predictor)}}
         for pixels in [*IMAGES, noise(1, 400)]:
-            expected, actual = predictor.prepare([pixels]).inputs, runner.prepare(Image.fromarray(pixels))
+            expected, actual = predictor.prepare([pixels]).inputs, runner.prepare(pixels)
             assert np.array_equal(actual["images"], expected["images"]), name
             assert np.array_equal(actual["padding_mask"], expected["padding_mask"]), name
 

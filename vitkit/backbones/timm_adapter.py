@@ -180,8 +180,9 @@ class TimmBackbone(BackboneBase):
         maps = self._run(images)
         if self.channels_last:
             maps = [x.permute(0, 3, 1, 2) for x in maps]
+        # torch.export cannot save math.ceil.
         return {
-            name: x[..., : math.ceil(height / info.stride), : math.ceil(width / info.stride)]
+            name: x[..., : -(-height // info.stride), : -(-width // info.stride)]
             for (name, info), x in zip(self.feature_info.items(), maps)
         }
 
