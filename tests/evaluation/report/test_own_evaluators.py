@@ -1,6 +1,7 @@
 """Evaluators of users have reports and comparisons with intervals, without a change to vitkit."""
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +10,10 @@ from browser import open_page
 from plain_dataset import PlainDataset
 
 import vitkit
+from vitkit import EVALUATORS, build_dataset
 from vitkit.errors import ConfigError
 from vitkit.evaluation import LanguageModelEvaluator
+from vitkit.evaluation import report as report_room
 from vitkit.evaluation.base import SampleEvaluator
 from vitkit.evaluation.bootstrap import Scores, weighted_ratio
 from vitkit.evaluation.report import write_report
@@ -153,6 +156,21 @@ def test_evaluators_without_statistics_have_a_report_of_their_metrics(tmp_path):
     assert "<td>0.250</td>" in page and "Plain has no per-sample statistics" in page
     with pytest.raises(ConfigError, match="does not derive from vitkit.Evaluator"):
         write_report(object(), tmp_path / "report.html", title="object")
+
+
+def test_the_evaluator_of_the_readme_works(tmp_path, monkeypatch):
+    monkeypatch.setattr(EVALUATORS, "_constructors", dict(EVALUATORS._constructors))
+    text = (Path(report_room.__file__).parent / "README.md").read_text(encoding="utf-8")
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {"__name__": "readme"})
+    dataset = build_dataset(dict(type="ShapesDetection", num_images=4, image_size=48))
+    evaluator = EVALUATORS.build("CountEvaluator", dataset=dataset)
+    for k, image_id in enumerate(dataset.image_ids):
+        target = dataset[k]["target"]
+        evaluator.update([dict(labels=target["labels"][k:])], [dict(target, image_id=image_id)])
+    evaluator.gather()
+    evaluator.compute()
+    page = write_report(evaluator, tmp_path / "report.html", title="counts").read_text()
+    assert "mean_error" in page and page.count("data:image/jpeg") == 4
 
 
 def test_a_subclass_keeps_the_report_of_its_base(tmp_path):
