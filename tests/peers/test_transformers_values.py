@@ -1,6 +1,6 @@
 """Published models by their names on the hub, against the outputs that the tests of transformers state.
 
-With a network (or the models in the hub's cache): VITKIT_HUB_TESTS=1 pytest -m peers tests/peers/test_transformers_values.py
+With a network: VITKIT_HUB_TESTS=1 pytest -m peers tests/peers/test_transformers_values.py
 With VITKIT_COCO, a folder with COCO 2017, also their published AP on its 5,000 validation images.
 
 The numbers are from the integration tests of transformers 5 (Apache-2.0; tests/models/*/test_modeling_*.py at commit
@@ -209,7 +209,7 @@ def test_comparison_itself_on_random_weights(kind, tmp_path, shared_data):
     theirs.save_pretrained(tmp_path)
     processor_class = getattr(transformers, PROCESSORS[kind])
     size = dict(height=128, width=128) if kind in ("rt_detr", "d_fine", "swin") else dict(shortest_edge=128)
-    if "detr" in kind and kind != "rt_detr" or "former" in kind:
+    if ("detr" in kind and kind != "rt_detr") or "former" in kind:
         size["longest_edge"] = 200
     processor = processor_class(size=size)
     processor.save_pretrained(tmp_path)
