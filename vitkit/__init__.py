@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitkit.deployment.export import export
     from vitkit.engine.api import test, train
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
+    from vitkit.explanations.api import Explanation, explain
     from vitkit.inference import load
     from vitkit.interop.convert import convert
     from vitkit.models import build_model
@@ -49,12 +50,14 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "DataError": "errors",
     "Dataset": "protocols",
     "Evaluator": "protocols",
+    "Explanation": "explanations.api",
     "LoadReport": "checkpoint",
     "Model": "protocols",
     "TrainingError": "errors",
     "VitkitError": "errors",
     "build_dataset": "data.loading.loader",
     "build_model": "models",
+    "explain": "explanations.api",
     "convert": "interop.convert",
     "export": "deployment.export",
     "load": "inference",

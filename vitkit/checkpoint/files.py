@@ -18,7 +18,7 @@ from vitkit.checkpoint.folders import (
     read_safetensors,
     read_shards,
 )
-from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_arrays
+from vitkit.checkpoint.other_formats import SAFE_GLOBALS, read_arrays, read_pickled_arrays
 from vitkit.devices import is_out_of_memory
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest

@@ -13,7 +13,7 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.load import find_trained, load, own_checkpoint
 from vitkit.inference.predictor import Predictor
 from vitkit.interop.transformers_writing import write_folder
-from vitkit.model_zoo.writing import written
+from vitkit.model_zoo.converters import written
 from vitkit.registry import nearest
 
 NAMES = ("official", "transformers", "vitkit")
