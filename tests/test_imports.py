@@ -52,6 +52,10 @@ FOREIGN_MODELS = (
     "deployment.exported",
     "deployment.graphs",
     "deployment.onnx_runner",
+    "interop.backbones",
+    "interop.detectors",
+    "interop.masks",
+    "interop.text",
     "interop.transformers_configs",
     "interop.transformers_settings",
 )
