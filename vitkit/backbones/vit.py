@@ -457,11 +457,11 @@ class ViT(BackboneBase):
             f"(this one's grid is {self.grid[0]} x {self.grid[1]} patches); it still takes images of any size."
         )
 
-    def _address(self) -> str:
+    def _url(self) -> str:
         width, patch = len(self.patch_embed.proj.weight), self.patch_embed.patch_size
         shape = dict(d_model=width, depth=len(self.blocks), num_heads=self.blocks[0].attn.num_heads)
         if not isinstance(self.blocks[0].ls1, nn.Identity):
-            return self._dino_address(shape)
+            return self._dino_url(shape)
         name = next((n for n, size in _SIZES.items() if size == shape), None)
         deit = f"{name}_distilled" if self.dist_token is not None else name
         if name and patch == 16 and deit in _DEIT_CHECKSUMS:
@@ -470,9 +470,9 @@ class ViT(BackboneBase):
             model, weights = _TORCHVISION[width, patch]
             url = get_model_weights(model)[weights].url
             return f"{url}#sha256={Path(url).stem.split('-')[1]}"
-        return super()._address()
+        return super()._url()
 
-    def _dino_address(self, shape: dict[str, int]) -> str:
+    def _dino_url(self, shape: dict[str, int]) -> str:
         """Return timm's name for the weights that DINOv2 or DINOv3 published for a network of this shape."""
         is_v3 = self.has_rotations
         is_gated = isinstance(self.blocks[0].mlp, SwiGLU)
@@ -481,7 +481,7 @@ class ViT(BackboneBase):
                 if is_v3:
                     return f"timm/vit_{name}_patch16_dinov3.lvd1689m"
                 return f"timm/vit_{name}_patch14{'_reg4' if self.num_registers else ''}_dinov2.lvd142m"
-        return super()._address()
+        return super()._url()
 
 
 def _check_pooling(pooling: str, *, class_token: bool, distilled: bool) -> None:
