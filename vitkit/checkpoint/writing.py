@@ -65,4 +65,4 @@ def _not_saved(path: Path, error: BaseException) -> CheckpointError:
         cause = cause.__context__
     reason = cause.strerror if isinstance(cause, OSError) else str(error).splitlines()[0]
     intact = " The previous checkpoint is intact." if path.exists() else ""
-    return CheckpointError(f"{path}: not saved ({reason}).{intact} Make room, or check the disk.")
+    return CheckpointError(f"{path}: not saved ({reason}).{intact} Free some space, or check the disk.")
