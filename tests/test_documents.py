@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.config import config_names, load_config
+from vitkit import load_config
+from vitkit.config import config_names
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
