@@ -52,6 +52,7 @@ FOREIGN_MODELS = (
     "deployment.exported",
     "deployment.graphs",
     "deployment.onnx_runner",
+    "deployment.settings",
     "interop.transformers_configs",
     "interop.transformers_settings",
 )

@@ -219,7 +219,7 @@ def require_text_model(loaded: Loaded, name: str, kinds: type | UnionType) -> No
         return
     kind = type(loaded.model).__name__
     if isinstance(loaded, Predictor):
-        raise ConfigError(f"{name}: {kind} takes pictures, not text. Use tools/predict.py, or caption.py for captions.")
+        raise ConfigError(f"{name}: {kind} takes pictures, not text. Use tools/predict.py.")
     if isinstance(loaded, Translator):
         raise ConfigError(f"{name}: {kind} translates text. Use tools/translate.py.")
     raise ConfigError(f"{name}: {kind} is a language model. Use tools/generate.py.")

@@ -132,6 +132,14 @@ class GenerativeModel(Protocol):
 
 
 @runtime_checkable
+class OffersExportGraph(Protocol):
+    """A model that says itself what its exported file takes and returns; see vitkit/deployment/README.md."""
+
+    def export_graph(self) -> nn.Module:
+        """Return a `vitkit.deployment.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
+
+
+@runtime_checkable
 class AdaptsState(Protocol):
     """A module that can convert a state dict of another form to its own.
 
