@@ -52,6 +52,11 @@ FOREIGN_MODELS = (
     "deployment.exported",
     "deployment.graphs",
     "deployment.onnx_runner",
+    "deployment.settings",
+    "interop.backbones",
+    "interop.detectors",
+    "interop.masks",
+    "interop.text",
     "interop.transformers_configs",
     "interop.transformers_settings",
 )

@@ -26,12 +26,10 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoint import read_checkpoint, save_checkpoint, state_dict_of
+from vitkit.checkpoint.files import MODEL_ENTRIES
 from vitkit.errors import CheckpointError
 from vitkit.tools.common import errors_in_one_line
 from vitkit.words import counted
-
-TAKEN_OVER = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
-"""Entries that the result takes over from the last checkpoint, besides the weights."""
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -124,7 +122,7 @@ def average(paths: Sequence[Path], weights: Sequence[float]) -> dict[str, Any]:
     bad = [name for name, value in model.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if bad:
         raise CheckpointError(f"the average of {bad[0]} is not finite: one of the checkpoints is of a run that failed.")
-    taken_over = {key: checkpoint[key] for key in TAKEN_OVER if key in checkpoint}
+    taken_over = {key: checkpoint[key] for key in MODEL_ENTRIES if key in checkpoint}
     return {"model": model, **taken_over, "averaged": [str(path) for path in paths]}
 
 

@@ -85,6 +85,17 @@ def tiling_of(args: argparse.Namespace) -> Tiling | None:
     return None if args.tiles is None else Tiling(args.tiles, args.tile_overlap)
 
 
+def add_iou(parser: argparse.ArgumentParser, where: str) -> None:
+    """Add `--iou`; `where` says what it is for."""
+    parser.add_argument(
+        "--iou",
+        type=float,
+        choices=[round(0.5 + 0.05 * k, 2) for k in range(10)],
+        metavar="IOU",
+        help=f"IoU of a correct detection {where}: 0.5, 0.55, ... 0.95 (default: evaluator.iou, 0.5)",
+    )
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add --trust, without which files run only code that the user has run or trusted before."""
     text = "run the modules that a saved config imports, and exported programs (.pt2); remembered until they change"
@@ -208,7 +219,7 @@ def require_text_model(loaded: Loaded, name: str, kinds: type | UnionType) -> No
         return
     kind = type(loaded.model).__name__
     if isinstance(loaded, Predictor):
-        raise ConfigError(f"{name}: {kind} takes pictures, not text. Use tools/predict.py, or caption.py for captions.")
+        raise ConfigError(f"{name}: {kind} takes pictures, not text. Use tools/predict.py.")
     if isinstance(loaded, Translator):
         raise ConfigError(f"{name}: {kind} translates text. Use tools/translate.py.")
     raise ConfigError(f"{name}: {kind} is a language model. Use tools/generate.py.")

@@ -31,7 +31,6 @@ from vitkit.inference import find_trained
 from vitkit.logging import LOG_NAME, setup_logging
 from vitkit.tools.common import add_device, add_trust, check_out, errors_in_one_line, new_file, unique_names
 from vitkit.visualization.curves import plot_runs
-from vitkit.visualization.html import jpeg_url
 from vitkit.words import counted
 
 
@@ -130,14 +129,14 @@ def config_differences(configs: Sequence[Any]) -> list[tuple[str, list[str]]]:
     return [(key, [str(value_at(config, key, "–")) for config in configs]) for key in keys]
 
 
-def curves_of(logs: dict[str, Path]) -> str:
-    """Return the training curves of runs in one figure, as a data URL; "" for less than two runs."""
+def curves_of(logs: dict[str, Path]) -> np.ndarray | None:
+    """Return the training curves of runs in one figure, (H, W, 3) uint8 RGB; None for fewer than two runs."""
     if len(logs) < 2:
-        return ""
+        return None
     with tempfile.TemporaryDirectory() as folder:
         sheet = Path(folder) / "curves.png"
         plot_runs(logs, sheet)
-        return jpeg_url(np.asarray(Image.open(sheet).convert("RGB")))
+        return np.asarray(Image.open(sheet).convert("RGB"))
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -149,7 +148,9 @@ def print_comparison(comparison: Comparison) -> None:
             value, low, high = each.difference
             if value != value:
                 continue
-            verdict = {True: "better", False: "worse", None: "not significant"}[is_better(metric, each)]
+            verdict = {True: "better", False: "worse", None: "not significant"}[
+                is_better(metric, each, comparison.lower_is_better)
+            ]
             interval = f"{low:+.3f} to {high:+.3f}"
             print(f"  {metric:<{width}}  {each.first:.3f} -> {each.second:.3f}  {value:+.3f} ({interval})  {verdict}")
 

@@ -7,15 +7,15 @@ evaluation has measured, so that it can be loaded by itself. For the transformer
 from_pretrained reads: config.json, weights, the preparation of images, a text model's tokens.
 
 Annotations (--to coco, yolo, voc): SOURCE is a file or a folder of COCO, YOLO (Ultralytics, Roboflow), Pascal VOC,
-LabelMe, CVAT, CSV, or label pictures. The tool prints the numbers before and after, and what was left out or lost and
-why, and draws a sheet of pictures for a visual check. --fix repairs what tools/doctor.py finds:
+LabelMe, CVAT, CSV, or label maps. The tool prints the numbers before and after, and what was left out or lost and
+why, and draws a sheet of images for a visual check. --fix repairs what `vitkit doctor` finds:
 
   fractions             boxes are fractions of their images
   xyxy, cxcywh, xywh    boxes are corners; centre and size; corner and size
   sizes                 images have another width and height than listed, such as exchanged ones
   classes               class names differ by case, blanks or plural, or two ids have one name
   empty                 boxes have no area inside their image
-  ids                   annotations have no id, or two have one
+  ids                   annotations have no id, or two have the same
   FILE.json             corrections of labels: [{"image": "a.jpg", "action": "add", "remove" or "change",
                         "annotation_id": 17 or null, "bbox": [x, y, w, h] or null, "category": "cat" or null}, ...]
 
@@ -28,104 +28,100 @@ Examples:
     python tools/convert.py own.json --images photos --fix fractions cxcywh --out fixed.json
 """
 
+from __future__ import annotations
+
 import argparse
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from vitkit.checkpoint import save_checkpoint
-from vitkit.checkpoint.writing import write_safetensors
-from vitkit.data.formats import AnnotatedImages
-from vitkit.data.formats.fixing import FIXES, apply_corrections
-from vitkit.data.formats.writing import WRITERS
-from vitkit.data.io.coco_schema import raise_faults, segmentation_faults
-from vitkit.errors import CheckpointError
-from vitkit.inference import Predictor, Translator, find_trained, load
-from vitkit.inference.load import own_checkpoint
-from vitkit.interop.transformers_writing import write_folder
-from vitkit.model_zoo.writing import written
-from vitkit.models.detr_segmentation import DETRSegmentation
-from vitkit.models.mask_results import MaskResults
-from vitkit.tools.annotations import add_source, check_out, read_source, write_annotations
-from vitkit.tools.average import TAKEN_OVER
+import vitkit
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.words import counted
 
+if TYPE_CHECKING:
+    from vitkit.data.formats import AnnotatedImages
+
 NAMES = ("official", "transformers", "vitkit")
-"""The formats whose names weights may get."""
-ENDINGS = (".pth", ".safetensors")
+"""Whose names weights may get; see `vitkit.convert`."""
+WRITTEN = ("coco", "yolo", "voc")
+"""The formats that annotations are written in."""
+READ = (*WRITTEN, "labelme", "cvat", "csv", "instance_pictures", "semantic_pictures")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument(
-        "--to", choices=(*NAMES, *WRITERS), help="whose names the weights get, or the format of the annotations"
-    )
+    text = "whose names the weights get, or the format of the annotations"
+    parser.add_argument("--to", choices=(*NAMES, *WRITTEN), help=text)
     parser.add_argument("--out", type=Path, required=True, help="the file or folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     add_trust(parser)
     of_data = parser.add_argument_group("annotations")
-    add_source(of_data)
-    text = "repairs of the annotations (--to is then coco by default): " + ", ".join((*FIXES, "FILE.json"))
-    of_data.add_argument("--fix", nargs="+", metavar="FIX", help=text)
+    text = "folder of the images (default: where the format usually has them)"
+    of_data.add_argument("--images", type=Path, metavar="DIR", help=text)
+    text = "format of the annotations, if it is ambiguous: " + ", ".join(READ)
+    of_data.add_argument("--from", dest="format", choices=READ, metavar="FORMAT", help=text)
+    text = "read only this split: train, val or test, if the format has named splits"
+    of_data.add_argument("--split", metavar="NAME", help=text)
+    of_data.add_argument("--fix", nargs="+", metavar="FIX", help="repairs of the annotations, see above (--to: coco)")
     args = parser.parse_intermixed_args(argv)
     args.to = args.to or ("coco" if args.fix else None)
     if args.to is None:
-        parser.error(f"--to: choose one of {', '.join((*NAMES, *WRITERS))}")
-    if args.to in WRITERS:
-        if args.weights or args.overrides:
-            parser.error(f"{args.weights}: annotations are one file or folder; their pictures are --images DIR")
-        unknown = [fix for fix in args.fix or () if fix not in FIXES and Path(fix).suffix != ".json"]
-        if unknown:
-            parser.error(f"--fix {unknown[0]}: expected {', '.join(FIXES)}, or a JSON file of corrections")
-        return args
-    if args.images or args.format or args.split or args.fix:
-        parser.error("--images, --from, --split and --fix are for annotations (--to coco, yolo or voc)")
+        parser.error(f"--to: choose one of {', '.join((*NAMES, *WRITTEN))}")
+    if args.to in NAMES and (args.images or args.format or args.split or args.fix):
+        parser.error(f"--images, --from, --split and --fix are for annotations (--to {', '.join(WRITTEN)})")
+    if args.to in WRITTEN and (args.weights or args.overrides):
+        parser.error(f"{args.weights}: annotations are one file or folder; their images are --images DIR")
     sort_model(args)
-    is_folder = args.to == "transformers" and args.out.suffix not in (".pt", ".bin", ".ckpt")
-    if args.out.suffix not in ENDINGS and not is_folder:
-        parser.error(f"--out {args.out}: expected a name that ends in {' or '.join(ENDINGS)}")
     return args
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
-        run(args)
+        convert_annotations(args) if args.to in WRITTEN else convert_weights(args)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Load the model and write its weights; or read, repair and write annotations."""
-    if args.to in WRITERS:
-        check_out(args.out, overwrite=args.overwrite, can_be_file=args.to == "coco")
-        data = read_source(args.model, args, check_segmentations=not args.fix)
-        if args.fix:
-            apply_fixes(data, args.fix)
-            raise_faults(segmentation_faults(data.content, required=False), data.source.name)
-        write_annotations(data, args.to, args.out)
-        return
-    if args.out.exists() and not args.overwrite:
-        raise CheckpointError(f"--out {args.out}: exists already. Choose another name, or add --overwrite.")
-    config, weights = find_trained(args.model, args.weights, overrides=args.overrides, trust=args.trust)
-    loaded = load(config, weights, training_queries=True)
-    if args.out.suffix not in ENDINGS:
-        state, names = write_folder(args.out, loaded, config["model"])
-    elif args.to == "vitkit":
-        state, names = loaded.model.state_dict(), "vitkit"
-        write(args.out, state, {"model": state, **beside_weights(loaded, config, weights)})
-    else:
-        state, names = written(loaded.model, args.to)
-        # The transformers library reads files that contain only weights.
-        write(args.out, state, state if args.to == "transformers" else {"model": state})
-    print(f"{loaded.report}\nwrote {args.out}: {counted(len(state), 'entries')}, names of {names}")
+def convert_weights(args: argparse.Namespace) -> None:
+    """Write a model's weights with other names."""
+    how = dict(overrides=args.overrides, overwrite=args.overwrite, trust=args.trust)
+    done = vitkit.convert(args.model, args.out, to=args.to, weights=args.weights, **how)
+    print(f"{done.report}\nwrote {done.path}: {counted(done.num_entries, 'entries')}, names of {done.names}")
+
+
+def convert_annotations(args: argparse.Namespace) -> None:
+    """Read, repair and write annotations."""
+    from vitkit.data.io.coco_schema import raise_faults, segmentation_faults
+    from vitkit.tools.annotations import check_out, read_source, write_annotations
+
+    check_fixes(args.fix or ())
+    check_out(args.out, overwrite=args.overwrite, can_be_file=args.to == "coco")
+    data = read_source(args.model, args, check_segmentations=not args.fix)
+    if args.fix:
+        apply_fixes(data, args.fix)
+        raise_faults(segmentation_faults(data.content, required=False), data.source.name)
+    write_annotations(data, args.to, args.out)
+
+
+def check_fixes(fixes: Sequence[str]) -> None:
+    """Check the names of fixes.
+
+    Raises:
+        ConfigError: one is unknown.
+    """
+    from vitkit.data.formats.fixing import FIXES
+    from vitkit.errors import ConfigError
+
+    for fix in fixes:
+        if fix not in FIXES and Path(fix).suffix != ".json":
+            raise ConfigError(f"--fix {fix}: expected {', '.join(FIXES)}, or a JSON file of corrections.")
 
 
 def apply_fixes(data: AnnotatedImages, fixes: Sequence[str]) -> None:
     """Apply fixes in order, and print what each changed."""
+    from vitkit.data.formats.fixing import FIXES, apply_corrections
+
     for name in fixes:
         if name in FIXES:
             fix, meaning = FIXES[name]
@@ -133,24 +129,6 @@ def apply_fixes(data: AnnotatedImages, fixes: Sequence[str]) -> None:
         else:
             done = apply_corrections(data, Path(name))
             print(f"  {name}: " + ", ".join(f"{count} x {action}" for action, count in done.items()))
-
-
-def write(path: Path, state: Mapping[str, Tensor], checkpoint: Mapping[str, Any]) -> None:
-    """Write a .safetensors file with only the weights, or a checkpoint."""
-    if path.suffix == ".safetensors":
-        write_safetensors(path, state)
-    else:
-        save_checkpoint(path, checkpoint)
-
-
-def beside_weights(loaded: Predictor | Translator, config: Mapping[str, Any], weights: str | Path) -> dict[str, Any]:
-    """Return the entries besides the weights with which a checkpoint can be loaded by itself."""
-    more = {key: value for key, value in own_checkpoint(weights).items() if key in TAKEN_OVER}
-    more["config"] = json.dumps(config)
-    if isinstance(loaded, Predictor) and loaded.classes:
-        has_things = isinstance(loaded.model, MaskResults | DETRSegmentation)
-        more |= {"classes": list(loaded.classes), "things": list(loaded.model.things) if has_things else None}
-    return more
 
 
 if __name__ == "__main__":

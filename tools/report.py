@@ -1,4 +1,4 @@
-"""Write the report of a results file as one HTML page: numbers with intervals, curves, errors, pictures.
+"""Write the report of a results file as one HTML page: metrics with intervals, curves, errors, images.
 
 Results with boxes or masks need their annotations in COCO's format; results with classes or texts need nothing else.
 For other tasks, and to use a config's settings, use `tools/test.py CONFIG --eval-only RESULTS --report HTML`.
@@ -11,7 +11,7 @@ Examples:
 import argparse
 from pathlib import Path
 
-from vitkit.tools.common import check_out, errors_in_one_line, new_file
+from vitkit.tools.common import add_iou, check_out, errors_in_one_line, new_file
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -20,7 +20,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--annotations", type=Path, metavar="FILE", help="annotations of boxes or masks in COCO's format"
     )
-    parser.add_argument("--images", type=Path, metavar="DIR", help="folder of their pictures (default: none are shown)")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="folder of their images (default: none are shown)")
+    add_iou(parser, "of boxes or masks")
     parser.add_argument("--out", type=Path, help="the page to write (default: report.html)")
     return parser.parse_args(argv)
 
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     with errors_in_one_line():
         setup_logging()
         check_out("--out", args.out)
-        evaluation = score_file(args.results, annotations=args.annotations, images=args.images)
+        evaluation = score_file(args.results, annotations=args.annotations, images=args.images, iou=args.iou or 0.5)
         print(evaluation.evaluator.table())
         facts = {"results": str(args.results)}
         out = args.out or new_file("report.html")

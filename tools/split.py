@@ -13,8 +13,8 @@ Examples:
 import argparse
 from pathlib import Path, PurePosixPath
 
-from vitkit.data.formats import AnnotatedImages, find_format
-from vitkit.data.formats.label_pictures import read_semantic_pictures
+from vitkit.data.formats import AnnotatedImages, detect_format
+from vitkit.data.formats.label_images import read_semantic_pictures
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.io.output import write_text
 from vitkit.errors import DataError
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
             fractions[name] = fraction
         elif parts:
             patterns[name] = parts
-    is_semantic = (args.format or find_format(args.source, args.images)) == "semantic_pictures"
+    is_semantic = (args.format or detect_format(args.source, args.images)) == "semantic_pictures"
     if is_semantic:
         data = read_semantic_pictures(args.source, args.images, regions=False)
         print(

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import ConfigError
 from vitkit.tools.common import (
     add_device,
+    add_iou,
     add_model,
     add_tiles,
     add_trust,
@@ -81,9 +82,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         metavar="SCORE",
         help="for detectors, draw the confusion matrix of predictions with at least this score (without SCORE: 0.5)",
     )
-    parser.add_argument(
-        "--iou", type=float, default=0.5, help="minimum IoU for --thresholds and --confusion (default: 0.5)"
-    )
+    add_iou(parser, "for --thresholds, --confusion and --report")
     parser.add_argument(
         "--out", type=Path, help="results file to write (default: results.json in the run's folder, or in this one)"
     )
@@ -94,8 +93,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_intermixed_args(argv)
     if args.thresholds == []:
         args.thresholds = [tenths / 10 for tenths in range(1, 10)]
-    if not all(0 <= value <= 1 for value in [*(args.thresholds or ()), args.confusion or 0, args.iou]):
-        parser.error("--thresholds, --confusion and --iou are 0 to 1")
+    if not all(0 <= value <= 1 for value in [*(args.thresholds or ()), args.confusion or 0]):
+        parser.error("--thresholds and --confusion are 0 to 1")
     sort_model(args)
     if args.eval_only and args.weights:
         parser.error("give either weights or --eval-only RESULTS")
@@ -186,6 +185,9 @@ def show(evaluator: Any, args: argparse.Namespace, stored: ScoreThresholds | Non
     """Print the evaluator's table, score thresholds, those stored with the weights too, and the requested details."""
     from vitkit.evaluation import CocoEvaluator
 
+    detections = [part for part in evaluator.parts if isinstance(part, CocoEvaluator)]
+    for part in detections if args.iou else ():
+        part.iou = args.iou
     table = evaluator.table()
     print(table)
     thresholds = evaluator.score_thresholds()
@@ -195,7 +197,7 @@ def show(evaluator: Any, args: argparse.Namespace, stored: ScoreThresholds | Non
         # Chosen on test data, a threshold would be part of what is tested.
         use = "show objects above" if args.split == "val" else f"best on data.{args.split}, and not stored:"
         print(f"{use} {thresholds}")
-    detection = next((part for part in evaluator.parts if isinstance(part, CocoEvaluator)), None)
+    detection = detections[0] if detections else None
     if args.per_class and detection is evaluator:
         print_numbers(evaluator.details()[0])
     elif args.per_class:
@@ -215,7 +217,7 @@ def show(evaluator: Any, args: argparse.Namespace, stored: ScoreThresholds | Non
         print_numbers(detection.details()[1])
     iou_type = detection.iou_types[-1]
     if args.thresholds:
-        print_thresholds(detection, args.thresholds, iou_type, args.iou)
+        print_thresholds(detection, args.thresholds, iou_type)
     if args.confusion is not None:
         print_confusion(detection, args, iou_type)
 
@@ -229,14 +231,14 @@ def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
         print(f"  {name:<{width}}  {texts}  {counted(numbers['objects'], 'objects')}")
 
 
-def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str, iou: float) -> None:
+def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str) -> None:
     """Print precision, recall and F1 at each threshold, and at the threshold with the highest F1."""
-    from vitkit.evaluation.detection_report import best_threshold, threshold_rows
+    from vitkit.evaluation.score_thresholds import best_row, threshold_rows
 
-    truth, results = evaluator.dataset.ground_truth(), evaluator.results()
-    rows = threshold_rows(truth, results, thresholds, iou_type=iou_type, iou=iou)
-    best = best_threshold(truth, results, iou_type=iou_type, iou=iou)
-    print(f"{iou_type}, IoU of at least {iou:g}\n  score  precision  recall     F1    right    wrong   missed")
+    rankings = evaluator.statistics(iou_type).rankings()
+    rows, best = threshold_rows(rankings, thresholds), best_row(rankings)
+    print(f"{iou_type}, IoU of at least {evaluator.iou:g}")
+    print("  score  precision  recall     F1  correct    wrong   missed")
     for row in [*rows, best]:
         last = "  highest F1" if row is best else ""
         print(
@@ -250,7 +252,7 @@ def print_confusion(evaluator: Any, args: argparse.Namespace, iou_type: str) -> 
     import numpy as np
 
     from vitkit.evaluation.classification import draw_confusion_matrix
-    from vitkit.evaluation.detection_report import confusion_matrix
+    from vitkit.evaluation.matching import confusion_matrix
 
     matrix = confusion_matrix(
         evaluator.dataset.ground_truth(),
@@ -258,13 +260,12 @@ def print_confusion(evaluator: Any, args: argparse.Namespace, iou_type: str) -> 
         evaluator.dataset.category_ids,
         threshold=args.confusion,
         iou_type=iou_type,
-        iou=args.iou,
+        iou=evaluator.iou,
     )
     names = [*evaluator.dataset.classes, "(nothing)"]
     wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
-    print(
-        f"predictions with a score of at least {args.confusion:g}, IoU of at least {args.iou:g}: {matrix.trace()} right"
-    )
+    least = f"score of at least {args.confusion:g}, IoU of at least {evaluator.iou:g}"
+    print(f"predictions with a {least}: {matrix.trace()} correct")
     for cell in np.argsort(-wrong, axis=None, kind="stable")[:8]:
         row, column = np.unravel_index(cell, wrong.shape)
         if wrong[row, column]:
@@ -272,7 +273,7 @@ def print_confusion(evaluator: Any, args: argparse.Namespace, iou_type: str) -> 
             if names[column] is names[-1]:
                 confusion = f"{names[row]} missed"
             elif names[row] is names[-1]:
-                confusion = f"{names[column]} where nothing is"
+                confusion = f"{names[column]}, no object"
             print(f"  {wrong[row, column]:6} {confusion}")
     out = args.out or new_file("results.json", args.model)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import json
 import threading
 from urllib.parse import unquote
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save
@@ -14,8 +15,6 @@ import vitkit
 from vitkit import CheckpointError, ConfigError, load_weights
 from vitkit.checkpoint import hub
 from vitkit.models import build_model
-
-huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs pip install -e '.[hub]'")
 
 COMMIT = "a" * 40
 SMALL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)
@@ -26,7 +25,7 @@ VIT = SMALL | dict(
 
 def weights():
     """A small ViT under the names of the transformers library."""
-    from vitkit.model_zoo.writing import written
+    from vitkit.model_zoo.converters import written
 
     torch.manual_seed(0)
     backbone = dict(type="ViT", patch_size=16, d_model=16, depth=1, num_heads=2, mlp_ratio=2.0, image_size=32)

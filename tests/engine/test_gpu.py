@@ -28,7 +28,7 @@ TINY = dict(
 
 def needs_cuda(gpu: torch.device) -> None:
     if gpu.type != "cuda":
-        pytest.skip("is of CUDA alone")
+        pytest.skip("only on CUDA")
 
 
 @pytest.fixture
@@ -92,6 +92,21 @@ def test_compiled_model_trains_like_the_eager_one(name, gpu, tmp_path):
         train_step(run, iter([batch]), 1)
         losses.append(float(sum(run.losses[0].values())))
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+def test_losses_follow_those_of_the_cpu(gpu, tmp_path):
+    needs_cuda(gpu)
+    curves = []
+    for device in (gpu, torch.device("cpu")):
+        run, batch = quickstart_run("detr", device, tmp_path)
+        for module in run.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        curves.append([])
+        for _ in range(10):
+            train_step(run, iter([batch]), 1)
+            curves[-1].append(float(sum(run.losses[0].values())))
+    assert curves[0] == pytest.approx(curves[1], rel=1e-2) and curves[0][-1] < curves[0][0]
 
 
 def test_ddp_with_one_rank_has_the_gradients_of_the_plain_model(gpu, tmp_path, process_group):

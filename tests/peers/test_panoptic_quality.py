@@ -16,6 +16,7 @@ from vitkit.structures import PanopticMap
 pytestmark = pytest.mark.peers
 
 CATEGORY_IDS, THINGS = [17, 1, 90, 187, 200], [True, True, True, False, False]
+NUM_LABELS = len(CATEGORY_IDS)
 SIZE = (40, 56)
 
 

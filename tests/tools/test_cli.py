@@ -66,7 +66,7 @@ assert not {"torch", "numpy"} & sys.modules.keys()
 @pytest.mark.parametrize(
     "words",
     ["train --help", "test --help", "report --help", "label_errors --help", "plot_log --help", "ablate --help"]
-    + ["ablate --list", "start --help"],
+    + ["ablate --list", "start --help", "explain --help", "export --help", "convert --help"],
 )
 def test_help_of_tools_and_lists_do_not_import_torch(words):
     script = f"""

@@ -182,6 +182,7 @@ class BackboneBase(nn.Module):
     """The maps that it returns, fine to coarse."""
     pretrained: bool | str = False
     frozen_stages: int = 0
+    frozen_stem: bool = False
     is_classifier: bool = False
     is_dilated: bool = False
     """Whether the last stage keeps its resolution and dilates its kernels (DC5), with the same weights."""
@@ -292,7 +293,8 @@ class BackboneBase(nn.Module):
             part.requires_grad_(False)
 
     def _frozen(self) -> list[nn.Module | nn.Parameter]:
-        stages = self.stages()[: self.frozen_stages + 1] if self.frozen_stages else []
+        number = self.frozen_stages + 1 if self.frozen_stages else int(self.frozen_stem)
+        stages = self.stages()[:number]
         return [part for stage in stages for part in stage]
 
     def train(self, mode: bool = True) -> "BackboneBase":
@@ -313,14 +315,15 @@ class BackboneBase(nn.Module):
             CheckpointError: the weights are not available, or are for another network.
         """
         if not self.pretrained:
-            if self.frozen_stages:
+            if self._frozen():
+                remedy = "frozen_stages=0" if self.frozen_stages else "frozen_stem=false"
                 logger.warning(
-                    "backbone: its first %d stages are random and frozen, so they never learn. To train without "
-                    "pretrained weights or a checkpoint set model.backbone.frozen_stages=0.",
-                    self.frozen_stages,
+                    "backbone: its first stages are random and frozen, so they never learn. To train without "
+                    "pretrained weights or a checkpoint set model.backbone.%s.",
+                    remedy,
                 )
             return None
-        source = self._address() if self.pretrained is True else self.pretrained
+        source = self._url() if self.pretrained is True else self.pretrained
         # A backbone does not need the classifier, and a classifier for other classes cannot use it.
         report = load_weights(self, _find(source), new_class_head=True, strict=False)
         missing = [name for name in report.missing if not any(fnmatch(name, p) for p in self.optional_weights)]
@@ -333,11 +336,11 @@ class BackboneBase(nn.Module):
             )
         return source.partition("#sha256=")[0]
 
-    def _address(self) -> str:
+    def _url(self) -> str:
         """Return the source of weights that `pretrained=True` stands for."""
         raise ConfigError(
-            f"pretrained=True: there are no default weights for this {type(self).__name__}. Expected a file, an "
-            "address ('https://...#sha256=PREFIX') or the name of timm's weights ('timm/NAME')."
+            f"pretrained=True: there are no default weights for this {type(self).__name__}. Expected a file, a "
+            "URL ('https://...#sha256=PREFIX') or the name of timm's weights ('timm/NAME')."
         )
 
 
@@ -359,7 +362,7 @@ def _find(source: str) -> Path | dict[str, Any]:
         return hub_folder(source)
     if not Path(source).is_file() and not is_transformers_folder(Path(source)):
         raise CheckpointError(
-            f"pretrained: no file {source!r}. Give a file of weights, an address ('https://...#sha256=PREFIX'), the "
+            f"pretrained: no file {source!r}. Give a file of weights, a URL ('https://...#sha256=PREFIX'), the "
             f"name of timm's weights ('timm/NAME'), {random_instead}"
         )
     return Path(source)

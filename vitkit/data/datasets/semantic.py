@@ -10,7 +10,7 @@ import numpy as np
 from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
 from vitkit.data.formats.class_files import parse_class_file, read_colored_labels
-from vitkit.data.formats.label_pictures import has_one_channel
+from vitkit.data.formats.label_images import has_one_channel
 from vitkit.data.io.image_files import read_header, read_label_map
 from vitkit.data.io.text_files import read_lines
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
@@ -119,8 +119,8 @@ class SemanticFolder(BaseImageDataset):
         if image.shape[:2] != labels.shape:
             raise DataError(
                 f"labels '{self._label_path(index)}' has {labels.shape[1]}x{labels.shape[0]} pixels (width x height) "
-                f"and image '{self.image_path(index)}' {image.shape[1]}x{image.shape[0]}. Both must have one size: "
-                "save the label image again, without interpolation."
+                f"and image '{self.image_path(index)}' {image.shape[1]}x{image.shape[0]}. Both must have the same "
+                "size: save the label image again, without interpolation."
             )
         # Class 0 becomes segment 1, and 255 (ignored) wraps around to 0, "no segment".
         annotated = self.transform(AnnotatedImage(image, segment_map=labels + np.uint8(1)), seed)

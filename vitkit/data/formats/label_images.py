@@ -1,0 +1,166 @@
+"""Folders of label images, one for each image, read as objects with masks.
+
+Instances in one label image: every value, or colour, is an object, except 0 (black); values from 1000 on are CLASS
+* 1000 + NUMBER, as in Cityscapes. Semantic label images: every connected region of a class is an object.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
+from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_colored_labels
+from vitkit.data.io.image_files import ONE_CHANNEL_MODES, read_header, read_image, read_label_map
+from vitkit.data.io.segmentations import pixels_annotation
+from vitkit.data.io.values import check_count
+from vitkit.errors import DataError
+from vitkit.ops.label_maps import colors_to_ids
+from vitkit.structures import IGNORE_INDEX
+
+CLASS_FACTOR = 1000
+_MAX_CLASSES = 1024
+"""Maximum number of classes in one label image; each takes a pass over the image."""
+
+
+class _Object(NamedTuple):
+    """An object in a label image."""
+
+    value: int
+    """The number of its class."""
+    indices: np.ndarray
+    """(n,) int64, its pixels, counted down the columns of the image, in ascending order."""
+
+
+def read_instance_pictures(annotations: Path, images: Path | None) -> AnnotatedImages:
+    """Read label images of instances.
+
+    Args:
+        annotations: folder of the label images, named like the images or with a suffix (`a_mask.png` for `a.jpg`).
+        images: folder of the images.
+    Raises:
+        DataError: a folder is missing, or no label image belongs to an image.
+    """
+    return _read("instance_pictures", annotations, images)
+
+
+def read_semantic_pictures(annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
+    """Read label images of classes, with 255 for no class. See `read_instance_pictures`.
+
+    Args:
+        regions: make each connected region an object; otherwise each class of an image is one, which is faster.
+    """
+    return _read("semantic_pictures", annotations, images, regions=regions)
+
+
+def has_one_channel(path: Path) -> bool:
+    """Return whether a label image holds numbers rather than colours."""
+    try:
+        return read_header(path, "labels").mode in ONE_CHANNEL_MODES
+    except DataError:
+        return False
+
+
+def _read(format: str, annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
+    if images is None:
+        raise DataError(f"images: label images in '{annotations}' also need the folder of their images. Give it.")
+    labels, files = ImageFiles(annotations), ImageFiles(images)
+    data = AnnotatedImages(format, annotations, images)
+    class_file = class_file_near(annotations)
+    names, colors, ignored = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
+    data.notes.append(f"classes from {class_file}" if class_file else "no classes.txt names the classes")
+    data.categories.extend({"id": value, "name": name} for value, name in names.items())
+    used = set()
+    for label_name in labels.names:
+        name = _image_of(label_name, files)
+        if name is None:
+            data.leave_out("label images without an image", label_name)
+            continue
+        used.add(name)
+        try:
+            path = annotations / label_name
+            if colors and format == "semantic_pictures" and not has_one_channel(path):
+                values = read_colored_labels(path, colors)
+            else:
+                values = _read_values(path)
+        except DataError as error:
+            data.leave_out(UNREADABLE, str(error))
+            continue
+        height, width = values.shape
+        if format == "semantic_pictures" and (count := len(np.unique(values))) > _MAX_CLASSES:
+            raise DataError(
+                f"labels '{path}': {count} different values; expected at most {_MAX_CLASSES} classes. Is it a "
+                "photograph, or a label image of instances?"
+            )
+        image_id = data.add_image(name, width, height)
+        objects = _instances(values) if format == "instance_pictures" else _regions(values, connected=regions)
+        for count, (value, indices) in enumerate(objects, start=1):
+            check_count(count, f"labels '{path}'")
+            if value not in names:
+                if value == ignored and format == "semantic_pictures":
+                    continue
+                if format == "semantic_pictures" and names:
+                    data.leave_out("regions of values that are not a class", f"{label_name} value {value}")
+                    continue
+                names[value] = "object" if value == 0 else f"class_{value}"
+                data.categories.append({"id": value, "name": names[value]})
+            data.add_object(image_id, value, **pixels_annotation(indices, height, width))
+    for name in files.names:
+        if name not in used:
+            data.leave_out("images without a label image", name)
+    if not data.images:
+        raise DataError(
+            f"'{annotations}': no label image has its image below '{images}'. Give folders that belong together."
+        )
+    return data
+
+
+def _image_of(label_name: str, files: ImageFiles) -> str | None:
+    """Find the image of a label image: by its name, or by its name without what follows an underscore."""
+    name = Path(label_name).with_suffix("").as_posix()
+    while True:
+        if (image := files.find(name)) is not None or "_" not in Path(name).name:
+            return image
+        name = name.rpartition("_")[0]
+
+
+def _read_values(path: Path) -> np.ndarray:
+    """Read a label image as (H, W) numbers; a coloured one as R + 256 G + 65536 B."""
+    if has_one_channel(path):
+        return read_label_map(path)
+    return colors_to_ids(read_image(path, "labels"))
+
+
+def _objects(numbers: np.ndarray) -> Iterator[_Object]:
+    """Yield the pixels of each number above 0 in (H, W) numbers, as an object whose value is the number."""
+    flat = numbers.T.ravel()
+    # Sorting finds all objects at once, where comparing with each number takes minutes for thousands of them. A small
+    # type is sorted in linear time.
+    flat = flat.astype(np.min_scalar_type(int(flat.max())))
+    order = np.argsort(flat, kind="stable")
+    present, starts = np.unique(flat[order], return_index=True)
+    for number, indices in zip(present.tolist(), np.split(order, starts[1:])):
+        if number > 0:
+            yield _Object(number, indices)
+
+
+def _instances(values: np.ndarray) -> Iterator[_Object]:
+    """Yield each instance; its class is 0 where the value does not encode one."""
+    has_classes = values.dtype == np.uint16 and values.max() >= CLASS_FACTOR
+    for value, indices in _objects(values):
+        if not has_classes:
+            yield _Object(0, indices)
+        elif value >= CLASS_FACTOR:  # lower values are classes without instances
+            yield _Object(value // CLASS_FACTOR, indices)
+
+
+def _regions(values: np.ndarray, *, connected: bool) -> Iterator[_Object]:
+    """Yield each connected region, or each class."""
+    for value in np.unique(values).tolist():
+        if value != IGNORE_INDEX:
+            regions = (values == value).astype(np.uint8)
+            if connected:
+                _, regions = cv2.connectedComponents(regions, connectivity=8)
+            yield from (obj._replace(value=value) for obj in _objects(regions))
