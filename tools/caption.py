@@ -22,6 +22,7 @@ from vitkit.data.loading.collate import collate
 from vitkit.errors import ConfigError, DataError
 from vitkit.explanations.drawing import draw_word_attention
 from vitkit.inference import Predictor, in_batches, load, names_config_alone, pictures_in
+from vitkit.inference.writing import readable, report_unreadable
 from vitkit.logging import setup_logging
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import Hypothesis, decode
@@ -33,10 +34,8 @@ from vitkit.tools.common import (
     add_trust,
     errors_in_one_line,
     is_override,
-    readable,
-    report_unreadable,
-    unique_names,
 )
+from vitkit.words import unique_names
 
 logger = logging.getLogger("vitkit")
 

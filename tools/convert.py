@@ -50,7 +50,7 @@ from vitkit.model_zoo.writing import written
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.mask_results import MaskResults
 from vitkit.tools.annotations import add_source, check_out, read_source, write_annotations
-from vitkit.tools.average import TAKEN_OVER
+from vitkit.checkpoint.averaging import TAKEN_OVER
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.words import counted
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from vitkit.checkpoint import LoadReport, load_weights
     from vitkit.config import Config, load_config
     from vitkit.data.loading.loader import build_dataset
+    from vitkit.doctor import diagnose
     from vitkit.engine.api import test, train
+    from vitkit.engine.comparing import compare
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
     from vitkit.inference import load
     from vitkit.models import build_model
@@ -51,6 +53,8 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "Model": "protocols",
     "TrainingError": "errors",
     "VitkitError": "errors",
+    "compare": "engine.comparing",
+    "diagnose": "doctor",
     "build_dataset": "data.loading.loader",
     "build_model": "models",
     "load": "inference",

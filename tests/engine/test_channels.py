@@ -12,7 +12,7 @@ import vitkit
 from vitkit import load_config
 from vitkit.deployment.export import export_model
 from vitkit.deployment.metadata import describe
-from vitkit.doctor import Options, diagnose
+from vitkit.doctor import Options, run_checks
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, load
 from vitkit.models import build_model
@@ -123,7 +123,7 @@ def test_an_exported_file_takes_its_channels(images, format):
 
 
 def test_the_doctor_measures_statistics_that_can_be_set(images):
-    issues = list(diagnose(load_config("config.py"), Options(), checks=["images"]))
+    issues = list(run_checks(load_config("config.py"), Options(), checks=["images"]))
     message = next(issue.message for issue in issues if issue.check == "pixel statistics")
     backbone = load_config("config.py", message.split())["model"]["backbone"]
     values = np.stack(list(images.values())).reshape(-1, 4) / 65535

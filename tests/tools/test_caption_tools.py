@@ -129,7 +129,7 @@ def test_images_are_resized_as_in_the_checkpoint_and_broken_ones_left_out(tiny, 
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 3
     assert "pictures/zero.png" in printed.err and "pictures/text.jpg" in printed.err
-    assert "2 of 5 pictures could not be read and were left out" in printed.err
+    assert "2 of 5 images could not be read and were left out" in printed.err
     model = load(tiny, "sized.pth", overrides=["data.val.transforms=none"])
     assert printed.out.splitlines()[0] == f"pictures/0.png\t{model('pictures/0.png').text}"
     assert model.as_evaluated(np.zeros((64, 128, 3), np.uint8)).shape == (20, 40, 3)

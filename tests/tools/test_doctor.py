@@ -12,7 +12,7 @@ from pycocotools import mask as coco_mask
 
 from vitkit import load_config
 from vitkit.data.loading.loader import DataSettings
-from vitkit.doctor import CHECKS, VERDICTS, Case, Options, diagnose
+from vitkit.doctor import CHECKS, VERDICTS, Case, Options, run_checks
 from vitkit.doctor.training_checks import memory
 from vitkit.losses.class_weights import build_criterion
 from vitkit.tools import doctor
@@ -76,7 +76,7 @@ def coco(tmp_path, monkeypatch):
 
 def check_config(*overrides, checks=DATA_CHECKS, config="config.py", **options):
     options = Options(overfit_seconds=20, **options)
-    return list(diagnose(load_config(config, overrides), options, checks=checks))
+    return list(run_checks(load_config(config, overrides), options, checks=checks))
 
 
 def worst(issues, check, *, where="data.train"):
@@ -488,8 +488,8 @@ def test_report_has_json_and_an_exit_status(coco, capsys):
 def test_wrong_arguments_are_helpful_errors(coco, capsys):
     for arguments, message in (
         (["none.py"], "no config file 'none.py'"),
-        (["config.py", "--only", "querys"], "invalid choice: 'querys'"),
-        (["config.py", "--gpus", "0"], "--gpus, --images and --overfit-steps are at least 1"),
+        (["config.py", "--only", "querys"], "no check 'querys'. Did you mean 'queries'"),
+        (["config.py", "--gpus", "0"], "expected an integer of at least 1"),
         (["config.py", "data.train.imags=x"], "Did you mean 'images'"),
     ):
         with pytest.raises(SystemExit) as error:
