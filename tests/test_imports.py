@@ -43,7 +43,16 @@ BESIDE = {  # rooms outside of that order, and the rooms that each may import
     "explanations": {*LEVEL, "data", "visualization", "inference"},
     "interop": {*LEVEL, "data", "model_zoo", "inference", "foreign models"},
     "doctor": {*LEVEL, "data", "engine", "analysis"},
-    "starter": {*LEVEL, "data", "engine", "engine builders", "visualization", "evaluation.report", "doctor"},
+    "starter": {
+        *LEVEL,
+        "data",
+        "engine",
+        "engine builders",
+        "visualization",
+        "evaluation.report",
+        "doctor",
+        "inference",
+    },
     # The files of engine that build what a config names; the others do not import them.
     "engine builders": {
         *LEVEL,

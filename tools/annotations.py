@@ -1,4 +1,4 @@
-"""Shared parts of the tools on annotations: reading, printing summaries, and drawing a sheet of pictures."""
+"""Shared parts of the data commands: reading annotations, printing summaries, and drawing a sheet of images."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.formats import FORMAT_NAMES, READERS, AnnotatedImages, read_annotations
+from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import left_out_lines
 from vitkit.data.formats.writing import WRITERS, Lost, check_size
 from vitkit.data.io.image_files import path_inside, read_image
@@ -21,21 +21,9 @@ from vitkit.visualization.masks import draw_masks
 from vitkit.words import counted
 
 NUM_DRAWN = 12
-"""The default number of pictures on a sheet."""
+"""The number of images on a sheet."""
 _MAX_DRAWN, _MAX_MASK_PIXELS = 200, 1 << 28
-"""The most objects of an image that are drawn, and the most pixels of their masks: one image may have thousands."""
-
-
-def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -> None:
-    """Add the options that tell where annotations are; `read_source` reads them."""
-    text = "folder of the pictures (default: where the format usually has them)"
-    parser.add_argument("--images", type=Path, metavar="DIR", help=text)
-    text = "format of the annotations, if it is ambiguous: " + ", ".join(READERS)
-    parser.add_argument("--from", dest="format", choices=READERS, metavar="FORMAT", help=text)
-    if with_split:
-        parser.add_argument(
-            "--split", metavar="NAME", help="read only this split: train, val or test, if the format names splits"
-        )
+"""The maximum numbers of objects of an image that are drawn, and of pixels of their masks: one may have thousands."""
 
 
 def read_source(source: str | Path, args: argparse.Namespace, *, check_segmentations: bool = True) -> AnnotatedImages:
@@ -46,13 +34,6 @@ def read_source(source: str | Path, args: argparse.Namespace, *, check_segmentat
         print(f"  note: {note}")
     print_left_out(data.left_out, "left out")
     return data if getattr(args, "split", None) is None else data.split(args.split)
-
-
-def add_out(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a tool that writes annotations into a folder; `check_out` checks them."""
-    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (default: coco)")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace files of the same names in OUT")
 
 
 def check_out(out: Path, *, overwrite: bool, can_be_file: bool = False) -> None:
@@ -114,7 +95,9 @@ def image_folder(out: Path, to: str) -> Iterator[Path]:
 def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
     """Write annotations, read them again, and print the numbers before and after and what was lost; draw a sheet."""
     if not data.images:
-        raise DataError(f"{data.source.name}: no image is left to write. Choose other annotations, or another --split.")
+        raise DataError(
+            f"{data.source.name}: there is no image left to write. Choose other annotations, or another --split."
+        )
     lost: Lost = {}
     if data.splits and not _is_file(out):
         in_splits = {image_id for ids in data.splits.values() for image_id in ids}
@@ -129,7 +112,7 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
         lost.setdefault(reason, []).extend(names)
     print(f"{out}: {FORMAT_NAMES[to]}: {after.summary()}")
     if len(after.images) > max(len(data.images), sum(map(len, data.splits.values()))):
-        print(f"  note: {out} holds images that were there before. Remove it and write again if they do not belong.")
+        print(f"  note: {out} has images that were there before. Remove it and write again if they do not belong.")
     print_left_out(lost, "lost")
     before, now = data.class_counts(), after.class_counts()
     width = max(map(len, before), default=0)

@@ -28,13 +28,7 @@ from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import Hypothesis, decode
 from vitkit.seq2seq.vocabulary import SPACE
 from vitkit.structures import Sample
-from vitkit.tools.common import (
-    MODEL_HELP,
-    add_device,
-    add_trust,
-    errors_in_one_line,
-    is_override,
-)
+from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line, is_override
 from vitkit.words import unique_names
 
 logger = logging.getLogger("vitkit")

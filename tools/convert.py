@@ -37,6 +37,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.checkpoint import save_checkpoint
+from vitkit.checkpoint.averaging import TAKEN_OVER
 from vitkit.checkpoint.writing import write_safetensors
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.fixing import FIXES, apply_corrections
@@ -50,7 +51,6 @@ from vitkit.model_zoo.writing import written
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.mask_results import MaskResults
 from vitkit.tools.annotations import add_source, check_out, read_source, write_annotations
-from vitkit.checkpoint.averaging import TAKEN_OVER
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
 from vitkit.words import counted
 

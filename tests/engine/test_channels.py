@@ -95,7 +95,7 @@ def test_a_detector_trains_evaluates_and_predicts_on_four_channels_of_16_bits(im
     assert tiled.fields["boxes_xyxy"].shape[1] == 4
     predict.main(["run", "--input", "images/image0.png", "images/image3.npy", "--out", "drawn", "--device", "cpu"])
     assert Path("drawn/image0.jpg").is_file() and Path("drawn/image3.jpg").is_file()
-    browse.main(["config.py", "--count", "3", "--original", "--out", "pages"])
+    browse.main(["config.py", "--max-images", "3", "--original", "--out", "pages"])
     assert Path("pages/index.html").is_file()
 
 

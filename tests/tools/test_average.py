@@ -101,7 +101,9 @@ def test_wrong_arguments_are_helpful_errors(tmp_path, capsys):
     assert "no file matches this pattern" in fails(capsys, tmp_path / "x*.pth", *out)
     assert "got 1 for 2 checkpoints" in fails(capsys, first, second, "--factors", "1", *out)
     for weights in (["0", "0"], ["1", "nan"], ["inf", "1"], ["1e308", "1e308"]):
-        assert "expected finite numbers of at least 0, not all of them 0" in fails(capsys, first, second, "--factors", *weights, *out)
+        assert "expected finite numbers of at least 0, not all of them 0" in fails(
+            capsys, first, second, "--factors", *weights, *out
+        )
     assert "exists already" in fails(capsys, first, second, "--out", second)
     assert "is a folder" in fails(capsys, first, second, "--out", tmp_path, "--overwrite")
     (tmp_path / "c.pth").write_bytes(b"nothing")

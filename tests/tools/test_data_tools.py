@@ -10,7 +10,7 @@ from PIL import Image
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.evaluation.coco import CocoEvaluator
-from vitkit.tools import convert, merge, split, tile
+from vitkit.tools.data import convert, merge, split, tile
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def test_merge_renames_classes(capsys):
 
 def test_tile_writes_tiles_in_any_format(capsys):
     write_yolo("a", 1)
-    tile.main(["a", "--size", "40", "--overlap", "0", "--to", "yolo", "--out", "t"])
+    tile.main(["a", "--tiles", "40", "--tile-overlap", "0", "--to", "yolo", "--out", "t"])
     assert len(list(Path("t/labels").rglob("*.txt"))) == 4 and "tiles" not in capsys.readouterr().err
     assert {Image.open(path).size for path in Path("t/images/all").iterdir()} == {(40, 40)}
 

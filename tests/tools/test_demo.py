@@ -234,9 +234,9 @@ def test_a_busy_port_is_named_before_anything_is_loaded(free_port, capsys):
 
 
 def test_text_and_clip_models_are_referred_to_other_tools():
-    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not pictures\. Use tools/translate\.py"):
+    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not images\. Use vitkit translate"):
         demo.check_model(object.__new__(Translator), "runs/x")
-    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not pictures\. Use tools/generate\.py"):
+    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not images\. Use vitkit generate"):
         demo.check_model(object.__new__(MaskFiller), "runs/x")
 
 

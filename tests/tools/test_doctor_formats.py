@@ -13,7 +13,7 @@ from vitkit.data.io.json_files import read_json
 from vitkit.doctor import Case, Options, run_checks
 from vitkit.doctor.training_checks import queries
 from vitkit.errors import DataError
-from vitkit.tools import convert
+from vitkit.tools.data import convert
 
 WIDTH, HEIGHT = 120, 80
 
@@ -54,7 +54,7 @@ def issues(*checks, **arguments):
 
 def fixed(issue):
     """Run the command of an issue; return the boxes that it wrote."""
-    command = shlex.split(re.search(r"vitkit convert (.*)", issue.message)[1])
+    command = shlex.split(re.search(r"vitkit data convert (.*)", issue.message)[1])
     convert.main(command)
     return json.loads(Path("own_fixed.json").read_text())
 

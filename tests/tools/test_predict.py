@@ -98,7 +98,9 @@ def test_files_with_the_same_name_do_not_overwrite_each_other(run):
 
 
 def test_config_weights_and_overrides_may_be_given(run):
-    result = predictions("config.py", "run/best.pth", "model.isolate_padding=true", "--input", "b.png", "--precision", "bf16")
+    result = predictions(
+        "config.py", "run/best.pth", "model.isolate_padding=true", "--input", "b.png", "--precision", "bf16"
+    )
     assert len(result["images"]) == 1
     assert len(predictions("run", "model.isolate_padding=true", "--input", "b.png", "--no-draw")["images"]) == 1
 

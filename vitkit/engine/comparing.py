@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -53,9 +53,7 @@ def compare(
         ConfigError: the models are fewer than two or of different tasks, or the data of a results file is unknown.
         DataError: the models were scored on different images, or a file is invalid.
     """
-    scored = score_models(
-        models, data=data, annotations=annotations, images=images, device=device, trust=trust
-    )
+    scored = score_models(models, data=data, annotations=annotations, images=images, device=device, trust=trust)
     return compare_scored(scored, names=names, out=out)
 
 
@@ -169,9 +167,7 @@ def draw_curves(
     names = _distinct_names(logs) if names is None else names
     if len(set(names)) < len(names):
         raise DataError(f"--names: {', '.join(names)} are not different.")
-    return plot_runs(
-        dict(zip(names, logs)), path, metrics=metrics, losses=losses or ["loss"], smoothing=smoothing, x=x
-    )
+    return plot_runs(dict(zip(names, logs)), path, metrics=metrics, losses=losses or ["loss"], smoothing=smoothing, x=x)
 
 
 def _is_results(model: str | Path) -> bool:

@@ -86,9 +86,7 @@ def predict_files(
     return path
 
 
-def predict_images(
-    predictor: Predictor, images: Named, output: Output, tiling: Tiling | None
-) -> list[dict[str, Any]]:
+def predict_images(predictor: Predictor, images: Named, output: Output, tiling: Tiling | None) -> list[dict[str, Any]]:
     """Predict and draw each image that can be read; return their entries of the JSON.
 
     Raises:
@@ -97,7 +95,9 @@ def predict_images(
     broken: list[str] = []
     names = dict(images)
     inputs = {os.path.realpath(path) for path in names}  # Path.resolve fails at circular links
-    overwritten = [path for path, name in images if os.path.realpath(output.folder / f"{name}.{output.image_format}") in inputs]
+    overwritten = [
+        path for path, name in images if os.path.realpath(output.folder / f"{name}.{output.image_format}") in inputs
+    ]
     if overwritten and output.draw:
         raise DataError(
             f"--out {output.folder}: drawing would overwrite the input '{overwritten[0]}'. Choose another folder."
@@ -240,9 +240,7 @@ def predict_clips(predictor: Predictor, path: Path, name: str, output: Output) -
     return entry | {"drawn": f"{Path(name).as_posix()}.png"}
 
 
-def draw_frame(
-    prediction: Prediction, rate: float, output: Output
-) -> tuple[dict[str, Any], np.ndarray | None]:
+def draw_frame(prediction: Prediction, rate: float, output: Output) -> tuple[dict[str, Any], np.ndarray | None]:
     """Return a frame's entry of the JSON, and the frame with its predictions drawn; None if nothing is drawn."""
     entry = prediction.as_json(score_threshold=output.json_threshold)
     del entry["image"]

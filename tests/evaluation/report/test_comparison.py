@@ -20,7 +20,7 @@ from vitkit.evaluation.report import write_report
 from vitkit.evaluation.report.comparison import Compared, compare, is_better, write_comparison
 from vitkit.registry import EVALUATORS
 from vitkit.tools import compare as compare_tool
-from vitkit.tools import report as report_tool
+from vitkit.tools import test as test_tool
 
 
 @pytest.fixture
@@ -198,11 +198,12 @@ def test_wrong_command_lines_are_one_line_errors(folder, capsys):
 
 
 def test_report_is_made_from_only_results_and_annotations(folder, capsys):
-    report_tool.main(["results.json", "--annotations", "truth.json", "--out", "alone.html"])
+    scored = ["--eval-only", "results.json", "--annotations", "truth.json", "--report", "alone.html"]
+    test_tool.main(scored)
     assert "the report is alone.html" in capsys.readouterr().out
     page = (folder / "alone.html").read_text()
     assert "Confusion matrix" in page and "data:image/jpeg" not in page
-    report_tool.main(["results.json", "--annotations", "truth.json", "--images", "images", "--out", "alone.html"])
+    test_tool.main([*scored, "--images", "images"])
     assert "data:image/jpeg" in (folder / "alone.html").read_text()
     with pytest.raises(SystemExit, match="contains boxes. Pass their annotations"):
-        report_tool.main(["results.json"])
+        test_tool.main(["--eval-only", "results.json"])

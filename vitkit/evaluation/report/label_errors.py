@@ -24,7 +24,7 @@ _TEXTS = {
 _NOTE = (
     "The likeliest first. The label is drawn in black and white, what the model detects in the colour of its class, "
     "other labels in thin white. Keys: a accepts the correction, r rejects it, arrows go on and back. The export holds "
-    "the accepted ones; vitkit convert --fix applies them."
+    "the accepted ones; vitkit data convert --fix applies them."
 )
 _CONTROLS = """<div class="controls"><label>show <select class="kind" aria-label="kind">
 <option value="">all kinds</option>{options}</select></label> <button type="button" class="begin">begin</button>
