@@ -15,7 +15,6 @@ Examples:
         train.activation_checkpointing=true --training 8 --size 1024 1024
     python tools/analyze.py "timesformer_???*" --clips runs/timesformer_cost.png
     python tools/analyze.py configs/translation_transformer_multi30k.py --lengths 16 64 256
-    python tools/analyze.py --layers runs/layers.png
 
 The memory of the attention matrices of a transformer with 48 layers of 16 heads, on the pixels of an image, and on its
 14 x 14 patches (768 GiB and 112 MiB):
@@ -58,7 +57,7 @@ from vitkit.inference import find_model, names_config_alone
 from vitkit.inference.load import FoundModel
 from vitkit.models.classifier import Classifier
 from vitkit.registry import nearest
-from vitkit.tools.analyze_text import layers, takes_text, text_costs
+from vitkit.tools.analyze_text import takes_text, text_costs
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, split_weights
 from vitkit.visualization.costs import plot_costs
 
@@ -100,23 +99,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="plot the MACs and memory of clip backbones by frames and crop size into this file; MODEL is a pattern "
         "of names",
     )
-    parser.add_argument(
-        "--lengths", nargs="+", type=int, metavar="N", help="text lengths in tokens, for text models and --layers"
-    )
-    parser.add_argument(
-        "--layers",
-        metavar="PNG",
-        help="plot what self-attention, restricted self-attention, recurrence and convolution cost by text length into "
-        "this file, beside their formulas (Vaswani et al. 2017, table 1)",
-    )
+    parser.add_argument("--lengths", nargs="+", type=int, metavar="N", help="text lengths in tokens, for text models")
     parser.add_argument(
         "--no-macs", "--no-flops", action="store_true", help="report parameters only; counting MACs runs the model once"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_intermixed_args(argv)
     args.weights, args.overrides = split_weights(args.overrides)
-    if args.model is None and not args.table and not args.layers:
-        parser.error("a model is needed: a config file or a backbone's name (or --table, or --layers)")
+    if args.model is None and not args.table:
+        parser.error("a model is needed: a config file or a backbone's name (or --table)")
     counts = (args.batch, args.repeats, 1 if args.training is None else args.training, args.frames or 1)
     if min(*counts, args.depth + 1, *(args.size or (1,)), *(args.lengths or (1,))) < 1:
         parser.error(
@@ -128,12 +119,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
-        named = None if args.table or args.clips or args.layers else find_named(args)
+        named = None if args.table or args.clips else find_named(args)
         args.config = named and named.config
         is_text = named is not None and takes_text(named.config)
-        if args.lengths and not args.layers and not is_text:
-            raise ConfigError("--lengths: for models of text, and for --layers. Give the --size of images.")
-        modes = ((args.table, table), (args.clips, clips), (args.layers, layers), (is_text, partial(text_costs, named)))
+        if args.lengths and not is_text:
+            raise ConfigError("--lengths: only for models of text. Give the --size of images.")
+        modes = ((args.table, table), (args.clips, clips), (is_text, partial(text_costs, named)))
         choices = (*modes, (args.attention, attention), (args.training, training), (True, costs))
         report = next(analyze for chosen, analyze in choices if chosen)(args)
     if args.json:

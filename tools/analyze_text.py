@@ -1,4 +1,4 @@
-"""The reports of analyze.py for text models, by length, and for the layers that such models consist of."""
+"""The report of analyze.py for text models, by length."""
 
 import argparse
 import warnings
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from vitkit import build_model
 from vitkit.analysis.macs import count_call, count_macs, count_step
 from vitkit.analysis.memory import count_parameters, parts
-from vitkit.analysis.sequences import LAYER_KINDS, layer_costs
 from vitkit.errors import ConfigError
 from vitkit.inference.load import FoundModel, own_checkpoint
 from vitkit.registry import MODELS, parameters_of
@@ -22,13 +21,10 @@ from vitkit.seq2seq.decoding import decode
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.seq2seq.vocabulary import vocabularies_from_json
 from vitkit.structures import BOS, EOS
-from vitkit.visualization.costs import plot_layer_costs
 
-TEXT_LENGTHS, LAYER_LENGTHS = (16, 32, 64), (16, 32, 64, 128, 256, 512, 1024)
+TEXT_LENGTHS = (16, 32, 64)
 METHODS = ("start", "step", "attend_on", "attend_to", "project_memory", "encode", "look", "logits", "predict")
 """Names of the methods through which decoding runs parts of models."""
-D_MODEL, NUM_HEADS = 512, 8
-"""The size of the layers that are compared, that of the Transformer's base model."""
 
 
 def takes_text(config: Mapping[str, Any]) -> bool:
@@ -149,26 +145,3 @@ def print_text_costs(report: dict[str, Any], types: dict[str, str]) -> None:
         )
     if report["unknown"]:
         print(f"UNKNOWN, not counted: {', '.join(report['unknown'])}")
-
-
-def layers(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Report and plot what layers that mix tokens cost by the length of the text."""
-    lengths = sorted(set(args.lengths or LAYER_LENGTHS))
-    costs = layer_costs(lengths, d_model=D_MODEL, num_heads=NUM_HEADS, repeats=args.repeats, device=args.device)
-    plot_layer_costs(
-        {kind: [(c.length, c.macs, c.formula, c.seconds) for c in costs if c.kind == kind] for kind in LAYER_KINDS},
-        args.layers,
-    )
-    if not args.json:
-        form = "{:<26}  {:>6}  {:>10}  {:>10}  {:>9}".format
-        print(form(f"layer, d = {D_MODEL}", "tokens", "M MACs", "by formula", "ms"))
-        for c in costs:
-            print(form(c.kind, c.length, f"{c.macs / 1e6:,.2f}", f"{c.formula / 1e6:,.2f}", f"{c.seconds * 1e3:.2f}"))
-        print(f"\n{'':26}  {'per layer':>10}  {'MACs':>18}  {'sequential':>10}  {'path':>5}")
-        for kind, k in LAYER_KINDS.items():
-            print(f"{kind:26}  {k.complexity:>10}  {k.formula:>18}  {k.sequential:>10}  {k.path:>5}")
-        time = "processor time" if args.device == "cpu" else "time"
-        print(
-            f"\nms: {time} of the fastest of {args.repeats} forward passes on {args.device}. The plot is {args.layers}."
-        )
-    return [asdict(cost) for cost in costs]

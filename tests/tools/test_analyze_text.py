@@ -1,13 +1,11 @@
-"""MACs of text models by hand, and of layers by their formulas."""
+"""MACs of text models, compared with those counted by hand."""
 
 import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from vitkit import build_model
-from vitkit.analysis.sequences import LAYER_KINDS, layer_costs
 from vitkit.checkpoint import save_checkpoint
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.tools import analyze
@@ -108,7 +106,7 @@ def test_sizes_come_from_the_checkpoint_or_the_config(tmp_path, capsys):
     ("arguments", "message"),
     [
         (("quickstart/translation", "--time", "--attention"), "--attention, --time: for models of images. Models of t"),
-        (("resnet18", "--lengths", "8"), "--lengths: for models of text, and for --layers. Give the --size of images."),
+        (("resnet18", "--lengths", "8"), "--lengths: only for models of text. Give the --size of images."),
     ],
 )
 def test_options_for_other_models_are_named(arguments, message):
@@ -120,23 +118,3 @@ def test_options_for_other_models_are_named(arguments, message):
 def test_text_longer_than_the_positions_is_named(tmp_path):
     with pytest.raises(SystemExit, match="a text of 13 tokens or more, but the model has positions for 12"):
         analyze.main([config(tmp_path, "CausalLanguageModel", **SMALL), "--lengths", "13"])
-
-
-def test_layer_costs_equal_their_formulas():
-    torch.manual_seed(0)
-    costs = layer_costs([16, 64], d_model=256, num_heads=4, repeats=1)
-    assert [cost.kind for cost in costs[::2]] == list(LAYER_KINDS) and [cost.length for cost in costs] == [16, 64] * 4
-    for cost in costs:
-        assert cost.macs == pytest.approx(cost.formula, rel=0.01) and cost.seconds > 0
-    by_kind = {(cost.kind, cost.length): cost.macs for cost in costs}
-    assert by_kind["self-attention", 64] > 4 * by_kind["self-attention", 16]
-    assert by_kind["recurrent", 64] == 4 * by_kind["recurrent", 16]
-
-
-def test_layers_are_printed_and_plotted(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("vitkit.tools.analyze_text.D_MODEL", 16)
-    out = tmp_path / "new" / "layers.png"
-    analyze.main(["--layers", str(out), "--lengths", "4", "20", "--repeats", "1"])
-    printed = capsys.readouterr().out
-    assert out.stat().st_size > 5000 and "restricted to 16" in printed and "n^2 d" in printed
-    assert len([line for line in printed.splitlines() if line.startswith("recurrent")]) == 3

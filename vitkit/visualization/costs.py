@@ -30,33 +30,3 @@ def plot_costs(panels: Sequence[tuple[str, str, Mapping[str, Curve]]], out_path:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, out_path, dpi=120)
-
-
-def plot_layer_costs(kinds: Mapping[str, Sequence[tuple[int, float, float, float]]], out_path: str | Path) -> None:
-    """Save a PNG of what layers cost by sequence length: MACs, counted and by formula, and time.
-
-    Args:
-        kinds: the layer's name -> for each length: tokens, MACs, MACs by the formula, seconds.
-        out_path: the PNG's path; its folder is made.
-    """
-    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-    macs, times = figure.subplots(1, 2)
-    for number, (name, rows) in enumerate(kinds.items()):
-        lengths, counted, formula, seconds = zip(*rows)
-        macs.plot(lengths, [value / 1e6 for value in formula], color=f"C{number}", linewidth=1)
-        macs.plot(lengths, [value / 1e6 for value in counted], "o", color=f"C{number}", markersize=5, label=name)
-        times.plot(lengths, [value * 1e3 for value in seconds], "o-", color=f"C{number}", markersize=5, label=name)
-    macs.plot([], [], color="grey", linewidth=1, label="by formula")
-    macs.set(ylabel="million MACs")
-    times.set(ylabel="ms, forward pass")
-    for axes in (macs, times):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set(xlabel="tokens")
-        axes.set_xticks(sorted({row[0] for rows in kinds.values() for row in rows}))
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, out_path, dpi=120)
