@@ -53,6 +53,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_overwrite(parser)
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
+    _, args.overrides = split_weights(args.overrides)  # the data need no weights
     if min(args.seed, args.epoch) < 0:
         parser.error("--seed and --epoch are at least 0")
     return args
@@ -68,11 +69,10 @@ def main(argv: list[str] | None = None) -> None:
         setup_logging()
         out = args.out or new_file("runs/browse")
         check_out(out, overwrite=args.overwrite)
-        _, overrides = split_weights(args.overrides)  # the data need no weights
         browsed = browse(
             args.model,
             out,
-            overrides=overrides,
+            overrides=args.overrides,
             split=args.split,
             max_images=args.max_images,
             views=args.views,

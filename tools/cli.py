@@ -14,7 +14,7 @@ from vitkit.tools.console import printing
 GROUPS = ("data",)
 """Folders of commands, whose names have two words: tools/data/split.py is `vitkit data split`."""
 REPLACED = {
-    "cache-features": "train CONFIG data.feature_cache=FOLDER",
+    "cache-features": "data cache-features",
     "caption": "predict MODEL --input INPUT",
     "compare-layers": "explain; model_zoo/ablations/README.md shows how to score each decoder layer",
     "compare-lengths": "compare RESULTS RESULTS --by-length PNG",

@@ -50,8 +50,9 @@ from vitkit.interop.transformers_writing import write_folder
 from vitkit.model_zoo.writing import written
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.mask_results import MaskResults
-from vitkit.tools.annotations import add_source, check_out, read_source, write_annotations
+from vitkit.tools.annotations import check_out, read_source, write_annotations
 from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.data.options import add_source
 from vitkit.words import counted
 
 NAMES = ("official", "transformers", "vitkit")

@@ -23,7 +23,7 @@ def add_text(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("model", help=f"{MODEL_HELP}; the weights of a config follow it")
     parser.add_argument("text", nargs="*", metavar="TEXT", help=text)
     text = "files with one text per line, plain or gzip"
-    parser.add_argument("--input", nargs="+", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--input", nargs="+", type=Path, metavar="INPUT", help=text)
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
 
 

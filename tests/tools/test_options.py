@@ -4,6 +4,7 @@ import argparse
 import importlib
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partialmethod
 
 import pytest
 
@@ -13,14 +14,18 @@ vocabulary = importlib.import_module("vitkit.tools.vocabulary")
 COMMANDS = list(cli.list_commands())
 
 
+def record(parser, parsers, file=None):
+    parsers.append(parser)
+
+
 @pytest.fixture(scope="module")
 def options():
     """Option -> command -> the action of argparse."""
     found: Mapping[str, dict[str, argparse.Action]] = defaultdict(dict)
     with pytest.MonkeyPatch.context() as patch:
         for command in COMMANDS:
-            parsers = []
-            patch.setattr(argparse.ArgumentParser, "print_help", lambda parser, file=None: parsers.append(parser))
+            parsers: list[argparse.ArgumentParser] = []
+            patch.setattr(argparse.ArgumentParser, "print_help", partialmethod(record, parsers))
             with pytest.raises(SystemExit):
                 importlib.import_module(cli.module_of(command)).main(["--help"])
             for action in parsers[0]._actions:

@@ -17,7 +17,7 @@ def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -
     parser.add_argument("--from", dest="format", type=one_of(_readers), metavar="FORMAT", help=text)
     if with_split:
         text = "read only this split: train, val or test, if the format names splits"
-        parser.add_argument("--split", metavar="NAME", help=text)
+        parser.add_argument("--split", help=text)
 
 
 def add_out(parser: argparse.ArgumentParser, *, what: str = "folder") -> None:
