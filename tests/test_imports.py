@@ -70,6 +70,7 @@ FOREIGN_MODELS = (
     "deployment.exported",
     "deployment.graphs",
     "deployment.onnx_runner",
+    "deployment.settings",
     "interop.transformers_configs",
     "interop.transformers_settings",
 )

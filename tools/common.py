@@ -72,6 +72,13 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=text)
 
 
+def add_iou(parser: argparse.ArgumentParser, where: str) -> None:
+    """Add --iou; `where` says what it is for."""
+    choices = [round(0.5 + 0.05 * k, 2) for k in range(10)]
+    text = f"IoU of a correct detection {where}: 0.5, 0.55, ... 0.95 (default: evaluator.iou, 0.5)"
+    parser.add_argument("--iou", type=float, choices=choices, metavar="IOU", help=text)
+
+
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
     """Add --overwrite, without which nothing is replaced that is there already."""
     parser.add_argument("--overwrite", action="store_true", help="replace what is there already at OUT")

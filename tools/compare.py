@@ -136,7 +136,8 @@ def print_comparison(comparison: Comparison) -> None:
             value, low, high = each.difference
             if value != value:
                 continue
-            verdict = {True: "better", False: "worse", None: "not significant"}[is_better(metric, each)]
+            better = is_better(metric, each, comparison.lower_is_better)
+            verdict = {True: "better", False: "worse", None: "not significant"}[better]
             interval = f"{low:+.3f} to {high:+.3f}"
             print(f"  {metric:<{width}}  {each.first:.3f} -> {each.second:.3f}  {value:+.3f} ({interval})  {verdict}")
 

@@ -13,12 +13,12 @@ from PIL import Image
 
 from vitkit.data.synthetic.world import World
 from vitkit.errors import VitkitError
+from vitkit.explanations.drawing import draw_word_attention
 from vitkit.explanations.images import ImageAttention, image_attention, image_sampling, samples_points
+from vitkit.explanations.text import word_attention
 from vitkit.inference import FIELDS, Prediction, Predictor
 from vitkit.seq2seq.captioner import Captioner
-from vitkit.seq2seq.decoding import decode
 from vitkit.structures import ScoreThresholds
-from vitkit.tools.caption import draw_attention
 from vitkit.visualization.canvas import enlarge
 
 KEPT_FILES = 64
@@ -116,11 +116,11 @@ class Demo:
         """Draw what a captioner looks at for each word, which does not depend on the point."""
         model = self.predictor.model
         inputs = self.predictor.prepare([prediction.image]).to(self.predictor.device).inputs
-        best = decode(model, inputs, model.decoding, return_attention=True)[0][0]
-        if not best.tokens:
+        words, weights = word_attention(model, inputs)
+        if not words:
             return Attended("The caption is empty: there is no word to look for.")
         path, seen = self._file("png"), inputs["images"][0].permute(1, 2, 0).cpu().numpy()
-        draw_attention(model, inputs, [seen], [best], [path])
+        draw_word_attention(seen, words, weights, path)
         return Attended("A captioner looks at the picture anew for each word, whichever point is clicked.", query=path)
 
     def _file(self, ending: str) -> Path:

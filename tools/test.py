@@ -29,6 +29,7 @@ from vitkit.errors import ConfigError
 from vitkit.tools.common import (
     MODEL_HELP,
     add_device,
+    add_iou,
     add_tiles,
     add_trust,
     check_out,
@@ -69,8 +70,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--thresholds", type=fraction, nargs="*", metavar="T", help=text)
     text = "for detectors, draw the confusion matrix of predictions with at least this score (without SCORE: 0.5)"
     parser.add_argument("--confusion", type=fraction, nargs="?", const=0.5, metavar="SCORE", help=text)
-    text = "minimum IoU for --thresholds and --confusion (default: 0.5)"
-    parser.add_argument("--iou", type=fraction, default=0.5, help=text)
+    add_iou(parser, "for --thresholds, --confusion and --report")
     text = "results file to write (default: results.json in the run's folder, or in this one)"
     parser.add_argument("--out", type=Path, help=text)
     parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and images")
@@ -173,8 +173,8 @@ class Details(NamedTuple):
     """Scores at which precision, recall and F1 are printed."""
     confusion: float | None
     """The minimum score of the predictions in the confusion matrix; None: it is not drawn."""
-    iou: float
-    """The minimum IoU for `thresholds` and `confusion`."""
+    iou: float | None
+    """The minimum IoU of a correct detection; None: the evaluator's."""
     figure: Path
     """The file of the confusion matrix."""
 
@@ -204,6 +204,9 @@ def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None
     """Print the evaluator's table, score thresholds, also those stored with the weights, and the requested details."""
     from vitkit.evaluation import CocoEvaluator
 
+    detections = [part for part in evaluator.parts if isinstance(part, CocoEvaluator)]
+    for part in detections if details.iou else ():
+        part.iou = details.iou
     table = evaluator.table()
     print(table)
     thresholds = evaluator.score_thresholds()
@@ -213,7 +216,7 @@ def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None
         # Chosen on test data, a threshold would be part of what is tested.
         use = "show objects above" if details.split == "val" else f"best on data.{details.split}, and not stored:"
         print(f"{use} {thresholds}")
-    detection = next((part for part in evaluator.parts if isinstance(part, CocoEvaluator)), None)
+    detection = detections[0] if detections else None
     if details.per_class and detection is evaluator:
         print_numbers(evaluator.details()[0])
     elif details.per_class:
@@ -233,9 +236,9 @@ def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None
         print_numbers(detection.details()[1])
     iou_type = detection.iou_types[-1]
     if details.thresholds:
-        print_thresholds(detection, details.thresholds, iou_type, details.iou)
+        print_thresholds(detection, details.thresholds, iou_type)
     if details.confusion is not None:
-        print_confusion(detection, details.confusion, iou_type, details.iou, details.figure)
+        print_confusion(detection, details.confusion, iou_type, details.figure)
 
 
 def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
@@ -247,14 +250,14 @@ def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
         print(f"  {name:<{width}}  {texts}  {counted(numbers['objects'], 'objects')}")
 
 
-def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str, iou: float) -> None:
+def print_thresholds(evaluator: Any, thresholds: Sequence[float], iou_type: str) -> None:
     """Print precision, recall and F1 at each threshold, and at the threshold with the highest F1."""
-    from vitkit.evaluation.detection_report import best_threshold, threshold_rows
+    from vitkit.evaluation.score_thresholds import best_row, threshold_rows
 
-    truth, results = evaluator.dataset.ground_truth(), evaluator.results()
-    rows = threshold_rows(truth, results, thresholds, iou_type=iou_type, iou=iou)
-    best = best_threshold(truth, results, iou_type=iou_type, iou=iou)
-    print(f"{iou_type}, IoU of at least {iou:g}\n  score  precision  recall     F1    right    wrong   missed")
+    rankings = evaluator.statistics(iou_type).rankings()
+    rows, best = threshold_rows(rankings, thresholds), best_row(rankings)
+    print(f"{iou_type}, IoU of at least {evaluator.iou:g}")
+    print("  score  precision  recall     F1  correct    wrong   missed")
     for row in [*rows, best]:
         last = "  highest F1" if row is best else ""
         print(
@@ -263,12 +266,12 @@ def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str, iou
         )
 
 
-def print_confusion(evaluator: Any, threshold: float, iou_type: str, iou: float, path: Path) -> None:
+def print_confusion(evaluator: Any, threshold: float, iou_type: str, path: Path) -> None:
     """Print the most frequent confusions, and draw all of them."""
     import numpy as np
 
     from vitkit.evaluation.classification import draw_confusion_matrix
-    from vitkit.evaluation.detection_report import confusion_matrix
+    from vitkit.evaluation.matching import confusion_matrix
 
     matrix = confusion_matrix(
         evaluator.dataset.ground_truth(),
@@ -276,13 +279,12 @@ def print_confusion(evaluator: Any, threshold: float, iou_type: str, iou: float,
         evaluator.dataset.category_ids,
         threshold=threshold,
         iou_type=iou_type,
-        iou=iou,
+        iou=evaluator.iou,
     )
     names = [*evaluator.dataset.classes, "(nothing)"]
     wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
-    print(
-        f"predictions with a score of at least {threshold:g}, IoU of at least {iou:g}: {matrix.trace()} true positives"
-    )
+    limits = f"score of at least {threshold:g}, IoU of at least {evaluator.iou:g}"
+    print(f"predictions with a {limits}: {matrix.trace()} correct")
     for cell in np.argsort(-wrong, axis=None, kind="stable")[:8]:
         row, column = np.unravel_index(cell, wrong.shape)
         if wrong[row, column]:
@@ -290,7 +292,7 @@ def print_confusion(evaluator: Any, threshold: float, iou_type: str, iou: float,
             if names[column] is names[-1]:
                 confusion = f"{names[row]} missed"
             elif names[row] is names[-1]:
-                confusion = f"{names[column]} without an object"
+                confusion = f"{names[column]}, no object"
             print(f"  {wrong[row, column]:6} {confusion}")
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_confusion_matrix(matrix, names, path, what="objects and predictions")

@@ -104,6 +104,5 @@ def opened(path: Path | None) -> Iterator[TextIO]:
 
 def report_unknown(vocabulary: Vocabulary) -> None:
     """Report on standard error the words or characters that are not in the vocabulary."""
-    if vocabulary.unknown_count:
-        frequent = ", ".join(f"{token!r} {count}x" for token, count in vocabulary.unknown.most_common(10))
-        print(f"{vocabulary.unknown_count} characters or words are not in the vocabulary: {frequent}", file=sys.stderr)
+    if line := vocabulary.describe_unknown():
+        print(line, file=sys.stderr)

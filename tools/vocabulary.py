@@ -87,7 +87,6 @@ OPTIONS = {
     "--precision": "precision to compute in",
     "--print-config": "print every value and where it was set, and stop",
     "--processor-time": "measure processor time",
-    "--quantize": "integers for matrix products",
     "--queries": "numbers of queries, from 0",
     "--repeats": "number of measurements",
     "--report": "page to write",

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from vitkit.checkpoint import LoadReport, load_weights
     from vitkit.config import Config, load_config
     from vitkit.data.loading.loader import build_dataset
+    from vitkit.deployment.export import export
     from vitkit.doctor import diagnose
     from vitkit.engine.api import test, train
     from vitkit.engine.comparing import compare
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
+    from vitkit.explanations.api import Explanation, explain
     from vitkit.inference import load
+    from vitkit.interop.convert import convert
     from vitkit.models import build_model
     from vitkit.nn.attention import AttentionRecorder
     from vitkit.protocols import Criterion, Dataset, Evaluator, Model
@@ -49,6 +52,7 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "DataError": "errors",
     "Dataset": "protocols",
     "Evaluator": "protocols",
+    "Explanation": "explanations.api",
     "LoadReport": "checkpoint",
     "Model": "protocols",
     "TrainingError": "errors",
@@ -57,6 +61,9 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "diagnose": "doctor",
     "build_dataset": "data.loading.loader",
     "build_model": "models",
+    "explain": "explanations.api",
+    "convert": "interop.convert",
+    "export": "deployment.export",
     "load": "inference",
     "load_config": "config",
     "load_weights": "checkpoint",

@@ -132,6 +132,14 @@ class GenerativeModel(Protocol):
 
 
 @runtime_checkable
+class OffersExportGraph(Protocol):
+    """A model that says itself what its exported file takes and returns; see vitkit/deployment/README.md."""
+
+    def export_graph(self) -> nn.Module:
+        """Return a `vitkit.deployment.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
+
+
+@runtime_checkable
 class AdaptsState(Protocol):
     """A module that can convert a state dict of another form to its own.
 
@@ -297,6 +305,8 @@ class Evaluator(ABC):
     """Whether it reads each sample's raw outputs in place of predictions."""
     per_class_metric: str = "AP"
     """The metric that `per_class` returns."""
+    lower_is_better: Sequence[str] = ()
+    """The metrics of which a lower value is better."""
     needs_dataset: Sequence[str] = ()
     """The attributes and methods of `Dataset` that it reads and that a dataset may lack, checked before training."""
 
@@ -340,11 +350,30 @@ class Evaluator(ABC):
         return None
 
     def statistics(self) -> Any:
-        """Return each sample's contribution to the metrics, a `SampleStatistics`."""
+        """Return each sample's contribution to the metrics, a `vitkit.evaluation.bootstrap.SampleStatistics`.
+
+        From it, reports and comparisons compute intervals.
+        """
         raise ConfigError(
             f"{type(self).__name__} has no per-sample statistics, so its metrics cannot be resampled. Compare "
             "models by another evaluator."
         )
+
+    def named_statistics(self) -> dict[str, Any]:
+        """Return the statistics of everything that it evaluates; models are compared on what both have."""
+        return {type(self).__name__: self.statistics()}
+
+    def report_sections(self) -> Sequence[Any] | None:
+        """Return the sections of a report, a list of `vitkit.evaluation.sections.Section`.
+
+        None: the metrics overall and by class, with intervals if there are `statistics`.
+        """
+        return None
+
+    def prediction_image(self, index: int) -> Any:
+        """Return how a comparison shows the prediction for a sample of the dataset, a
+        `vitkit.evaluation.sections.Image`; None: only the image."""
+        return None
 
     def write_results(self, path: str | Path) -> list[Path] | None:
         """Write the predictions; return the files, or None if `path` is the only one."""

@@ -7,10 +7,12 @@ Run:  vitkit ablate data_needs
 Here: see model_zoo/ablations/data_needs.md.
 """
 
-from vitkit.configs.ablations.swin_parts import SWIN
 from vitkit.configs.ablations.vit_parts import VIT
 from vitkit.configs.parts.small_shapes import small_shapes_settings
 
+SWIN = dict(
+    type="Swin", embed_dim=48, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16], window=2, drop_path=0.0, pretrained=False
+)
 MODELS = {
     "ResNet": dict(epochs=4, backbone=dict(type="ResNet", depth=18, norm="bn", pretrained=False)),
     "Swin": dict(epochs=6, backbone=SWIN),

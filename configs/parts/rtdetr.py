@@ -12,13 +12,13 @@ SIZES = {
 
 
 def rtdetr(depth):
-    """RT-DETR on a ResNet-vd of 18, 34, 50 or 101 layers; the batch norms of the two larger ones are frozen."""
+    """RT-DETR on a ResNet-vd of 18, 34, 50 or 101 layers; stem and batch norms of the two larger ones are frozen."""
     sizes = dict(channels=256, d_ffn=1024) | SIZES[depth]
     return dict(
         model=dict(
             type="RTDETR", num_queries=300,
             backbone=dict(
-                type="ResNetVD", depth=depth, norm="bn" if depth < 50 else "frozen_bn",
+                type="ResNetVD", depth=depth, norm="bn" if depth < 50 else "frozen_bn", frozen_stem=depth >= 50,
                 out_features=["res3", "res4", "res5"], pixel_mean=[0.0, 0.0, 0.0], pixel_std=[1.0, 1.0, 1.0],
             ),
             neck=dict(

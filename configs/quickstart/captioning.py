@@ -4,7 +4,7 @@ Captions are such as "a red ring above a blue star on a plain ground". A mirrore
 there is no augmentation.
 
 Run:  python tools/train.py configs/quickstart/captioning.py
-      python tools/caption.py configs/quickstart/captioning.py runs/captioning/best.pth pictures/ --attention drawn
+      vitkit explain runs/captioning --image image.png
 Here: CIDEr-D 8.66 of 10, and 0.736 of 500 captions of unseen images exact, for seed 42.
 """
 

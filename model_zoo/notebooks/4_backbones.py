@@ -209,5 +209,4 @@ show(out / "kernels.png")
 # - `vitkit explain runs/classifier --image picture.png --html` draws all of these figures for any backbone, also in a
 #   detector, and an interactive page.
 # - `vitkit analyze --table` lists all backbones with parameters and multiply-accumulates beside the published ones.
-# - `configs/ablations/vit_parts.py`, `swin_parts.py` and `lrnet_parts.py` remove components one by one; `data_needs.py`
-#   varies the amount of training data.
+# - `configs/ablations/vit_parts.py` removes components one by one; `data_needs.py` varies the amount of training data.

@@ -13,6 +13,7 @@ SWIN = dict(embed_dim=16, depths=[1, 1, 1, 1], num_heads=[1, 2, 2, 4], window=3)
 SPECS = {
     "resnet": dict(type="ResNet", depth=18, pretrained=False),
     "resnet_vd": dict(type="ResNetVD", depth=18, pretrained=False),
+    "nonlocal_resnet": dict(type="NonLocalResNet", depth=50, pretrained=False),
     "vit": dict(type="ViT", d_model=32, depth=1, num_heads=2, image_size=64),
     "swin": dict(type="Swin", **SWIN),
     "swinv2": dict(type="SwinV2", **SWIN),

@@ -85,6 +85,15 @@ def test_frozen_stages_get_no_gradient_and_keep_their_statistics():
     assert not any(name.startswith(("bn1", "layer1.")) for name in moved)
 
 
+def test_a_frozen_stem_is_not_trained_and_a_random_one_is_warned_of(caplog):
+    model = build("ResNetVD", depth=18, frozen_stem=True, pretrained=False).train()
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {name for name, _ in model.named_parameters() if name.startswith(("conv1", "bn1"))}
+    assert not model.bn1.training and model.layer1.training
+    model.load_pretrained()
+    assert "random and frozen" in caplog.text and "model.backbone.frozen_stem=false" in caplog.text
+
+
 def test_frozen_norms_do_not_depend_on_the_mode_or_the_batch():
     model = randomize_norms(build("ResNet", depth=18, norm="frozen_bn"))
     images = torch.randn(2, 3, 64, 64)

@@ -26,7 +26,7 @@ VIT = SMALL | dict(
 
 def weights():
     """A small ViT under the names of the transformers library."""
-    from vitkit.model_zoo.writing import written
+    from vitkit.model_zoo.converters import written
 
     torch.manual_seed(0)
     backbone = dict(type="ViT", patch_size=16, d_model=16, depth=1, num_heads=2, mlp_ratio=2.0, image_size=32)

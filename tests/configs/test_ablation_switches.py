@@ -9,7 +9,6 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.heads import DETRHead, Mask2FormerHead
 from vitkit.matchers import FixedMaskMatcher
 from vitkit.nn.layers import FeedForward
-from vitkit.nn.local_relation import LocalRelation
 from vitkit.registry import BACKBONES, HEADS
 from vitkit.structures import FeatureInfo
 
@@ -81,32 +80,6 @@ def test_fixed_matcher_gives_each_class_its_query():
             FixedMaskMatcher()([(layers, [{"labels": torch.tensor([wrong])}])], input_size=(8, 8))
 
 
-def swin(**arguments):
-    sizes = dict(embed_dim=8, depths=[2, 1, 1, 1], num_heads=[1, 1, 1, 1], window=2, drop_path=0.0, pretrained=False)
-    return BACKBONES.build(dict(type="Swin", **sizes, out_features=["res2"], **arguments)).eval()
-
-
-@pytest.mark.parametrize("shifted", [True, False])
-def test_swin_windows_exchange_information_only_if_shifted(shifted):
-    images = torch.randn(1, 3, 32, 32, requires_grad=True)
-    swin(shifted=shifted)(images)["res2"][0, 0, 1, 1].backward()
-    seen = images.grad.abs().sum((0, 1)) > 0
-    assert seen[:8, :8].all() and bool(seen[8:].any()) is shifted
-
-
-def test_swin_positions_are_relative_absolute_or_none():
-    tables = {
-        kind: [p for n, p in swin(positions=kind).named_parameters() if n.endswith("bias_table")]
-        for kind in ("relative", "absolute", "none")
-    }
-    assert all(table.any() and table.requires_grad for table in tables["relative"])
-    assert not any(table.any() or table.requires_grad for table in tables["none"] + tables["absolute"])
-    model, ground = swin(positions="absolute"), torch.zeros(1, 3, 32, 32)
-    assert model(ground)["res2"].std((2, 3)).max() > 1e-4 > swin(positions="none")(ground)["res2"].std((2, 3)).max()
-    with pytest.raises(ConfigError, match="positions='sine': expected 'relative', 'absolute' or 'none'"):
-        swin(positions="sine")
-
-
 def vit(**arguments):
     torch.manual_seed(0)
     sizes = dict(patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, pretrained=False, num_classes=3)
@@ -143,14 +116,6 @@ def test_vit_head_may_have_a_hidden_layer():
     hidden, tanh, last = model.head
     assert torch.allclose(model.classify(x), last(torch.tanh(hidden(model.norm(x)[:, 0]))))
     assert isinstance(tanh, torch.nn.Tanh)
-
-
-def test_local_relation_without_geometry_prior_is_the_same_for_a_mirrored_map():
-    x = torch.randn(1, 8, 9, 9)
-    for geometry_prior in (True, False):
-        torch.manual_seed(0)
-        layer = LocalRelation(8, 3, geometry_prior=geometry_prior)
-        assert torch.allclose(layer(x.flip(3)), layer(x).flip(3), atol=1e-6) is not geometry_prior
 
 
 def test_a_fraction_of_the_training_images_is_the_same_in_each_run_and_nested():

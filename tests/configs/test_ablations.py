@@ -38,6 +38,8 @@ def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
     backbone = config["model"]["backbone"]
     if backbone["type"] == "ResNet" and backbone["depth"] == 50:
         backbone["depth"] = 18
+    if "num_queries" in config["model"]:  # an image of 96 pixels has 36 locations at stride 16
+        config["model"]["num_queries"] = min(30, config["model"]["num_queries"])
     model = build_model(config["model"], classes=["a", "b", "c"])
     criterion = CRITERIA.build(config["criterion"])
     model.train()

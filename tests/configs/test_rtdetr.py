@@ -30,13 +30,14 @@ def test_settings_are_those_of_the_original(name):
     settings = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
     of = {key: settings[id(value)] for key, value in model.named_parameters() if id(value) in settings}
     backbone_lr = pytest.approx(BACKBONE_LR.get(name, 1e-5))
-    assert of["backbone.conv1.0.weight"] == (backbone_lr, 1e-4)
+    assert of["backbone.layer1.0.conv1.weight"] == (backbone_lr, 1e-4)
     assert of["neck.pan_blocks.0.conv1.1.weight"] == of["head.decoder.layers.0.norm1.bias"] == (1e-4, 0)
     # In the first version, and in the second one's R34, biases have no decay either.
     without = name.startswith("rtdetr_") or name == "rtdetrv2_r34"
     assert of["head.class_embed.0.bias"] == (1e-4, 0 if without else 1e-4)
-    has_norms = name.endswith(("r18", "r34"))  # those of the others are frozen
-    assert of.get("backbone.bn1.weight") == ((backbone_lr, 0) if has_norms else None)
+    is_small = name.endswith(("r18", "r34"))  # stem and norms of the others are frozen
+    assert of.get("backbone.conv1.0.weight") == ((backbone_lr, 1e-4) if is_small else None)
+    assert of.get("backbone.bn1.weight") == ((backbone_lr, 0) if is_small else None)
 
 
 def small(name):

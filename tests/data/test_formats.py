@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data.datasets.coco import CocoDetection
-from vitkit.data.formats import find_format, read_annotations
+from vitkit.data.formats import detect_format, read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages, polygon_box
 from vitkit.data.formats.writing import WRITERS, join_polygons, outlines, write_voc
 from vitkit.data.io.segmentations import decode_segmentation
@@ -222,7 +222,7 @@ def test_label_pictures_give_instances_and_classes(tmp_path):
     (tmp_path / "masks").mkdir()
     Image.fromarray(values).save(tmp_path / "masks" / "a_mask.png")
     with pytest.raises(DataError, match="format=semantic_pictures or format=instance_pictures"):
-        find_format(tmp_path / "masks", tmp_path / "images")
+        detect_format(tmp_path / "masks", tmp_path / "images")
     data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_pictures")
     assert boxes(data) == [("a.jpg", "object", [3, 2, 6, 4]), ("a.jpg", "object", [20, 10, 10, 2])]
     assert data.left_out == {"images without a label image": ["b.jpg"]}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from data.test_several_images import flat, shapes
+from data.test_mosaic_mixup import flat, shapes
 from data.test_ssd import scattered
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as tvf
 from vitkit.config import check_config
 from vitkit.config.load import load_config
 from vitkit.data.transforms.grid_mosaic import Affine, GridMosaic, make_grid, move
-from vitkit.data.transforms.several_images import Visibility
+from vitkit.data.transforms.mosaic_mixup import Visibility
 from vitkit.errors import ConfigError
 
 KEEP_ALL = Visibility(0.0, 1e-3)

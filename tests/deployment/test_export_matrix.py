@@ -45,6 +45,12 @@ RT_DETR = [
     *("model.backbone.pretrained=false", "model.neck.num_blocks=1", "model.head.num_decoder_layers=2"),
     *("model.num_queries=20", "model.training_queries=[]"),
 ]
+RF_DETR = [
+    *("model.backbone.pretrained=false", "model.backbone.depth=4", "model.backbone.d_model=192"),
+    *("model.backbone.global_blocks=[2]", "model.backbone.out_features=['block2','block4']"),
+    *("model.head.num_decoder_layers=2", "model.head.d_ffn=256", "model.num_queries=20", "model.num_detections=20"),
+    "model.training_queries=[]",
+]
 MODELS = {  # name: (config, overrides)
     "classifier, ResNet": ("quickstart/classifier", []),
     "classifier, ViT": ("vit_b16_in1k", ["model.backbone.depth=2", "model.backbone.d_model=192"]),
@@ -59,6 +65,9 @@ MODELS = {  # name: (config, overrides)
     "DINO": ("quickstart/dino", []),
     "RT-DETR": ("rtdetr_r18", RT_DETR),
     "RT-DETRv2": ("rtdetrv2_r18", [*RT_DETR, "model.head.num_points=[2,4,3]"]),
+    "D-FINE": ("dfine_n_coco", RT_DETR),
+    "RF-DETR": ("rf_detr_n_coco", RF_DETR),
+    "RF-DETR-Seg": ("rf_detr_seg_n_coco", RF_DETR),
     "MaskFormer": ("quickstart/maskformer_semantic", []),
     "Mask2Former": ("quickstart/mask2former_instance", []),
     "EoMT": ("quickstart/eomt", []),
@@ -69,16 +78,16 @@ MODELS = {  # name: (config, overrides)
 }
 OVER_TOLERANCE = {
     (name, form)
-    for name in ("DINO", "Deformable DETR", "RT-DETR", "RT-DETRv2")
+    for name in ("DINO", "Deformable DETR", "RT-DETR", "RT-DETRv2", "D-FINE", "RF-DETR", "RF-DETR-Seg")
     for form in ("onnx fp16", "onnx int8", "torch fp16")
 }
 """Models that select locations by score: with random weights the scores are nearly equal, and rounding changes topk."""
 FORMATS = {
     "onnx": dict(format="onnx"),
-    "onnx int8": dict(format="onnx", quantize="int8"),
+    "onnx int8": dict(format="onnx", precision="int8"),
     "torch": dict(format="torch"),
-    "onnx fp16": dict(format="onnx", half=True),
-    "torch fp16": dict(format="torch", half=True),
+    "onnx fp16": dict(format="onnx", precision="fp16"),
+    "torch fp16": dict(format="torch", precision="fp16"),
 }
 WORDS = ["two small dogs run over green grass", "zwei kleine Hunde rennen"]
 
@@ -145,7 +154,7 @@ def test_every_model_in_every_format(name, tmp_path, monkeypatch):
     config = load_config(path, overrides)
     predictor = predictor_of(config)
     share_programs(monkeypatch)
-    pictures = [np.ascontiguousarray(World(image_size=size).scene(0).image) for size in (160, 128)]
+    images = [np.ascontiguousarray(World(image_size=size).scene(0).image) for size in (160, 128)]
     metadata = describe(predictor, config, name="tiny", licence=None)
     failures = []
     for form, options in FORMATS.items():
@@ -155,10 +164,10 @@ def test_every_model_in_every_format(name, tmp_path, monkeypatch):
             settings = replace(settings, size=image_size(predictor, None) or given)
         out = tmp_path / f"a.{'onnx' if settings.format == 'onnx' else 'pt2'}"
         try:
-            exported = export_model(predictor, out, pictures=pictures, metadata=metadata, **vars(settings))
+            exported = export_model(predictor, out, settings, images=images, metadata=metadata)
         except ConfigError as error:
             failures.append(form)
             print(f"\nROW | {name} | {form} | {error}")
             continue
-        print_row(f"{name} | {form}", exported, parts_of(predictor, settings, pictures)[-1])
+        print_row(f"{name} | {form}", exported, parts_of(predictor, settings, images)[-1])
     assert {(name, form) for form in failures} == {cell for cell in OVER_TOLERANCE if cell[0] == name}

@@ -12,6 +12,7 @@ import vitkit
 from vitkit import load_config
 from vitkit.deployment.export import export_model
 from vitkit.deployment.metadata import describe
+from vitkit.deployment.settings import ExportSettings
 from vitkit.doctor import Options, run_checks
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, load
@@ -115,7 +116,7 @@ def test_an_exported_file_takes_its_channels(images, format):
     predictor, out = untrained(), Path("model.onnx" if format == "onnx" else "model.pt2")
     config = load_config("config.py")
     about = describe(predictor, config, name="model", licence=None)
-    export_model(predictor, out, pictures=[images["image0.png"]], metadata=about, format=format)
+    export_model(predictor, out, ExportSettings(format), images=[images["image0.png"]], metadata=about)
     exported = load(str(out))
     assert exported.channels == 4
     expected, result = (p("images/image1.tif").fields["scores"] for p in (predictor, exported))

@@ -94,6 +94,21 @@ def test_compiled_model_trains_like_the_eager_one(name, gpu, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 
+def test_losses_follow_those_of_the_cpu(gpu, tmp_path):
+    needs_cuda(gpu)
+    curves = []
+    for device in (gpu, torch.device("cpu")):
+        run, batch = quickstart_run("detr", device, tmp_path)
+        for module in run.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        curves.append([])
+        for _ in range(10):
+            train_step(run, iter([batch]), 1)
+            curves[-1].append(float(sum(run.losses[0].values())))
+    assert curves[0] == pytest.approx(curves[1], rel=1e-2) and curves[0][-1] < curves[0][0]
+
+
 def test_ddp_with_one_rank_has_the_gradients_of_the_plain_model(gpu, tmp_path, process_group):
     gradients = []
     for parallel in (False, True):

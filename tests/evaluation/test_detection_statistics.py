@@ -96,7 +96,7 @@ def test_threshold_counts_equal_those_of_the_matches(tmp_path):
     evaluator, _ = evaluated(*random_data(seed=5), tmp_path)
     statistics = evaluator.statistics()
     right, predicted, objects = statistics.threshold_counts()
-    ranking = statistics.ranking(0)
+    ranking = statistics.ranking(0, iou=0)
     level = int(np.flatnonzero(THRESHOLDS == 0.4)[0])
     one, all_of_one, objects_of_one = statistics.threshold_counts([0])
     assert one[level].sum() == (ranking.right & (ranking.scores >= 0.4)).sum()

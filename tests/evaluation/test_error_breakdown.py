@@ -64,7 +64,7 @@ def test_each_error_kind_is_assigned_once(tmp_path):
 
 def test_ap_without_each_error_kind_by_hand(tmp_path):
     errors, metrics = breakdown(OBJECTS, PREDICTIONS, tmp_path)
-    fixed = {kind: values[0] for kind, values in errors.fixed_ap50(bootstrap_weights(1, 0)).items()}
+    fixed = {kind: values[0] for kind, values in errors.fixed_ap(bootstrap_weights(1, 0)).items()}
     assert fixed["none"] == pytest.approx(metrics["bbox/AP50"])
     # One of two cats is right, ranked after the background box: recalls up to 0.5 (51 of 101) have a precision of 1/2;
     # no dog is right.
@@ -83,13 +83,13 @@ def test_only_one_of_two_predictions_fixed_to_the_same_object_remains(tmp_path):
     objects = [(3, [0, 0, 20, 20])]
     errors, _ = breakdown(objects, [(3, [10, 0, 20, 20], 0.9), (3, [11, 0, 20, 20], 0.8)], tmp_path)
     assert errors.counts()["localisation"] == 2 and errors.counts()["missed"] == 0
-    assert errors.fixed_ap50(np.ones((1, 1)))["localisation"][0] == pytest.approx(1.0)
+    assert errors.fixed_ap(np.ones((1, 1)))["localisation"][0] == pytest.approx(1.0)
 
 
 def test_all_objects_are_missed_without_predictions(tmp_path):
     errors, _ = breakdown(OBJECTS, [], tmp_path)
     assert errors.counts() == dict.fromkeys(KINDS, 0) | {"missed": 4}
-    assert np.isnan(errors.fixed_ap50(np.ones((1, 1)))["missed"][0])  # no object is left
+    assert np.isnan(errors.fixed_ap(np.ones((1, 1)))["missed"][0])  # no object is left
 
 
 @pytest.mark.parametrize(

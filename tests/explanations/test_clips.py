@@ -5,8 +5,7 @@ import torch
 
 from vitkit.backbones.timesformer import SCHEMES
 from vitkit.errors import ConfigError
-from vitkit.explanations.clips import ClipAttention, clip_attention
-from vitkit.explanations.pages import clip_page
+from vitkit.explanations.clips import GroupedAttention, clip_attention, clip_page
 from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 
@@ -75,16 +74,16 @@ def test_attention_weights_sum_to_at_most_one(scheme, clip):
 
 def test_other_backbones_and_blocks_are_errors(clip):
     resnet = build_model(dict(type="Classifier", backbone=dict(type="resnet18", pretrained=False)), classes=["a", "b"])
-    with pytest.raises(ConfigError, match="ResNet: attention over space and time is drawn of TimeSformer alone"):
+    with pytest.raises(ConfigError, match="ResNet has no attention over space and time: expected TimeSformer, an MViT"):
         clip_attention(resnet, clip)
-    with pytest.raises(ConfigError, match="block: got 2; the model's blocks are 0 to 1"):
+    with pytest.raises(ConfigError, match="encoder_layer: got 2; the model's layers are 0 to 1"):
         clip_attention(model_of("joint"), clip, 2)
 
 
 def test_page_of_a_clip_shows_its_frames_side_by_side():
     # Attention of one step over all 2 x 2 x 3 tokens: token i sees token i + 1.
     weights = torch.roll(torch.eye(12), 1, dims=1)[None]
-    attention = ClipAttention(torch.arange(12.0).view(2, 2, 3), [("joint", weights)], (2, 2, 3))
+    attention = GroupedAttention(torch.arange(12.0).view(2, 2, 3), [("joint", weights)], (2, 2, 3))
     locations, token = clip_page(attention)
     assert locations.rows == locations.columns == (2, 6) and token.rows == ["class token"]
     assert token.weights[0, 0].view(2, 6).tolist() == [[0, 3, 1, 4, 2, 5], [6, 9, 7, 10, 8, 11]]

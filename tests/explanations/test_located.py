@@ -13,9 +13,9 @@ from vitkit.explanations.backbones import (
     mean_distances,
     rollout_maps,
     seen_at,
-    short,
 )
 from vitkit.explanations.located import attention_names, located_attention, spread
+from vitkit.explanations.request import Explanation, Request
 from vitkit.inference import Predictor
 from vitkit.nn.attention import AttentionRecorder
 
@@ -32,6 +32,12 @@ BACKBONES = {
 def classifier(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     return build_model(dict(type="Classifier", backbone=BACKBONES[name], num_classes=3)).eval()
+
+
+def explained(predictor: Predictor, image: np.ndarray, folder, stem: str, **options) -> Explanation:
+    result = Explanation(folder, stem=stem)
+    backbones.explain_backbone(predictor, image, Request(**options), result)
+    return result
 
 
 def picture(height: int = 50, width: int = 70) -> torch.Tensor:
@@ -79,11 +85,11 @@ def test_local_kernel_surrounds_its_point_within_the_image():
     assert layer.window_at((0, 0)) == (0, 0, 8, 8)
 
 
-def test_only_the_first_and_last_layer_of_a_large_image_are_drawn(monkeypatch, tmp_path, caplog):
+def test_only_the_first_and_last_layer_of_a_large_image_are_drawn(monkeypatch, tmp_path):
     monkeypatch.setattr(backbones, "MAX_PIXELS", 50 * 70 - 1)
     predictor, image = Predictor(classifier("swin"), list("abc")), picture()[0].permute(1, 2, 0).numpy()
-    list(backbones.draw_backbone(predictor, image, [], tmp_path, "image"))
-    assert "Only the first and the last layer are drawn" in caplog.text and "70 x 50 pixels" in caplog.text
+    result = explained(predictor, image, tmp_path, "image")
+    assert "only the first and the last layer are drawn" in result.notes[0] and "70 x 50 pixels" in result.notes[0]
     layers = backbone_attention(predictor, image)
     assert [layer.name for layer in layers] == ["backbone.layers.0.blocks.0.attn", "backbone.layers.3.blocks.1.attn"]
 
@@ -119,29 +125,27 @@ def test_picture_whose_weights_do_not_fit_for_a_single_layer_is_refused(monkeypa
         backbone_attention(predictor, image)
 
 
-def test_titles_say_which_heads_layers_and_groups_are_left_out(monkeypatch, tmp_path, capsys):
+def test_titles_say_which_heads_layers_and_groups_are_left_out(monkeypatch, tmp_path):
     titles, image = record(monkeypatch), picture()[0].permute(1, 2, 0).numpy()
     backbone = dict(BACKBONES["vit"], d_model=32, num_heads=16, depth=14)
     model = build_model(dict(type="Classifier", backbone=backbone, num_classes=3)).eval()
-    list(backbones.draw_backbone(Predictor(model, list("abc")), image, [], tmp_path, "vit"))
+    assert explained(Predictor(model, list("abc")), image, tmp_path, "vit").notes == []
     assert titles["vit_class_token"].endswith("by layer and head; 12 of 16 heads, 12 of 14 layers")
     assert titles["vit_points"].endswith("; 12 of 14 layers") and titles["vit_rollout"].endswith("; 8 of 14 steps")
-    assert capsys.readouterr().out == ""
     backbone = dict(BACKBONES["lrnet"], channels_per_weight=8)
     predictor = Predictor(build_model(dict(type="Classifier", backbone=backbone, num_classes=3)).eval(), list("abc"))
-    list(backbones.draw_backbone(predictor, image, [(3, 4), (40, 30)], tmp_path, "lrnet"))
+    result = explained(predictor, image, tmp_path, "lrnet", points=[(3, 4), (40, 30)])
     assert titles["lrnet_kernels"].endswith("; 4 of 9 layers")
     assert "res2 block 1: prior alone; 8 of 13 groups, res2 block 1: at the point" in titles["lrnet_kernels rows"]
-    assert "the kernels are drawn at the first of the 2 points only" in capsys.readouterr().out
+    assert "the kernels are drawn at the first of the 2 points only" in "\n".join(result.notes)
 
 
 @pytest.mark.parametrize("name", ["swin", "mvit", "lrnet", "nonlocal"])
-def test_missing_pictures_are_explained(name, monkeypatch, tmp_path, capsys):
+def test_missing_figures_are_explained(name, monkeypatch, tmp_path):
     titles, image = record(monkeypatch), picture()[0].permute(1, 2, 0).numpy()
-    list(backbones.draw_backbone(Predictor(classifier(name), list("abc")), image, [], tmp_path, "image"))
-    printed = capsys.readouterr().out
-    assert "no picture of the rollout: it needs the attention of all layers" in printed
-    assert f"no picture of the class token: this {BACKBONES[name]['type']} does not have exactly one" in printed
+    notes = "\n".join(explained(Predictor(classifier(name), list("abc")), image, tmp_path, "image").notes)
+    assert "no figure of the rollout: it needs the attention of all layers" in notes
+    assert f"no figure of the class token: this {BACKBONES[name]['type']} does not have exactly one" in notes
     assert ("window" in titles["image_points"]) == (name in ("swin", "lrnet"))  # the others see everything
 
 
@@ -153,7 +157,7 @@ def test_layers_are_labelled_by_stage_and_block():
         "nonlocal": [f"res{stage} after block {block}" for stage, block in ((3, 2), (3, 4), (4, 2), (4, 4), (4, 6))],
     }
     for name, labels in expected.items():
-        assert [short(layer) for layer in located_attention(classifier(name), picture())] == labels
+        assert [layer.label for layer in located_attention(classifier(name), picture())] == labels
 
 
 def test_keys_are_counted_after_pooling():
@@ -176,7 +180,7 @@ def test_negative_weights_have_no_distance():
     torch.manual_seed(0)
     spec = dict(type="NonLocalResNet", depth=50, pretrained=False, pairwise="dot_product")
     predictor = Predictor(build_model(dict(type="Classifier", backbone=spec, num_classes=3)).eval(), list("abc"))
-    with pytest.raises(ConfigError, match="--images: res3 after block 2 has negative weights"):
+    with pytest.raises(ConfigError, match="images: res3 after block 2 has negative weights"):
         mean_distances(predictor, [picture()[0].permute(1, 2, 0).numpy()])
 
 

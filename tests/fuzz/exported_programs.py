@@ -22,6 +22,7 @@ import vitkit
 from vitkit import build_model
 from vitkit.deployment.export import export_model
 from vitkit.deployment.metadata import describe
+from vitkit.deployment.settings import ExportSettings
 from vitkit.errors import VitkitError
 from vitkit.inference import Predictor
 
@@ -39,7 +40,7 @@ def sound() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(folder, _FILE)
-        export_model(predictor, path, pictures=[np.zeros((32, 32, 3), np.uint8)], metadata=about, format="torch")
+        export_model(predictor, path, ExportSettings("torch"), images=[np.zeros((32, 32, 3), np.uint8)], metadata=about)
         vitkit.load(path, trust=True)(np.zeros((32, 32, 3), np.uint8))  # imports everything, once
         with zipfile.ZipFile(path) as file:
             return {info.filename: file.read(info) for info in file.infolist()}

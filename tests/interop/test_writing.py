@@ -7,7 +7,7 @@ from transformers_models import BUILDERS, build_theirs, compare
 from vitkit import CheckpointError, load_weights
 from vitkit.checkpoint.writing import write_safetensors
 from vitkit.inference import find_model
-from vitkit.model_zoo.writing import written
+from vitkit.model_zoo.converters import written
 from vitkit.models import build_model
 
 

@@ -1,13 +1,16 @@
 """Triton kernels. Triton reads TRITON_INTERPRET at import, so each case with its interpreter runs in a new process."""
 
 import os
+import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 CASE = """
 import torch
@@ -141,3 +144,70 @@ def test_compiled_kernels_equal_plain(dtype, channels, gpu):
         # If a location is within rounding error of a pixel, the two may read the pixels on different sides.
         close = (a - b).abs() <= scale * b.abs().max()
         assert close.float().mean() > 0.9999
+
+
+TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
+"""Target -> backend, architecture and threads of a warp: the A100; the H100 and H200; the MI300."""
+REGISTERS = {"sm_80": 65536, "sm_90": 65536, "gfx942": 4 * 512 * 64}
+"""Target -> the number of 32-bit registers of a multiprocessor (of the four SIMDs of a compute unit)."""
+
+
+def compile_ahead(name, target, dtype):
+    """Compile a kernel for 8 heads of 32 channels, 4 levels and 4 points, without a GPU."""
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from vitkit.kernels.deformable_attention import triton as deformable
+
+    kernel = deformable.KERNELS[name]
+    constants = deformable.constants(8, 4, 4, 32, **deformable.LAUNCHES[name]) | {"SUM": tl.float32}
+    options = {"num_warps": constants.pop("num_warps")}
+    types = {"maps": "*i32", "num_pixels": "i32", "num_queries": "i32", "grad_values": "*fp32"}
+    types |= dict.fromkeys(("locations", "grad_locations"), "*fp32") | dict.fromkeys(constants, "constexpr")
+    signature = {argument: types.get(argument, f"*{dtype}") for argument in kernel.arg_names}
+    # Pointers are aligned as torch allocates them.
+    aligned = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(kernel.arg_names.index(argument),): value for argument, value in constants.items()},
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+    )
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+
+
+def resources(compiled):
+    """Read from the machine code: registers and spilled bytes per thread, bytes of shared memory per program."""
+    if "amdgcn" in compiled.asm:
+        names = ("vgpr_count", "vgpr_spill_count", "group_segment_fixed_size")
+        return [int(re.search(rf"\.{name}:\s+(\d+)", compiled.asm["amdgcn"])[1]) for name in names]
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    return [int(number) for number in re.search(r"REG:(\d+).*STACK:(\d+) SHARED:(\d+)", text).groups()]
+
+
+def check_compiled(name, target, dtype, tmp_path, monkeypatch):
+    pytest.importorskip("triton.backends.nvidia")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # the user may have no home
+    registers, spilled, shared = resources(compile_ahead(name, target, dtype))
+    assert registers <= (512 if target == "gfx942" else 255) and spilled == 0
+    assert shared <= 48 * 1024
+    # Registers are allocated in multiples of eight; fewer resident warps would wait for memory.
+    assert REGISTERS[target] // (-(-registers // 8) * 8 * TARGETS[target][2]) >= 4
+
+
+@pytest.mark.parametrize("name, target, dtype", [("forward", "sm_90", "bf16"), ("backward", "gfx942", "fp32")])
+def test_kernel_compiles_without_spilling_registers(name, target, dtype, tmp_path, monkeypatch):
+    check_compiled(name, target, dtype, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_every_kernel_compiles_for_every_target_and_dtype(name, target, dtype, tmp_path, monkeypatch):
+    check_compiled(name, target, dtype, tmp_path, monkeypatch)

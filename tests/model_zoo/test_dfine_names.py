@@ -10,8 +10,7 @@ from vitkit.configs.rtdetr_r18 import config as rtdetr
 from vitkit.data.io.coco_classes import COCO_CLASSES
 from vitkit.data.io.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.model_zoo.dfine import OFFICIAL_DFINE
-from vitkit.model_zoo.official_rt_detr import RT_DETR
+from vitkit.model_zoo.converters import written
 from vitkit.models import build_model
 
 
@@ -19,7 +18,7 @@ def official(num_classes):
     """Return a model with random weights, and these under the original's names."""
     torch.manual_seed(0)
     model = dfine("n", num_classes=num_classes)
-    return model, OFFICIAL_DFINE.write(model.state_dict(), model)
+    return model, written(model, "official").state
 
 
 @pytest.mark.parametrize("wrapped", [
@@ -82,7 +81,7 @@ def test_files_of_another_real_time_detector_name_what_differs():
     with pytest.raises(CheckpointError, match=r"Peterande/D-FINE with 80 classes") as error:
         load_weights(detector, state)
     assert "RTDETR" in str(error.value)
-    state = RT_DETR.write(detector.state_dict(), detector)
+    state = written(detector, "official").state
     with pytest.raises(CheckpointError, match=r"lyuwenyu/RT-DETR with 80 classes") as error:
         load_weights(dfine("s"), state)
     assert "DFINE" in str(error.value)

@@ -10,7 +10,7 @@ import torch
 from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.errors import CheckpointError, DataError
 from vitkit.inference.translator import translate
-from vitkit.model_zoo.convert_fairseq import fairseq_dictionary
+from vitkit.model_zoo.converters.fairseq import fairseq_dictionary
 from vitkit.nn.position import fairseq_positions_1d
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings

@@ -11,7 +11,7 @@ import vitkit
 from vitkit import CheckpointError, ConfigError, build_model, load_weights, model_zoo
 from vitkit.config import load_config
 from vitkit.data.io.coco_classes import COCO_CLASSES
-from vitkit.model_zoo.writing import written
+from vitkit.model_zoo.converters import written
 
 BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 MLP = [f"layers.{i}.{leaf}" for i in range(3) for leaf in ("weight", "bias")]

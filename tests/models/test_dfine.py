@@ -10,7 +10,7 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.heads import DFINEHead
 from vitkit.heads.dfine import Gate, LocationQuality
 from vitkit.losses.set_criterion import SetCriterion
-from vitkit.model_zoo.dfine import OFFICIAL_DFINE, TRANSFORMERS_DFINE
+from vitkit.model_zoo.converters.dfine import OFFICIAL, TRANSFORMERS
 from vitkit.necks import DFINEEncoder
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.structures import FeatureInfo
@@ -93,7 +93,7 @@ def test_outputs_equal_the_librarys(size, image):
     theirs = library_model(transformers, size).eval()
     randomize(theirs)
     ours = dfine(size).eval()
-    state = without_counters(TRANSFORMERS_DFINE.read(theirs.state_dict(), ours))
+    state = without_counters(TRANSFORMERS[0].table.read(theirs.state_dict(), ours))
     assert state.keys() == without_counters(ours.state_dict()).keys()
     ours.load_state_dict(state, strict=False)
     # Rounding would change the order of selected locations whose scores are nearly the same.
@@ -102,8 +102,8 @@ def test_outputs_equal_the_librarys(size, image):
         expected, outputs = theirs.double()(images), ours.double()(images)
     torch.testing.assert_close(outputs["pred_logits"].double(), expected.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(outputs["pred_boxes"].double(), expected.pred_boxes, atol=1e-5, rtol=1e-5)
-    written, stored = TRANSFORMERS_DFINE.write(ours.state_dict(), ours), theirs.state_dict()
-    assert TRANSFORMERS_DFINE.read(written, ours).keys() == ours.state_dict().keys()
+    written, stored = TRANSFORMERS[0].table.write(ours.state_dict(), ours), theirs.state_dict()
+    assert TRANSFORMERS[0].table.read(written, ours).keys() == ours.state_dict().keys()
     assert all(torch.equal(written[key].double(), stored[key]) for key in written.keys() & stored.keys())
 
 
@@ -115,7 +115,7 @@ def test_sizes_have_the_originals_numbers_of_parameters(size):
 def test_official_names_are_read_and_written():
     model = dfine("x", num_classes=5)  # the only size with projections before the decoder
     state = model.state_dict()
-    written = OFFICIAL_DFINE.write(state, model)
+    written = OFFICIAL[0].table.write(state, model)
     assert {
         "backbone.stages.1.blocks.0.layers.0.conv.weight",
         "encoder.encoder.0.layers.0.linear1.weight",
@@ -130,15 +130,15 @@ def test_official_names_are_read_and_written():
     assert not [key for key in written if key.startswith(("head", "neck", "training_queries"))]
     assert written["decoder.anchors"].shape == (1, 80**2 + 40**2 + 20**2, 4)
     assert written["decoder.reg_scale"] == written["decoder.decoder.reg_scale"] == 8 and written["decoder.up"] == 0.5
-    again = OFFICIAL_DFINE.read(written, model)
+    again = OFFICIAL[0].table.read(written, model)
     assert again.keys() == state.keys() and all(torch.equal(again[key], value) for key, value in state.items())
 
 
 def test_weights_for_another_scale_of_distances_are_refused():
     model = dfine("s", num_classes=3)
-    state = OFFICIAL_DFINE.write(model.state_dict(), model) | {"decoder.reg_scale": torch.tensor([8.0])}
+    state = OFFICIAL[0].table.write(model.state_dict(), model) | {"decoder.reg_scale": torch.tensor([8.0])}
     with pytest.raises(CheckpointError, match=r"the weights are for head.reg_scale=8, but the model has 4: use"):
-        OFFICIAL_DFINE.read(state, model)
+        OFFICIAL[0].table.read(state, model)
 
 
 def small(num_queries=20, **changes):

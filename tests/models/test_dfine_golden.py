@@ -13,7 +13,7 @@ import torch
 from golden.weights import normal_for
 from models.test_dfine import dfine
 
-from vitkit.model_zoo.dfine import OFFICIAL_DFINE
+from vitkit.model_zoo.converters.dfine import OFFICIAL
 
 SIZE, NUM_CLASSES, NUM_QUERIES = 160, 5, 30
 
@@ -66,9 +66,9 @@ def assert_close(values, golden, tolerance):
 
 def test_outputs_and_gradients_equal_the_originals(golden):
     model = dfine("s", num_classes=NUM_CLASSES, num_queries=NUM_QUERIES, training_queries=[])
-    official = OFFICIAL_DFINE.write(model.state_dict(), model)
+    official = OFFICIAL[0].table.write(model.state_dict(), model)
     official = {key: value for key, value in official.items() if not key.endswith(("anchors", "valid_mask"))}
-    model.load_state_dict(OFFICIAL_DFINE.read(weights(official), model))
+    model.load_state_dict(OFFICIAL[0].table.read(weights(official), model))
     model.double().train()
     outputs = model(drawn("images", (2, 3, SIZE, SIZE)))
     initial, *layers = [*outputs["aux_outputs"], outputs]
@@ -87,7 +87,7 @@ def test_outputs_and_gradients_equal_the_originals(golden):
     parameters = dict(model.named_parameters())
     gradients = dict(zip(parameters, torch.autograd.grad(weighted_sum(named), list(parameters.values()))))
     buffers = {key: value for key, value in model.state_dict().items() if key not in parameters}
-    written = OFFICIAL_DFINE.write(buffers | gradients, model)
+    written = OFFICIAL[0].table.write(buffers | gradients, model)
     trained = {key: written[key] for key in (name.removeprefix("grad/") for name in golden if name.startswith("grad/"))}
     assert len(trained) == len(gradients)
     assert_close(projections(trained), golden, 2e-4)

@@ -11,7 +11,8 @@ from vitkit.backbones import WindowedViT
 from vitkit.checkpoint import load_weights
 from vitkit.data.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.model_zoo.rf_detr import OFFICIAL, TRANSFORMERS, TRANSFORMERS_WITH_MASKS
+from vitkit.model_zoo.converters import written
+from vitkit.model_zoo.converters.rf_detr import TRANSFORMERS
 from vitkit.models.mask_postprocess import Geometry
 from vitkit.models.rf_detr import full_masks
 from vitkit.necks import C2fProjection
@@ -81,9 +82,9 @@ def randomise(model):
 )
 def test_outputs_equal_the_librarys(size, changes):
     transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
-    table = TRANSFORMERS_WITH_MASKS if changes.get("masks") else TRANSFORMERS
     theirs, ours = library_model(transformers, **changes), rf_detr(**changes).eval()
     randomise(theirs)
+    table = next(form.table for form in TRANSFORMERS if form.is_of(ours))
     ours.load_state_dict(table.read(theirs.state_dict(), ours))
     written = table.write(ours.state_dict(), ours)
     assert written.keys() == theirs.state_dict().keys()
@@ -284,7 +285,7 @@ def official_file(path, model):
     args = Namespace(
         encoder="dinov2_windowed_small", resolution=64, num_classes=90, lr=1e-4, out_feature_indexes=[1, 2]
     )
-    torch.save({"model": OFFICIAL.write(model.state_dict(), model), "args": args, "epoch": 3}, path)
+    torch.save({"model": written(model, "official").state, "args": args, "epoch": 3}, path)
 
 
 def test_an_official_file_is_read_without_running_code_and_its_raw_ids_become_cocos_classes(tmp_path):

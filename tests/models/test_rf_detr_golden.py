@@ -10,7 +10,7 @@ from golden.weights import compare, grad_projection, load_case, rng_for
 from models.test_rf_detr import rf_detr
 
 from vitkit.model_zoo.converters import convert_official
-from vitkit.model_zoo.rf_detr import OFFICIAL
+from vitkit.model_zoo.converters.rf_detr import OFFICIAL
 from vitkit.registry import CRITERIA
 
 TERMS = {"labels": "loss_ce", "l1": "loss_bbox", "giou": "loss_giou", "mask": "loss_mask_ce", "dice": "loss_mask_dice"}
@@ -64,7 +64,7 @@ def assert_golden(case, outputs):
 
 
 def test_the_official_names_are_written_back(case, model):
-    written = OFFICIAL.write(model.state_dict(), model)
+    written = OFFICIAL[0].table.write(model.state_dict(), model)
     assert written.keys() == case.state_dict.keys()
     assert all(torch.equal(value.float(), torch.from_numpy(case.state_dict[key])) for key, value in written.items())
 
@@ -121,7 +121,7 @@ def test_losses_and_gradients_equal_the_original(case, model, variant, monkeypat
         return
     model.zero_grad()
     total.backward()
-    grads = OFFICIAL.write({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, model)
+    grads = OFFICIAL[0].table.write({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, model)
     grads = {name: grad for name, grad in grads.items() if not name.endswith("mask_token")}
     assert grads.keys() == case.grads[variant].keys()
     for name, grad in grads.items():

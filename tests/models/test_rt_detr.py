@@ -10,7 +10,7 @@ from vitkit.backbones import ResNetVD
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.rt_detr_v2 import DiscreteDeformableAttention
 from vitkit.losses.set_criterion import SetCriterion
-from vitkit.model_zoo.transformers_rt_detr import RT_DETR, RT_DETR_V2
+from vitkit.model_zoo.converters.rt_detr import TRANSFORMERS
 from vitkit.necks import HybridEncoder
 from vitkit.structures import FeatureInfo
 
@@ -87,8 +87,9 @@ def settings_of(depth, transformers):
     )  # fmt: skip
 
 
-def assert_equal_outputs(theirs, ours, size, table=RT_DETR):
+def assert_equal_outputs(theirs, ours, size):
     """Assert that both have the same parameters and, with the library's weights, the same outputs in float64."""
+    table = next(form.table for form in TRANSFORMERS if form.is_of(ours))
     counts = [sum(value.numel() for value in model.parameters()) for model in (ours, theirs)]
     assert counts[0] == counts[1]
     state = table.read(theirs.state_dict(), ours)
@@ -135,7 +136,7 @@ def test_second_versions_outputs_equal_the_librarys(head):
     )  # fmt: skip
     theirs = random_values(transformers.RTDetrV2ForObjectDetection(config))
     ours = rt_detr(18, training_queries=[dict(type="BoxDenoising")], version="v2", **head).eval()
-    assert_equal_outputs(theirs, ours, (256, 384), RT_DETR_V2)
+    assert_equal_outputs(theirs, ours, (256, 384))
 
 
 def test_discrete_sampling_reads_the_nearest_pixels_and_trains_no_offsets():

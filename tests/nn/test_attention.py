@@ -170,3 +170,37 @@ def test_attention_compiles_without_graph_breaks_and_can_be_recorded():
     with AttentionRecorder(model) as maps:
         close(compiled(x, mask), model(x, mask))
     assert len(maps["layers.1"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("test_vit", [(1, 2, 101, 101)] * 6),  # 10 x 10 patches and the class token
+        ("swin_tiny_patch4_window7_224.ms_in1k", [(64, 3, 49, 49)] * 2),  # 64 windows in the first stage
+    ],
+)
+def test_attention_of_timm_is_recorded_and_the_output_unchanged(name, shapes):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False).eval()
+    image = torch.randn(1, 3, *model.pretrained_cfg["input_size"][1:])
+    fused = [module for module in model.modules() if hasattr(module, "fused_attn")]
+    for module in fused:
+        module.fused_attn = True  # timm leaves it off for Swin
+    with torch.no_grad():
+        expected = model(image)
+        with AttentionRecorder(model) as maps:
+            output = model(image)
+        assert torch.allclose(output, expected, atol=1e-5)
+        recorded = [calls[0] for calls in maps.values()]
+        assert [tuple(weights.shape) for weights in recorded[: len(shapes)]] == shapes
+        assert len(recorded) == len(fused)
+        assert all(torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5) for weights in recorded)
+        assert all(module.fused_attn for module in fused)
+        assert torch.equal(model(image), expected)
+
+
+def test_recorder_that_sees_no_attention_says_so(caplog):
+    with AttentionRecorder(nn.Linear(2, 2)) as maps:
+        pass
+    assert maps == {} and "0 attention maps were recorded in Linear" in caplog.text

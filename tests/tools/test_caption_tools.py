@@ -1,9 +1,8 @@
-"""Captioning from the command line: train, test, cache features, describe pictures."""
+"""Captioning from the command line: train, test, cache features, explain captions."""
 
 import json
 import re
 import shlex
-import shutil
 
 import cv2
 import numpy as np
@@ -13,8 +12,9 @@ import torch
 from vitkit.checkpoint import read_checkpoint
 from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError
+from vitkit.explanations.request import shown_image
 from vitkit.inference import load
-from vitkit.tools import caption
+from vitkit.tools import explain
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
 from vitkit.tools.data import cache_features
@@ -84,37 +84,21 @@ def test_captioner_is_trained_tested_and_scored_again(tiny, tmp_path, capsys):
     assert re.findall(r"CIDEr-D +([\d.]+)", printed) == [score]
 
 
-def test_images_get_captions_and_attention_drawings(tiny, pictures, tmp_path, capsys):
+def test_images_get_captions_and_figures_of_attention(tiny, pictures, tmp_path, capsys):
     train(tiny, "model.attention=hard")
-    capsys.readouterr()
-    arguments = [tiny, "runs/tiny/last.pth", pictures, "pictures/0.png", "model.attention=hard", "--device", "cpu"]
-    caption.main([*arguments, "--attention", "drawn"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("\t")[0] for line in lines] == [f"pictures/{i}.png" for i in (0, 1, 2, 0)]
-    assert lines[0] == lines[3]
-    assert {path.name for path in (tmp_path / "drawn").iterdir()} <= {"0.png", "1.png", "2.png"}
-    caption.main([tiny, "runs/tiny/last.pth", "pictures/1.png", "model.attention=hard", "--device", "cpu"])
-    assert capsys.readouterr().out.splitlines() == [lines[1]]  # the same caption as in a batch
     model = load("runs/tiny/last.pth")
-    assert model("pictures/1.png").text == lines[1].split("\t")[1]
-    assert [prediction.name for prediction in model(pictures)] == [f"pictures/{i}.png" for i in range(3)]
-    caption.main(["runs/tiny", "pictures/1.png", "--device", "cpu"])
-    assert capsys.readouterr().out.startswith("pictures/1.png\t")
-    caption.main([*arguments, "--n-best", "2"])
-    assert len(capsys.readouterr().out.splitlines()) == 8
-    caption.main([*arguments[:2], *arguments[3:], "--beams", "1"])
-    assert len(capsys.readouterr().out.splitlines()) == 1
-
-
-def test_images_with_the_same_name_get_separate_drawings(tiny, pictures, tmp_path, capsys, monkeypatch):
-    train(tiny)
-    (tmp_path / "others").mkdir()
-    shutil.copy(tmp_path / "pictures/0.png", tmp_path / "others/0.png")
-    drawn = []
-    monkeypatch.setattr(caption, "draw_attention", lambda *arguments: drawn.extend(arguments[-1]))
-    arguments = ["pictures/0.png", "others", "pictures/0.png", "--attention", "drawn", "--device", "cpu"]
-    caption.main([tiny, "runs/tiny/last.pth", *arguments])
-    assert [path.name for path in drawn] == ["0.png", "0_2.png", "0.png"]
+    predictions = model(pictures)
+    assert [prediction.name for prediction in predictions] == [f"pictures/{i}.png" for i in range(3)]
+    assert model("pictures/1.png").text == predictions[1].text
+    capsys.readouterr()
+    arguments = [tiny, "runs/tiny/last.pth", "model.attention=hard", "--image", "pictures/1.png", "--device", "cpu"]
+    explain.main([*arguments, "--out", "drawn", "--beams", "2"])
+    printed = capsys.readouterr().out
+    assert "wrote drawn/1_beams.png" in printed and (tmp_path / "drawn/1_next_tokens.png").is_file()
+    if predictions[1].text:
+        assert "wrote drawn/1_words.png" in printed
+    else:
+        assert "no figure of the words: the caption is empty" in printed
 
 
 def test_images_are_resized_as_in_the_checkpoint_and_broken_ones_left_out(tiny, pictures, tmp_path, capsys):
@@ -124,18 +108,13 @@ def test_images_are_resized_as_in_the_checkpoint_and_broken_ones_left_out(tiny, 
     sizes = dict(least_short=side, median_short=side, most_short=side, most_long=side)
     torch.save(checkpoint | {"measured": {"image_sizes": sizes}}, "sized.pth")
     (tmp_path / "pictures/zero.png").touch()
-    (tmp_path / "pictures/text.jpg").write_text("no picture")
+    (tmp_path / "pictures/text.jpg").write_text("no image")
     capsys.readouterr()
-    caption.main([tiny, "sized.pth", pictures, "data.val.transforms=none", "--device", "cpu"])
-    printed = capsys.readouterr()
-    assert len(printed.out.splitlines()) == 3
-    assert "pictures/zero.png" in printed.err and "pictures/text.jpg" in printed.err
-    assert "2 of 5 images could not be read and were left out" in printed.err
     model = load(tiny, "sized.pth", overrides=["data.val.transforms=none"])
-    assert printed.out.splitlines()[0] == f"pictures/0.png\t{model('pictures/0.png').text}"
+    assert len(model(pictures)) == 3
     assert model.as_evaluated(np.zeros((64, 128, 3), np.uint8)).shape == (20, 40, 3)
-    (tmp_path / "pictures/zero.png").rename("zero.png")
-    assert "zero.png" in fails(caption.main, tiny, "sized.pth", "zero.png")
+    shown = shown_image(model, model.to_array("pictures/2.png"))
+    assert shown.shape == (40, 40, 3)  # which figures of attention are drawn on
 
 
 def test_run_is_given_by_its_folder(tiny, tmp_path, capsys):
@@ -172,10 +151,9 @@ def test_training_on_cached_features_equals_training_on_images(tiny, tmp_path, c
 
 def test_errors_name_what_is_wrong(tiny, pictures, tmp_path):
     train(tiny)
-    best = "runs/tiny/best.pth"
-    assert "no file or folder 'none.png'" in fails(caption.main, tiny, best, "none.png")
-    (tmp_path / "empty").mkdir()
-    assert "folder 'empty' holds no picture" in fails(caption.main, tiny, best, "empty")
+    assert "points, queries: not for" in fails(
+        explain.main, "runs/tiny", "--image", "pictures/0.png", "--points", "1,1", "--queries", "0"
+    )
     random = "data.train.transforms=ClassificationTrainTransforms"
     assert "data.train.transforms: they draw random numbers" in fails(cache_features.main, tiny, random)
     assert "Set model.freeze_backbone=True" in fails(cache_features.main, tiny, "model.freeze_backbone=False")

@@ -1,11 +1,16 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
+import vitkit
 from vitkit import load
 from vitkit.checkpoint import read_checkpoint, save_checkpoint
 from vitkit.config import load_config
+from vitkit.data.formats.writing import WRITERS
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.interop.convert import NAMES
 from vitkit.models import build_model
 from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS, Vocabulary
 from vitkit.tools import convert
@@ -84,13 +89,26 @@ def test_translator_is_still_a_translator_after_conversion(run):
 
 def test_unsupported_conversions_are_one_line_errors(run, capsys):
     for argv, message in (
-        (["best.pth", "--to", "official", "--out", "best.pth"], "best.pth: exists already"),
+        (["best.pth", "--to", "official", "--out", "best.pth"], "best.pth exists already"),
         (["best.pth", "--to", "official", "--out", "tiny.py/a.pth"], "tiny.py/a.pth: not saved"),
         (["nothing.pth", "--to", "official", "--out", "a.pth"], "nothing.pth"),
     ):
         with pytest.raises(SystemExit) as error:
             convert.main(argv)
         assert message in str(error.value) and "\n" not in str(error.value)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="ends in .pth or .safetensors"):
         convert.main(["best.pth", "--to", "official", "--out", "a.txt"])
-    assert "ends in .pth or .safetensors" in capsys.readouterr().err
+
+
+def test_convert_is_a_function_of_a_program(run):
+    done = vitkit.convert("best.pth", "a.safetensors", to="transformers")
+    assert done.path == Path("a.safetensors") and done.num_entries == len(read_checkpoint("a.safetensors"))
+    assert done.names == "transformers DETR" and done.report.missing == []
+    with pytest.raises(CheckpointError, match="out a.safetensors exists already"):
+        vitkit.convert("best.pth", "a.safetensors", to="transformers")
+    with pytest.raises(ConfigError, match="to 'offical': unknown names. Did you mean 'official'"):
+        vitkit.convert("best.pth", "b.pth", to="offical")
+
+
+def test_choices_that_help_lists_are_those_of_the_package():
+    assert (NAMES, tuple(WRITERS)) == (convert.NAMES, convert.ANNOTATIONS)

@@ -50,9 +50,9 @@ def test_numbers_before_and_after_are_printed_and_a_sheet_is_drawn(capsys):
     ],
 )
 def test_incompatible_arguments_are_named(arguments, message, capsys):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as error:
         convert.main(arguments)
-    assert message in capsys.readouterr().err
+    assert message in str(error.value) + capsys.readouterr().err
 
 
 def test_existing_output_is_not_replaced():

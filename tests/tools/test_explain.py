@@ -1,4 +1,4 @@
-"""tools/explain.py from its command line to its pictures."""
+"""tools/explain.py from its command line to its figures."""
 
 import inspect
 from types import SimpleNamespace
@@ -12,7 +12,8 @@ from torch import nn
 from vitkit import AttentionRecorder, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.data.synthetic.world import THINGS
-from vitkit.explanations import images
+from vitkit.explanations import api, dense, images
+from vitkit.explanations.request import Explanation, Request
 from vitkit.nn.deformable_attention import SamplingRecorder
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import ScoreThresholds
@@ -98,7 +99,7 @@ def usage_error(capsys, *args) -> str:
 
 def drawn(monkeypatch, name: str) -> list[dict]:
     """Record the arguments of a drawing function's calls from now on, by parameter name."""
-    module = explain if hasattr(explain, name) else images
+    module = dense if hasattr(dense, name) else images
     calls, draw = [], getattr(module, name)
 
     def keep(*args, **kwargs):
@@ -117,7 +118,8 @@ def test_detr_attention_is_drawn_over_the_image(detr, tmp_path, capsys):
     for name in ("noise_decoder.png", "noise_encoder.png"):
         assert np.asarray(Image.open(tmp_path / "out" / name).convert("RGB")).std() > 10
     printed = capsys.readouterr().out
-    assert "no query from score 0.50 (the default) (see --threshold); drawing the best" in printed
+    assert "no query reaches score 0.50 (the default); the best one, " in printed
+    assert "share of its attention in its box: 0." in printed
     assert "wrote out/noise_encoder.png" in printed
 
 
@@ -197,7 +199,9 @@ def test_sampling_points_surround_their_reference_under_padding(deformable, monk
 
 
 def test_deformable_detr_has_no_attention_at_a_point(deformable):
-    assert "DeformableDETRHead attends to sampled points" in fails(*deformable, "--points", "1,2")
+    assert "points: not for DeformableDETR on ResNet, whose figures take html, queries" in fails(
+        *deformable, "--points", "1,2"
+    )
 
 
 def test_two_stage_queries_have_no_dataset_drawing(deformable):
@@ -207,34 +211,34 @@ def test_two_stage_queries_have_no_dataset_drawing(deformable):
     assert "queries of a two-stage model" in fails("deformable.py", "two_stage.pth", *save, "--dataset")
 
 
-def test_boxes_above_the_thresholds_of_the_model_are_chosen_best_first(capsys):
+def test_boxes_above_the_thresholds_of_the_model_are_chosen_best_first(tmp_path):
     def queries(scores):
         labels = torch.tensor([0, 0, 1, 1])
         return images.Queries(scores, labels, torch.zeros(4, 4), None, (50, 70))
 
     scores = torch.tensor([0.6, 0.1, 0.9, 0.7])
     predictor = SimpleNamespace(thresholds=ScoreThresholds(0.5, (0.65, 0.8), origin="best F1"))
-    command = ["c.py", "w.pth", "--image", "a.png"]
-    args = explain.parse_args(command)
-    assert explain.choose_queries(args, predictor, queries(scores), 7) == [2]
-    asked = explain.parse_args([*command, "--threshold", "0.5"])
-    assert explain.choose_queries(asked, predictor, queries(scores), 7) == [2, 3, 0]
-    assert explain.choose_queries(asked, predictor, queries(scores), 2) == [2, 3]
-    assert explain.choose_queries(args, predictor, queries(scores / 10), 7) == [2]
-    assert "no query from score 0.50 to 0.80, by class (best F1) (see --threshold); drawing the best, 0.09" in (
-        capsys.readouterr().out
-    )
+    default, asked = Request(), Request(threshold=0.5)
+    result = Explanation(tmp_path)
+    assert dense.choose_queries(predictor, queries(scores), default, result, 7) == [2]
+    assert dense.choose_queries(predictor, queries(scores), asked, result, 7) == [2, 3, 0]
+    assert dense.choose_queries(predictor, queries(scores), asked, result, 2) == [2, 3]
+    assert result.notes == []
+    assert dense.choose_queries(predictor, queries(scores / 10), default, result, 7) == [2]
+    assert result.notes == [
+        "no query reaches score 0.50 to 0.80, by class (best F1); the best one, 0.09, is drawn (see threshold)"
+    ]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--image", "none.png"], "--image: cannot read 'none.png'"),
+        (["--image", "none.png"], "cannot read 'none.png'"),
         (["--image", "detr.py"], "not an image of a known format"),
-        (["--points", "70,20"], "--points: 70,20 is outside 'noise.png', which is 70x50 pixels (width x height)"),
-        (["--queries", "3", "10"], "--queries: got 10; the model's queries are 0 to 9"),
-        (["--encoder-layer", "2"], "--encoder-layer: got 2; the model's layers are 0 to 1"),
-        (["--decoder-layer", "-1"], "--decoder-layer: got -1; the model's layers are 0 to 1"),
+        (["--points", "70,20"], "points: 70,20 is outside 'noise.png', which is 70x50 pixels (width x height)"),
+        (["--queries", "3", "10"], "queries: got 10; the model's queries are 0 to 9"),
+        (["--encoder-layer", "2"], "encoder_layer: got 2; the model's layers are 0 to 1"),
+        (["--decoder-layer", "-1"], "decoder_layer: got -1; the model's layers are 0 to 1"),
     ],
 )
 def test_bad_arguments_are_named(detr, change, message):
@@ -256,17 +260,19 @@ def test_classes_come_from_the_checkpoint(detr, monkeypatch):
 
 
 def test_usage_errors_name_what_is_missing(detr, capsys):
-    assert "give a picture by --image, or --dataset" in usage_error(capsys, *detr[:2])
+    assert "give --image, --text, --video, --images or --dataset" in usage_error(capsys, *detr[:2])
     for option, sources in (
-        (["--points", "1,2"], "--image or --video"),
-        (["--frame", "1"], "--video"),
-        (["--threshold", "0.1"], "--image"),
-        (["--decoder-layer", "0"], "--image or --text"),
-        (["--html"], "--image or --text or --video"),
+        (["--points", "1,2"], "image or video"),
+        (["--frame", "1"], "video"),
+        (["--threshold", "0.1"], "image"),
+        (["--decoder-layer", "0"], "image or text"),
+        (["--html"], "image or text or video"),
     ):
-        assert f"{option[0]}: only with {sources}" in usage_error(capsys, *detr[:2], "--dataset", *option)
-    assert "--queries: only with --image or --dataset" in usage_error(capsys, "runs/a", "--text", "b", "--queries", "1")
-    assert "'12' is no point x,y" in usage_error(capsys, *detr, "--points", "12")
+        name = option[0].removeprefix("--").replace("-", "_")
+        assert f"{name}: applies only to {sources}" in fails(*detr[:2], "--dataset", *option)
+    assert "queries: applies only to image or dataset" in fails("runs/a", "--text", "b", "--queries", "1")
+    assert "image, text: a text or a video is explained by itself" in fails(*detr, "--text", "b")
+    assert "'12' is not a point x,y" in usage_error(capsys, *detr, "--points", "12")
     assert "overrides go before --queries" in usage_error(capsys, *detr, "--queries", "1", "model.num_queries=10")
 
 
@@ -308,27 +314,28 @@ def test_mask_queries_are_drawn_with_boxes_around_their_masks(detr, tmp_path, mo
     assert {path.name for path in (tmp_path / "out").iterdir()} >= names
     assert [query.query for query in decoder[0]["queries"]] == [1, 4]
     assert all(0 <= x <= 70 and 0 <= y <= 50 for query in decoder[0]["queries"] for x, y in query.box_xyxy.view(2, 2))
-    assert "--points: Mask2Former has no attention from these" in fails(*model, *detr[2:], "--points", "1,2")
-    assert "--dataset: Mask2Former has no queries that predict boxes" in fails(*model, "--dataset")
+    assert "points: Mask2Former has no attention from these" in fails(*model, *detr[2:], "--points", "1,2")
+    assert "dataset: Mask2Former has no queries that predict boxes" in fails(*model, "--dataset")
 
 
 def test_vit_draws_class_token_rollout_and_point_attention(detr, tmp_path, capsys):
     model = save_model(tmp_path, VIT)
     run(*model, *detr[2:], "--out", "out", "--points", "0,0", "69,49", "--images", ".", "--compare", *model)
-    names = [f"noise_{kind}.png" for kind in ("class_token", "points", "rollout")]
+    names = [f"noise_{kind}.png" for kind in ("class_token", "class_token_masks", "points", "rollout")]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["attention_distance.png", *names]
     assert all(f"wrote out/{name}" in capsys.readouterr().out for name in names[:1])
     for option in (["--queries", "1"], ["--decoder-layer", "0"], ["--threshold", "0.2"]):
-        assert f"{option[0]}: Classifier has no queries" in fails(*model, *detr[2:], *option)
+        name = option[0].removeprefix("--").replace("-", "_")
+        assert f"{name}: not for Classifier on ViT, whose figures take" in fails(*model, *detr[2:], *option)
     assert "no folder 'noise.png'" in fails(*model, "--images", "noise.png")
-    assert "--points: 69,200 is outside" in fails(*model, *detr[2:], "--points", "69,200")
+    assert "points: 69,200 is outside" in fails(*model, *detr[2:], "--points", "69,200")
 
 
 def test_two_checkpoints_of_a_config_are_compared(detr, tmp_path, monkeypatch):
     model = save_model(tmp_path, VIT)
     (tmp_path / "other.pth").write_bytes((tmp_path / "model.pth").read_bytes())
     compared = []
-    monkeypatch.setattr(explain, "plot_distances", lambda models, *_, **__: compared.extend(models))
+    monkeypatch.setattr(api, "plot_distances", lambda models, *_, **__: compared.extend(models))
     run(*model, "--images", ".", "--compare", model[0], "other.pth")
     assert compared == ["model.pth", "other.pth"]
 
@@ -352,13 +359,13 @@ def test_a_text_model_asks_for_text_and_names_unknown_characters(detr, tmp_path,
     saved = {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()}
     save_checkpoint("text.pth", {"model": model.state_dict(), "vocabularies": saved})
     for source in (["--dataset"], ["--video", "a.mp4"], detr[2:]):
-        assert "Transformer reads text, not pictures. Give a --text." in fails("text.py", "text.pth", *source)
+        assert "Transformer reads text, not images. Give a text." in fails("text.py", "text.pth", *source)
     vit = save_model(tmp_path, VIT)
     assert "Transformer reads text" in fails(*vit, "--images", ".", "--compare", "text.py", "text.pth")
-    assert "--text: no token in it" in fails("text.py", "text.pth", "--text", " ")
-    assert "--decoder-layer: got 3" in fails("text.py", "text.pth", "--text", "a", "--decoder-layer", "3")
+    assert "text: has no token" in fails("text.py", "text.pth", "--text", " ")
+    assert "decoder_layer: got 3" in fails("text.py", "text.pth", "--text", "a", "--decoder-layer", "3")
     run("text.py", "text.pth", "--text", "a b c")
-    assert "1 characters or words are not in the vocabulary: 'c' 1x" in capsys.readouterr().err
+    assert "1 characters or words are not in the vocabulary: 'c' 1x" in capsys.readouterr().out
 
 
 def test_points_choose_what_is_drawn_of_the_backbone_below_deformable_attention(deformable, tmp_path):
@@ -377,5 +384,5 @@ def test_error_for_a_backbone_without_attention_names_alternatives(detr, tmp_pat
     model = save_model(
         tmp_path, VIT.replace('dict(type="ViT", d_model=32, depth=2, num_heads=2, image_size=64)', '"resnet18"')
     )
-    assert "ResNet has no attention in the image that can be drawn" in fails(*model, *detr[2:])
-    assert "ResNet has no attention over the picture; expected ViT" in fails(*model, "--images", ".")
+    assert "Classifier on ResNet has no attention in the image that can be drawn" in fails(*model, *detr[2:])
+    assert "ResNet has no attention over the image; expected ViT" in fails(*model, "--images", ".")

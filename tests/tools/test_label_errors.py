@@ -1,4 +1,4 @@
-"""Suspicious labels as a page and as corrections, and their measurement with planted errors."""
+"""Suspicious labels as a page and as corrections."""
 
 import json
 import re
@@ -10,8 +10,6 @@ from detection_files import CONFIG, write_data
 
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.fixing import apply_corrections
-from vitkit.evaluation.label_errors import KINDS, find_label_errors
-from vitkit.tools.benchmark import label_errors as planted_errors
 from vitkit.tools.data import label_errors
 
 
@@ -91,22 +89,3 @@ def test_data_without_boxes_is_refused(folder):
     )
     with pytest.raises(SystemExit, match="ShapesClassification has no boxes"):
         label_errors.main(["maps.py", "--eval-only", "results.json"])
-
-
-def test_planted_errors_are_found_with_perfect_predictions(shared_data):
-    truth = json.loads((shared_data / "bccd" / "annotations" / "instances_val.json").read_text())
-    truth["annotations"] = [a for a in truth["annotations"] if a["image_id"] in [i["id"] for i in truth["images"][:30]]]
-    truth["images"] = truth["images"][:30]
-    results = [
-        dict(image_id=a["image_id"], category_id=a["category_id"], bbox=a["bbox"], score=0.5 + (a["id"] % 40) / 100)
-        for a in truth["annotations"]
-    ]
-    wrong, planted = planted_errors.plant(truth, 0.05, seed=0)
-    count = len(planted["missing"])
-    assert {kind: len(entries) for kind, entries in planted.items()} == dict.fromkeys(KINDS, count) and count > 3
-    assert len(wrong["annotations"]) == len(truth["annotations"])  # as many are removed as are added
-    errors = find_label_errors(wrong, results, [1, 2, 3])
-    kinds = [planted_errors.is_planted(error, wrong, results, planted) for error in errors[: 4 * count]]
-    assert sum(kind is not None for kind in kinds) >= 0.9 * 4 * count
-    measured = planted_errors.measure(truth, results, part=0.05, first=4 * count, seed=0)
-    assert measured.planted == count and measured.hits == Counter(kind for kind in kinds if kind)

@@ -43,8 +43,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.data.formats import find_format
-    from vitkit.data.formats.label_pictures import read_semantic_pictures
+    from vitkit.data.formats import detect_format
+    from vitkit.data.formats.label_images import read_semantic_pictures
     from vitkit.data.formats.splitting import split_dataset
     from vitkit.tools.annotations import check_out, print_left_out, read_source, write_annotations
 
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
             elif parts:
                 patterns[name] = parts
         source = Path(args.source)
-        is_semantic = (args.format or find_format(source, args.images)) == "semantic_pictures"
+        is_semantic = (args.format or detect_format(source, args.images)) == "semantic_pictures"
         if is_semantic:
             data = read_semantic_pictures(source, args.images, regions=False)
             num_maps, num_classes = counted(len(data.images), "label maps"), counted(len(data.categories), "classes")

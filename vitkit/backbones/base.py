@@ -182,6 +182,7 @@ class BackboneBase(nn.Module):
     """The maps that it returns, fine to coarse."""
     pretrained: bool | str = False
     frozen_stages: int = 0
+    frozen_stem: bool = False
     is_classifier: bool = False
     is_dilated: bool = False
     """Whether the last stage keeps its resolution and dilates its kernels (DC5), with the same weights."""
@@ -292,7 +293,8 @@ class BackboneBase(nn.Module):
             part.requires_grad_(False)
 
     def _frozen(self) -> list[nn.Module | nn.Parameter]:
-        stages = self.stages()[: self.frozen_stages + 1] if self.frozen_stages else []
+        number = self.frozen_stages + 1 if self.frozen_stages else int(self.frozen_stem)
+        stages = self.stages()[:number]
         return [part for stage in stages for part in stage]
 
     def train(self, mode: bool = True) -> "BackboneBase":
@@ -313,11 +315,12 @@ class BackboneBase(nn.Module):
             CheckpointError: the weights are not available, or are for another network.
         """
         if not self.pretrained:
-            if self.frozen_stages:
+            if self._frozen():
+                remedy = "frozen_stages=0" if self.frozen_stages else "frozen_stem=false"
                 logger.warning(
-                    "backbone: its first %d stages are random and frozen, so they never learn. To train without "
-                    "pretrained weights or a checkpoint set model.backbone.frozen_stages=0.",
-                    self.frozen_stages,
+                    "backbone: its first stages are random and frozen, so they never learn. To train without "
+                    "pretrained weights or a checkpoint set model.backbone.%s.",
+                    remedy,
                 )
             return None
         source = self._address() if self.pretrained is True else self.pretrained

@@ -87,7 +87,6 @@ class LRNet(BackboneBase):
         kernel_size: side of the windows; odd.
         channels_per_weight: m, the number of channels that share a weight.
         similarity: similarity of a query and a key; see `vitkit.kernels.local_relation.SIMILARITIES`.
-        geometry_prior: see `LocalRelation`.
         out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`.
     Raises:
@@ -105,7 +104,6 @@ class LRNet(BackboneBase):
         kernel_size: int = 7,
         channels_per_weight: int = 8,
         similarity: str = "product",
-        geometry_prior: bool = True,
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
         frozen_stages: int = 0,
@@ -129,12 +127,7 @@ class LRNet(BackboneBase):
             pixel_std=pixel_std,
             in_channels=in_channels,
         )
-        relation = dict(
-            kernel_size=kernel_size,
-            channels_per_weight=channels_per_weight,
-            similarity=similarity,
-            geometry_prior=geometry_prior,
-        )
+        relation = dict(kernel_size=kernel_size, channels_per_weight=channels_per_weight, similarity=similarity)
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, _STEM_CHANNELS, 1, bias=False),
             nn.BatchNorm2d(_STEM_CHANNELS),

@@ -75,7 +75,7 @@ class NonLocalResNet(ResNet):
         positions: stage -> indices (from 0) of the blocks that are followed by a non-local block.
         pairwise, scaled: see `NonLocalBlock`.
         pool: side of the max pooling of keys and values; 1 for no pooling.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`; pretrained=True means torchvision's ImageNet weights.
     Raises:
         ConfigError: an argument is invalid, or a block does not exist.
@@ -105,6 +105,7 @@ class NonLocalResNet(ResNet):
         pretrained: bool | str = True,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__(
             depth,
@@ -117,6 +118,7 @@ class NonLocalResNet(ResNet):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         layers = self.layers
         counts = {name: len(layer) for name, layer in layers.items()}

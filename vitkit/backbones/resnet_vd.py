@@ -43,6 +43,7 @@ class ResNetVD(ResNet):
         depth: 18, 34, 50 or 101.
         norm, out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `ResNet`; pretrained=True means the ImageNet weights that RT-DETR starts from.
+        frozen_stem: whether the stem is not trained even if no stage is frozen.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -57,6 +58,7 @@ class ResNetVD(ResNet):
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
         frozen_stages: int = 0,
+        frozen_stem: bool = False,
         drop_path: float = 0.0,
         pretrained: bool | str = True,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
@@ -91,7 +93,7 @@ class ResNetVD(ResNet):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        self.frozen_stages = frozen_stages
+        self.frozen_stages, self.frozen_stem = frozen_stages, frozen_stem
         self.freeze()
 
     def stem(self, images: Tensor, padding: Tensor | None) -> Tensor:

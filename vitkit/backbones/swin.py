@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +49,6 @@ _COMPUTED = ("relative_position_index", "relative_coords_table", "attn_mask")
 """Suffixes of official buffers that are computed from the arguments."""
 
 PATCH = 4
-_GRID = (56, 56)
-"""Size of the map that absolute positions are made for: that of images of 224 pixels."""
 
 
 class PatchEmbed(nn.Module):
@@ -202,9 +199,8 @@ class SwinBlock(nn.Module):
 class SwinStage(nn.Module):
     """Blocks, alternately without and with a shift, and the patch merging that follows them."""
 
-    def __init__(self, blocks: Sequence[nn.Module], window: int, downsample: nn.Module | None, *, shifted: bool = True):
+    def __init__(self, blocks: Sequence[nn.Module], window: int, downsample: nn.Module | None):
         super().__init__()
-        self.shifted = shifted
         self.blocks = nn.ModuleList(blocks)
         self.window = window
         self.downsample = downsample
@@ -219,7 +215,7 @@ class SwinStage(nn.Module):
             (B, H, W, C), before the patch merging.
         """
         height, width = x.shape[1:3]
-        window, shift = self.window, self.window // 2 if self.shifted else 0
+        window, shift = self.window, self.window // 2
         if shrink and min(height, width) <= window:
             window, shift = min(height, width), 0
         mask_bias = shift_bias((height, width), window, shift, device=x.device) if shift else None
@@ -240,9 +236,6 @@ class Swin(BackboneBase):
         depths: number of blocks in each stage.
         num_heads: number of heads in each stage.
         window: side of the windows, in pixels of the map.
-        shifted: whether the windows of every second block are shifted (the paper's table 4).
-        positions: "relative": a bias for each offset within a window; "absolute": a learned vector for each of 56 x 56
-            locations of res2, resampled to other sizes; or "none" (table 4).
         out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`; pretrained=True means the official weights.
     Raises:
@@ -265,8 +258,6 @@ class Swin(BackboneBase):
         *,
         num_heads: Sequence[int] = (3, 6, 12, 24),
         window: int = 7,
-        shifted: bool = True,
-        positions: Literal["relative", "absolute", "none"] = "relative",
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
         frozen_stages: int = 0,
@@ -277,8 +268,6 @@ class Swin(BackboneBase):
         in_channels: int = 3,
     ):
         super().__init__()
-        if positions not in ("relative", "absolute", "none"):
-            raise ConfigError(f"positions={positions!r}: expected 'relative', 'absolute' or 'none'.")
         for argument, value in dict(embed_dim=embed_dim, window=window).items():
             if value < 1:
                 raise ConfigError(f"{argument}={value}: expected at least 1.")
@@ -307,7 +296,7 @@ class Swin(BackboneBase):
                 self.block(channels[i], num_heads[i], window=window, drop_path=next(rates)) for _ in range(depths[i])
             ]
             downsample = self.merging(channels[i]) if i + 1 < num_stages else None
-            self.layers.append(SwinStage(blocks, window, downsample, shifted=shifted))
+            self.layers.append(SwinStage(blocks, window, downsample))
         if self.is_classifier:
             self.norm = nn.LayerNorm(channels[-1])
             self.head = nn.Linear(channels[-1], num_classes)
@@ -316,20 +305,7 @@ class Swin(BackboneBase):
                 if feature in self.feature_info:
                     self.add_module(f"norm{i}", nn.LayerNorm(channels[i]))
         self.apply(init_weights)
-        self._set_positions(positions, embed_dim)
         self.freeze()
-
-    def _set_positions(self, positions: str, embed_dim: int) -> None:
-        """Create absolute positions, or set the tables of relative ones to zero, as `positions` requires."""
-        self.absolute_pos_embed = None
-        if positions == "absolute":
-            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, math.prod(_GRID), embed_dim))
-            nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
-        if positions != "relative":
-            # The tables are kept so that the weights have the same names.
-            for name, table in self.named_parameters():
-                if name.endswith("relative_position_bias_table"):
-                    nn.init.zeros_(table).requires_grad_(False)
 
     def norm_of(self, feature: str) -> str:
         """Return the name of the norm of a returned map."""
@@ -348,9 +324,6 @@ class Swin(BackboneBase):
         """Compute the features, or a classifier's logits, of images of at least 4 pixels."""
         check_images(type(self).__name__, images, min_size=PATCH, in_channels=self.in_channels)
         x = self.patch_embed(images)
-        if self.absolute_pos_embed is not None:
-            size = (x.shape[1], x.shape[2])
-            x = x + resize_positions_2d(self.absolute_pos_embed, _GRID, size).unflatten(1, size)
         features = {}
         for i, (name, layer) in enumerate(zip(STAGES, self.layers)):
             x = layer(x, shrink=self.is_classifier)

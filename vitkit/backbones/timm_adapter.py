@@ -37,7 +37,8 @@ class SetsGradCheckpointing(Protocol):
 class TimmBackbone(BackboneBase):
     """Any timm model: `BACKBONES.build("timm/convnext_tiny")`, `model.backbone=timm/convnext_tiny`.
 
-    Attention inside timm's models does not use vitkit's core: an AttentionRecorder does not see it.
+    Attention inside timm's models does not use vitkit's core. An AttentionRecorder sees that of the modules which timm
+    can run without its fused kernel, such as those of ViT, DeiT, EVA and Swin.
 
     Args:
         name: timm's name of the model, optionally with the tag of its weights ("convnext_tiny.fb_in1k").
@@ -126,9 +127,6 @@ class TimmBackbone(BackboneBase):
 
     def _with_norms(self, net: nn.Module) -> nn.Module:
         return net if self.norm is None else freeze_batch_norm_2d(net)
-
-    def _frozen(self) -> list[nn.Module | nn.Parameter]:
-        return super()._frozen() or (self.stages()[0] if self.frozen_stem else [])
 
     def keep_features(self, names: Iterable[str]) -> None:
         """Return only these maps from now on; timm's network is rebuilt without the parts that only the others need."""

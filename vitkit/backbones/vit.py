@@ -35,6 +35,13 @@ _SIZES = {
 }
 _VITDET = dict(patch_size=16, windows=dict(size=14, relative_positions=64))
 _GIANT = dict(d_model=1536, depth=40, num_heads=24, mlp_ratio=8 / 3, mlp="swiglu")
+_DINO = "https://dl.fbaipublicfiles.com/dino/dino_{0}_pretrain/dino_{0}_pretrain.pth"
+_DINO_NAMES = {
+    ("small", 8): "deitsmall8",
+    ("small", 16): "deitsmall16",
+    ("base", 8): "vitbase8",
+    ("base", 16): "vitbase16",
+}
 _DINOV2_SIZES = {**{n: _SIZES[n] for n in ("small", "base", "large")}, "giant": _GIANT}
 _DINOV2 = dict(patch_size=14, image_size=518, blocks=dict(layer_scale=1e-5))
 _REGISTERS = dict(num_registers=4, positions="patches")
@@ -56,6 +63,10 @@ VIT_VARIANTS = {
         f"vitdet_{n}": dict(**_SIZES[n], **_VITDET, drop_path=drop_path)
         for n, drop_path in (("base", 0.1), ("large", 0.4), ("huge", 0.5))
     },
+    **{
+        f"vit_{n}_patch{p}_dino": dict(patch_size=p, **_SIZES[n], address=_DINO.format(name))
+        for (n, p), name in _DINO_NAMES.items()
+    },
     **{f"vit_{n}_patch14_dinov2": dict(**size, **_DINOV2) for n, size in _DINOV2_SIZES.items()},
     **{f"vit_{n}_patch14_reg4_dinov2": dict(**size, **_DINOV2, **_REGISTERS) for n, size in _DINOV2_SIZES.items()},
     **{
@@ -69,9 +80,10 @@ VIT_VARIANTS = {
     },
 }
 """The variants of table 1 of the paper (B, L, H); table 1 of DeiT (Ti, S; distilled); section 4 and appendix A.2 of
-ViTDet; table 17 of DINOv2, with and without registers; tables 2 and 3 of DINOv3, without the biases that are zero in
-the published weights, and with them (qkvb). Names are timm's. A dict in a spec, such as `blocks`, replaces the
-variant's."""
+ViTDet; table 1 of DINO (Caron et al. 2021, https://arxiv.org/abs/2104.14294), whose weights have no published
+checksum; table 17 of DINOv2, with and without registers; tables 2 and 3 of DINOv3, without the biases that are zero in
+the published weights, and with them (qkvb). Names are timm's, except for DINO's. A dict in a spec, such as `blocks`,
+replaces the variant's."""
 
 _DEIT = "https://dl.fbaipublicfiles.com/deit/deit_{}_patch16_224-{}.pth#sha256={}"
 _DEIT_CHECKSUMS = {
@@ -168,8 +180,10 @@ class ViT(BackboneBase):
         windows: see `Windows`.
         classifier: see `ClassifierOptions`.
         stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
+        address: the weights that pretrained=True means, as a value of `pretrained`; None: DINOv2's, DINOv3's, DeiT's or
+            torchvision's for a network of this shape.
         out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`; pretrained=True means DINOv2's, DINOv3's, DeiT's or torchvision's weights.
+            `BackboneBase.configure`.
     Raises:
         ConfigError: an argument is invalid, or arguments contradict each other.
     """
@@ -198,6 +212,7 @@ class ViT(BackboneBase):
         windows: Windows | None = None,
         classifier: ClassifierOptions | None = None,
         stem: Mapping[str, Any] | None = None,
+        address: str | None = None,
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
         frozen_stages: int = 0,
@@ -245,6 +260,7 @@ class ViT(BackboneBase):
         if self.is_classifier:
             _check_pooling(self.pooling, class_token=class_token, distilled=distilled)
         self.antialias = window_size is None
+        self.address = address
 
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         self.image_size = (height, width)
@@ -458,6 +474,8 @@ class ViT(BackboneBase):
         )
 
     def _address(self) -> str:
+        if self.address is not None:
+            return self.address
         width, patch = len(self.patch_embed.proj.weight), self.patch_embed.patch_size
         shape = dict(d_model=width, depth=len(self.blocks), num_heads=self.blocks[0].attn.num_heads)
         if not isinstance(self.blocks[0].ls1, nn.Identity):

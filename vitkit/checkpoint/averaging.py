@@ -10,13 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.checkpoint.files import read_checkpoint
+from vitkit.checkpoint.files import MODEL_ENTRIES, read_checkpoint
 from vitkit.checkpoint.weights import state_dict_of
 from vitkit.errors import CheckpointError
 from vitkit.words import counted
-
-TAKEN_OVER = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
-"""Entries that the result takes over from the last checkpoint, besides the weights."""
 
 
 def find_checkpoints(names: Sequence[str], last: int | None) -> list[Path]:
@@ -74,7 +71,7 @@ def average(paths: Sequence[Path], factors: Sequence[float] | None = None) -> di
     bad = [name for name, value in model.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if bad:
         raise CheckpointError(f"the average of {bad[0]} is not finite: one of the checkpoints is of a run that failed.")
-    taken_over = {key: checkpoint[key] for key in TAKEN_OVER if key in checkpoint}
+    taken_over = {key: checkpoint[key] for key in MODEL_ENTRIES if key in checkpoint}
     return {"model": model, **taken_over, "averaged": [str(path) for path in paths]}
 
 

@@ -18,11 +18,13 @@ from vitkit.checkpoint.folders import (
     read_safetensors,
     read_shards,
 )
-from vitkit.checkpoint.foreign import SAFE_GLOBALS, read_arrays, read_pickled_arrays
+from vitkit.checkpoint.other_formats import SAFE_GLOBALS, read_arrays, read_pickled_arrays
 from vitkit.devices import is_out_of_memory
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
 
+MODEL_ENTRIES = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
+"""Entries of a checkpoint that its model needs in addition to the weights."""
 _MOST_COMPRESSED = 50
 """How much smaller than its arrays an .npz file may be; PyTorch's files are not compressed."""
 _STARTS = (b"PK", b"\x80")

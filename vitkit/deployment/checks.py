@@ -57,8 +57,8 @@ def image_size(predictor: Predictor, size: tuple[int, int] | None) -> tuple[int,
     if isinstance(model, EoMT):
         if size not in (None, tuple(model.image_size)):
             raise ConfigError(
-                f"export: got --size {size[0]}x{size[1]}, but EoMT pads images to {model.image_size[0]}x"
-                f"{model.image_size[1]} (model.backbone.image_size). Leave --size out."
+                f"export: got size {size[0]}x{size[1]}, but EoMT pads images to {model.image_size[0]}x"
+                f"{model.image_size[1]} (model.backbone.image_size). Leave size out."
             )
         return tuple(model.image_size)
     if size is None and isinstance(model, Classifier) and isinstance(model.backbone, Swin):
@@ -73,21 +73,21 @@ def image_size(predictor: Predictor, size: tuple[int, int] | None) -> tuple[int,
     return size
 
 
-def image_inputs(predictor: Predictor, pictures: Sequence[np.ndarray], size: tuple[int, int] | None) -> list[Inputs]:
-    """Return batches of pictures after the model's transforms: a single one, a pair, and a crop of the first.
+def image_inputs(predictor: Predictor, images: Sequence[np.ndarray], size: tuple[int, int] | None) -> list[Inputs]:
+    """Return batches of images after the model's transforms: a single one, a pair, and a crop of the first.
 
     Args:
-        pictures: (H, W, 3) uint8 RGB, at least one.
+        images: as from `Predictor.to_array`, at least one.
         size: height and width that all images must have; None: any.
     """
-    one, two = pictures[:1], (list(pictures) * 2)[:2]
+    one, two = images[:1], (list(images) * 2)[:2]
     single, pair = predictor.prepare(one).inputs, predictor.prepare(two).inputs
     height, width = single["images"].shape[-2:]
     part = {name: value[..., : height * 3 // 4, : width * 2 // 3] for name, value in single.items()}
     batches = [(one, single), (two, pair), (one, part)]
     if size is not None:
         batches = [(shown, fitted(batch, size)) for shown, batch in batches[:2]]
-    return [batch | {"image_sizes": torch.tensor([p.shape[:2] for p in shown])} for shown, batch in batches]
+    return [batch | {"image_sizes": torch.tensor([image.shape[:2] for image in shown])} for shown, batch in batches]
 
 
 def crop_of(predictor: Predictor) -> tuple[int, int] | None:
@@ -107,8 +107,8 @@ def check_crop(predictor: Predictor, size: tuple[int, int]) -> None:
         return
     got = "are of any size" if crop is None else f"are cropped to {crop[0]}x{crop[1]}"
     raise ConfigError(
-        f"export: got --size {size[0]}x{size[1]}, but the classifier's images {got} (data.val.transforms), and padded "
-        "ones would change its scores. Leave --size out, or set data.val.transforms="
+        f"export: got size {size[0]}x{size[1]}, but the classifier's images {got} (data.val.transforms), and padded "
+        "ones would change its scores. Leave size out, or set data.val.transforms="
         "\"dict(type='ClassificationEvalTransforms', size=…)\" to the size that it was trained at."
     )
 

@@ -1,6 +1,6 @@
 """Export a model to one file that runs without its code: ONNX, or a program of torch.export.
 
-A file gets its final name only after it has been run on pictures and its outputs have matched the model's.
+A file gets its final name only after it has been run on images and its outputs have matched the model's.
 """
 
 import copy
@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,10 @@ import numpy as np
 import torch
 from torch.export import Dim, ExportedProgram
 
+from vitkit import model_zoo
+from vitkit.checkpoint import LoadReport
 from vitkit.config.trust import ProgramCode, remember
+from vitkit.data.synthetic.world import World
 from vitkit.deployment.checks import (
     NUM_TOKENS,
     Difference,
@@ -32,62 +36,24 @@ from vitkit.deployment.checks import (
     seconds,
     text_inputs,
 )
-from vitkit.deployment.exported import METADATA, ONNX_SUFFIX, PROGRAM_SUFFIX, open_exported, optional_module
+from vitkit.deployment.exported import METADATA, open_exported, optional_module
 from vitkit.deployment.graphs import Axes, ExportGraph, image_graph
+from vitkit.deployment.metadata import describe
+from vitkit.deployment.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.deployment.text import text_graphs
-from vitkit.errors import ConfigError, place_in_own_code
+from vitkit.errors import ConfigError, DataError, place_in_own_code
+from vitkit.inference.inputs import find_pictures
 from vitkit.inference.language import LanguageModel
-from vitkit.inference.load import Loaded
+from vitkit.inference.load import Loaded, find_trained, load
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.translator import Translator
 from vitkit.seq2seq.decoding import TextGenerator
 
-FORMATS = {"onnx": ONNX_SUFFIX, "torch": PROGRAM_SUFFIX}
-OPSETS = range(18, 24)
 TRACED_SIZE = (259, 515)
 """Height and width of the traced images. At strides 4 to 32 they are not multiples of a window, and at strides 4 to 16
 they are odd, so that all padding is recorded."""
-TOLERANCES = {"fp32": 1e-3, "fp16": 5e-2, "int8": 0.5}
-"""Precision -> the largest tolerated difference from the model in float32, relative to the largest absolute value if
-that is above 1."""
-
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """The kind of file to write.
-
-    Raises:
-        ConfigError: the settings exclude each other, or a number is out of range.
-    """
-
-    format: Literal["onnx", "torch"] = "onnx"
-    half: bool = False
-    """Store weights and compute in float16."""
-    quantize: Literal["int8"] | None = None
-    """Compute matrix products with weights in int8; ONNX files only."""
-    size: tuple[int, int] | None = None
-    """Height and width of all images in pixels; None: any size."""
-    opset: int = 20
-    """The ONNX operator set; ONNX files only."""
-    tolerance: float | None = None
-    """The largest tolerated difference from the model; None: that of `TOLERANCES`."""
-    overwrite: bool = False
-    """Replace existing files."""
-
-    def __post_init__(self) -> None:
-        if self.half and self.quantize:
-            raise ConfigError("export: got --half and --quantize; expected one of them.")
-        if self.quantize and self.format != "onnx":
-            raise ConfigError("export: --quantize is only possible for ONNX files. Add --format onnx.")
-        if self.opset not in OPSETS:
-            raise ConfigError(f"export: got --opset {self.opset}; expected {OPSETS[0]} to {OPSETS[-1]}.")
-        if self.tolerance is not None and not self.tolerance >= 0:
-            raise ConfigError(f"export: got --tolerance {self.tolerance:g}; expected 0 or more.")
-
-    @property
-    def precision(self) -> str:
-        """The precision as a key of `TOLERANCES`."""
-        return "fp16" if self.half else self.quantize or "fp32"
+NUM_COMPARED = 2
+"""The number of images that a file is compared with its model on."""
 
 
 @dataclass(frozen=True)
@@ -115,32 +81,109 @@ class ExportedPart:
     """Median run times for the first batch: the file's, and PyTorch's."""
 
 
-def export_model(
-    predictor: Loaded,
-    out: Path,
+@dataclass(frozen=True)
+class Export:
+    """What `export` has written."""
+
+    parts: list[ExportedPart]
+    """The model's file; for a model that writes text, the encoder and the step of the decoder."""
+    runner: Path | None
+    """The program beside an ONNX file that runs it without PyTorch; None for other formats."""
+    report: LoadReport | None
+    """The report of loading the weights."""
+
+    @property
+    def path(self) -> Path:
+        """The model's file, which `load` takes."""
+        return self.parts[0].path
+
+
+def export(
+    model: str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
     *,
-    pictures: Sequence[np.ndarray],
-    metadata: Mapping[str, Any],
+    weights: str | Path | None = None,
     format: Literal["onnx", "torch"] = "onnx",
-    half: bool = False,
-    quantize: Literal["int8"] | None = None,
+    precision: Literal["fp32", "fp16", "int8"] = "fp32",
     size: tuple[int, int] | None = None,
+    images: Any = None,
     opset: int = 20,
     tolerance: float | None = None,
+    licence: str | None = None,
+    overrides: Sequence[str] = (),
     overwrite: bool = False,
-) -> list[ExportedPart]:
-    """Write a model to a file; beside an ONNX file, also write a program that runs it without torch.
+    trust: bool = False,
+) -> Export:
+    """Write a model as one file that runs without its code, as `vitkit export` does.
+
+    `export("runs/detr", "detr.onnx").path`
 
     Args:
-        out: the file; for a model that writes text, a second file beside it holds the step of the decoder.
-        pictures: (H, W, 3) uint8 RGB, at least one, on which the file is compared with the model.
-        metadata: see `describe`.
-        The other arguments: see `ExportSettings`.
+        model: see `find_model`.
+        out: the file; None: NAME.onnx or NAME.pt2 in the current folder. A model that writes text has a second file
+            beside it, the step of the decoder, and an ONNX file a program that runs it without PyTorch.
+        weights: weights for a config; None: those of `model`.
+        format, precision, size, opset, tolerance, overwrite: see `ExportSettings`.
+        images: images on which the file is compared with the model, see `find_pictures`; None: synthetic ones.
+        licence: licence of the weights, noted in the file; None: for models of the zoo, the one that it lists.
+        overrides, trust: see `load`.
     Raises:
         ConfigError: the settings are invalid, the format cannot represent the model, a package is missing, or the
-            file's outputs differ from the model's by more than the tolerance. In these cases, `out` is unchanged.
+            file's outputs differ from the model's by more than the tolerance. In these cases, nothing is written.
+        CheckpointError: the weights cannot be read, or do not fit the model.
+        DataError: there are no such images.
     """
-    settings = ExportSettings(format, half, quantize, size, opset, tolerance, overwrite)
+    settings = ExportSettings(format, precision, size, opset, tolerance, overwrite)
+    name = name_of(model)
+    out = Path(name + FORMATS[format] if out is None else out)
+    check_out(out, settings)
+    config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
+    predictor = load(config, weights)
+    metadata = describe(predictor, config, name=name, licence=licence or zoo_licence(weights))
+    arrays = read_images(images, predictor) if isinstance(predictor, Predictor) else []
+    parts = export_model(predictor, out, settings, images=arrays, metadata=metadata)
+    return Export(parts, runner_path(out) if format == "onnx" else None, predictor.report)
+
+
+def name_of(model: str | Path | Mapping[str, Any]) -> str:
+    """Return the name of a model's file without extension: that of its folder, checkpoint, config or zoo entry."""
+    path = Path(getattr(model, "path", "model") if isinstance(model, Mapping) else model)
+    return path.resolve().name if path.is_dir() else path.stem
+
+
+def zoo_licence(weights: str | Path | None) -> str | None:
+    """Return the licence of weights of the model zoo; None for others, such as those fine-tuned from them."""
+    is_file = weights is not None and Path(weights).exists()
+    return None if is_file else model_zoo.index().get(model_zoo.listed_name(str(weights)), {}).get("licence")
+
+
+def read_images(source: Any, predictor: Predictor) -> list[np.ndarray]:
+    """Return the first images of a source; without a source, images of the synthetic world.
+
+    Raises:
+        DataError: the source has no images.
+    """
+    if source is None:
+        images = [World(image_size=size).scene(0).image for size in (480, 320)]
+        if predictor.channels is not None:
+            images = [np.tile(image, -(-predictor.channels // 3))[:, :, : predictor.channels] for image in images]
+        return [predictor.to_array(image) for image in images]
+    named = list(islice(find_pictures(source).named, NUM_COMPARED))
+    if not named:
+        raise DataError(f"export: {source}: has no images to compare on.")
+    return [predictor.to_array(image, name) for name, image in named]
+
+
+def export_model(
+    predictor: Loaded, out: Path, settings: ExportSettings, *, images: Sequence[np.ndarray], metadata: Mapping[str, Any]
+) -> list[ExportedPart]:
+    """Write a loaded model to a file; see `export`.
+
+    Args:
+        images: (H, W, 3) uint8 RGB, at least one, on which the file is compared with the model; with other channels,
+            (H, W, C) uint16.
+        metadata: see `describe`.
+    """
     check_out(out, settings)
     if isinstance(predictor, Predictor):
         settings = replace(settings, size=image_size(predictor, settings.size))
@@ -148,13 +191,19 @@ def export_model(
         for package in ("onnx", "onnxscript", "onnxruntime"):
             optional_module(package)
     out.parent.mkdir(parents=True, exist_ok=True)
-    parts = parts_of(predictor, settings, pictures)
+    parts = parts_of(predictor, settings, images)
     names = [f"{out.stem}{part.suffix}{out.suffix}" for part in parts]
     check_free([out.with_name(name) for name in names], settings)
     exported = []
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         for part, name in zip(parts, names):
-            about = dict(metadata, inputs=list(part.graph.axes), size=settings.size, precision=settings.precision)
+            about = dict(
+                metadata,
+                inputs=list(part.graph.axes),
+                outputs=list(part.graph.outputs),
+                size=settings.size,
+                precision=settings.precision,
+            )
             if part is parts[0] and len(parts) > 1:
                 about["step"] = names[1]
             path = Path(folder) / name
@@ -181,10 +230,10 @@ def check_out(out: Path, settings: ExportSettings) -> None:
     """
     suffix = FORMATS[settings.format]
     if out.suffix != suffix:
-        raise ConfigError(f"export: got --out {out}; expected a name that ends in {suffix} (--format).")
+        raise ConfigError(f"export: got out {out}; expected a name that ends in {suffix}, or another format.")
     parent = next(folder for folder in out.parents if folder.exists())
     if not parent.is_dir():
-        raise ConfigError(f"export: --out {out}: {parent} is a file; expected a folder. Choose another name.")
+        raise ConfigError(f"export: out {out}: {parent} is a file; expected a folder. Choose another name.")
     check_free([out, runner_path(out)] if settings.format == "onnx" else [out], settings)
 
 
@@ -196,29 +245,29 @@ def check_free(paths: Sequence[Path], settings: ExportSettings) -> None:
     """
     for path in paths:
         if path.is_dir():
-            raise ConfigError(f"export: {path} is a folder; expected a file. Choose another name by --out.")
+            raise ConfigError(f"export: {path} is a folder; expected a file. Choose another name (out).")
         if path.exists() and not settings.overwrite:
-            raise ConfigError(f"export: {path} exists already. Choose another name by --out, or add --overwrite.")
+            raise ConfigError(f"export: {path} exists already. Choose another name (out), or set overwrite.")
 
 
-def parts_of(predictor: Loaded, settings: ExportSettings, pictures: Sequence[np.ndarray]) -> list[Part]:
+def parts_of(predictor: Loaded, settings: ExportSettings, images: Sequence[np.ndarray]) -> list[Part]:
     """Return the parts of a model with the inputs for tracing and comparing them.
 
     Raises:
-        ConfigError: no parts are defined for this kind of model.
+        ConfigError: the model cannot be exported.
     """
     model = predictor.model
     if isinstance(predictor, LanguageModel):
         raise ConfigError(f"export: no graph is defined for {type(model).__name__}. Choose another model.")
     if isinstance(predictor, Predictor) and predictor.sampling is not None:
         raise ConfigError(
-            "export: the model classifies clips of videos, and a file takes pictures. Choose another model."
+            "export: the model classifies clips of videos, but exported files take single images. Choose another model."
         )
     if isinstance(predictor, Translator):
         batches = text_inputs(len(predictor.vocabularies["source"]))
         example = batches[-1]
     else:
-        batches = image_inputs(predictor, pictures, settings.size)
+        batches = image_inputs(predictor, images, settings.size)
         example = image_example(settings.size or TRACED_SIZE, predictor.channels)
     if not isinstance(model, TextGenerator):
         return [Part("", image_graph(model), batches, example)]
@@ -243,11 +292,11 @@ def write_part(part: Part, path: Path, settings: ExportSettings, metadata: Mappi
     """Trace a part and write its file.
 
     Raises:
-        ConfigError: the format cannot carry the part.
+        ConfigError: the format cannot represent the part.
     """
     graph = part.graph
-    if settings.half:
-        graph = type(graph)(copy.deepcopy(graph.model).half())
+    if settings.precision == "fp16":
+        graph = copy.deepcopy(graph).half()
     example = {name: part.example[name] for name in graph.axes}
     outputs = list(run_graph(part.graph, example))
     program = trace(graph, example, fixed_size=settings.size is not None)
@@ -274,7 +323,7 @@ def trace(graph: ExportGraph, example: Inputs, *, fixed_size: bool) -> ExportedP
         with torch.no_grad():
             return torch.export.export(graph, (), kwargs=example, dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # torch.export raises many kinds, most of them internal
-        raise not_carried("torch.export", error) from error
+        raise not_supported("torch.export", error) from error
 
 
 def write_onnx(
@@ -289,7 +338,7 @@ def write_onnx(
     """Convert a program to an ONNX file with the metadata `texts`.
 
     Raises:
-        ConfigError: ONNX cannot express one of the program's operations.
+        ConfigError: ONNX does not support one of the program's operations.
     """
     onnx = optional_module("onnx")
     # It warns of each node that it leaves as it is.
@@ -308,9 +357,9 @@ def write_onnx(
                 verbose=False,
             )
     except Exception as error:  # the exporter's own, and whatever its passes over the graph raise
-        raise not_carried("ONNX", error) from error
+        raise not_supported("ONNX", error) from error
     converted.save(path)
-    if settings.quantize:
+    if settings.precision == "int8":
         quantize(path)
     model = onnx.load(path)
     name_axes(model.graph, axes)
@@ -352,8 +401,8 @@ def quantize(path: Path) -> None:
 _OPERATION = re.compile(r"\b(?:aten|torchvision|vitkit|prims|prim)(?:\.|::)\w+(?:\.\w+)?")
 
 
-def not_carried(format_name: str, error: BaseException) -> ConfigError:
-    """Return an error that names the operation that a format cannot express."""
+def not_supported(format_name: str, error: BaseException) -> ConfigError:
+    """Return an error that names the operation that a format does not support."""
     messages = []
     cause: BaseException | None = error
     while cause is not None:
@@ -361,18 +410,10 @@ def not_carried(format_name: str, error: BaseException) -> ConfigError:
         cause = cause.__cause__ or cause.__context__
     operations = [match[0] for message in reversed(messages) for match in [_OPERATION.search(message)] if match]
     first_line = next((line for line in messages[-1].splitlines() if line.strip()), type(error).__name__)
-    operation = f" the operation {operations[0]}" if operations else ""
+    unsupported = f"the operation {operations[0]}" if operations else "the model"
     place = place_in_own_code(error)
     where = f" ({place})" if place else ""
-    return ConfigError(
-        f"export: {format_name} cannot carry{operation or ' the model'}: {first_line.strip()[:300]}{where}"
-    )
-
-
-def _more_exact(settings: ExportSettings) -> str:
-    """Return the advice to leave out an option that was used and costs precision."""
-    used = [option for option, is_used in (("--half", settings.half), ("--quantize", settings.quantize)) if is_used]
-    return f"Leave {' and '.join(used)} out, or " if used else "If that is enough for you, "
+    return ConfigError(f"export: {format_name} does not support {unsupported}: {first_line.strip()[:300]}{where}")
 
 
 def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) -> ExportedPart:
@@ -386,9 +427,10 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
     compared = differences(part.graph, file, part.batches, tolerance)
     beyond = [difference for difference in compared if not difference.is_within]
     if beyond:
+        remedy = "If that is enough for you, set" if settings.precision == "fp32" else "Choose precision fp32, or set"
         raise ConfigError(
             f"export: {final.name} is not written, as it differs from the model in {'; '.join(map(str, beyond))}. "
-            f"Differences are relative to the largest value. {_more_exact(settings)}set a larger --tolerance."
+            f"Differences are relative to the largest value. {remedy} a larger tolerance."
         )
     first = part.batches[0]
     times = seconds(lambda: file.run(first)), seconds(lambda: run_graph(part.graph, first))

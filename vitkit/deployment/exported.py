@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.deployment.graphs import FROM_MODEL
+from vitkit.deployment.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import unpadded_sizes
 from vitkit.protocols import DenseModel, HasClassHead, Model
 from vitkit.seq2seq.decoding import State, TextGenerator
 
-ONNX_SUFFIX, PROGRAM_SUFFIX = ".onnx", ".pt2"
 NEW = "new_"
 """Prefix of the outputs of a step that replace its inputs, as ONNX requires inputs and outputs to differ by name."""
 METADATA = "vitkit.json"
@@ -280,7 +280,8 @@ class ExportedModel(Model):
         size = self.file.metadata["size"]
         if size is not None:
             inputs = inputs | self._padded(images, padding_mask, size)
-        outputs = self.file.run(inputs, FROM_MODEL)
+        # Files written before they listed outputs are of vitkit's own models.
+        outputs = self.file.run(inputs, self.file.metadata.get("outputs", FROM_MODEL) or None)
         self._check_classes(outputs)
         multiple = (self.file.metadata["postprocessing"] or {}).get("mask_multiple", 1)
         input_size = tuple(side + -side % multiple for side in size or images.shape[-2:])

@@ -7,12 +7,11 @@ from typing import Any
 
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
-from vitkit.deployment.graphs import mask_multiple
+from vitkit.deployment.graphs import mask_multiple, statistics_owner
 from vitkit.errors import ConfigError
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.translator import Translator
 from vitkit.models.base import DensePredictionModel
-from vitkit.models.classifier import Classifier
 from vitkit.models.detr_masks import SMALLEST_AREA
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.eomt import EoMT
@@ -52,8 +51,7 @@ def describe(
 
 
 def _preprocessing(predictor: Predictor) -> dict[str, Any]:
-    model = predictor.model
-    statistics = pixel_statistics(model if isinstance(model, Classifier) else model.backbone)
+    statistics = pixel_statistics(statistics_owner(predictor.model))
     channels = predictor.channels
     kind = "uint8 RGB (batch, 3," if channels is None else f"uint16 (batch, {channels},"
     return {

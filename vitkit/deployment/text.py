@@ -13,7 +13,6 @@ from vitkit.deployment.exported import NEW
 from vitkit.deployment.graphs import PADDED_IMAGES, Axes, ExportGraph
 from vitkit.errors import ConfigError
 from vitkit.ops.images import float_statistics, normalize_images
-from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import State
 from vitkit.seq2seq.rnn import RNNTranslator
 from vitkit.seq2seq.show_attend_tell import CaptionState, ShowAttendTell
@@ -42,10 +41,6 @@ class TextEncoderGraph(ExportGraph):
 
     axes: Axes = {"source": ("batch", "length"), "source_padding": ("batch", "length")}
 
-    def __init__(self, model: Transformer):
-        super().__init__()
-        self.model = model
-
     def forward(self, source: Tensor, source_padding: Tensor) -> dict[str, Tensor]:
         """Encode token ids (B, S) int64 that end with EOS, then PAD; source_padding is bool, True = padding."""
         return in_float32(state_tensors(self.model.start(source, source_padding)))
@@ -56,11 +51,6 @@ class ImageEncoderGraph(ExportGraph):
 
     axes = PADDED_IMAGES
 
-    def __init__(self, model: Captioner):
-        super().__init__()
-        self.model = model
-        self.dtype = next(model.parameters()).dtype
-
     def forward(self, images: Tensor, padding_mask: Tensor) -> dict[str, Tensor]:
         """Encode images (B, 3, H, W); padding_mask is (B, H, W) bool, True = padding."""
         images = normalize_images(images, padding_mask, **float_statistics(self.model.backbone)).to(self.dtype)
@@ -70,11 +60,6 @@ class ImageEncoderGraph(ExportGraph):
 class _StepGraph(ExportGraph):
     changing: tuple[str, ...]
     """The names of the state's tensors that a step changes and returns."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-        self.dtype = next(model.parameters()).dtype
 
     def advance(self, tokens: Tensor, state: State) -> dict[str, Tensor]:
         """Return the logits (N, V) and the changed parts of the state."""

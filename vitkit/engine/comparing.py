@@ -19,7 +19,6 @@ from vitkit.evaluation.text import LengthGroup, draw_by_length
 from vitkit.inference import find_trained
 from vitkit.logging import LOG_NAME
 from vitkit.visualization.curves import plot_runs, plot_training
-from vitkit.visualization.html import jpeg_url
 from vitkit.words import unique_names
 
 
@@ -101,7 +100,7 @@ def compare_scored(
     if out is None:
         return pages.compare(models)
     logs = {name: each.folder / LOG_NAME for name, each in zip(names, scored) if each.folder is not None}
-    curves = _curves_url({name: log for name, log in logs.items() if log.is_file()})
+    curves = _curves_figure({name: log for name, log in logs.items() if log.is_file()})
     return pages.write_comparison(models, out, config_differences=config_differences(scored), curves=curves)
 
 
@@ -174,14 +173,14 @@ def _is_results(model: str | Path) -> bool:
     return Path(model).suffix == ".json"
 
 
-def _curves_url(logs: Mapping[str, Path]) -> str:
-    """Return the training curves of runs in one figure, as a data URL; "" for fewer than two runs."""
+def _curves_figure(logs: Mapping[str, Path]) -> np.ndarray | None:
+    """Return the training curves of runs in one figure, (H, W, 3) uint8 RGB; None for fewer than two runs."""
     if len(logs) < 2:
-        return ""
+        return None
     with tempfile.TemporaryDirectory() as folder:
         figure = Path(folder) / "curves.png"
         plot_runs(logs, figure)
-        return jpeg_url(np.asarray(Image.open(figure).convert("RGB")))
+        return np.asarray(Image.open(figure).convert("RGB"))
 
 
 def _distinct_names(logs: Sequence[Path]) -> list[str]:

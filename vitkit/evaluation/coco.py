@@ -20,8 +20,11 @@ from vitkit.data.io.output import write_text
 from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
-from vitkit.evaluation.detection_report import best_row
-from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking
+from vitkit.evaluation.detection_sections import TITLES, Evaluated, detection_sections
+from vitkit.evaluation.detection_statistics import DetectionStatistics
+from vitkit.evaluation.matching import IOUS
+from vitkit.evaluation.score_thresholds import robust_threshold
+from vitkit.evaluation.sections import BoxOverlay, Image, Section
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds
@@ -71,9 +74,12 @@ class CocoEvaluator(SampleEvaluator):
         max_dets: how many detections of a class count in an image, best first: the three limits of pycocotools'
             `maxDets`, ascending, or only the last one. Recall is reported at each, everything else at the last, which
             images with more objects of a class need to be higher.
+        iou: the IoU with an object of its class from which a prediction is correct, one of `matching.IOUS`, in all that
+            is computed at a score threshold: `score_thresholds`, and the report's precision, recall, F1, confusions,
+            kinds of errors and calibration. COCO's metrics have their own.
     Raises:
-        ConfigError: an IoU type is unknown, the limits are not three ascending numbers, or the dataset has no boxes or
-            masks of objects.
+        ConfigError: an IoU type or the IoU is unknown, the limits are not three ascending numbers, or the dataset has
+            no boxes or masks of objects.
     """
 
     needs_dataset = ("image_ids", "classes", "category_ids", "ground_truth")
@@ -84,6 +90,7 @@ class CocoEvaluator(SampleEvaluator):
         *,
         iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",),
         max_dets: int | Sequence[int] = MAX_DETS,
+        iou: float = 0.5,
     ):
         if not iou_types or not set(iou_types) <= set(IOU_TYPES):
             raise ConfigError(f"CocoEvaluator: got iou_types={list(iou_types)}; expected 'bbox', 'segm' or both.")
@@ -93,10 +100,13 @@ class CocoEvaluator(SampleEvaluator):
                 f"CocoEvaluator: got max_dets={max_dets if isinstance(max_dets, int) else list(max_dets)}; expected "
                 f"one number above {MAX_DETS[1]}, such as 500, or three ascending ones, such as [1, 10, 500]."
             )
+        if iou not in IOUS:
+            raise ConfigError(f"CocoEvaluator: got iou={iou}; expected one of COCO's, {', '.join(map(str, IOUS))}.")
         require_annotations(dataset, "objects", "CocoEvaluator")
         super().__init__(dataset)
         self.iou_types = tuple(iou_types)
         self.max_dets = limits
+        self.iou = iou
         self.metric_names = metric_names(limits)
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
         self._evaluations: dict[str, COCOeval] = {}
@@ -200,7 +210,7 @@ class CocoEvaluator(SampleEvaluator):
         lines = [self.limit_line(), "".join(f"{name:>7}" for name in ("", *self.metric_names))]
         for iou_type in self.iou_types:
             values = (self.metrics[f"{iou_type}/{name}"] for name in self.metric_names)
-            lines.append(f"{_TITLES[iou_type]:<7}" + "".join(f"{'–' if v < 0 else f'{v:.3f}':>7}" for v in values))
+            lines.append(f"{TITLES[iou_type]:<7}" + "".join(f"{'–' if v < 0 else f'{v:.3f}':>7}" for v in values))
         return lines
 
     def limit_line(self) -> str:
@@ -253,24 +263,51 @@ class CocoEvaluator(SampleEvaluator):
             iou_type: None: masks if they were evaluated, else boxes.
         """
         evaluation = self._evaluations[iou_type or ("segm" if "segm" in self.iou_types else "bbox")]
-        return DetectionStatistics(evaluation, self._category_ids.tolist(), self.dataset.classes)
+        return DetectionStatistics(evaluation, self._category_ids.tolist(), self.dataset.classes, iou=self.iou)
+
+    def named_statistics(self) -> dict[str, DetectionStatistics]:
+        """Return the statistics of boxes and, last, of masks, if they were evaluated, as "bbox" and "segm"."""
+        return {iou_type: self.statistics(iou_type) for iou_type in sorted(self.iou_types)}
+
+    def report_sections(self) -> list[Section]:
+        """Return the sections of the report; those of details are about masks if they were evaluated."""
+        by_class, by_size = self.details()
+        limit = self.limit_line()
+        statistics = self.named_statistics()
+        results = self.results()
+        return detection_sections(
+            Evaluated(self.dataset, statistics, results, self.metric_names, limit, by_class, by_size)
+        )
+
+    def prediction_image(self, index: int) -> Image:
+        """Return an image with the boxes above the threshold with the highest F1."""
+        answer = self.answers.get(int(self.dataset.image_ids[index]))
+        if answer is None:
+            return Image(index, "no prediction")
+        thresholds = self.score_thresholds()
+        scores = np.asarray(answer.scores, np.float64)
+        kept = scores >= (thresholds.overall if thresholds else 0.5)
+        boxes = np.asarray(answer.boxes_xywh, np.float64).reshape(-1, 4)[kept]
+        boxes[:, 2:] += boxes[:, :2]
+        label_of = {raw: label for label, raw in enumerate(self._category_ids.tolist())}
+        labels = np.array([label_of[int(raw)] for raw in answer.category_ids[kept]], int)
+        return Image(index, "predictions", BoxOverlay(boxes, labels, scores[kept], self.dataset.classes))
 
     def score_thresholds(self) -> ScoreThresholds | None:
         """Return the thresholds with the highest F1 in the last `compute()`, over all classes and for each class.
 
         A prediction is correct if its IoU (of masks if they were evaluated) with an object of its class is at least
-        0.5. A threshold lies halfway to the next lower score, so that it is robust to rounding. Classes without a
+        `iou`. A threshold lies halfway to the next lower score, so that it is robust to rounding. Classes without a
         correct prediction get no threshold of their own. Returns None if no prediction is correct, and on other
         processes.
         """
         if not self._evaluations:
             return None
-        statistics = self.statistics()
-        rankings = [statistics.ranking(label) for label in range(len(self._category_ids))]
-        overall = _best_threshold(rankings)
+        rankings = self.statistics().rankings()
+        overall = robust_threshold(rankings)
         if overall is None:
             return None
-        by_class = tuple(_best_threshold([ranking]) for ranking in rankings)
+        by_class = tuple(robust_threshold([ranking]) for ranking in rankings)
         return ScoreThresholds(overall, by_class, origin="highest F1")
 
     def results(self) -> list[dict[str, Any]]:
@@ -326,16 +363,6 @@ class CocoEvaluator(SampleEvaluator):
             )
 
 
-def _best_threshold(rankings: Sequence[Ranking]) -> float | None:
-    """Return the threshold with the highest F1, halfway to the next lower score; None if no prediction is correct."""
-    scores = np.concatenate([ranking.scores for ranking in rankings])
-    right = np.concatenate([ranking.right for ranking in rankings])
-    if not right.any():
-        return None
-    threshold = best_row(scores, right, int(sum(ranking.num_objects.sum() for ranking in rankings))).threshold
-    return float((threshold + scores[scores < threshold].max(initial=0.0)) / 2)
-
-
 def _numbers(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
     """Average (IoU, ...) precisions and recalls, ignoring entries of -1, which have no objects."""
     return {
@@ -361,9 +388,6 @@ def _check_mask_sizes(truth: dict[str, Any], results: list[dict[str, Any]]) -> N
                 f"image {result['image_id']}: a predicted mask has the size {got}, [height, width]; expected "
                 f"{expected}, that of the image. Predict in the sizes of the original images."
             )
-
-
-_TITLES = {"bbox": "boxes", "segm": "masks"}
 
 
 def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from pycocotools.cocoeval import COCOeval
 
+from vitkit.errors import ConfigError
 from vitkit.evaluation.bootstrap import Scores, Values, mean_of_finite
+from vitkit.evaluation.matching import IOUS
 
 RECALLS = np.linspace(0.0, 1.0, 101)
 """The recalls at which COCO averages precision, computed as in pycocotools."""
@@ -67,9 +69,17 @@ class DetectionStatistics:
         evaluation: COCOeval after its `evaluate`.
         category_ids: raw category ids in the order of the classes.
         class_names: names of the C classes.
+        iou: the IoU of `rankings` and of everything that is computed at a score threshold; one of `IOUS`.
+    Raises:
+        ConfigError: COCO does not match at this IoU.
     """
 
-    def __init__(self, evaluation: COCOeval, category_ids: Sequence[int], class_names: Sequence[str]):
+    def __init__(
+        self, evaluation: COCOeval, category_ids: Sequence[int], class_names: Sequence[str], *, iou: float = 0.5
+    ):
+        if iou not in IOUS:
+            raise ConfigError(f"iou: got {iou}; expected one of COCO's, {', '.join(map(str, IOUS))}.")
+        self.iou, self.iou_index = iou, IOUS.index(iou)
         self.evaluation = evaluation
         self.iou_type = evaluation.params.iouType
         self.ious = np.asarray(evaluation.params.iouThrs)
@@ -81,11 +91,16 @@ class DetectionStatistics:
         self._images_of: dict[tuple[int, int], list] = {}
         self._matches_of: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
 
-    def ranking(self, label: int, iou: int = 0, size: int = 0) -> Ranking:
+    def rankings(self, labels: Sequence[int] | None = None) -> list[Ranking]:
+        """Return the predictions of each of these classes, None: of all, at the IoU of these statistics."""
+        chosen = range(len(self.class_names)) if labels is None else labels
+        return [self.ranking(label, self.iou_index) for label in chosen]
+
+    def ranking(self, label: int, iou: int, size: int = 0) -> Ranking:
         """Return the predictions of a class.
 
         Args:
-            iou: index into `ious`; 0 is 0.5.
+            iou: index into `IOUS`.
             size: 0 for objects of all sizes, 1 to 3 for `SIZES`.
         """
         if (label, size) not in self._matches_of:
@@ -169,7 +184,7 @@ class DetectionStatistics:
         return _numbers(self.average_precisions(weights)) | {"AR": mean_of_finite(self.recalls(weights))}
 
     def threshold_counts(self, labels: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Count the predictions at or above each of `THRESHOLDS`, at an IoU of 0.5.
+        """Count the predictions at or above each of `THRESHOLDS`.
 
         Args:
             labels: the classes to count; None: all classes.
@@ -178,8 +193,7 @@ class DetectionStatistics:
         """
         right, predicted = np.zeros((2, len(THRESHOLDS), len(self.sample_ids)))
         num_objects = np.zeros(len(self.sample_ids))
-        for label in range(len(self.class_names)) if labels is None else labels:
-            ranking = self.ranking(label)
+        for ranking in self.rankings(labels):
             level = np.searchsorted(THRESHOLDS, ranking.scores, side="right") - 1
             np.add.at(predicted, (level, ranking.image), 1)
             np.add.at(right, (level[ranking.right], ranking.image[ranking.right]), 1)
@@ -193,15 +207,14 @@ class DetectionStatistics:
         return "F1", f1_score(right[best], predicted[best], num_objects)
 
     def calibration_counts(self) -> np.ndarray:
-        """Count predictions of all classes by score, at an IoU of 0.5.
+        """Count predictions of all classes by score.
 
         Returns:
             (3, NUM_BINS, N): for each tenth of the score range, number of predictions, sum of scores, number of correct
             ones.
         """
         counts = np.zeros((3, NUM_BINS, len(self.sample_ids)))
-        for label in range(len(self.class_names)):
-            scores, image, right, _ = self.ranking(label)
+        for scores, image, right, _ in self.rankings():
             meant = scores >= CALIBRATED
             scores, image, right = scores[meant], image[meant], right[meant]
             bins = np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)

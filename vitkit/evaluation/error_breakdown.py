@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.evaluation.bootstrap import mean_of_finite
-from vitkit.evaluation.detection_report import overlaps_of
 from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking, average_precision
+from vitkit.evaluation.matching import overlaps_of
 
 KINDS = ("class", "localisation", "both", "duplicate", "background", "missed")
-FOREGROUND, BACKGROUND = 0.5, 0.1
+BACKGROUND = 0.1
 
 
 class Predictions(NamedTuple):
-    """All P predictions that count at an IoU of 0.5, class by class, best first."""
+    """All P predictions that count, class by class, best first."""
 
     scores: np.ndarray
     labels: np.ndarray
@@ -51,7 +51,7 @@ class Objects(NamedTuple):
 
 
 class ErrorBreakdown:
-    """The kind of every error, and the AP50 that the model would have without the errors of each kind.
+    """The kind of every error, and the AP that the model would have without the errors of each kind.
 
     Args:
         statistics: statistics of the evaluation.
@@ -83,8 +83,8 @@ class ErrorBreakdown:
         detected[self.predictions.target[self.predictions.right & (self.predictions.scores >= threshold)]] = True
         return detected
 
-    def fixed_ap50(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Return kind -> (R,) AP50 without the errors of that kind; "none" -> the actual AP50.
+    def fixed_ap(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Return kind -> (R,) AP at the statistics' IoU without the errors of that kind; "none" -> the actual AP.
 
         Class and localisation errors are made correct if no better prediction detects their object, and else removed;
         both, duplicate and background errors are removed; missed objects no longer have to be detected.
@@ -141,7 +141,7 @@ class ErrorBreakdown:
             for number, result, row in zip(numbers, ours, overlaps):
                 label, target, kind = self._label_of[result["category_id"]], owner[number], -1
                 if target < 0:
-                    kind, best = error_kind(row, true == label)
+                    kind, best = error_kind(row, true == label, self.statistics.iou)
                     if kind in (KINDS.index("class"), KINDS.index("localisation")):
                         target = theirs[best]
                         fixable.add(target)
@@ -163,35 +163,36 @@ class ErrorBreakdown:
         return predictions, objects
 
     def _matches(self) -> dict[int, int]:
-        """Return result -> annotation matched by COCOeval at an IoU of 0.5, -1 for none; ignored results are left out.
+        """Return result -> annotation matched by COCOeval, -1 for none; ignored results are left out.
 
         Both are indices from 0, whereas COCOeval numbers them from 1.
         """
-        matches = {}
+        owner = {}
         for label in range(self._num_classes):
             for _, entry in self.statistics.images_of(label):
-                ignored = entry["dtIgnore"][0].astype(bool)
-                for number, annotation, ignore in zip(entry["dtIds"], entry["dtMatches"][0], ignored):
+                ignored, matches = (entry[name][self.statistics.iou_index] for name in ("dtIgnore", "dtMatches"))
+                for number, annotation, ignore in zip(entry["dtIds"], matches, ignored):
                     if not ignore:
-                        matches[int(number) - 1] = int(annotation) - 1
-        return matches
+                        owner[int(number) - 1] = int(annotation) - 1
+        return owner
 
 
-def error_kind(overlaps: np.ndarray, same_class: np.ndarray) -> tuple[int, int]:
+def error_kind(overlaps: np.ndarray, same_class: np.ndarray, iou: float = 0.5) -> tuple[int, int]:
     """Return the kind of a wrong prediction's error, and the object that it refers to.
 
     Args:
         overlaps: (M,) IoU with each object of the prediction's image.
         same_class: (M,) bool, whether the object is of the predicted class.
+        iou: minimum IoU of a correct prediction.
     """
     if not len(overlaps) or overlaps.max() < BACKGROUND:
         return KINDS.index("background"), -1
     same, other = (np.where(mask, overlaps, -1.0) for mask in (same_class, ~same_class))
-    if BACKGROUND <= same.max() < FOREGROUND:
+    if BACKGROUND <= same.max() < iou:
         return KINDS.index("localisation"), int(same.argmax())
-    if other.max() >= FOREGROUND:
+    if other.max() >= iou:
         return KINDS.index("class"), int(other.argmax())
-    if same.max() >= FOREGROUND:
+    if same.max() >= iou:
         return KINDS.index("duplicate"), int(same.argmax())
     return KINDS.index("both"), int(other.argmax())
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.evaluation.detection_report import overlaps_of
+from vitkit.evaluation.matching import overlaps_of
 
 KINDS = ("missing", "extra", "class", "box")
 """No box where the model detects an object; a box where it detects none; another class; another location."""

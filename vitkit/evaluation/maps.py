@@ -1,4 +1,4 @@
-"""Predicted maps as PNG: kept compressed in memory, written to a folder, read back."""
+"""Predicted maps: as PNG kept compressed in memory, written to a folder and read back; and the pixels near edges."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,10 @@ import numpy as np
 from vitkit.data.io.image_files import MAX_PIXELS, read_image
 from vitkit.errors import DataError
 from vitkit.ops.label_maps import colors_to_ids, ids_to_colors
+from vitkit.structures import IGNORE_INDEX
+
+BOUNDARY_WIDTH = 0.02
+"""Width of a boundary, as a fraction of the image's diagonal."""
 
 
 def encode_labels(labels: np.ndarray) -> bytes:
@@ -81,3 +85,37 @@ def positions_of(image_ids: Sequence[Any]) -> dict[Any, int]:
     """Return image id -> index in the dataset, with ids as plain Python values."""
     plain = (image_id.item() if isinstance(image_id, np.generic) else image_id for image_id in image_ids)
     return {image_id: position for position, image_id in enumerate(plain)}
+
+
+def boundary_counts(truth: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
+    """Count the pixels of each class near the edge of its region.
+
+    Args:
+        truth, predicted: (H, W) uint8 label maps, 255 = none; pixels without a true label are not counted.
+    Returns:
+        (3, num_classes) int32 numbers of pixels: in both maps, in `truth`, in `predicted`.
+    """
+    height, width = truth.shape
+    distance = max(1, round(BOUNDARY_WIDTH * float(np.hypot(height, width))))
+    near_true = near_edge(truth, distance) & (truth != IGNORE_INDEX)
+    near_predicted = near_edge(predicted, distance) & (truth != IGNORE_INDEX)
+    both = near_true & near_predicted & (truth == predicted)
+    pixels = (truth[both], truth[near_true], predicted[near_predicted])
+    return np.stack([np.bincount(labels, minlength=256)[:num_classes] for labels in pixels]).astype(np.int32)
+
+
+def near_edge(labels: np.ndarray, distance: int) -> np.ndarray:
+    """Find the pixels with a different label, or the outside of the image, within `distance` rows and columns.
+
+    For every class at once, these are the pixels that its mask loses in `distance` erosions with a 3x3 square.
+
+    Args:
+        labels: (H, W) uint8.
+    Returns:
+        (H, W) bool, True near an edge.
+    """
+    # A label that occurs nowhere else stands for the outside: uint16 has room for it besides all uint8 labels.
+    padded = cv2.copyMakeBorder(labels.astype(np.uint16), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=256)
+    square = cv2.getStructuringElement(cv2.MORPH_RECT, (2 * distance + 1,) * 2)
+    largest, least = cv2.dilate(padded, square), cv2.erode(padded, square)
+    return (largest != least)[1:-1, 1:-1]

@@ -5,14 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 
 from vitkit.data.io.image_files import MAX_PIXELS, read_label_map
 from vitkit.data.io.output import write_text
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, require_annotations
+from vitkit.evaluation.map_sections import MapPair, error_image, semantic_pair, semantic_sections
 from vitkit.evaluation.maps import (
+    boundary_counts,
     check_size,
     decode_labels,
     encode_labels,
@@ -22,6 +23,7 @@ from vitkit.evaluation.maps import (
     write_map,
 )
 from vitkit.evaluation.sample_statistics import SemanticStatistics
+from vitkit.evaluation.sections import Image, Section, missing_samples
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
@@ -30,9 +32,6 @@ from vitkit.structures import IGNORE_INDEX, SemanticPrediction
 _MOST_NAMED = 40  # with more classes, the table leaves them out
 _MEANS = {"IoU": "mIoU", "accuracy": "mean_accuracy", "boundary IoU": "boundary_mIoU"}
 """Metric of each class -> name of its mean over the classes."""
-
-BOUNDARY_WIDTH = 0.02
-"""Width of a boundary, as a fraction of the image's diagonal."""
 
 
 class _Counts(NamedTuple):
@@ -157,6 +156,20 @@ class SemanticEvaluator(SampleEvaluator):
                 boundaries[k] = counts.boundaries
         return SemanticStatistics(ids, self.dataset.classes, *regions.transpose(1, 0, 2), boundaries)
 
+    def report_sections(self) -> list[Section]:
+        """Return the sections of the report: metrics, classes, confusions, images with error maps."""
+        total = len(self._position_of)
+        alerts = missing_samples(total - len(self.answers), total, "no prediction, which counts as missed.")
+        return semantic_sections(self.statistics(), self.confusion_matrix(), self._pair, alerts)
+
+    def prediction_image(self, index: int) -> Image:
+        """Return an image with its wrong pixels in red."""
+        return error_image(index, self._pair(index), "errors")
+
+    def _pair(self, index: int) -> MapPair:
+        predicted = self.predicted_map(list(self._position_of)[index])
+        return semantic_pair(self.dataset.load_semantic(index), predicted, self.dataset.classes)
+
     def _table_lines(self) -> list[str]:
         """Return the means in percent, and a line for each class if there are few."""
         columns = {column: mean for column, mean in _MEANS.items() if mean in self.metrics}
@@ -226,40 +239,6 @@ class SemanticEvaluator(SampleEvaluator):
                 f"results: '{folder}' has no prediction for any of {len(self._position_of)} images; expected PNG of "
                 f"category ids, such as '{example}'."
             )
-
-
-def boundary_counts(truth: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
-    """Count the pixels of each class near the edge of its region.
-
-    Args:
-        truth, predicted: (H, W) uint8 label maps, 255 = none; pixels without a true label are not counted.
-    Returns:
-        (3, num_classes) int32 numbers of pixels: in both maps, in `truth`, in `predicted`.
-    """
-    height, width = truth.shape
-    distance = max(1, round(BOUNDARY_WIDTH * float(np.hypot(height, width))))
-    near_true = near_edge(truth, distance) & (truth != IGNORE_INDEX)
-    near_predicted = near_edge(predicted, distance) & (truth != IGNORE_INDEX)
-    both = near_true & near_predicted & (truth == predicted)
-    pixels = (truth[both], truth[near_true], predicted[near_predicted])
-    return np.stack([np.bincount(labels, minlength=256)[:num_classes] for labels in pixels]).astype(np.int32)
-
-
-def near_edge(labels: np.ndarray, distance: int) -> np.ndarray:
-    """Find the pixels with a different label, or the outside of the image, within `distance` rows and columns.
-
-    For every class at once, these are the pixels that its mask loses in `distance` erosions with a 3x3 square.
-
-    Args:
-        labels: (H, W) uint8.
-    Returns:
-        (H, W) bool, True near an edge.
-    """
-    # A label that occurs nowhere else stands for the outside: uint16 has room for it besides all uint8 labels.
-    padded = cv2.copyMakeBorder(labels.astype(np.uint16), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=256)
-    square = cv2.getStructuringElement(cv2.MORPH_RECT, (2 * distance + 1,) * 2)
-    largest, least = cv2.dilate(padded, square), cv2.erode(padded, square)
-    return (largest != least)[1:-1, 1:-1]
 
 
 def _percent(value: float) -> str:

@@ -1,7 +1,5 @@
-"""Pictures of what an image backbone attends to: class token, rollout, windows, local kernels, non-local arrows."""
+"""Figures of what an image backbone attends to: class token, rollout, windows, local kernels, non-local arrows."""
 
-import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,45 +8,38 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.backbones.mvit import MViT
+from vitkit.backbones.timm_adapter import TimmBackbone
 from vitkit.backbones.vit import ViT
 from vitkit.backbones.windowed_vit import WindowedViT
 from vitkit.errors import ConfigError, DataError
-from vitkit.explanations.located import KINDS, LocatedAttention, attention_names, located_attention, spread
+from vitkit.explanations.drawing import NUM_ARROWS
+from vitkit.explanations.located import KINDS, LocatedAttention, attention_names, located_attention, patch_sizes, spread
+from vitkit.explanations.pages import backbone_page
 from vitkit.explanations.panels import Panel, draw_rows
+from vitkit.explanations.request import Explanation, Point, Request, shown_image
+from vitkit.inference.inputs import Picture
 from vitkit.inference.predictor import Predictor
-from vitkit.logging import print_line
 from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.protocols import child
 
-logger = logging.getLogger("vitkit")
-
-Point = tuple[float, float]
 MAX_HEADS = 12
 MAX_LAYERS = 12
 MAX_GROUPS = 8  # of LR-Net's kernels
 MAX_KERNELS = 4  # layers of LR-Net whose kernels are drawn
 MAX_STEPS = 8  # of the rollout
+MASS = 0.6  # the share of the class token's attention in its masks, as in the figures of DINO
 # The attention of all layers is recorded if the model's input has at most this many pixels, or for a ViT if its weights
 # take at most this much memory.
 MAX_PIXELS = 512**2
 MAX_BYTES = 2 * 1024**3
-NUM_ARROWS = 20  # as in figure 3 of https://arxiv.org/abs/1711.07971
-_LABELS = (
-    (r"layers\.(\d+)\.blocks\.(\d+)\.", lambda m: f"stage {int(m[1]) + 1} block {int(m[2]) + 1}"),
-    (r"blocks\.(\d+)\.", lambda m: f"block {int(m[1]) + 1}"),
-    (r"layers\.(res\d)\.(\d+)\.", lambda m: f"{m[1]} block {int(m[2]) + 1}"),
-    (r"layer(\d)\.non_local(\d+)$", lambda m: f"res{int(m[1]) + 1} after block {int(m[2]) + 1}"),
-    (r"\bstem\b", lambda m: "stem"),
-)
-"""Patterns of attention modules' names, and their labels, which count from 1 as the papers do."""
 
 
 def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedAttention]:
-    """Return the attention of a model's backbone in a picture (H, W, 3) uint8 RGB; see `located_attention`.
+    """Return the attention of a model's backbone in an image as from `Predictor.to_array`; see `located_attention`.
 
-    For a large picture only the first and the last layer are recorded, because all layers would take gigabytes.
+    For a large image only the first and the last layer are recorded, because all layers would take gigabytes.
 
     Raises:
         DataError: the weights of a single layer of a ViT would take more than `MAX_BYTES`.
@@ -58,7 +49,7 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
     if (needed := layer_bytes(predictor.model, inputs["images"])) > MAX_BYTES:
         raise DataError(
             f"The attention weights of a single layer take {needed / 1024**3:.1f} GiB for {width} x {height} pixels; "
-            f"the limit is {MAX_BYTES / 1024**3:.0f} GiB. Give validation transforms that make the picture smaller."
+            f"the limit is {MAX_BYTES / 1024**3:.0f} GiB. Give a smaller size."
         )
     if is_large(predictor.model, inputs["images"]):
         names = spread(names, 2)
@@ -66,26 +57,31 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
 
 
 def is_large(model: nn.Module, images: Tensor) -> bool:
-    """Whether the attention weights of all layers would take too much memory for images (B, 3, H, W)."""
-    backbone = child(model, "backbone") or model
-    if not isinstance(backbone, ViT):
+    """Whether the attention weights of all layers would take too much memory for images (B, C, H, W)."""
+    if (one_layer := layer_bytes(model, images)) == 0:
         return images[0, 0].numel() > MAX_PIXELS
-    return len(backbone.blocks) * layer_bytes(model, images) > MAX_BYTES
+    return len(attention_names(model)) * one_layer > MAX_BYTES
 
 
 def layer_bytes(model: nn.Module, images: Tensor) -> int:
     """Return the size of the attention weights of a ViT's layer in which every patch attends to all others; 0 for other
     backbones, which pool, or attend locally.
     """
-    backbone = child(model, "backbone") or model
-    if not isinstance(backbone, ViT):
+    if not is_plain_vit(model):
         return 0
-    num_tokens = images[0, 0].numel() // backbone.patch_embed.patch_size**2
-    return 4 * backbone.blocks[0].attn.num_heads * num_tokens**2
+    num_tokens = images[0, 0].numel() // patch_sizes(model)[0] ** 2
+    return 4 * model.get_submodule(attention_names(model)[0]).num_heads * num_tokens**2
+
+
+def is_plain_vit(model: nn.Module) -> bool:
+    """Whether a model's backbone is a ViT, vitkit's or timm's."""
+    backbone = child(model, "backbone") or model
+    is_timm = isinstance(backbone, TimmBackbone) and len(patch_sizes(backbone)) == 1
+    return isinstance(backbone, ViT) or (is_timm and bool(attention_names(backbone)))
 
 
 def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
-    """Map a pixel (x, y) of a picture to its location in the model's input, which is resized and cropped.
+    """Map a pixel (x, y) of an image to its location in the model's input, which is resized and cropped.
 
     Raises:
         DataError: the crop cuts the pixel off.
@@ -97,7 +93,7 @@ def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
     marked[max(0, y - radius) : y + radius + 1, max(0, x - radius) : x + radius + 1] = 255
     weights = predictor.as_evaluated(marked)[..., 0].astype(float)
     if not weights.any():
-        raise DataError(f"--points: {x},{y} is cut off by the validation transforms. Give one nearer to the middle.")
+        raise DataError(f"points: {x},{y} is cut off by the validation transforms. Give a point closer to the center.")
     rows, columns = np.indices(weights.shape)
     return tuple(float((axis + 0.5).ravel() @ weights.ravel() / weights.sum()) for axis in (columns, rows))
 
@@ -112,68 +108,61 @@ def has_located_attention(model: nn.Module) -> bool:
 
 def has_class_token(model: nn.Module) -> bool:
     """Whether the first token of the backbone is a class token, and its only one."""
-    backbone = child(model, "backbone")
+    backbone = child(model, "backbone") or model
     if isinstance(backbone, WindowedViT) and backbone.num_windows > 1:
         return False
+    if isinstance(backbone, TimmBackbone):
+        return is_plain_vit(backbone) and any(
+            name.rpartition(".")[2] == "cls_token" for name, _ in backbone.named_parameters()
+        )
     return isinstance(backbone, ViT | MViT) and backbone.cls_token is not None
 
 
-def draw_backbone(
-    predictor: Predictor, image: np.ndarray, points: Sequence[Point], folder: Path, stem: str
-) -> Iterator[Path]:
-    """Save the PNGs that apply to a model's backbone, and yield their paths.
-
-    Args:
-        image: (H, W, 3) uint8 RGB, the picture.
-        points: (x, y) in pixels of the picture; if empty, its centre.
-        folder: where the PNGs are saved.
-        stem: the beginning of their file names.
-    """
+def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
+    """Draw what points and the class token attend to in a model's backbone, and what else applies to it."""
     layers = backbone_attention(predictor, image)
-    if not layers:
-        return
-    model, shown = predictor.model, predictor.as_evaluated(image)
-    is_complete = len(layers) == len(attention_names(model))
+    model, shown = predictor.model, shown_image(predictor, image)
+    num_layers, backbone = len(attention_names(model)), child(model, "backbone") or model
+    is_complete = len(layers) == num_layers
     if not is_complete:
         height, width = shown.shape[:2]
-        logger.warning(
-            "Only the first and the last layer are drawn, since all layers would take too much memory for %d x %d "
-            "pixels. Give a smaller picture, or validation transforms that make it smaller, to see them all.",
-            width,
-            height,
+        result.notes.append(
+            "only the first and the last layer are drawn, since all layers would take too much memory for "
+            f"{width} x {height} pixels; give a smaller size to see them all"
         )
     middle = [(shown.shape[1] / 2, shown.shape[0] / 2)]
-    points = [seen_at(predictor, image, point) for point in points] or middle
+    points = [seen_at(predictor, image, point) for point in request.points] or middle
     kinds = {layer.name: model.get_submodule(layer.name) for layer in layers}
     local = [layer for layer in layers if isinstance(kinds[layer.name], LocalRelation)]
     drawn = spread([layer for layer in layers if layer not in local[:1]], MAX_LAYERS)  # the stem's cells are pixels
-    num_layers, backbone = len(attention_names(model)), child(model, "backbone") or model
 
-    yield draw_points(shown, drawn, points, folder / f"{stem}_points.png", num_layers=num_layers)
+    draw_points(shown, drawn, points, result.file("points.png"), num_layers=num_layers)
     if has_class_token(model):
-        yield draw_class_token(shown, drawn, folder / f"{stem}_class_token.png", num_layers=num_layers)
+        draw_class_token(shown, drawn, result.file("class_token.png"), num_layers=num_layers)
+        draw_class_token_masks(shown, layers[-1], result.file("class_token_masks.png"))
+        for head, mask in enumerate(mass_masks(layers[-1].class_token())):
+            name = f"class token, {layers[-1].label}, head {head}: share of the image with {MASS:.0%} of its attention"
+            result.numbers[name] = float(mask.float().mean())
     else:
-        print_line(f"no picture of the class token: this {type(backbone).__name__} does not have exactly one")
-    if not (is_complete and isinstance(backbone, ViT) and all(layer.is_global for layer in layers)):
-        print_line(
-            "no picture of the rollout: it needs the attention of all layers, each from all tokens to all tokens"
+        result.notes.append(f"no figure of the class token: this {type(backbone).__name__} does not have exactly one")
+    if not (is_complete and is_plain_vit(model) and all(layer.is_global for layer in layers)):
+        result.notes.append(
+            "no figure of the rollout: it needs the attention of all layers, each from all tokens to all tokens"
         )
     else:
-        yield draw_rollout(shown, layers, points, folder / f"{stem}_rollout.png", class_token=has_class_token(model))
+        draw_rollout(shown, layers, points, result.file("rollout.png"), class_token=has_class_token(model))
     if local:
         if len(points) > 1:
-            print_line(f"the kernels are drawn at the first of the {len(points)} points only")
+            result.notes.append(f"the kernels are drawn at the first of the {len(points)} points only")
         kernels = spread(local[1:], MAX_KERNELS)
-        path = folder / f"{stem}_kernels.png"
-        yield draw_kernels(shown, model, kernels, points[0], path, num_layers=num_layers)
+        draw_kernels(shown, model, kernels, points[0], result.file("kernels.png"), num_layers=num_layers)
     if isinstance(kinds[layers[0].name], NonLocalBlock):
-        yield draw_arrows(shown, layers, points, folder / f"{stem}_non_local.png")
-
-
-def short(layer: LocatedAttention) -> str:
-    """Return a layer's label, such as "stage 3 block 2"; the name of its module if it matches none of `_LABELS`."""
-    matches = ((re.search(pattern, layer.name), label) for pattern, label in _LABELS)
-    return next((label(match) for match, label in matches if match), layer.name)
+        draw_arrows(shown, layers, points, result.file("non_local.png"))
+    if request.html:
+        shown_layers = spread(layers, MAX_LAYERS)
+        page = backbone_page(shown_layers, class_token=has_class_token(model))
+        title = f"What {type(backbone).__name__} attends to{left_out((len(shown_layers), num_layers, 'layers'))}"
+        result.page(page, "backbone.html", title=title, image=shown)
 
 
 def left_out(*counts: tuple[int, int | None, str]) -> str:
@@ -201,7 +190,7 @@ def draw_points(
     """
     rows, has_windows = [], False
     for i, point in enumerate(points):
-        panels = [None if i else Panel("picture", points=points)]
+        panels = [None if i else Panel("image", points=points)]
         for layer in layers:
             boxes = []
             if len(layer.weights) > 1:  # one group sees everything
@@ -212,7 +201,7 @@ def draw_points(
             height, width = keys_size(layer)
             panels.append(
                 Panel(
-                    "" if i else f"{short(layer)}, {height}\N{NO-BREAK SPACE}x\N{NO-BREAK SPACE}{width} keys",
+                    "" if i else f"{layer.label}, {height}\N{NO-BREAK SPACE}x\N{NO-BREAK SPACE}{width} keys",
                     layer.at(point).mean(0),
                     layer.covered,
                     points=[point],
@@ -228,7 +217,7 @@ def draw_points(
 
 
 def keys_size(layer: LocatedAttention) -> tuple[int, int]:
-    """Return (height, width) of the map of a layer's keys, which pooling may have made smaller than the picture."""
+    """Return (height, width) of the map of a layer's keys, which pooling may have made smaller than the image."""
     last = (layer.keys.nan_to_num() // layer.cell).flatten(0, -2).amax(0).int() + 1
     width, height = last.tolist()
     return min(height, layer.map_size[0]), min(width, layer.map_size[1])
@@ -248,11 +237,47 @@ def draw_class_token(
         maps = layer.class_token()
         named = [("mean", maps.mean(0)), *((f"head {i}", m) for i, m in enumerate(maps[:MAX_HEADS]))]
         panels = [Panel("" if number else name, weights, layer.covered) for name, weights in named]
-        rows.append((short(layer), [None if number else Panel("picture"), *panels]))
+        rows.append((layer.label, [None if number else Panel("image"), *panels]))
     title = "What the class token attends to, by layer and head"
     title += left_out((min(MAX_HEADS, num_heads), num_heads, "heads"), (len(layers), num_layers, "layers"))
     draw_rows(image, rows, path, title=title, panel=1.2)
     return path
+
+
+def mass_masks(maps: Tensor, mass: float = MASS) -> Tensor:
+    """Return where each map's largest weights are that together have this share of its sum.
+
+    Args:
+        maps: (heads, h, w), at least 0.
+    Returns:
+        (heads, h, w) bool.
+    """
+    values, order = maps.flatten(1).sort(dim=1, descending=True)
+    before = values.cumsum(1) - values  # the sum of the larger weights
+    masks = torch.zeros_like(values, dtype=torch.bool).scatter_(1, order, before < mass * values.sum(1, keepdim=True))
+    return masks.view_as(maps)
+
+
+def draw_class_token_masks(image: np.ndarray, layer: LocatedAttention, path: Path) -> Path:
+    """Save a PNG of the class token's attention in each head of a layer as in DINO's figures (Caron et al. 2021,
+    https://arxiv.org/abs/2104.14294, figures 1, 3 and 4): its map, and the image where `MASS` of its attention is."""
+    maps = layer.class_token()
+    masks, shown = mass_masks(maps), spread(range(len(maps)), MAX_HEADS)
+    panels = [Panel(f"head {k}", maps[k], layer.covered) for k in shown]
+    inside = [
+        Panel(f"{masks[k].float().mean():.0%} of the image", image=_only_inside(image, masks[k], layer)) for k in shown
+    ]
+    rows = [("attention", [Panel("image"), *panels]), (f"{MASS:.0%} of it", [None, *inside])]
+    title = f"What the class token attends to in {layer.label}, by head, and where {MASS:.0%} of it is"
+    draw_rows(image, rows, path, title=title + left_out((len(shown), len(maps), "heads")))
+    return path
+
+
+def _only_inside(image: np.ndarray, mask: Tensor, layer: LocatedAttention) -> np.ndarray:
+    """Return the image, darkened outside of the cells of a mask (h, w) bool."""
+    rows, columns = (np.arange(side) // layer.cell for side in image.shape[:2])
+    inside = mask.numpy()[rows[:, None], columns[None, :]]
+    return np.where(inside[..., None], image, (image * 0.2).astype(np.uint8))
 
 
 def rollout_maps(layers: Sequence[LocatedAttention], tokens: Sequence[int]) -> list[Tensor]:
@@ -284,7 +309,7 @@ def draw_rollout(
             Panel(f"blocks 1 to {i + 1}" if i else "block 1", maps[i][k], first.covered, points=marks, first_point=k)
             for i in chosen
         ]
-        rows.append((name, [Panel("picture", points=marks, first_point=k), *panels]))
+        rows.append((name, [Panel("image", points=marks, first_point=k), *panels]))
     title = "Attention rollout: what has reached the token through all layers so far"
     draw_rows(image, rows, path, title=title + left_out((len(chosen), len(layers), "steps")))
     return path
@@ -313,8 +338,8 @@ def draw_kernels(
         groups = range(min(MAX_GROUPS, len(prior)))
         of_groups = left_out((len(groups), len(prior), "groups"))
         for name, maps in ((f"prior alone{of_groups}", geometry), ("at the point", kernels)):
-            shown = [Panel(f"group {k}" if not rows else "", picture=maps[k].numpy()) for k in groups]
-            rows.append((f"{short(layer)}: {name}", [None if rows else Panel("picture", points=[point]), *shown]))
+            shown = [Panel(f"group {k}" if not rows else "", image=maps[k].numpy()) for k in groups]
+            rows.append((f"{layer.label}: {name}", [None if rows else Panel("image", points=[point]), *shown]))
     title = "Local kernels: softmax of the geometry prior, and of prior and similarity at the point (each on its scale)"
     draw_rows(image, rows, path, title=title + left_out((len(layers), num_layers, "layers")), panel=1.1)
     return path
@@ -335,14 +360,14 @@ def draw_arrows(image: np.ndarray, layers: Sequence[LocatedAttention], points: S
             ]
             strengths = (values / values[0].clamp(min=1e-12)).clamp(min=0).tolist()
             arrows = [(point, end, strength) for end, strength in zip(ends, strengths)]
-            panels.append(Panel(short(layer), arrows=arrows, points=[point], first_point=i))
+            panels.append(Panel(layer.label, arrows=arrows, points=[point], first_point=i))
         rows.append((f"point {i + 1}", panels))
     draw_rows(image, rows, path, title=f"The {num_arrows} locations that a non-local block weights most", panel=2.4)
     return path
 
 
-def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[str, Tensor]:
-    """Return each layer's mean attention distance over pictures, (heads,) in pixels of the model's input.
+def mean_distances(predictor: Predictor, images: Iterable[Picture]) -> dict[str, Tensor]:
+    """Return each layer's mean attention distance over images, (heads,) in pixels of the model's input.
 
     Raises:
         ConfigError: the backbone has no attention with locations, or has negative weights, which have no mean distance.
@@ -350,21 +375,22 @@ def mean_distances(predictor: Predictor, images: Iterable[np.ndarray]) -> dict[s
     model, names = predictor.model, attention_names(predictor.model)
     distances: dict[str, list[Tensor]] = {}
     for image in images:
-        inputs = predictor.prepare([image]).to(predictor.device).inputs
-        # A large picture takes a forward pass for each layer, whose attention alone is in memory.
+        inputs = predictor.prepare([predictor.to_array(image)]).to(predictor.device).inputs
+        # A large image takes a forward pass for each layer, whose attention alone is in memory.
         for part in [[name] for name in names] if is_large(model, inputs["images"]) else [names]:
             for layer in located_attention(model, names=part, **inputs):
                 located = layer.weights[:, :, layer.num_tokens :, layer.num_tokens :]
                 if (located < 0).any():
                     raise ConfigError(
-                        f"--images: {short(layer)} has negative weights (dot products without a softmax), so a "
+                        f"images: {layer.label} has negative weights (dot products without a softmax), so a "
                         "distance averaged by weight has no meaning. Leave it out."
                     )
-                distances.setdefault(short(layer), []).append(attention_distance(located, layer.queries, layer.keys))
+                distances.setdefault(layer.label, []).append(attention_distance(located, layer.queries, layer.keys))
     if not distances:
         name = type(child(predictor.model, "backbone") or predictor.model).__name__
         raise ConfigError(
-            f"{name} has no attention over the picture; expected ViT, Swin, SwinV2, MViT, LRNet or NonLocalResNet."
+            f"{name} has no attention over the image; expected ViT (also timm's), Swin, SwinV2, MViT, LRNet or "
+            "NonLocalResNet."
         )
     return {name: torch.stack(of_images).mean(0) for name, of_images in distances.items()}
 

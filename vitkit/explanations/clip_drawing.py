@@ -7,18 +7,26 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitkit.explanations.drawing import mark_point, overlay_attention
+from vitkit.explanations.drawing import NUM_ARROWS, mark_point, overlay_attention
 from vitkit.visualization.canvas import enlarge, save_figure
+
+_MAX_FRAMES = 8
+_SIDE = 160
+_GAP = 6
+
+MarkedPoint = tuple[tuple[int, float, float], Tensor]
+"""(frame, x, y) in pixels of the clip, and the point's attention (h, w, T'); T' frames of keys may be fewer than the
+clip's T."""
 
 
 def draw_clip_attention(
     clip: Tensor,
-    class_token: Tensor,
-    points: Sequence[tuple[tuple[int, float, float], Tensor]],
+    class_token: Tensor | None,
+    points: Sequence[MarkedPoint],
     path: str | Path,
     *,
     title: str = "",
-    most_frames: int = 8,
+    max_frames: int = _MAX_FRAMES,
 ) -> None:
     """Save a PNG: the frames of a clip, the class token's attention map for each, and what chosen points attend to.
 
@@ -27,40 +35,93 @@ def draw_clip_attention(
 
     Args:
         clip: (3, T, H, W) uint8.
-        class_token: (h, w, T), the class token's attention.
-        points: for each point its (frame, x, y), in pixels of the clip, and its attention (h, w, T).
+        class_token: (h, w, T'), the class token's attention; None: it has no row.
+        points: the points and their attention.
         path: the PNG's path; its folder is made.
         title: the figure's title.
-        most_frames: the maximum number of frames to draw, spread over the clip and including those of the points.
+        max_frames: the maximum number of frames to draw, spread over the clip and including those of the points.
     """
     num_frames = clip.shape[1]
     chosen = {frame for (frame, _, _), _ in points}
-    spread = np.linspace(0, num_frames - 1, min(most_frames, num_frames)).astype(int).tolist()
-    frames = sorted(chosen | set(spread))
-    rows = 2 + len(points)
+    frames = sorted(chosen | set(_spread(num_frames, max_frames)))
+    maps = [] if class_token is None else [("class token", class_token)]
+    maps += [(f"point {number}", weights) for number, (_, weights) in enumerate(points, start=1)]
+    rows = 1 + len(maps)
     figure = Figure(figsize=(1.7 * len(frames) + 0.8, 1.75 * rows + 0.5), layout="constrained")
     figure.suptitle(title, fontsize="medium")
     axes = figure.subplots(rows, len(frames), squeeze=False)
-    labels = ["frames", "class token", *(f"point {number}" for number in range(1, 1 + len(points)))]
-    for row, label in zip(axes, labels):
+    for row, label in zip(axes, ("frames", *(name for name, _ in maps))):
         row[0].set_ylabel(label)
         for panel in row:
             panel.set(xticks=[], yticks=[])
-    images = {frame: _enlarged(clip[:, frame]) for frame in frames}
-    scale = images[frames[0]].shape[0] / clip.shape[2]
     for column, frame in enumerate(frames):
-        image = images[frame]
+        image, scale = _enlarged(clip[:, frame])
         axes[0, column].imshow(image)
         axes[0, column].set_title(f"frame {frame}", fontsize="small")
-        axes[1, column].imshow(overlay_attention(image, class_token[..., frame]))
-        for number, ((at_frame, x, y), weights) in enumerate(points, start=1):
-            panel = axes[1 + number, column]
-            panel.imshow(overlay_attention(image, weights[..., frame], largest=float(weights.max())))
+        for row, (name, weights) in zip(axes[1:], maps):
+            largest = None if name == "class token" else float(weights.max())
+            of_frame = weights[..., frame * weights.shape[2] // num_frames]
+            row[column].imshow(overlay_attention(image, of_frame, largest=largest))
+        for number, ((at_frame, x, y), _) in enumerate(points, start=1):
             if frame == at_frame:
-                for marked in (axes[0, column], panel):
-                    mark_point(marked, (x * scale, y * scale), number)
+                for panel in (axes[0, column], axes[len(maps) - len(points) + number, column]):
+                    mark_point(panel, (x * scale, y * scale), number)
     save_figure(figure, path, dpi=120)
 
 
-def _enlarged(frame: Tensor) -> np.ndarray:
-    return np.asarray(enlarge(frame, 160)[0])
+def draw_clip_arrows(clip: Tensor, points: Sequence[MarkedPoint], path: str | Path, *, title: str = "") -> None:
+    """Save a PNG of frames side by side, and arrows from each point to the locations in all of them that it weights
+    most (Wang et al. 2018, https://arxiv.org/abs/1711.07971, figure 3); a row for each point.
+
+    Args:
+        clip: (3, T, H, W) uint8.
+        points: the points and their attention; there is a frame for each of its T' frames, or for `_MAX_FRAMES` of
+            them.
+        path: the PNG's path; its folder is made.
+        title: the beginning of the figure's title.
+    """
+    num_frames, num_keys = clip.shape[1], points[0][1].shape[2]
+    own = {frame * num_keys // num_frames for (frame, _, _), _ in points}
+    keys = sorted(own | set(_spread(num_keys, _MAX_FRAMES)))
+    # The clip's frame in the middle of those that a frame of keys stands for; a point's own frame is shown itself.
+    shown = {key: int((key + 0.5) * num_frames / num_keys) for key in keys}
+    shown |= {frame * num_keys // num_frames: frame for (frame, _, _), _ in points}
+    images = [_enlarged(clip[:, frame]) for frame in shown.values()]
+    (height, width), scale = images[0][0].shape[:2], images[0][1]
+    strip = np.full((height, len(images) * (width + _GAP) - _GAP, 3), 255, np.uint8)
+    for i, (image, _) in enumerate(images):
+        strip[:, i * (width + _GAP) :][:, :width] = image
+    figure = Figure(figsize=(1.7 * len(images) + 0.4, (1.7 * height / width + 0.3) * len(points) + 0.6))
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots(len(points), 1, squeeze=False)[:, 0]
+    num_arrows = 0
+    for number, (axis, ((frame, x, y), weights)) in enumerate(zip(axes, points), start=1):
+        axis.imshow(strip)
+        axis.set_axis_off()
+        start = keys.index(frame * num_keys // num_frames) * (width + _GAP) + x * scale, y * scale
+        visible = weights[..., keys]
+        values, cells = visible.flatten().topk(min(NUM_ARROWS, visible.numel()))
+        num_arrows = max(num_arrows, len(values))
+        rows, columns, count = visible.shape
+        for value, cell in zip(values.tolist(), cells.tolist()):
+            row, rest = divmod(cell, columns * count)
+            column, i = divmod(rest, count)
+            end = i * (width + _GAP) + (column + 0.5) * width / columns, (row + 0.5) * height / rows
+            strength = max(value, 0) / max(float(values[0]), 1e-12)
+            style = dict(arrowstyle="->", color="#ffe000", alpha=0.3 + 0.7 * strength, linewidth=0.7 + strength)
+            axis.annotate("", xy=end, xytext=start, arrowprops=style)
+        mark_point(axis, start, number)
+    at = ", ".join(f"{frame}" for frame in shown.values())
+    figure.suptitle(f"{title}: the {num_arrows} locations with the largest weights in frames {at}", fontsize="medium")
+    save_figure(figure, path, dpi=120)
+
+
+def _spread(count: int, limit: int) -> list[int]:
+    """Return at most `limit` indices below `count`, evenly spaced from the first to the last."""
+    return np.linspace(0, count - 1, min(limit, count)).astype(int).tolist()
+
+
+def _enlarged(frame: Tensor) -> tuple[np.ndarray, float]:
+    """Return a frame (3, H, W) at a readable size, and the factor by which it was enlarged."""
+    image = np.asarray(enlarge(frame, _SIDE)[0])
+    return image, image.shape[0] / frame.shape[1]

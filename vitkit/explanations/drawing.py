@@ -32,8 +32,7 @@ _SIZES = (
     ("large, wider than high", "#d62728"),
     ("large, higher than wide", "#1f77b4"),
 )
-
-
+NUM_ARROWS = 20  # of a non-local block, as in figure 3 of https://arxiv.org/abs/1711.07971
 COCO_SIZES = (("small (under 32² pixels)", "#2ca02c"), ("medium (under 96²)", "#ff7f0e"), ("large", "#9467bd"))
 
 
@@ -310,7 +309,7 @@ def _spread(
 
 
 def _panels(number: int, shape: tuple[int, ...], title: str) -> tuple[Figure, list[Axes]]:
-    """Make a figure of `number` panels for pictures of shape (height, width, 3)."""
+    """Make a figure of `number` panels for images of shape (height, width, 3)."""
     rows = math.ceil(number / _MAX_COLUMNS)
     columns = math.ceil(number / rows)
     figure = Figure(

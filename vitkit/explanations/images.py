@@ -1,4 +1,4 @@
-"""Where a model looks in a picture: what locations and queries attend to, and what each query predicted."""
+"""Where a model looks in an image: what locations and queries attend to, and what each query predicted."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.backbones.vit import ViT
 from vitkit.backbones.windowed_vit import WindowedViT
+from vitkit.data.io.channel_files import as_rgb
 from vitkit.errors import ConfigError
 from vitkit.explanations.drawing import (
     QueryAttention,
@@ -21,6 +22,7 @@ from vitkit.explanations.drawing import (
     draw_encoder_attention,
     draw_sampling_points,
 )
+from vitkit.explanations.request import Point
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.inference.predictor import Predictor
 from vitkit.models.eomt import EoMT
@@ -33,35 +35,33 @@ from vitkit.ops.masks import boxes_around_masks, mask_logits
 from vitkit.protocols import child
 from vitkit.structures import ScoreThresholds
 
-Point = tuple[float, float]
-"""(x, y) in pixels of the picture."""
 Size = tuple[int, int]
 """(height, width)."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A model's outputs for one picture, and what a recorder kept of the forward pass."""
+    """A model's outputs for one image, and what a recorder kept of the forward pass."""
 
     image: np.ndarray
-    """(H, W, 3) uint8 RGB, the picture."""
+    """(H, W, 3) uint8 RGB, the image."""
     outputs: dict[str, Any]
     records: dict[str, list]
     """Module name -> what the recorder kept of each of its calls."""
     feature_sizes: Mapping[str, Size]
     """Name -> (height, width) of each of the neck's feature maps; empty for a model without a neck."""
     image_size: Size
-    """(height, width) of the picture as it was prepared for the model."""
+    """(height, width) of the image as it was prepared for the model."""
     padded_size: Size
     """(height, width) of the backbone's input, which some models pad to a multiple of the stride."""
 
     @property
     def covered(self) -> tuple[float, float]:
-        """Height and width of the backbone's input relative to those of the picture in it; 1 without padding."""
+        """Height and width of the backbone's input relative to those of the image in it; 1 without padding."""
         return self.padded_size[0] / self.image_size[0], self.padded_size[1] / self.image_size[1]
 
     def cropped(self, masks: Tensor) -> Tensor:
-        """Crop maps (..., h, w) over the backbone's input to the picture, in float32 on the CPU."""
+        """Crop maps (..., h, w) over the backbone's input to the image, in float32 on the CPU."""
         height, width = (math.ceil(n / factor) for n, factor in zip(masks.shape[-2:], self.covered))
         return masks[..., :height, :width].float().cpu()
 
@@ -80,7 +80,7 @@ def covered_by(padding_mask: Tensor) -> tuple[float, float]:
 
 @torch.no_grad()
 def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder | SamplingRecorder) -> View:
-    """Run the model under a recorder on a picture (H, W, 3), prepared like the validation data."""
+    """Run the model under a recorder on an image (H, W, 3), prepared like the validation data."""
     model = predictor.model
     batch = predictor.prepare([image]).to(predictor.device)
     padded_sizes: list[Size] = []
@@ -103,7 +103,8 @@ def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder 
             hook.remove()
     feature_sizes = {name: tuple(feature.shape[-2:]) for name, feature in maps.items()}
     outputs = outputs if isinstance(outputs, Mapping) else {}
-    return View(image, dict(outputs), records, feature_sizes, tuple(batch.inputs["images"].shape[-2:]), padded_sizes[0])
+    image_size = tuple(batch.inputs["images"].shape[-2:])
+    return View(as_rgb(image), dict(outputs), records, feature_sizes, image_size, padded_sizes[0])
 
 
 def encoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -168,18 +169,18 @@ def class_scores(outputs: Mapping[str, Any], num_classes: int) -> Tensor:
 
 
 class Queries(NamedTuple):
-    """What each query predicted in one picture, in the order of the queries."""
+    """What each query predicted in one image, in the order of the queries."""
 
     scores: Tensor
     """(Q,) score of the most probable class."""
     labels: Tensor
     """(Q,) the most probable class."""
     boxes_xyxy: Tensor
-    """(Q, 4) in pixels of the picture; around the masks where the model predicts no boxes."""
+    """(Q, 4) in pixels of the image; around the masks where the model predicts no boxes."""
     masks: Tensor | None
-    """(Q, h, w) bool, over the full picture at the masks' resolution; None if the model predicts no masks."""
+    """(Q, h, w) bool, over the full image at the masks' resolution; None if the model predicts no masks."""
     size: Size
-    """(height, width) of the picture in pixels."""
+    """(height, width) of the image in pixels."""
 
     @classmethod
     def of(cls, view: View, num_classes: int) -> "Queries":
@@ -197,7 +198,7 @@ class Queries(NamedTuple):
         return cls(scores, labels, boxes_xyxy, masks, size)
 
     def at(self, point: Point, thresholds: ScoreThresholds) -> int | None:
-        """Return the query whose mask, or box if there are no masks, covers a point of the picture; None if none does.
+        """Return the query whose mask, or box if there are no masks, covers a point of the image; None if none does.
 
         Among several that reach their score thresholds it is the one with the smallest box, as the larger objects
         usually lie behind it; if none reaches its threshold, the one with the highest score.
@@ -226,7 +227,7 @@ class LayerAttention:
     heads: Tensor
     """(heads, N, h, w) attention weights; the N sources are the map's h * w locations, row by row, or the queries."""
     covered: tuple[float, float]
-    """Height and width of the region that the map covers, relative to those of the picture."""
+    """Height and width of the region that the map covers, relative to those of the image."""
     gates: Tensor | None = None
     """(N, h, w) bool, True where each query may attend; None: everywhere."""
 
@@ -238,7 +239,7 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class ImageAttention:
-    """What one encoder layer and one decoder layer attended to in a picture, with the queries' predictions."""
+    """What one encoder layer and one decoder layer attended to in an image, with the queries' predictions."""
 
     image: np.ndarray
     classes: Sequence[str]
@@ -255,8 +256,8 @@ class ImageAttention:
         """Return what a query predicted after each decoder layer; an empty list if only the last layer predicts.
 
         Returns:
-            for each layer: the class with its score; the box, xyxy in pixels of the picture, or None; the mask, (h, w)
-            bool over the picture, or None.
+            for each layer: the class with its score; the box, xyxy in pixels of the image, or None; the mask, (h, w)
+            bool over the image, or None.
         """
         outputs = self.view.outputs
         layers = [*outputs.get("aux_outputs", ()), outputs][-len(self.decoder_layers) :]
@@ -275,7 +276,7 @@ class ImageAttention:
         return predictions
 
     def draw_points(self, points: Sequence[Point], path: str | Path) -> None:
-        """Save a PNG of what points of the picture attend to in the encoder."""
+        """Save a PNG of what points of the image attend to in the encoder."""
         size, layer = self.image.shape[:2], self.encoder
         cells = [cell_of(point, size, layer.maps.shape[-2:], layer.covered) for point in points]
         title = f"Encoder self-attention, layer {layer.layer}, mean of the heads (full colour: the largest weight)"
@@ -313,13 +314,13 @@ def cell_of(point: Point, size: Size, map_size: Size, covered: tuple[float, floa
 def image_attention(
     predictor: Predictor, image: np.ndarray, *, encoder_layer: int = -1, decoder_layer: int = -1
 ) -> ImageAttention:
-    """Run a model whose queries attend to every location, or which has an encoder, on a picture (H, W, 3) uint8 RGB.
+    """Run a model whose queries attend to every location, or which has an encoder, on an image (H, W, 3) uint8 RGB.
 
     Args:
         encoder_layer: index into `encoder_layers`; the last by default.
         decoder_layer: index into `decoder_layers`; the last by default.
     Raises:
-        ConfigError: the model takes the picture in windows.
+        ConfigError: the model takes the image in windows.
     """
     model = predictor.model
     encoder, decoder = encoder_layers(model), decoder_layers(model)
@@ -334,7 +335,7 @@ def image_attention(
         view = record(predictor, image, AttentionRecorder(nn.ModuleDict(recorded)))
     if "windows" in view.outputs:
         raise ConfigError(
-            f"{type(model).__name__} takes a picture of this size in windows, whose attention is not drawn. Give one "
+            f"{type(model).__name__} takes an image of this size in windows, whose attention is not drawn. Give one "
             f"of at most {' x '.join(map(str, model.image_size))} pixels (height x width)."
         )
 
@@ -353,7 +354,7 @@ def image_attention(
 
     layers = [attended(str(i), i) for i in numbers if decoder]
     return ImageAttention(
-        image,
+        view.image,
         predictor.classes,
         attended("encoder", encoder_layer) if encoder else None,
         next((layer for layer in layers if layer.layer == decoder_layer), None),
@@ -395,7 +396,7 @@ def _attended_map(model: nn.Module, view: View, layer: nn.Module, number: int) -
 
 @dataclass(frozen=True)
 class ImageSampling:
-    """Where queries with deformable attention sampled a picture, in all decoder layers (Deformable DETR)."""
+    """Where queries with deformable attention sampled an image, in all decoder layers (Deformable DETR)."""
 
     image: np.ndarray
     classes: Sequence[str]
@@ -437,9 +438,9 @@ class ImageSampling:
 
 
 def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
-    """Run a model whose queries attend to sampled points on a picture (H, W, 3) uint8 RGB."""
+    """Run a model whose queries attend to sampled points on an image (H, W, 3) uint8 RGB."""
     model = predictor.model
     view = record(predictor, image, SamplingRecorder(model.head.decoder))
     strides = [info.stride for info in model.neck.feature_info.values()]
     levels = [attention.levels for attention in decoder_layers(model)]
-    return ImageSampling(image, predictor.classes, Queries.of(view, len(predictor.classes)), strides, levels, view)
+    return ImageSampling(view.image, predictor.classes, Queries.of(view, len(predictor.classes)), strides, levels, view)

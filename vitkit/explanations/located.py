@@ -1,17 +1,22 @@
 """The attention of an image backbone with the locations of its tokens: windows, pooled maps, local kernels."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.layers import PatchEmbed as TimmPatchEmbedding
+from timm.models.eva import EvaAttention
+from timm.models.vision_transformer import Attention as TimmAttention
 from torch import Tensor, nn
 
 from vitkit.backbones.swin import BaseWindowAttention
 from vitkit.backbones.vit_blocks import Attention as ViTAttention
 from vitkit.backbones.vit_blocks import PatchEmbedding
 from vitkit.backbones.windowed_vit import WindowedViT
+from vitkit.errors import ConfigError
 from vitkit.kernels.local_relation import plain as local_relation
 from vitkit.kernels.windows import window_partition
 from vitkit.nn.attention import AttentionRecorder
@@ -21,6 +26,14 @@ from vitkit.nn.pooling_attention import PoolingAttention
 from vitkit.protocols import child
 
 Size = tuple[int, int]
+_LABELS = (
+    (r"layers\.(\d+)\.blocks\.(\d+)\.", lambda m: f"stage {int(m[1]) + 1} block {int(m[2]) + 1}"),
+    (r"blocks\.(\d+)\.", lambda m: f"block {int(m[1]) + 1}"),
+    (r"layers\.(res\d)\.(\d+)\.", lambda m: f"{m[1]} block {int(m[2]) + 1}"),
+    (r"layer(\d)\.non_local(\d+)$", lambda m: f"res{int(m[1]) + 1} after block {int(m[2]) + 1}"),
+    (r"\bstem\b", lambda m: "stem"),
+)
+"""Patterns of attention modules' names, and their labels, which count from 1 as the papers do."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,12 @@ class LocatedAttention:
     """(height, width) of the model's input in pixels."""
     num_tokens: int = 0
     """T, the number of tokens without a position."""
+
+    @property
+    def label(self) -> str:
+        """What figures call the layer, such as "stage 3 block 2"; its module's name if no pattern matches it."""
+        matches = ((re.search(pattern, self.name), label) for pattern, label in _LABELS)
+        return next((label(match) for match, label in matches if match), self.name)
 
     @property
     def is_global(self) -> bool:
@@ -106,8 +125,8 @@ def located_attention(
     """Run a model on one image, and return the attention of its backbone, layer by layer.
 
     Args:
-        model: in evaluation mode, with a ViT, Swin, SwinV2, MViT, LRNet or NonLocalResNet as backbone; others give an
-            empty list.
+        model: in evaluation mode, with a ViT (also timm's), Swin, SwinV2, MViT, LRNet or NonLocalResNet as backbone;
+            others give an empty list.
         images: (1, 3, H, W).
         names: the layers to record, out of `attention_names`; None: all.
         inputs: the model's other inputs.
@@ -115,7 +134,7 @@ def located_attention(
     modules = {name: model.get_submodule(name) for name in (attention_names(model) if names is None else names)}
     if not modules or images.ndim != 4:
         return []
-    patches = [module.patch_size for module in model.modules() if isinstance(module, PatchEmbedding)]
+    patches = patch_sizes(model)
     windowed = next((module for module in model.modules() if isinstance(module, WindowedViT)), None)
     calls: list[tuple] = []
     hooks = [
@@ -145,6 +164,13 @@ def located_attention(
     return layers
 
 
+def patch_sizes(model: nn.Module) -> list[int]:
+    """Return the sides of the patches of a model's plain ViTs, vitkit's or timm's, in pixels."""
+    embeddings = (module for module in model.modules() if isinstance(module, PatchEmbedding | TimmPatchEmbedding))
+    sides = (module.patch_size for module in embeddings)
+    return [side if isinstance(side, int) else side[0] for side in sides]
+
+
 def centres(size: Size, cell: int) -> Tensor:
     """Return the centres of a map's cells, (h, w, 2) xy in pixels."""
     rows, columns = torch.meshgrid(*(torch.arange(length) for length in size), indexing="ij")
@@ -165,6 +191,14 @@ def _locate_vit(module: ViTAttention, args: tuple, weights: Tensor, size: Size, 
     positions = centres(args[1], patches[0])
     positions = positions.view(1, -1, 2) if module.window_size is None else _in_windows(positions, module.window_size)
     num_tokens = weights.shape[-1] - positions.shape[1]
+    return dict(weights=weights, queries=positions, keys=positions, cell=patches[0], num_tokens=num_tokens)
+
+
+def _locate_timm_vit(_: nn.Module, __: tuple, weights: Tensor, size: Size, patches: list[int]) -> dict[str, Any]:
+    positions = centres(tuple(math.ceil(side / patches[0]) for side in size), patches[0]).view(1, -1, 2)
+    num_tokens = weights.shape[-1] - positions.shape[1]
+    if num_tokens < 0:
+        raise ConfigError(f"timm's network attends over {weights.shape[-1]} tokens, not over patches of {patches[0]}.")
     return dict(weights=weights, queries=positions, keys=positions, cell=patches[0], num_tokens=num_tokens)
 
 
@@ -231,10 +265,12 @@ def _locate_non_local(module: NonLocalBlock, args: tuple, weights: Tensor, size:
 
 _LOCATE: dict[type[nn.Module], Callable[..., dict[str, Any]]] = {
     ViTAttention: _locate_vit,
+    TimmAttention: _locate_timm_vit,
+    EvaAttention: _locate_timm_vit,
     BaseWindowAttention: _locate_swin,
     PoolingAttention: _locate_mvit,
     LocalRelation: _locate_lrnet,
     NonLocalBlock: _locate_non_local,
 }
 KINDS = tuple(_LOCATE)
-"""The classes of modules whose attention can be mapped to locations in the picture."""
+"""The classes of modules whose attention can be mapped to locations in the image."""

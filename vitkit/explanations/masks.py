@@ -1,4 +1,4 @@
-"""Pictures of mask classification: each query's mask, the points of the loss, how masks merge into a panoptic map."""
+"""Figures of mask classification: each query's mask, the points of the loss, how masks merge into a panoptic map."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,14 +103,7 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
     colors = np.array([color for _, color in RULES], np.uint8)[decided.numpy()]
     shares = [f"{name} {float((decided == k).float().mean()):.1%}" for k, (name, _) in enumerate(RULES)]
     rows = [
-        (
-            "",
-            [
-                Panel("picture"),
-                Panel("panoptic map", picture=drawn),
-                Panel("what became of each pixel", picture=colors),
-            ],
-        )
+        ("", [Panel("image"), Panel("panoptic map", image=drawn), Panel("what became of each pixel", image=colors)])
     ]
     is_kept = assigned.is_kept(rules)
     stuff: dict[int, int] = {}  # class -> the first query whose mask is kept, which the others join

@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.explanations.backbones import short
-from vitkit.explanations.clips import ClipAttention
 from vitkit.explanations.html_page import PageLayer
 from vitkit.explanations.images import ImageAttention, ImageSampling, Queries
 from vitkit.explanations.located import LocatedAttention
@@ -43,11 +41,11 @@ def backbone_page(layers: Sequence[LocatedAttention], *, class_token: bool) -> l
         y, x = (side * factor / count for side, factor, count in zip(layer.image_size, covered, (rows, columns)))
         points = [((j + 0.5) * x, (i + 0.5) * y) for i in range(rows) for j in range(columns)]
         maps, _ = pooled(torch.stack([layer.at(point) for point in points], dim=1))
-        page.append(PageLayer(short(layer), maps.flatten(2), (rows, columns), tuple(maps.shape[-2:]), covered))
+        page.append(PageLayer(layer.label, maps.flatten(2), (rows, columns), tuple(maps.shape[-2:]), covered))
         if class_token:
             maps, _ = pooled(layer.class_token()[:, None])
             size = tuple(maps.shape[-2:])
-            page.append(PageLayer(f"{short(layer)} class token", maps.flatten(2), ["class token"], size, covered))
+            page.append(PageLayer(f"{layer.label} class token", maps.flatten(2), ["class token"], size, covered))
     return page
 
 
@@ -89,7 +87,7 @@ def sampling_page(sampling: ImageSampling, queries: Sequence[int]) -> list[PageL
         maps = torch.zeros(heads, len(queries), size[0] * size[1])
         for k, query in enumerate(of_queries):
             locations = query.locations.flatten(1, 2)
-            is_inside = ((locations >= 0) & (locations < 1)).all(-1)  # outside of the picture a point reads zeros
+            is_inside = ((locations >= 0) & (locations < 1)).all(-1)  # outside of the image a point reads zeros
             cells = (locations.clamp(0, 1 - 1e-6) * torch.tensor(size[::-1])).long()
             weights = query.weights.flatten(1) * is_inside
             maps[:, k].scatter_add_(1, cells[..., 1] * size[1] + cells[..., 0], weights)
@@ -109,22 +107,6 @@ def word_page(words: Sequence[str], maps: Tensor) -> list[PageLayer]:
     """Return what a captioner looked at for each word; maps (words, h, w)."""
     maps, covered = pooled(maps)
     return [PageLayer("words", maps.flatten(1)[None], list(words), tuple(maps.shape[-2:]), covered)]
-
-
-def clip_page(attention: ClipAttention) -> list[PageLayer]:
-    """Return what tokens, and the class token, attend to in a clip whose frames stand side by side."""
-    height, width, frames = attention.size
-    step = -(-max(height, width) // (MAX_ROWS // 2))
-    tokens = [(i, j, t) for i in range(0, height, step) for t in range(frames) for j in range(0, width, step)]
-
-    def strip(weights: Tensor) -> Tensor:  # (h, w, T) -> (1, h * T * w)
-        return weights.permute(0, 2, 1).reshape(1, -1)
-
-    grid = (height, frames * width)
-    rows = (len(range(0, height, step)), frames * len(range(0, width, step)))
-    weights = torch.stack([strip(attention.of_token(*token)) for token in tokens], dim=1)
-    token = strip(attention.class_token)[None]
-    return [PageLayer("locations", weights, rows, grid), PageLayer("class token", token, ["class token"], grid)]
 
 
 def _readable(tokens: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Figures of many small pictures in rows: an attention map for each layer, head or query."""
+"""Figures of many small images in rows: an attention map for each layer, head or query."""
 
 import textwrap
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from vitkit.explanations.drawing import mark_point, overlay_attention
 from vitkit.visualization.canvas import class_color, save_figure, scaled
 
 SIDE = 224
-"""The length of the long side of a panel's picture in pixels."""
+"""The length of the long side of a panel's image in pixels."""
 _INCH = 1.5
 
 
 class Panel(NamedTuple):
-    """A small picture and what is drawn on it. Positions are in pixels of the image."""
+    """A small image and what is drawn on it. Positions are in pixels of the image."""
 
     title: str = ""
     weights: Tensor | None = None
@@ -41,7 +41,7 @@ class Panel(NamedTuple):
     dots: Tensor | None = None
     """(N, 2) xy of small dots."""
     dot_colors: Sequence[str] | str = "#00c8ff"
-    picture: np.ndarray | None = None
+    image: np.ndarray | None = None
     """Replaces the image: (H', W', 3) uint8 RGB over the same area, or (h, w) float, drawn on its own scale."""
 
 
@@ -91,15 +91,15 @@ def draw_rows(
 
 def _draw(axis: Axes, part: Panel, canvas: np.ndarray, scale: float) -> None:
     height, width = canvas.shape[:2]
-    picture = part.picture
-    if picture is not None and picture.ndim == 2:
-        axis.imshow(picture, cmap="inferno", vmin=0)
+    image = part.image
+    if image is not None and image.ndim == 2:
+        axis.imshow(image, cmap="inferno", vmin=0)
         return
-    if picture is None:
-        picture = canvas
+    if image is None:
+        image = canvas
         if part.weights is not None:
-            picture = overlay_attention(canvas, part.weights, covered=part.covered, largest=part.largest)
-    axis.imshow(picture, extent=(0, width, height, 0), interpolation="nearest")
+            image = overlay_attention(canvas, part.weights, covered=part.covered, largest=part.largest)
+    axis.imshow(image, extent=(0, width, height, 0), interpolation="nearest")
     if part.outline is not None and part.outline.any() and not part.outline.all():
         # Padding moves the contour half a pixel outwards, to the edge of the mask's pixels.
         padded = np.pad(part.outline.astype(float), 1)
@@ -113,7 +113,7 @@ def _draw(axis: Axes, part: Panel, canvas: np.ndarray, scale: float) -> None:
         style = dict(arrowstyle="->", color="#ffe000", alpha=0.25 + 0.75 * strength, linewidth=0.6 + 1.4 * strength)
         axis.annotate("", **ends, arrowprops=style)
     if part.dots is not None and len(part.dots):
-        size = min(3.0, 3000 / len(part.dots))  # many points would hide the picture
+        size = min(3.0, 3000 / len(part.dots))  # many points would hide the image
         axis.scatter(*(part.dots * scale).T.numpy(), s=size, c=part.dot_colors, linewidths=0)
     for number, (x, y) in enumerate(part.points, start=part.first_point + 1):
         if part.weights is None:

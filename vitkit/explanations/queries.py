@@ -1,4 +1,4 @@
-"""Pictures of queries and points, head by head and layer by layer (DETR, MaskFormer, Mask2Former, EoMT)."""
+"""Figures of queries and points, head by head and layer by layer (DETR, MaskFormer, Mask2Former, EoMT)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ def draw_point_heads(attention: ImageAttention, points: Sequence[Point], path: P
             Panel("" if i else name, weights, layer.covered, points=[point], first_point=i)
             for name, weights in [("mean", heads.mean(0)), *((f"head {k}", map_) for k, map_ in enumerate(heads))]
         ]
-        rows.append((f"point {i + 1}", [None if i else Panel("picture", points=points), *panels]))
+        rows.append((f"point {i + 1}", [None if i else Panel("image", points=points), *panels]))
     draw_rows(attention.image, rows, path, title=f"Encoder self-attention, layer {layer.layer}, head by head")
     return path
 

@@ -4,15 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError
 from vitkit.explanations.text_drawing import draw_beams
-from vitkit.inference.load import load
-from vitkit.inference.predictor import Predictor
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import Decodable, DecodingSettings, State, TextGenerator, decode
@@ -55,16 +52,6 @@ class TextAttention:
     def of_kind(self, kind: str) -> list[TextLayer]:
         """Return the layers of a kind, first to last."""
         return [layer for layer in self.layers if layer.kind == kind]
-
-
-def load_text_model(
-    config: Mapping[str, Any], weights: str | Path, *, device: str = "cpu"
-) -> tuple[nn.Module, dict[str, Vocabulary]]:
-    """Load a translation model with its vocabularies "source" and "target", or a language model with only "target"."""
-    loaded = load(config, weights, device=device)
-    if isinstance(loaded, Predictor):
-        raise ConfigError(f"--text: {type(loaded.model).__name__} reads no text; give a picture by --image.")
-    return loaded.model, loaded.vocabularies
 
 
 def text_inputs(model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: str) -> dict[str, Tensor]:
@@ -119,7 +106,7 @@ def text_attention(
 
 @torch.no_grad()
 def caption_attention(model: Captioner, inputs: Mapping[str, Tensor], *, num_expected: int = 5) -> TextAttention:
-    """Run a captioner on one picture; return its decoder's self-attention and the tokens that it expects next.
+    """Run a captioner on one image; return its decoder's self-attention and the tokens that it expects next.
 
     Args:
         inputs: the model's inputs, a batch of one.
@@ -140,12 +127,12 @@ class WordAttention(NamedTuple):
     words: Sequence[str]
     """The N tokens of the caption."""
     weights: Tensor
-    """(N, h, w) attention of each token over the picture's feature map; for hard attention the one sampled location."""
+    """(N, h, w) attention of each token over the image's feature map; for hard attention the one sampled location."""
 
 
 @torch.no_grad()
 def word_attention(model: Captioner, inputs: Mapping[str, Tensor]) -> WordAttention:
-    """Caption one picture with the decoding settings of the model's config.
+    """Caption one image with the decoding settings of the model's config.
 
     Args:
         model: in evaluation mode.

@@ -25,7 +25,7 @@ from vitkit.interop.transformers_configs import (
     SAMPLING_METHODS,
 )
 from vitkit.interop.transformers_settings import INTERPOLATIONS, Section, Settings
-from vitkit.model_zoo.writing import Written, written
+from vitkit.model_zoo.converters import Written, written
 from vitkit.models.classifier import Classifier
 from vitkit.ops.images import pixel_statistics
 from vitkit.registry import MODELS, REGISTRIES, TRAINING_QUERIES, Registry

@@ -3,6 +3,7 @@
 Shapes: B batch, L queries, S keys, d channels per head. Masks are bool with True = masked.
 """
 
+import logging
 from types import TracebackType
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.kernels import attend_explicit, linear, scaled_dot_product_attention
 from vitkit.nn.layers import Linear
+
+logger = logging.getLogger("vitkit")
 
 
 def attend(
@@ -137,6 +140,9 @@ class AttentionRecorder:
 
     `maps` has one list per calling module, under its dotted name, with one entry per call. The weights stay in the
     autograd graph. Compiled models run uncompiled inside the block.
+
+    It sees vitkit's own attention, and timm's in the modules that have a fused and an explicit path, of which the
+    explicit one runs inside the block. If it sees none at all, it logs a warning.
     """
 
     def __init__(self, model: nn.Module):
@@ -151,6 +157,7 @@ class AttentionRecorder:
         for name, module in self.model.named_modules():
             self._handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+        self._record_timm()
         self._eager = torch.compiler.set_stance("force_eager")
         self._eager.__enter__()
         _recorder = self
@@ -164,6 +171,30 @@ class AttentionRecorder:
         self._eager.__exit__(kind, error, trace)
         for handle in self._handles:
             handle.remove()
+        for module in self._fused:
+            module.fused_attn = True
+        if kind is None and not self.maps:
+            logger.warning(
+                "AttentionRecorder: 0 attention maps were recorded in %s: none of its modules ran attention through "
+                "vitkit's core, or in timm's form with fused_attn and attn_drop.",
+                type(self.model).__name__,
+            )
+
+    def _record_timm(self) -> None:
+        """Record what timm's modules compute on their explicit path: the input of the dropout of the weights."""
+        self._fused: list[nn.Module] = []
+        for name, module in self.model.named_modules():
+            is_fused, dropout = getattr(module, "fused_attn", None), getattr(module, "attn_drop", None)
+            if not isinstance(is_fused, bool) or not isinstance(dropout, nn.Module):
+                continue
+            if is_fused:
+                module.fused_attn = False
+                self._fused.append(module)
+
+            def keep(_: nn.Module, args: tuple[Tensor], name: str = name) -> None:
+                self.maps.setdefault(name, []).append(args[0].float())
+
+            self._handles.append(dropout.register_forward_pre_hook(keep))
 
     def add(self, weights: Tensor) -> None:
         """Add the weights of one call; attention outside the recorded model has no running module and is ignored."""

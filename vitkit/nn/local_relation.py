@@ -84,20 +84,6 @@ class GeometryPrior(nn.Module):
         return self.mlp(self.positions).permute(2, 0, 1)
 
 
-class NoPrior(nn.Module):
-    """Zeros in place of the geometry prior, so that weights depend only on content."""
-
-    zeros: Tensor
-
-    def __init__(self, num_groups: int, kernel_size: int):
-        super().__init__()
-        self.register_buffer("zeros", torch.zeros(num_groups, kernel_size, kernel_size), persistent=False)
-
-    def forward(self) -> Tensor:
-        """(groups, k, k)."""
-        return self.zeros
-
-
 class LocalRelation(nn.Module):
     """The local relation layer, a replacement for a k x k convolution.
 
@@ -111,7 +97,6 @@ class LocalRelation(nn.Module):
         stride: distance between outputs on the map.
         dilation: distance between neighbouring locations of the window.
         similarity: one of `SIMILARITIES`.
-        geometry_prior: whether weights depend on a location's position in the window (the paper's table 4).
     Raises:
         ConfigError: a size is impossible, or the similarity is unknown.
     """
@@ -125,7 +110,6 @@ class LocalRelation(nn.Module):
         stride: int = 1,
         dilation: int = 1,
         similarity: str = "product",
-        geometry_prior: bool = True,
     ):
         super().__init__()
         if kernel_size < 1 or kernel_size % 2 == 0:
@@ -143,10 +127,7 @@ class LocalRelation(nn.Module):
         self.similarity = similarity
         self.query = nn.Conv2d(channels, num_groups, 1, stride=stride, bias=False)
         self.key = nn.Conv2d(channels, num_groups, 1, bias=False)
-        if geometry_prior:
-            self.prior = GeometryPrior(num_groups, kernel_size, dilation=dilation)
-        else:
-            self.prior = NoPrior(num_groups, kernel_size)
+        self.prior = GeometryPrior(num_groups, kernel_size, dilation=dilation)
         self.proj = nn.Conv2d(channels, channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from vitkit.config import load_config, save_config
 from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.engine.results import score_file
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation import SemanticEvaluator
+from vitkit.evaluation import LanguageModelEvaluator, SemanticEvaluator
 from vitkit.evaluation.bootstrap import Difference, Estimate
 from vitkit.evaluation.report import write_report
 from vitkit.evaluation.report.comparison import Compared, compare, is_better, write_comparison
@@ -105,7 +105,8 @@ def test_metrics_missing_from_one_model_are_left_out(folder):
 
 def test_lower_is_better_for_perplexity():
     difference = Difference(9.0, 8.0, Estimate(-1.0, -1.5, -0.5))
-    assert is_better("perplexity", difference) is True and is_better("bleu", difference) is False
+    lower = LanguageModelEvaluator.lower_is_better
+    assert is_better("perplexity", difference, lower) is True and is_better("bleu", difference, lower) is False
     assert is_better("bleu", Difference(9.0, 8.0, Estimate(-1.0, -1.5, 0.5))) is None
 
 
@@ -115,7 +116,7 @@ def test_the_tool_compares_results_files_on_a_page(folder, capsys):
     printed = capsys.readouterr().out
     assert "perfect against results, on 8 samples:" in printed and "better" in printed
     page = (folder / "out" / "compared.html").read_text()
-    assert "won most" in page and "data:image/jpeg" in page and "<b>bird" not in page
+    assert "most improved" in page and "data:image/jpeg" in page and "<b>bird" not in page
     compare_tool.main([*names, "--data", "config.py", "--names", "old", "new"])
     assert "new against old" in capsys.readouterr().out
     with open_page(folder / "out" / "compared.html", width=390) as (page, problems):

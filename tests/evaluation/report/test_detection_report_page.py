@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from browser import open_page
 from detection_files import CONFIG, evaluator_of, write_data
-from plain_dataset import PlainDataset
 
+from vitkit.engine.results import score_file
 from vitkit.errors import ConfigError
-from vitkit.evaluation import LanguageModelEvaluator
-from vitkit.evaluation.detection_report import confusion_matrix, threshold_rows
+from vitkit.evaluation.detection_sections import count_groups
+from vitkit.evaluation.matching import confusion_matrix
 from vitkit.evaluation.report import write_report
-from vitkit.evaluation.report.detection import count_groups
+from vitkit.evaluation.score_thresholds import threshold_rows
 from vitkit.tools import test as test_tool
 
 
 def page_data(path):
     """Return the data that the page's script reads."""
-    return json.loads(re.search(r"class='data'>(.*?)</script>", path.read_text(), re.S)[1])
+    return json.loads(re.search(r'class="data">(.*?)</script>', path.read_text(), re.S)[1])
 
 
 @pytest.mark.parametrize("masks", [False, True])
@@ -35,8 +35,8 @@ def test_page_contains_the_numbers_and_is_self_contained(masks, tmp_path):
     data = page_data(path)
     assert all(image["url"].startswith("data:image/jpeg") for image in data["images"])
     assert ("masks" in data["images"][0]) == masks
-    counts, table = data["curves"]["values"][0][40][9:], threshold_rows
-    (row,) = table(evaluator.dataset.ground_truth(), evaluator.results(), [0.4], iou_type="segm" if masks else "bbox")
+    counts = data["curves"]["values"][0][40][9:]
+    (row,) = threshold_rows(evaluator.statistics().rankings(), [0.4])
     assert counts == [row.right, row.wrong] and data["curves"]["values"][0][40][0] == round(row.precision, 3)
 
 
@@ -58,12 +58,35 @@ def test_images_without_prediction_and_unreadable_pictures_are_named(tmp_path, c
     assert sum("url" in image for image in page_data(path)["images"]) == 4
 
 
-def test_other_evaluators_have_no_report(tmp_path):
-    class Mine(LanguageModelEvaluator):
-        pass
+def test_images_are_shown_under_their_own_ids(tmp_path):
+    write_data(tmp_path)
+    content = json.loads((tmp_path / "truth.json").read_text())
+    content["images"].reverse()  # COCOeval sorts them by id
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    scored = score_file(tmp_path / "results.json", annotations=tmp_path / "truth.json", images=tmp_path / "images")
+    assert list(scored.evaluator.dataset.image_ids) == [5, 4, 3, 2, 1]
+    (tmp_path / "images" / "2.png").write_bytes(b"damaged")
+    data = page_data(write_report(scored.evaluator, tmp_path / "report.html", title="reversed"))
+    assert [image["name"] for image in data["images"] if "url" not in image] == ["2.png"]
 
-    with pytest.raises(ConfigError, match=r"there is none for Mine; there are reports for CocoEvaluator"):
-        write_report(Mine(PlainDataset()), tmp_path / "report.html", title="mine")
+
+def test_report_follows_the_iou(tmp_path):
+    write_data(tmp_path)
+    counts = {}
+    for iou in (0.5, 0.9):
+        scored = score_file(tmp_path / "results.json", annotations=tmp_path / "truth.json", iou=iou)
+        path = write_report(scored.evaluator, tmp_path / "report.html", title="report")
+        data, page = page_data(path), path.read_text()
+        assert f"at an IoU of {iou:g}" in page and f"AP{100 * iou:.0f} without" in page
+        truth, results = scored.evaluator.dataset.ground_truth(), scored.evaluator.results()
+        matched = [m >= 0 for image in data["images"] for m in image["matched"]]
+        matrix = confusion_matrix(truth, results, [1, 2, 3], threshold=0.0, iou=iou)
+        assert sum(matched) == matrix[:3, :3].sum()
+        counts[iou] = data["curves"]["values"][0][0][9]
+        assert counts[iou] == threshold_rows(scored.evaluator.statistics().rankings(), [0.0])[0].right
+    assert counts[0.9] < counts[0.5]
+    with pytest.raises(ConfigError, match=r"got iou=0.62; expected one of COCO's, 0.5, 0.55"):
+        score_file(tmp_path / "results.json", annotations=tmp_path / "truth.json", iou=0.62)
 
 
 def test_images_are_grouped_by_their_number_of_objects():
@@ -102,7 +125,7 @@ def test_confusion_matrix_follows_the_threshold_in_a_browser(tmp_path):
                 round(100 * threshold),
             )
             page.wait_for_timeout(300)
-            rows = page.locator(".confusion tbody tr").all()
+            rows = page.locator(".confusion.live tbody tr").all()
             shown = [[cell.inner_text() for cell in row.locator("td").all()] for row in rows]
             expected = confusion_matrix(truth, results, evaluator.dataset.category_ids, threshold=threshold)
             assert [[int(text or 0) for text in row] for row in shown] == expected.tolist()

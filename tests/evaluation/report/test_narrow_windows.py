@@ -5,10 +5,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from browser import open_page
+from plain_dataset import PlainDataset
 
-from vitkit.evaluation.report.elements import section, table, warning
-from vitkit.evaluation.report.matrix import Picture, gallery, matrix_part
+from vitkit.evaluation.report.images import ImageBudget
 from vitkit.evaluation.report.report import write_page
+from vitkit.evaluation.sections import Alert, ConfusionMatrix, Gallery, Image, Section, Table
 from vitkit.visualization.gallery import Card, write_gallery
 
 LONG = "runs/a_name_without_any_space_" * 8
@@ -31,15 +32,16 @@ class TableBoxes(HTMLParser):
 def report(folder):
     matrix = np.arange(36).reshape(6, 6)
     names = [f"{LONG}{k}" for k in range(6)]
-    pixels = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
+    image = Image(None, LONG, pixels=np.zeros((50, 900, 3), np.uint8))
     sections = [
-        section("Long names", table(["", *names], [[name, *range(6)] for name in names], caption=LONG)),
-        section("Many columns", table([""] + ["value"] * 20, [["short", *([0.5] * 20)]])),
-        section("Texts", table(("source", "got"), [("word " * 30, "x" * 300)])),
-        section(LONG, matrix_part(matrix, names, lambda row, column: [Picture(pixels, LONG)]), warning(LONG)),
-        section("Images", gallery(LONG, [Picture(pixels, LONG)])),
+        Section("Long names", [Table(["", *names], [[name, *range(6)] for name in names], caption=LONG)]),
+        Section("Many columns", [Table([""] + ["value"] * 20, [["short", *([0.5] * 20)]])]),
+        Section("Texts", [Table(("source", "got"), [("word " * 30, "x" * 300)])]),
+        Section(LONG, [ConfusionMatrix(matrix, names, lambda row, column: [image]), Alert(LONG)]),
+        Section("Images", [Gallery(LONG, [[image], [image] * 3])]),
     ]
-    return write_page(folder / "report.html", LONG, sections, {"model": LONG})
+    budget = ImageBudget(PlainDataset(), 1_000_000)
+    return write_page(folder / "report.html", LONG, [(sections, budget)], {"model": LONG})
 
 
 def cards(folder):

@@ -12,9 +12,10 @@ from plain_dataset import PlainDataset
 from vitkit import EVALUATORS, build_dataset
 from vitkit.engine.results import score_file
 from vitkit.errors import VitkitError
+from vitkit.evaluation.map_sections import panoptic_pair, pixel_statistics
 from vitkit.evaluation.report import write_report
-from vitkit.evaluation.report.matrix import ranked, shown_classes
-from vitkit.evaluation.report.segmentation import label_map, pixel_statistics
+from vitkit.evaluation.report.parts import shown_classes
+from vitkit.evaluation.sections import ranked
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
 
 
@@ -107,7 +108,7 @@ def test_page_contains_the_numbers_and_is_self_contained(make, tmp_path):
 def test_panoptic_pixel_counts_equal_those_of_a_semantic_evaluator():
     evaluator = panoptic()
     dataset, ids = evaluator.dataset, list(evaluator.dataset.image_ids)
-    pairs = [(label_map(dataset.load_panoptic(k)), label_map(evaluator.predicted_map(ids[k]))) for k in range(6)]
+    pairs = [panoptic_pair(dataset.load_panoptic(k), evaluator.predicted_map(ids[k]), ()) for k in range(6)]
 
     class Semantic(PlainDataset):
         annotations = ("semantic",)

@@ -1,70 +1,63 @@
-"""The command for all checks of a GPU, in its smallest form on the CPU."""
-
-import json
+"""The command for all that needs a GPU, without one: its parts are replaced by short programs."""
 
 import pytest
 
 pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
-from vitkit.tools.benchmark import gpu, gpu_parts
-from vitkit.tools.benchmark.gpu_parts import Options
-
-CPU = ["--device", "cpu", "--tiny"]
-
-
-def test_part_runs_in_a_separate_process_and_is_not_repeated(tmp_path, capsys):
-    out = tmp_path / "new" / "gpu.json"
-    gpu.main(["deformable", *CPU, "--out", str(out)])
-    (record,) = json.loads(out.read_text())
-    assert record["part"] == "deformable" and record["machine"].startswith("CPU, torch") and len(record["rows"]) == 8
-    assert all(row["ms"] > 0 for row in record["rows"])
-    table = out.with_suffix(".md").read_text()
-    assert "| deformable | deformable attention, 5 queries, forward, batch 1, fp32: vitkit | ms" in table
-    capsys.readouterr()
-    gpu.main(["deformable", *CPU, "--out", str(out)])
-    assert capsys.readouterr().out == "deformable: done before (--again measures again)\n"
+from vitkit.config import config_names
+from vitkit.tools.benchmark import __main__ as benchmark
+from vitkit.tools.benchmark import gpu
+from vitkit.tools.train import parse_args
 
 
-def test_failed_part_is_recorded_and_retried(tmp_path, monkeypatch):
-    out = tmp_path / "gpu.json"
-    answers = [
-        {"part": "tuning", "error": "exit status 1; see the console"},
-        {"part": "tuning", "rows": [{"what": "x"}]},
-    ]
-    monkeypatch.setattr(gpu, "run_part", lambda part, args: answers.pop(0))
-    for _ in range(3):
-        gpu.main(["tuning", *CPU, "--out", str(out)])
-    assert not answers and len(json.loads(out.read_text())) == 2
-    assert "| tuning | exit status 1; see the console |  | **not ok** |" in out.with_suffix(".md").read_text()
+def replace_parts(monkeypatch, code):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(gpu, "command", lambda part, out, data: (["timeit", "-n1", "-r1", code], {"PART": part}))
 
 
-def test_part_ends_at_its_time_limit(tmp_path):
-    args = gpu.parse_args(["tuning", *CPU, "--out", str(tmp_path / "gpu.json"), "--minutes", "0.001"])
-    assert gpu.run_part("tuning", args) == {"part": "tuning", "error": "not done after 0.001 minutes"}
+def test_output_of_a_part_is_kept_and_the_part_is_not_repeated(tmp_path, monkeypatch, capfd):
+    replace_parts(monkeypatch, "import os; print('ran', os.environ['PART'])")
+    gpu.main(["tests", "--out", str(tmp_path / "new")])
+    assert "ran tests" in (tmp_path / "new/tests.log").read_text() and "ran tests" in capfd.readouterr().out
+    gpu.main(["tests", "golden", "--out", str(tmp_path / "new")])
+    out = capfd.readouterr().out
+    assert "tests: done before" in out and "ran tests" not in out and "ran golden" in out
 
 
-def test_error_without_a_gpu_names_a_remedy(capsys):
-    if gpu.torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def test_failed_part_is_named_and_retried(tmp_path, monkeypatch, capfd):
+    replace_parts(monkeypatch, "import sys; sys.exit('broken')")
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="^failed: tests$"):
+            gpu.main(["tests", "--out", str(tmp_path)])
+        assert "broken" in capfd.readouterr().out
+    replace_parts(monkeypatch, "pass")
+    gpu.main(["tests", "--out", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["tests.log"]
+
+
+def test_part_ends_at_its_time_limit(tmp_path, monkeypatch):
+    replace_parts(monkeypatch, "import time; time.sleep(60)")
+    assert not gpu.run_part("tests", tmp_path, tmp_path, minutes=0.01)
+    assert (tmp_path / "tests.failed.log").read_text() == "not done after 0.01 minutes\n"
+
+
+def test_parts_are_valid_commands(tmp_path):
+    for part in gpu.PARTS:
+        (module, *arguments), _ = gpu.command(part, tmp_path, tmp_path)
+        if module == "pytest":
+            assert all((gpu.ROOT / word).is_dir() for word in arguments if word.startswith("tests/"))
+        elif part in gpu.TRAININGS:
+            assert parse_args(arguments).config in config_names()
+        else:
+            assert module == "vitkit.tools.benchmark" and part in benchmark.PARTS
+    (tmp_path / "bccd").mkdir()
+    (tmp_path / "bccd" / gpu.LAST_NAME).touch()
+    (_, *arguments), _ = gpu.command("bccd", tmp_path, tmp_path)
+    assert parse_args(arguments).resume == tmp_path / "bccd"
+
+
+def test_error_without_a_gpu_names_what_runs_without(monkeypatch, capsys):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
-        gpu.main(["tuning"])
-    assert "PyTorch finds no GPU (--device cpu --tiny tries the command itself)" in capsys.readouterr().err
-
-
-def test_training_is_compared_with_the_first_contestant(monkeypatch, tmp_path):
-    speeds = {"reference": {"images/s": 2.0, "GiB": 10.0}, "ours": {"images/s": 5.0, "GiB": 7.0}}
-
-    def figures(family, name, case, options):
-        if name == "large":
-            raise gpu_parts.torch.OutOfMemoryError
-        return speeds[name]
-
-    monkeypatch.setattr(gpu_parts, "training_figures", figures)
-    family = gpu_parts.Family(dict.fromkeys(("reference", "ours", "large")), num_classes=1)
-    options = Options("cuda", False, tmp_path, tmp_path)
-    reference, ours, large = gpu_parts.measure_family(family, [gpu_parts.Case(8, 8, 2, True)], options, goal=2.0)
-    assert (ours["times as fast"], ours["memory ratio"], ours["ok"]) == (2.5, 0.7, True)
-    assert "ok" not in reference and large["out of memory"] is True
-
-    family = gpu_parts.Family(dict.fromkeys(("large", "ours")), num_classes=1)
-    _, ours = gpu_parts.measure_family(family, [gpu_parts.Case(8, 8, 16, True)], options, goal=2.0)
-    assert ours["images/s"] == 5.0 and "times as fast" not in ours and "ok" not in ours
+        gpu.main(["tests"])
+    assert "PyTorch finds no GPU (VITKIT_GPU_TESTS=cpu pytest -m gpu" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.data.formats import AnnotatedImages, find_format, read_annotations
+from vitkit.data.formats import AnnotatedImages, detect_format, read_annotations
 from vitkit.data.formats.annotated import UNREADABLE, matches_any
 from vitkit.data.io.coco_schema import Fault, bad_box_faults, detection_faults, raise_faults, segmentation_faults
 from vitkit.data.io.json_files import read_json
@@ -35,7 +35,7 @@ class AnnotationSource:
     def format_name(self) -> str:
         """Return the name of the format; the files must have been read by `read_unchecked`."""
         is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
-        return self.format or ("coco" if is_json else find_format(self.annotations, self.images))
+        return self.format or ("coco" if is_json else detect_format(self.annotations, self.images))
 
     def read_unchecked(self) -> tuple[Any, Path]:
         """Return the content, for COCO the JSON as it is, and the folder of the images; `chosen` then selects what is

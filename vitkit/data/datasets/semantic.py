@@ -10,7 +10,7 @@ import numpy as np
 from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
 from vitkit.data.formats.class_files import parse_class_file, read_colored_labels
-from vitkit.data.formats.label_pictures import has_one_channel
+from vitkit.data.formats.label_images import has_one_channel
 from vitkit.data.io.image_files import read_header, read_label_map
 from vitkit.data.io.text_files import read_lines
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms

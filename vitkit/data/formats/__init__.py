@@ -12,11 +12,11 @@ from pathlib import Path
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.coco import read_coco
+from vitkit.data.formats.csv_files import read_csv
 from vitkit.data.formats.cvat import read_cvat
-from vitkit.data.formats.label_pictures import read_instance_pictures, read_semantic_pictures
+from vitkit.data.formats.detecting import FORMAT_NAMES, detect_format
+from vitkit.data.formats.label_images import read_instance_pictures, read_semantic_pictures
 from vitkit.data.formats.labelme import read_labelme
-from vitkit.data.formats.recognise import FORMAT_NAMES, find_format
-from vitkit.data.formats.table import read_csv
 from vitkit.data.formats.voc import read_voc
 from vitkit.data.formats.yolo import read_yolo
 from vitkit.data.io.coco_schema import detection_faults, raise_faults, segmentation_faults
@@ -60,7 +60,7 @@ def read_annotations(
     annotations, images = Path(annotations), None if images is None else Path(images)
     if format is not None and format not in READERS:
         raise ConfigError(f"format: no {format!r}. {nearest(format, READERS)}")
-    format = format or find_format(annotations, images)
+    format = format or detect_format(annotations, images)
     data = READERS[format](annotations, images)
     if not data.images:
         unreadable = data.left_out.get(UNREADABLE)
@@ -96,4 +96,4 @@ def _check_run_lengths(data: AnnotatedImages) -> None:
             )
 
 
-__all__ = ["FORMAT_NAMES", "READERS", "AnnotatedImages", "find_format", "read_annotations"]
+__all__ = ["FORMAT_NAMES", "READERS", "AnnotatedImages", "detect_format", "read_annotations"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms
 from vitkit.data.transforms.crops import pad_value_of, resize_image, resized_size
-from vitkit.data.transforms.several_images import Visibility, another_image
+from vitkit.data.transforms.mosaic_mixup import Visibility, another_image
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 

@@ -1,25 +1,21 @@
-"""Compares models on the same images: which differences are significant, and which images and classes won and lost."""
+"""Compares models on the same images: which differences are significant, and which images and classes improved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation import CocoEvaluator, PanopticEvaluator, SemanticEvaluator
 from vitkit.evaluation.bootstrap import Difference, SampleStatistics, Scores, bootstrap_weights, paired_difference
-from vitkit.evaluation.report.elements import Cell, Change, details, figure, number, section, table
-from vitkit.evaluation.report.pictures import PictureBudget
+from vitkit.evaluation.report.images import ImageBudget
 from vitkit.evaluation.report.report import describe_data, write_page
-from vitkit.evaluation.report.segmentation import error_map, label_map
-from vitkit.visualization.boxes import draw_detections
+from vitkit.evaluation.sections import Cell, Change, Details, Gallery, Image, Section, Table, Text, number
+from vitkit.protocols import Evaluator
 from vitkit.words import counted
 
-PICTURE_BYTES = 6_000_000
-_RANKED, _SIDE = 6, 420
-_LOWER_IS_BETTER = frozenset(("perplexity", "nll", "loss"))
+IMAGE_BYTES = 6_000_000
+_RANKED, _CURVES_SIDE = 6, 1800
 _DIFFERENCES = (
     "Difference to the first, with the 95 % interval of a paired bootstrap: all models are scored on the same "
     "resampled images. A difference whose interval leaves out zero is significant; one in twenty is "
@@ -31,7 +27,7 @@ class Compared(NamedTuple):
     """A model and its evaluation."""
 
     name: str
-    evaluator: Any
+    evaluator: Evaluator
     """The evaluator, after `compute`."""
     config: Mapping[str, Any] | None = None
 
@@ -48,6 +44,8 @@ class Comparison(NamedTuple):
     sample_metric: str
     samples: np.ndarray
     """(models, N) value of each image or sentence."""
+    lower_is_better: Collection[str]
+    """The metrics of which a lower value is better."""
 
 
 def compare(models: Sequence[Compared]) -> Comparison:
@@ -62,7 +60,8 @@ def compare(models: Sequence[Compared]) -> Comparison:
     # If one model has no masks, only boxes are compared.
     shared = [kind for kind in by_kind[0] if all(kind in each for each in by_kind)]
     if not shared:
-        raise ConfigError("compare: one model is scored on boxes and another on masks. Score them alike.")
+        kinds = " and ".join(", ".join(each) for each in by_kind)
+        raise ConfigError(f"compare: the models are evaluated on different things, {kinds}. Evaluate them alike.")
     parts = [[each[kind] for kind in shared] for each in by_kind]
     weights = bootstrap_weights(len(parts[0][0].sample_ids))
     first, *others = [_scores_of(statistics, weights) for statistics in parts]
@@ -80,7 +79,8 @@ def compare(models: Sequence[Compared]) -> Comparison:
     ranks = [statistics[0].sample_scores() for statistics in parts]
     names = [model.name for model in models]
     values = np.stack([values for _, values in ranks])
-    return Comparison(names, parts[0][0].sample_ids, differences, by_class, ranks[0][0], values)
+    lower = {name for part in models[0].evaluator.parts for name in part.lower_is_better}
+    return Comparison(names, parts[0][0].sample_ids, differences, by_class, ranks[0][0], values, lower)
 
 
 def _scores_of(statistics: Sequence[SampleStatistics], weights: np.ndarray) -> Scores:
@@ -95,15 +95,8 @@ def _scores_of(statistics: Sequence[SampleStatistics], weights: np.ndarray) -> S
 
 
 def _statistics_of(model: Compared) -> dict[str, SampleStatistics]:
-    """Return the statistics of a model's evaluators, by evaluator; a detector's by "bbox" and "segm"."""
-    evaluator = model.evaluator
-    statistics: dict[str, SampleStatistics] = {}
-    for part in evaluator.parts:
-        name = type(part).__name__
-        # Masks come last: class metrics are those of masks, as in the evaluator.
-        boxes_and_masks = sorted(part.iou_types) if isinstance(part, CocoEvaluator) else ()
-        statistics |= {kind: part.statistics(kind) for kind in boxes_and_masks} or {name: part.statistics()}
-    return statistics
+    """Return the statistics of a model's evaluators by name."""
+    return {name: each for part in model.evaluator.parts for name, each in part.named_statistics().items()}
 
 
 def _check_same_samples(models: Sequence[tuple[str, SampleStatistics]]) -> None:
@@ -129,11 +122,15 @@ def _check_same_samples(models: Sequence[tuple[str, SampleStatistics]]) -> None:
             raise DataError(f"compare: {first_name} has the classes {classes[0][:5]} and {name} {classes[1][:5]}.")
 
 
-def is_better(metric: str, difference: Difference) -> bool | None:
-    """Return whether the second model is better, or None if the difference is not significant."""
+def is_better(metric: str, difference: Difference, lower_is_better: Collection[str] = ()) -> bool | None:
+    """Return whether the second model is better, or None if the difference is not significant.
+
+    Args:
+        lower_is_better: the metrics of which a lower value is better.
+    """
     if not difference.significant:
         return None
-    return (difference.difference.value > 0) != (metric in _LOWER_IS_BETTER)
+    return (difference.difference.value > 0) != (metric in lower_is_better)
 
 
 def write_comparison(
@@ -141,7 +138,7 @@ def write_comparison(
     path: str | Path,
     *,
     config_differences: Sequence[tuple[str, Sequence[str]]] = (),
-    curves: str = "",
+    curves: np.ndarray | None = None,
 ) -> Comparison:
     """Write a comparison as an HTML page.
 
@@ -149,114 +146,98 @@ def write_comparison(
         models: at least two models.
         path: path of the HTML file.
         config_differences: key and its value in each model's config.
-        curves: an image of the training curves, as a data URL.
+        curves: a figure of the training curves, (H, W, 3) uint8 RGB.
     Returns:
         the comparison.
     """
     comparison = compare(models)
     names = comparison.names
-    parts = []
+    sections = []
     if any(model.config is not None for model in models):
         rows = [[key, *values] for key, values in config_differences]
-        same = "<p>The configs do not differ.</p>"
-        parts.append(section("Configs", table(("value", *names), rows) if rows else same))
-    parts.append(section("Metrics", _metrics(comparison), note=_DIFFERENCES))
+        same = Text("The configs do not differ.")
+        sections.append(Section("Configs", [Table(("value", *names), rows) if rows else same]))
+    sections.append(Section("Metrics", [_metrics(comparison)], _DIFFERENCES))
     if comparison.by_class[0]:
-        parts.append(section("Classes", *_classes(comparison)))
-    if curves:
-        parts.append(section("Curves", figure(curves, f"training curves of {', '.join(names)}")))
-    parts.append(section("Images", *_images(models, comparison), note=_IMAGES.format(comparison.sample_metric)))
+        sections.append(Section("Classes", _classes(comparison)))
+    if curves is not None:
+        text = f"training curves of {', '.join(names)}"
+        sections.append(Section("Curves", [Gallery("", [[Image(None, text, pixels=curves)]], long_side=_CURVES_SIDE)]))
+    sections.append(Section("Images", _images(models, comparison), _IMAGES.format(comparison.sample_metric)))
     facts = {"models": ", ".join(names), "data": describe_data(models[0].evaluator)}
-    write_page(path, " against ".join(names), parts, facts)
+    images = ImageBudget(models[0].evaluator.dataset, IMAGE_BYTES)
+    write_page(path, " against ".join(names), [(sections, images)], facts)
     return comparison
 
 
-_IMAGES = "By {} of single images, of the last model less the first."
+_IMAGES = "By the difference in {} of each image between the last model and the first."
 
 
 def _columns(first: str, others: Sequence[str]) -> list[str]:
     return ["", first, *(text for name in others for text in (name, "difference"))]
 
 
-def _row(name: str, metric: str, differences: Sequence[Difference]) -> list[Cell]:
+def _row(name: str, metric: str, differences: Sequence[Difference], lower_is_better: Collection[str]) -> list[Cell]:
     """Return a table row: the first model's value of a metric, and for each other model its value and the change."""
     row: list[Cell] = [name, differences[0].first]
     for each in differences:
-        row += [each.second, Change(each.difference, is_better(metric, each))]
+        row += [each.second, Change(each.difference, is_better(metric, each, lower_is_better))]
     return row
 
 
-def _metrics(comparison: Comparison) -> str:
+def _metrics(comparison: Comparison) -> Table:
     first, *others = comparison.names
-    metrics = comparison.differences[0]
-    rows = [_row(metric, metric, [of_model[metric] for of_model in comparison.differences]) for metric in metrics]
-    return table(_columns(first, others), rows)
+    metrics, lower = comparison.differences[0], comparison.lower_is_better
+    rows = [_row(metric, metric, [each[metric] for each in comparison.differences], lower) for metric in metrics]
+    return Table(_columns(first, others), rows)
 
 
-def _classes(comparison: Comparison) -> list[str]:
+def _classes(comparison: Comparison) -> list[Table]:
     """Return a table for each model but the first, with its main metric by class, the largest loss first."""
     first, *others = comparison.names
     parts = []
     for name, of_model in zip(others, comparison.by_class):
         metric = next(iter(next(iter(of_model.values()))))
         ordered = sorted(of_model.items(), key=lambda item: np.nan_to_num(item[1][metric].difference.value))
-        rows = [_row(label, metric, [values[metric]]) for label, values in ordered]
-        parts.append(table(_columns(first, [name]), rows, caption=metric))
+        rows = [_row(label, metric, [values[metric]], comparison.lower_is_better) for label, values in ordered]
+        parts.append(Table(_columns(first, [name]), rows, caption=metric))
     return parts
 
 
-def _images(models: Sequence[Compared], comparison: Comparison) -> list[str]:
+def _images(models: Sequence[Compared], comparison: Comparison) -> list[Any]:
     """Return the images with the largest losses and gains between the first and the last model, side by side."""
     change = comparison.samples[-1] - comparison.samples[0]
     order = [k for k in np.argsort(change, kind="stable").tolist() if change[k] == change[k]]
-    lost, won = ([k for k in ranked if sign * change[k] > 0] for sign, ranked in ((-1, order), (1, order[::-1])))
-    counts = f"<p>{counted(len(won), 'images')} won, {len(lost)} lost, {len(change) - len(won) - len(lost)} equal.</p>"
-    pictures = PictureBudget(models[0].evaluator.dataset, PICTURE_BYTES)
-    parts = [counts]
-    for title, indices in (("lost most", lost[:_RANKED]), ("won most", won[:_RANKED])):
-        rows: list[list[Cell]] = []
-        groups = []
-        for k in indices:
-            rows.append([str(comparison.sample_ids[k]), *comparison.samples[:, k].tolist(), float(change[k])])
-            groups.append(_side_by_side(models, comparison, k, pictures))
-        if rows:
+    worse, better = ([k for k in ranked if sign * change[k] > 0] for sign, ranked in ((-1, order), (1, order[::-1])))
+    same = len(change) - len(better) - len(worse)
+    parts: list[Any] = [
+        Text(f"{counted(len(better), 'images')} improved, {len(worse)} got worse, {same} stayed the same.")
+    ]
+    for title, indices in (("worse", worse[:_RANKED]), ("improved", better[:_RANKED])):
+        if indices:
+            rows: list[list[Cell]] = [
+                [str(comparison.sample_ids[k]), *comparison.samples[:, k].tolist(), float(change[k])] for k in indices
+            ]
             columns = ("image", *comparison.names, "change")
-            parts.append(f"<h3>{title}</h3><div class='gallery'>{''.join(groups)}</div>")
-            parts.append(details(f"{title}: values", table(columns, rows)))
+            parts.append(Gallery(f"most {title}", _side_by_side(models, comparison, indices)))
+            parts.append(Details(f"most {title}: values", [Table(columns, rows)]))
     return parts
 
 
-def _side_by_side(models: Sequence[Compared], comparison: Comparison, k: int, pictures: PictureBudget) -> str:
-    """Return an image with each model's predictions; "" if none of them can be drawn."""
-    image = pictures.image(k)
-    figures = []
-    for model, value in zip(models, comparison.samples[:, k]):
-        drawn = None if image is None else _drawn(model.evaluator, image, k, comparison.sample_ids[k])
-        url = None if drawn is None else pictures.embed(drawn, long_side=_SIDE)
-        if url:
-            text = f"{comparison.sample_ids[k]}, {model.name}: {comparison.sample_metric} {number(value)}"
-            figures.append(figure(url, text))
-    return f"<div class='triple'>{''.join(figures)}</div>" if figures else ""
+def _side_by_side(models: Sequence[Compared], comparison: Comparison, indices: Sequence[int]) -> Iterator[list[Image]]:
+    """Yield images, each once for each model with its predictions."""
+    ids = comparison.sample_ids
+    # Statistics may be in another order than the dataset.
+    position_of = {image_id: position for position, image_id in enumerate(_plain(models[0].evaluator))}
+    for k in indices:
+        position, images = position_of[ids[k]], []
+        for model, value in zip(models, comparison.samples[:, k]):
+            image = model.evaluator.parts[0].prediction_image(position) or Image(position, "")
+            text = f"{ids[k]}, {model.name}: {comparison.sample_metric} {number(value)}"
+            images.append(image._replace(text=text, caption=()))
+        yield images
 
 
-def _drawn(evaluator: Any, image: np.ndarray, k: int, image_id: Any) -> np.ndarray | None:
-    """Draw the boxes of an image above the threshold with the highest F1, or the errors of its map."""
-    evaluator = evaluator.parts[0]
-    if isinstance(evaluator, CocoEvaluator):
-        thresholds = evaluator.score_thresholds()
-        label_of = {raw: label for label, raw in enumerate(evaluator.dataset.category_ids)}
-        answer = evaluator.answers.get(int(image_id))
-        if answer is None:
-            return image
-        boxes = torch.as_tensor(np.asarray(answer.boxes_xywh), dtype=torch.float32).reshape(-1, 4).clone()
-        boxes[:, 2:] += boxes[:, :2]
-        labels = torch.tensor([label_of[int(raw)] for raw in answer.category_ids], dtype=torch.int64)
-        scores = torch.as_tensor(np.asarray(answer.scores), dtype=torch.float32)
-        kept = scores >= (thresholds.overall if thresholds else 0.5)
-        return draw_detections(image, boxes[kept], labels[kept], evaluator.dataset.classes, scores[kept])
-    if isinstance(evaluator, SemanticEvaluator):
-        return error_map(image, evaluator.dataset.load_semantic(k), evaluator.predicted_map(image_id))
-    if isinstance(evaluator, PanopticEvaluator):
-        truth, predicted = evaluator.dataset.load_panoptic(k), evaluator.predicted_map(image_id)
-        return error_map(image, label_map(truth), label_map(predicted))
-    return image
+def _plain(evaluator: Evaluator) -> list[Any]:
+    """Return the ids of the dataset's samples as plain Python values."""
+    return [each.item() if isinstance(each, np.generic) else each for each in evaluator.dataset.sample_ids()]

@@ -9,31 +9,26 @@ from typing import Any
 from vitkit.data.io.output import write_text
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.label_errors import LabelError, corrections, detected_share, find_label_errors
-from vitkit.evaluation.report.elements import data_block, section, table, warning
-from vitkit.evaluation.report.pictures import PictureBudget
+from vitkit.evaluation.report.images import ImageBudget
+from vitkit.evaluation.report.parts import Review
 from vitkit.evaluation.report.report import describe_data, write_page
+from vitkit.evaluation.sections import Alert, Section, Table
 from vitkit.words import counted
 
-PICTURE_BYTES = 8_000_000
+IMAGE_BYTES = 8_000_000
 _TEXTS = {
     "missing": "no box, but a {predicted} of score {score:.2f}",
-    "extra": "a box of {true}, but nothing is detected",
+    "extra": "a box of {true}, but no detection",
     "class": "labelled {true}, but a {predicted} of score {score:.2f}",
     "box": "{true} badly placed: detected elsewhere, score {score:.2f}",
 }
 _NOTE = (
-    "The likeliest first. The label is drawn in black and white, what the model detects in the colour of its class, "
-    "other labels in thin white. Keys: a accepts the correction, r rejects it, arrows go on and back. The export holds "
-    "the accepted ones; vitkit data convert --fix applies them."
+    "The most likely errors first. The label is drawn in black and white, the detection in the colour of its class, "
+    "other labels in thin white. Keys: a accepts the correction, r rejects it, the arrows move on and back. The export "
+    "contains the accepted corrections; vitkit data convert --fix applies them."
 )
-_CONTROLS = """<div class="controls"><label>show <select class="kind" aria-label="kind">
-<option value="">all kinds</option>{options}</select></label> <button type="button" class="begin">begin</button>
-<button type="button" class="export">export accepted</button> <output class="count"></output></div>
-<div class="gallery"></div>"""
-
-
 _STRONG = 0.7
-"""Share of the labels that a detector should find for its other objections to be worth a look."""
+"""Fraction of the labels that a detector should find for its other objections to be worth a look."""
 
 
 def weakness(evaluator: CocoEvaluator) -> str | None:
@@ -73,16 +68,15 @@ def write_label_errors(
     errors = find_label_errors(truth, results, list(evaluator.dataset.category_ids))[:most]
     entries = corrections(errors, truth, results)
     list_file = Path(path).with_suffix(".json")
-    pictures = PictureBudget(evaluator.dataset, PICTURE_BYTES)
-    parts = [
-        section("Suspicious labels", *_page_parts(evaluator, errors, entries, truth, results, pictures), note=_NOTE)
-    ]
+    images = ImageBudget(evaluator.dataset, IMAGE_BYTES)
+    parts = _page_parts(evaluator, errors, entries, truth, results, images)
     if weak := weakness(evaluator):
-        parts.insert(0, warning(weak[0].upper() + weak[1:]))
+        parts.insert(0, Alert(weak[0].upper() + weak[1:]))
     if trained_on:
         text = "The model was trained on these labels and may have learned their errors: it will find fewer of them."
-        parts.insert(0, warning(text))
-    write_page(path, title, parts, {**(facts or {}), "data": describe_data(evaluator)})
+        parts.insert(0, Alert(text))
+    sections = [Section("Suspicious labels", parts, _NOTE)]
+    write_page(path, title, [(sections, images)], {**(facts or {}), "data": describe_data(evaluator)})
     write_text(list_file, json.dumps(entries, indent=1, ensure_ascii=False))
     return errors, list_file
 
@@ -93,14 +87,14 @@ def _page_parts(
     entries: Sequence[Mapping[str, Any]],
     truth: Mapping[str, Any],
     results: Sequence[Mapping[str, Any]],
-    pictures: PictureBudget,
-) -> list[str]:
+    embedded: ImageBudget,
+) -> list[Any]:
     if not errors:
-        return [warning("No label is suspicious." if results else "There is no prediction, so no label can be judged.")]
+        return [Alert("No label is suspicious." if results else "There is no prediction, so no label can be judged.")]
     label_of = {raw: label for label, raw in enumerate(evaluator.dataset.category_ids)}
     names = list(evaluator.dataset.classes)
     position_of = {int(image_id): k for k, image_id in enumerate(evaluator.dataset.image_ids)}
-    urls = pictures.embed_images(dict.fromkeys(position_of[error.image_id] for error in errors))
+    urls = embedded.embed_stored(position_of[error.image_id] for error in errors)
     listed = {image["id"]: image for image in truth["images"]}
     images: dict[Any, dict[str, Any]] = {}
     numbers: dict[Any, list[int]] = {}
@@ -145,8 +139,6 @@ def _page_parts(
         kept.append(entry)
     counts = Counter(error.kind for error in errors)
     data = {"classes": names, "images": list(images.values()), "errors": shown, "corrections": kept}
-    options = "".join(f"<option value='{kind}'>{kind}</option>" for kind in counts)
     rows = [[kind, count] for kind, count in counts.most_common()]
-    note = [] if len(shown) == len(errors) else [warning(f"{len(shown)} of {len(errors)} have room in this page.")]
-    page = f"<div class='label-errors'>{data_block('data', data)}{_CONTROLS.format(options=options)}</div>"
-    return [*note, table(("kind", "listed"), rows), page]
+    alerts = [] if len(shown) == len(errors) else [Alert(f"{len(shown)} of {len(errors)} have room in this page.")]
+    return [*alerts, Table(("kind", "listed"), rows), Review(list(counts), data)]

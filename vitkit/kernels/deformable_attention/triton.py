@@ -16,9 +16,8 @@ from torch import Tensor
 
 LAUNCHES = {"forward": dict(tile=1024, num_warps=4), "backward": dict(tile=512, num_warps=4)}
 """Launch parameters of each kernel: the number of queries times channels per program, and its number of warps. With
-1024, the registers of the backward kernel would leave room for 12 warps on sm_80 and 20 on sm_90, instead of 20 and 40
-(compiled_ahead.py in the benchmarks). `python tools/benchmark/gpu.py tuning` measures others, which has not been
-done."""
+1024, the registers of the backward kernel would leave room for 12 warps on sm_80 and 20 on sm_90, instead of 20 and
+40. Others have not been timed."""
 
 
 def deformable_attend(

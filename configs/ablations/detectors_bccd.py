@@ -1,0 +1,49 @@
+"""The small detectors as published, and vitkit's own, on blood cells from random weights at equal processor time.
+
+RT-DETR-R18 (https://arxiv.org/abs/2304.08069), D-FINE-N and -S (https://arxiv.org/abs/2410.13842) and RF-DETR-N
+(https://arxiv.org/abs/2511.09554) with their own networks and losses, and DINO on the ResNet-18 of
+configs/bccd/dino_r18.py, under one recipe: images of 192 to 256 pixels, AdamW with a cosine, an average of the weights,
+no mosaics. tools/benchmark/faster_rcnn.py trains torchvision's detector for as long.
+
+Run:  vitkit ablate detectors_bccd data.root=DIR --seeds 42
+Here: see model_zoo/ablations/detectors_bccd.md.
+"""
+
+from vitkit.configs.bccd.dino_r18 import config as dino_r18
+from vitkit.configs.dfine_n_coco import config as dfine_n
+from vitkit.configs.parts.dfine import dfine_model
+from vitkit.configs.parts.rf_detr import rf_detr
+from vitkit.configs.parts.rtdetr import rtdetr
+
+DENOISING = dict(type="BoxDenoising", num_queries=40)
+
+
+def small(model):
+    """A published network from random weights, with as many queries as DINO has here."""
+    model["backbone"]["pretrained"] = False
+    return model | dict(num_queries=80, num_detections=100, training_queries=[DENOISING])
+
+
+def ablation():
+    rf_detr_n = rf_detr(resolution=384, num_decoder_layers=2)
+    d_fine = {"criterion": dfine_n()["criterion"]}
+    return dict(
+        base="bccd/dino_r18",
+        metrics=["bbox/AP", "bbox/AP50"],
+        minutes=15.0,
+        evaluations=3,
+        settings={
+            "data.train.transforms": dino_r18()["data"]["train"]["transforms"]["transforms"][1],
+            "schedule": dict(type="CosineLR", warmup_steps=200),
+        },
+        arms={
+            "DINO, ResNet-18": {},
+            "RT-DETR-R18": {"model": small(rtdetr(18)["model"]), "criterion": rtdetr(18)["criterion"]},
+            "D-FINE-N": {"model": small(dfine_model("n"))} | d_fine,
+            "D-FINE-S": {"model": small(dfine_model("s"))} | d_fine,
+            "RF-DETR-N": {
+                "model": small(rf_detr_n["model"]) | dict(training_queries=[dict(type="QueryGroups", groups=13)]),
+                "criterion": rf_detr_n["criterion"],
+            },
+        },
+    )  # fmt: skip

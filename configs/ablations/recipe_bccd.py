@@ -1,0 +1,62 @@
+"""What each part of the recipe for blood cells from random weights is worth, one at a time, in six minutes.
+
+The recipe is that of configs/bccd/dino_r18.py, for eight epochs. Arms that cost more or less have fewer or more epochs.
+DEIM's parts are MAL, mosaics and the schedule (https://arxiv.org/abs/2412.04234), DINO's are denoising and two stages
+(https://arxiv.org/abs/2203.03605), Group DETR's are the groups of queries (https://arxiv.org/abs/2207.13085).
+
+Run:  vitkit ablate recipe_bccd data.root=DIR --seeds 42
+Here: not yet run.
+"""
+
+from vitkit.configs.bccd.dino_r18 import config as dino_r18
+
+
+def at_size(share, epochs):
+    """Images of another size, `share` of that of the recipe."""
+    cfg = dino_r18(epochs=epochs, mosaics_until=round(0.6 * epochs))
+    single = cfg["data"]["train"]["transforms"]["transforms"][1]
+    resize = single["transforms"][2]
+    for key in ("scales", "crop_scales", "crop_range"):
+        resize[key] = [round(share * side / 16) * 16 for side in resize[key]]
+    val = cfg["data"]["val"]["transforms"]
+    return {
+        "data.train.transforms": cfg["data"]["train"]["transforms"],
+        "data.val.transforms.short_side": round(share * val["short_side"] / 16) * 16,
+        "schedule.flat_until_epoch": round(0.6 * epochs),
+        "train.epochs": epochs,
+    }
+
+
+def ablation():
+    recipe = at_size(1.0, epochs=8)
+    single = recipe["data.train.transforms"]["transforms"][1]
+    focal = dict(labels=2.0, l1=5.0, giou=2.0)
+    denoising = dino_r18()["model"]["training_queries"]
+    return dict(
+        base="bccd/dino_r18",
+        metrics=["bbox/AP", "bbox/AP50"],
+        evaluations=2,
+        settings=recipe,
+        arms={
+            "the recipe": {},
+            "no mosaics": {"data.train.transforms": single},
+            "cosine from the start": {"schedule": dict(type="CosineLR", warmup_steps=200, end_factor=0.02)},
+            "no average of the weights": {"train.ema_decay": None},
+            "focal loss": {"criterion.class_loss": "focal", "criterion.weights": focal},
+            "no denoising": {"model.training_queries": [], "train.epochs": 9},
+            "groups of queries": {"model.training_queries": [*denoising, dict(type="QueryGroups", groups=3)]},
+            "one stage": {"model.type": "DeformableDETR", "model.head": one_stage(), "model.training_queries": []},
+            "batches of 4": {"data.images_per_gpu": 4, "train.reference_batch_size": 4, "train.epochs": 9},
+            "no map at stride 8": {
+                "model.backbone.out_features": ["res4"], "model.neck.num_levels": 2, "train.epochs": 11,
+            },
+            "0.8 of the size": at_size(0.8, epochs=11),
+            "1.3 of the size": at_size(1.3, epochs=5),
+        },
+    )  # fmt: skip
+
+
+def one_stage():
+    head = dino_r18()["model"]["head"]
+    del head["share_heads"]
+    return head | dict(type="DeformableDETRHead", refine_boxes=True, two_stage=False)

@@ -1,0 +1,101 @@
+"""Key names of DETR and DETR with masks: facebookresearch/detr's and the transformers library's."""
+
+from collections.abc import Iterator
+
+from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
+from vitkit.model_zoo.converters.key_table import Alias, Format, KeyTable, Rename, Rule, aliases, below
+from vitkit.model_zoo.converters.layers import DECODER_NORMS, ENCODER_NORMS, library_stack, torch_stack
+from vitkit.model_zoo.converters.resnet import library_resnet
+
+
+def official_backbone(prefix: str) -> list[Rule]:
+    """Return the rules of the official detectors' backbone below a prefix; only ResNets have a "body"."""
+    return [Rename(f"^{prefix}backbone.0.body.", "^backbone."), Alias(f"^{prefix}backbone.0.", "^backbone.")]
+
+
+def library_backbone(prefix: str) -> list[Rule]:
+    """Return the rules of a detector's ResNet, timm's or the library's."""
+    timm = f"{prefix}backbone.conv_encoder.model."
+    return [
+        Alias(f"^{prefix}backbone.model.", f"^{timm}"),
+        Alias(f"^{timm}_backbone.", f"^{timm}"),
+        *aliases([*library_resnet(timm, timm)]),
+        Rename(f"^{timm}", "^backbone."),
+    ]
+
+
+def _official(prefix: str) -> Iterator[Rule]:
+    """Yield the rules of the official detector below a prefix."""
+    yield from official_backbone(prefix)
+    yield Rename(f"^{prefix}input_proj.", "^neck.projections.res5.")
+    for stack in ("encoder.", "decoder."):
+        yield from torch_stack(f"{prefix}transformer.{stack}", f"head.{stack}")
+    yield from below(prefix, "head.", ["class_embed.", "bbox_embed.", "query_embed."])
+
+
+def _library(prefix: str) -> Iterator[Rule]:
+    """Yield the rules of the library's detector below a prefix."""
+    model = f"{prefix}model."
+    yield from library_backbone(model)
+    yield from library_stack(f"{model}encoder.", "head.encoder.", ENCODER_NORMS, joined=["self_attn"])
+    yield from library_stack(f"{model}decoder.", "head.decoder.", DECODER_NORMS, joined=["self_attn", "cross_attn"])
+    yield Rename(f"^{model}decoder.layernorm.", "^head.decoder.norm.")
+    yield Rename(f"^{model}input_projection.", "^neck.projections.res5.")
+    yield Rename(f"^{model}query_position_embeddings.", "^head.query_embed.")
+    yield Rename(f"^{prefix}class_labels_classifier.", "^head.class_embed.")
+    yield Rename(f"^{prefix}bbox_predictor.", "^head.bbox_embed.")
+
+
+_LIBRARY_MASK_HEAD = (
+    ("bbox_attention.q_proj.", "bbox_attention.q_linear."),
+    ("bbox_attention.k_proj.", "bbox_attention.k_linear."),
+    *((f"mask_head.conv{i}.conv.", f"mask_head.lay{i}.") for i in (1, 2)),
+    *((f"mask_head.conv{i}.norm.", f"mask_head.gn{i}.") for i in (1, 2)),
+    *((f"mask_head.fpn_stages.{i}.fpn_adapter.", f"mask_head.adapter{i + 1}.") for i in range(3)),
+    *((f"mask_head.fpn_stages.{i}.refine.conv.", f"mask_head.lay{i + 3}.") for i in range(3)),
+    *((f"mask_head.fpn_stages.{i}.refine.norm.", f"mask_head.gn{i + 3}.") for i in range(3)),
+    ("mask_head.output_conv.", "mask_head.out_lay."),
+)
+"""Names of the mask head in newer versions of the library; older ones have the official names, as vitkit does."""
+
+_OURS = ("neck.projections.res5.weight", "backbone.conv1.weight")
+
+TRANSFORMERS = [
+    Format(
+        "transformers DETR, with masks",
+        KeyTable([*(Alias(f"^{new}", f"^{old}") for new, old in _LIBRARY_MASK_HEAD), *_library("detr.")]),
+        marks=("detr.class_labels_classifier.weight", "detr.model.query_position_embeddings.weight"),
+        model="DETRSegmentation",
+        ours=_OURS,
+        classes=COCO_PANOPTIC_CLASSES,
+    ),
+    Format(
+        "transformers DETR",
+        KeyTable([*_library("")]),
+        marks=(
+            *("class_labels_classifier.weight", "model.query_position_embeddings.weight"),
+            "model.input_projection.weight",
+        ),
+        model="DETR",
+        ours=_OURS,
+        classes=COCO_CLASSES,
+    ),
+]
+OFFICIAL = [
+    Format(
+        "facebookresearch/detr, with masks",
+        KeyTable([*_official("detr.")]),
+        marks=("detr.transformer.decoder.norm.weight", "mask_head.lay1.weight"),
+        model="DETRSegmentation",
+        ours=_OURS,
+        classes=COCO_PANOPTIC_CLASSES,
+    ),
+    Format(
+        "facebookresearch/detr",
+        KeyTable([*_official("")]),
+        marks=("backbone.0.body.conv1.weight", "transformer.decoder.norm.weight", "input_proj.weight"),
+        model="DETR",
+        ours=_OURS,
+        classes=COCO_CLASSES,
+    ),
+]

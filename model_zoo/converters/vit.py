@@ -1,0 +1,213 @@
+"""Key names of Vision Transformers and TimeSformer: the originals', the transformers library's, and others.
+
+Others are torchvision's, and detectron2's ViTDet. timm's and DeiT's names are the same as vitkit's.
+"""
+
+import re
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, State, below, prefix_of
+from vitkit.model_zoo.converters.layers import join_qkv
+from vitkit.model_zoo.converters.resnet import without_prefix
+
+_JAX_NAMES = {
+    "cls": "cls_token",
+    "embedding": "patch_embed.proj",
+    "Transformer/posembed_input/pos_embedding": "pos_embed",
+    "pos_embedding": "pos_embed",
+    "Transformer/encoder_norm": "norm",
+    "head": "head",
+}
+_JAX_BLOCK_NAMES = (
+    (r"^LayerNorm_0$", "norm1"),
+    (r"^LayerNorm_[12]$", "norm2"),
+    (r"^MlpBlock_\d/Dense_0$", "mlp.fc1"),
+    (r"^MlpBlock_\d/Dense_1$", "mlp.fc2"),
+    (r"^MultiHeadDotProductAttention_\d/out$", "attn.proj"),
+)
+_JAX_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+_JAX_QKV = re.compile(r"(.*)MultiHeadDotProductAttention_\d/(query|key|value)/(kernel|bias)$")
+
+
+def _from_jax(state: State, model: nn.Module, *, prefix: str) -> State:
+    """Rename and transpose JAX's arrays, and join queries, keys and values."""
+    state = _unstack({key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)})
+    converted, qkv = {}, {}
+    for key, value in state.items():
+        match = _JAX_QKV.match(key)
+        if match:
+            block, which, leaf = match.groups()
+            qkv.setdefault((block, leaf), {})[which] = value
+            continue
+        layer, _, leaf = key.rpartition("/")
+        if leaf == "kernel":
+            value = _from_kernel(layer, value)
+        name = f"{_jax_name(layer)}.{_JAX_LEAVES[leaf]}" if leaf in _JAX_LEAVES else _jax_name(key)
+        converted[name] = value
+    for (block, leaf), parts in qkv.items():
+        # Each part is (d_model, heads, d), or (heads, d) for a bias.
+        joined = torch.cat([parts[which].flatten(-2) for which in ("query", "key", "value")], dim=-1)
+        converted[f"{_jax_name(block)}.attn.qkv.{_JAX_LEAVES[leaf]}"] = joined.T if leaf == "kernel" else joined
+    return converted
+
+
+def _unstack(state: State) -> State:
+    """Separate the entries of all blocks, which big_vision may stack under one name."""
+    stack = "Transformer/encoderblock/"
+    result = {}
+    for key, value in state.items():
+        if key.startswith(stack):
+            result |= {f"Transformer/encoderblock_{i}/{key.removeprefix(stack)}": v for i, v in enumerate(value)}
+        else:
+            result[key] = value
+    return result
+
+
+def _jax_name(name: str) -> str:
+    match = re.match(r"Transformer/encoderblock_(\d+)/?(.*)$", name)
+    if not match:
+        return _JAX_NAMES.get(name, name.replace("/", "."))
+    part = match[2]
+    for pattern, replacement in _JAX_BLOCK_NAMES:
+        part = re.sub(pattern, replacement, part)
+    return f"blocks.{match[1]}.{part}".rstrip(".")
+
+
+def _from_kernel(layer: str, kernel: Tensor) -> Tensor:
+    """Transpose a kernel: JAX multiplies from the other side, with channels last."""
+    if kernel.ndim == 4:
+        return kernel.permute(3, 2, 0, 1)
+    return kernel.flatten(0, -2).T if layer.endswith("/out") else kernel.T
+
+
+def _from_vitdet(state: State, model: nn.Module) -> State:
+    """Move a detector's backbone and feature pyramid to their prefixes in the model."""
+    vit, keys = prefix_of(model, "patch_embed.proj.weight"), model.state_dict()
+    pyramid = next((k.partition("levels.res")[0] for k in keys if re.search(r"(^|\.)levels\.res\d\.\d", k)), "neck.")
+    renamed = {}
+    for key, value in state.items():
+        key = re.sub(r"^(backbone\.)?net\.", vit, key)
+        renamed[re.sub(r"^(backbone\.)?simfp_(\d)\.", rf"{pyramid}levels.res\2.", key)] = value
+    return renamed
+
+
+_LAYER, _QKV = "vit.encoder.layer.{i}.", ("query", "key", "value")
+_LIBRARY_BLOCK = (
+    ("layernorm_before.", "norm1."),
+    ("layernorm_after.", "norm2."),
+    ("attention.output.dense.", "attn.proj."),
+    ("intermediate.dense.", "mlp.fc1."),
+    ("output.dense.", "mlp.fc2."),
+)
+_LIBRARY_PARTS = (
+    ("embeddings.cls_token", "cls_token"),
+    ("embeddings.position_embeddings", "pos_embed"),
+    ("embeddings.patch_embeddings.projection.", "patch_embed.proj."),
+    ("layernorm.", "norm."),
+)
+_LIBRARY_VIT = KeyTable(
+    [
+        *without_prefix("vit.", "embeddings.", "encoder.", "layers.", "layernorm."),
+        Drop("^pooler."),
+        Drop("^vit.pooler."),
+        Drop("^vit.embeddings.mask_token"),
+        Alias("^vit.layers.{i}.", f"^{_LAYER}"),
+        *(
+            Alias(f"^{_LAYER}attention.{x}_proj.", f"^{_LAYER}attention.attention.{name}.")
+            for x, name in zip("qkv", _QKV)
+        ),
+        Alias(f"^{_LAYER}attention.o_proj.", f"^{_LAYER}attention.output.dense."),
+        Alias(f"^{_LAYER}mlp.fc1.", f"^{_LAYER}intermediate.dense."),
+        Alias(f"^{_LAYER}mlp.fc2.", f"^{_LAYER}output.dense."),
+        join_qkv(f"{_LAYER}attention.attention.", "blocks.{i}.attn.qkv.", names=_QKV),
+        *below(_LAYER, "blocks.{i}.", _LIBRARY_BLOCK),
+        *below("vit.", "", _LIBRARY_PARTS),
+        Rename("^classifier.", "^head."),
+    ]
+)
+_LIBRARY_TIMESFORMER = KeyTable(
+    [
+        *without_prefix("timesformer.", "embeddings.", "encoder.", "layernorm."),
+        *below(
+            "timesformer.encoder.layer.{i}.",
+            "blocks.{i}.",
+            [
+                ("temporal_attention.attention.qkv.", "temporal_attn.qkv."),
+                ("temporal_attention.output.dense.", "temporal_attn.proj."),
+                ("temporal_dense.", "temporal_fc."),
+                ("temporal_layernorm.", "temporal_norm1."),
+                ("attention.attention.qkv.", "attn.qkv."),
+                *_LIBRARY_BLOCK,
+            ],
+        ),
+        *below("timesformer.", "", [*_LIBRARY_PARTS, ("embeddings.time_embeddings", "time_embed")]),
+        Rename("^classifier.", "^head."),
+    ]
+)
+_TORCHVISION = KeyTable(
+    [
+        Rename(".class_token$", ".cls_token$"),
+        Rename(".conv_proj.", ".patch_embed.proj."),
+        Rename(".encoder.pos_embedding$", ".pos_embed$"),
+        Rename(".encoder.ln.", ".norm."),
+        Rename(".heads.head.", ".head."),
+        *(
+            Rename(f".encoder.layers.encoder_layer_{{i}}.{theirs}", f".blocks.{{i}}.{ours}")
+            for theirs, ours in (
+                ("ln_1.", "norm1."),
+                ("ln_2.", "norm2."),
+                ("self_attention.in_proj_", "attn.qkv."),
+                ("self_attention.out_proj.", "attn.proj."),
+                ("mlp.0.", "mlp.fc1."),
+                ("mlp.linear_1.", "mlp.fc1."),
+                ("mlp.3.", "mlp.fc2."),
+                ("mlp.linear_2.", "mlp.fc2."),
+            )
+        ),
+    ]
+)
+
+TRANSFORMERS = [
+    Format(
+        "transformers TimeSformer",
+        _LIBRARY_TIMESFORMER,
+        marks=(".embeddings.position_embeddings", ".encoder.layer.0.attention.attention.qkv.weight"),
+        model="TimeSformer",
+    ),
+    Format(
+        "transformers ViT",
+        _LIBRARY_VIT,
+        marks=(
+            *(".embeddings.cls_token", ".embeddings.position_embeddings"),
+            *(".embeddings.patch_embeddings.projection.weight", ".0.layernorm_before.weight"),
+        ),
+        model="ViT",
+        ours=("cls_token",),
+    ),
+]
+OFFICIAL = [
+    Format(
+        "facebookresearch/TimeSformer",
+        KeyTable([Rename("^model.", "^")]),
+        marks=("model.cls_token", "model.pos_embed", "model.blocks.0.attn.qkv.weight"),
+        model="TimeSformer",
+    ),
+    Format("timm ViT", KeyTable(), model="ViT"),
+    *(
+        Format(
+            "google-research/vision_transformer",
+            KeyTable([Custom(partial(_from_jax, prefix=prefix))]),
+            marks=(f"{prefix}embedding/kernel", f"{prefix}Transformer/encoder_norm/scale"),
+        )
+        for prefix in ("", "opt/target/", "params/", "params/img/")
+    ),
+    Format("torchvision ViT", _TORCHVISION, marks=(".encoder.layers.encoder_layer_0.ln_1.weight",)),
+    Format(
+        "facebookresearch/detectron2 ViTDet",
+        KeyTable([Custom(_from_vitdet)]),
+        marks=(".net.blocks.0.attn.qkv.weight", ".net.patch_embed.proj.weight"),
+    ),
+]

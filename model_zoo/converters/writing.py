@@ -1,0 +1,65 @@
+"""Write vitkit's weights with the names of the original repositories, or of the transformers library."""
+
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+from vitkit.errors import CheckpointError
+from vitkit.model_zoo.converters.formats import OFFICIAL, TRANSFORMERS
+from vitkit.model_zoo.converters.key_table import State
+
+_FORMATS = {
+    target: [form for form in formats if form.model]
+    for target, formats in (("official", OFFICIAL), ("transformers", TRANSFORMERS))
+}
+_OURS = ("head.", "neck.", "encoder.", "decoder.")
+"""Beginnings of the names that no other project uses."""
+
+
+class Written(NamedTuple):
+    """Weights with another project's names."""
+
+    state: State
+    format: str
+    """The name of the format, whose names they have."""
+
+
+def written(model: nn.Module, target: Literal["official", "transformers"]) -> Written:
+    """Return a model's weights with another project's names.
+
+    Args:
+        model: the model; for a classifier, its backbone is written.
+        target: the original repository of the model, or the transformers library.
+    Raises:
+        CheckpointError: the target does not have the model, or lacks one of its parts.
+    """
+    is_classifier = type(model).__name__ == "Classifier"
+    part = model.get_submodule("backbone") if is_classifier else model
+    form = next((form for form in _FORMATS[target] if form.is_of(part)), None)
+    if form is None:
+        alike = {
+            other.name: [key for key in other.ours if key not in part.state_dict()]
+            for other in _FORMATS[target]
+            if other.model == type(part).__name__
+        }
+        if alike:
+            name, lacking = min(alike.items(), key=lambda item: len(item[1]))
+            raise CheckpointError(
+                f"{type(part).__name__}, {target} names: differs from {name}, which has {', '.join(lacking)}. Only a "
+                "model of its parts (backbone, neck, head) can be written so."
+            )
+        backbone = (
+            f" on {type(model.get_submodule('backbone')).__name__}"
+            if "backbone" in dict(model.named_children())
+            else ""
+        )
+        names = ", ".join(dict.fromkeys(form.name for form in _FORMATS[target]))
+        raise CheckpointError(
+            f"{type(model).__name__}{backbone}, {target} names: there is no such model there. There are: {names}."
+        )
+    state = {key: value.detach().cpu().clone() for key, value in part.state_dict().items()}
+    result = form.table.write(dict(state), part)
+    left = [key for key in result if form.table.rules and key in state and key.startswith(_OURS)]
+    if left:
+        raise CheckpointError(f"{form.name}: has no {', '.join(left[:3])} ({len(left)} entries of the model in all).")
+    return Written(result, form.name)

@@ -1,0 +1,146 @@
+"""Train torchvision's Faster R-CNN R50-FPN for some minutes of processor time, to compare vitkit's detectors with it.
+
+A plain recipe after torchvision's references: SGD, flips, color jitter, IoU crops, frozen batch norms; the rate falls
+to a tenth after 80 % of the time. The loop has no part of vitkit, so that its time is torchvision's alone.
+
+Example:
+    python tools/benchmark/faster_rcnn.py data/bccd --minutes 15 --weights resnet50.pth --stride-in-1x1 \\
+        --pixel-mean 0.48502 0.45796 0.40760
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import torch
+from pycocotools.cocoeval import COCOeval
+from torch.utils.data import DataLoader
+from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
+from torchvision.models.resnet import resnet50
+from torchvision.ops import FrozenBatchNorm2d
+from torchvision.transforms import v2
+
+from vitkit.checkpoint.files import read_checkpoint
+
+WARMUP_STEPS = 100
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path, help="folder with images/ and annotations/instances_{train,val}.json")
+    parser.add_argument("--minutes", type=float, default=15, help="processor minutes of training (default: 15)")
+    parser.add_argument("--weights", type=Path, help="the backbone's weights (default: random ones)")
+    parser.add_argument(
+        "--stride-in-1x1", action="store_true", help="the weights stride in a stage's first convolution"
+    )
+    parser.add_argument(
+        "--pixel-mean", nargs=3, type=float, default=[0.485, 0.456, 0.406], help="mean of RGB, for Keras's weights"
+    )
+    parser.add_argument("--size", type=int, default=320, help="short side of the images in pixels (default: 320)")
+    parser.add_argument("--seed", type=int, default=42)
+    return parser.parse_args(argv)
+
+
+def build(args: argparse.Namespace, num_classes: int) -> FasterRCNN:
+    pretrained = args.weights is not None
+    backbone = resnet50(weights=None, norm_layer=FrozenBatchNorm2d if pretrained else torch.nn.BatchNorm2d)
+    if pretrained:
+        state = read_checkpoint(args.weights)
+        backbone.load_state_dict({k: v for k, v in state.items() if not k.endswith("num_batches_tracked")})
+    if args.stride_in_1x1:
+        for stage in (backbone.layer2, backbone.layer3, backbone.layer4):
+            stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    backbone = _resnet_fpn_extractor(backbone, trainable_layers=3 if pretrained else 5)
+    return FasterRCNN(
+        backbone, num_classes, min_size=args.size, max_size=2 * args.size, image_mean=args.pixel_mean,
+        image_std=[0.229, 0.224, 0.225],
+    )  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    augment = v2.Compose(
+        [
+            v2.ToImage(),
+            v2.RandomPhotometricDistort(),
+            v2.RandomIoUCrop(),
+            v2.RandomHorizontalFlip(),
+            v2.RandomVerticalFlip(),
+            v2.SanitizeBoundingBoxes(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.ToPureTensor(),
+        ]
+    )
+    plain = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
+    parts = {
+        part: CocoDetection(
+            args.root / "images", args.root / f"annotations/instances_{part}.json", transforms=transforms
+        )
+        for part, transforms in (("train", augment), ("val", plain))
+    }
+    coco = parts["val"].coco
+    category_ids = sorted(coco.cats)
+    label_of = {category_id: number for number, category_id in enumerate(category_ids, start=1)}
+    wrapped = {
+        part: wrap_dataset_for_transforms_v2(dataset, target_keys=("boxes", "labels", "image_id"))
+        for part, dataset in parts.items()
+    }
+    loader = DataLoader(wrapped["train"], batch_size=2, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
+    model = build(args, 1 + len(category_ids))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.005, momentum=0.9, weight_decay=5e-4)
+    budget, steps = 60 * args.minutes, 0
+    start = time.process_time()
+    model.train()
+    while time.process_time() - start < budget:
+        for batch in loader:
+            spent = time.process_time() - start
+            if spent >= budget:
+                break
+            rate = 0.005 * min(1.0, (steps + 1) / WARMUP_STEPS) * (0.1 if spent > 0.8 * budget else 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            images = [image for image, _ in batch]
+            targets = [
+                {
+                    "boxes": target["boxes"].reshape(-1, 4),
+                    "labels": torch.tensor([label_of[int(c)] for c in target["labels"]], dtype=torch.int64),
+                }
+                for _, target in batch
+            ]
+            losses = model(images, targets)
+            optimizer.zero_grad()
+            sum(losses.values()).backward()
+            optimizer.step()
+            steps += 1
+            if steps % 50 == 0:
+                terms = "  ".join(f"{name} {loss.item():.3f}" for name, loss in losses.items())
+                print(f"step {steps}  {spent / 60:.1f} of {args.minutes:g} min  {terms}", flush=True)
+    minutes = (time.process_time() - start) / 60
+    model.eval()
+    detections = []
+    with torch.no_grad():
+        for image, target in wrapped["val"]:
+            found = model([image])[0]
+            boxes = found["boxes"].clone()
+            boxes[:, 2:] -= boxes[:, :2]
+            detections += [
+                dict(image_id=target["image_id"], category_id=category_ids[label - 1], bbox=box, score=score)
+                for box, label, score in zip(boxes.tolist(), found["labels"].tolist(), found["scores"].tolist())
+            ]
+    evaluation = COCOeval(coco, coco.loadRes(detections), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    result = dict(AP=evaluation.stats[0], AP50=evaluation.stats[1], steps=steps, processor_minutes=minutes)
+    print(json.dumps({name: round(float(value), 3) for name, value in result.items()}))
+
+
+if __name__ == "__main__":
+    main()
