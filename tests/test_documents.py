@@ -5,8 +5,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from command_options import options_of
 
 from vitkit.config import config_names
+from vitkit.tools.cli import REPLACED
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -15,8 +17,10 @@ DOCUMENTS = sorted(
     for path in ((ROOT / folder).glob("*.md") if folder == "." else (ROOT / folder).rglob("*.md"))
 )
 
-SHARED = ("common.py", "annotations.py", "text_arguments.py")
-"""The files of options that several tools have."""
+TEXTS = DOCUMENTS + sorted(
+    path for folder in ("vitkit", "configs", "tools", "model_zoo") for path in (ROOT / folder).rglob("*.py")
+)
+"""Documents, and the sources, whose docstrings and messages name commands."""
 
 
 def name_of(path: Path) -> str:
@@ -43,26 +47,31 @@ def test_links_lead_to_files_and_headings(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_commands_and_their_options_and_configs_exist(path):
-    tools = pytest.importorskip("vitkit.tools.cli", reason="vitkit is not installed (pip install -e .)").list_tools()
+    cli = pytest.importorskip("vitkit.tools.cli", reason="vitkit is not installed (pip install -e .)")
+    commands = cli.list_commands()
     for block in re.findall(r"```bash\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if "vitkit" in words[:1]:
-                tool, words = words[1].replace("-", "_"), words[2:]
+                number = 3 if words[1] in cli.GROUPS else 2
+                command, words = " ".join(words[1:number]), words[number:]
             elif scripts := [word for word in words if re.fullmatch(r"(.*/)?tools/\w+\.py", word)]:
-                tool, words = Path(scripts[0]).stem, words[words.index(scripts[0]) + 1 :]
+                command, words = Path(scripts[0]).stem.replace("_", "-"), words[words.index(scripts[0]) + 1 :]
             else:
                 continue
-            assert tool in tools, line
-            folder = ROOT / "tools" / tool
-            source = (folder / "__main__.py" if folder.is_dir() else folder.with_suffix(".py")).read_text()
-            source += "".join((ROOT / "tools" / name).read_text() for name in SHARED)
+            assert command in commands or command in ("--help", "--version"), line
             for word in words:
                 if word.startswith("--"):
-                    name = word.partition("=")[0]
-                    assert f'"{name}"' in source or f'"{name[2:]}"' in source, line
+                    assert word.partition("=")[0] in options_of(command) or word == "--help", line
                 if word.startswith("configs/"):
                     assert word.removeprefix("configs/").removesuffix(".py") in config_names(), line
+
+
+@pytest.mark.parametrize("command", sorted(REPLACED))
+def test_no_text_names_a_former_command(command):
+    pattern = re.compile(rf"vitkit {command.replace('-', '[-_]')}\b|tools/{command.replace('-', '_')}\.py")
+    for path in TEXTS:
+        assert not pattern.search(path.read_text(encoding="utf-8")), f"{name_of(path)} names {command}"
 
 
 def test_readme_is_read_in_five_minutes():

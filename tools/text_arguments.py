@@ -23,7 +23,7 @@ def add_text(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("model", help=f"{MODEL_HELP}; the weights of a config follow it")
     parser.add_argument("text", nargs="*", metavar="TEXT", help=text)
     text = "files with one text per line, plain or gzip"
-    parser.add_argument("--input", nargs="+", type=Path, metavar="INPUT", help=text)
+    parser.add_argument("--input", nargs="+", metavar="INPUT", help=text)
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
 
 
@@ -64,7 +64,7 @@ def option_names(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
-def read_lines(texts: Sequence[str], files: Sequence[Path] | None) -> Sequence[str]:
+def read_lines(texts: Sequence[str], files: Sequence[str] | None) -> Sequence[str]:
     """Return the texts, the lines of the files, or those of standard input.
 
     Raises:

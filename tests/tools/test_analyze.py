@@ -1,4 +1,4 @@
-"""tools/analyze.py: counts equal those by hand, those of the originals and the published ones."""
+"""vitkit analyze: counts equal those by hand, those of the originals and the published ones."""
 
 import json
 import warnings

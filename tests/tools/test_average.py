@@ -1,4 +1,4 @@
-"""tools/average.py: the mean of several checkpoints."""
+"""vitkit average: the mean of several checkpoints."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""tools/browse.py: figures and a report of what the model will see."""
+"""vitkit browse: figures and a report of what the model will see."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""The figures of tools/compare.py: training curves of runs, and metrics by source length."""
+"""The figures of vitkit compare: training curves of runs, and metrics by source length."""
 
 import importlib
 import json

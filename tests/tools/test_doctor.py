@@ -1,4 +1,4 @@
-"""tools/doctor.py: every problem that it looks for, made on purpose, and correct data of every kind."""
+"""vitkit doctor: every problem that it looks for, made on purpose, and correct data of every kind."""
 
 import json
 import shlex

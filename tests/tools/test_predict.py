@@ -1,4 +1,4 @@
-"""tools/predict.py from its command line to the files that it writes."""
+"""vitkit predict from its command line to the files that it writes."""
 
 import json
 from pathlib import Path
