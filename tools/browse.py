@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.logging import setup_logging
     from vitkit.starter.browsing import browse
-    from vitkit.tools.annotations import check_out
+    from vitkit.tools.data.annotations import check_out
 
     with errors_in_one_line():
         setup_logging()

@@ -13,7 +13,7 @@ from vitkit.config import save_config, trust
 from vitkit.errors import ConfigError
 from vitkit.inference import load
 from vitkit.logging import setup_logging
-from vitkit.tools import analyze, browse, caption, doctor, explain, predict
+from vitkit.tools import analyze, browse, doctor, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
 
@@ -196,7 +196,6 @@ def test_every_tool_and_the_loader_require_trust(stranger, capsys):
         (analyze.main, [config]),
         (browse.main, [config]),
         (doctor.main, [config]),
-        (caption.main, [config, weights, picture]),
         (train_tool.main, ["--resume", str(stranger)]),
     ]
     for main, arguments in commands:

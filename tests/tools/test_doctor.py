@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
+import vitkit
 from vitkit import load_config
 from vitkit.data.loading.loader import DataSettings
 from vitkit.doctor import CHECKS, VERDICTS, Case, Options, run_checks
@@ -483,6 +484,20 @@ def test_report_has_json_and_an_exit_status(coco, capsys):
     assert doctor.main([*arguments[:2], "queries", "--json", "model.num_queries=1"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["issues"][0]["verdict"] == "fail" and report["issues"][0]["details"] == {"most": 2, "queries": 1}
+
+
+def test_diagnose_is_a_function_of_a_program(coco):
+    how = dict(overrides=["model.num_queries=1"], device="cpu")
+    issues = vitkit.diagnose("config.py", only=["queries", "step_budget"], skip=["step_budget"], **how)
+    assert [(issue.check, issue.verdict) for issue in issues] == [("queries", "fail")]
+    config = load_config("config.py", how["overrides"])
+    assert vitkit.diagnose(config, only=["queries"], device="cpu") == issues
+
+
+def test_checks_are_listed(capsys):
+    assert doctor.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(CHECKS) and lines[0].startswith("annotations ")
 
 
 def test_wrong_arguments_are_helpful_errors(coco, capsys):

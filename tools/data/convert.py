@@ -46,12 +46,14 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.data.io.coco_schema import raise_faults, segmentation_faults
-    from vitkit.tools.annotations import check_out, read_source, write_annotations
+    from vitkit.tools.data.annotations import check_out, read_source, write_annotations
 
     with errors_in_one_line():
         check_fixes(args.fix)
         check_out(args.out, overwrite=args.overwrite, can_be_file=args.to == "coco")
-        data = read_source(args.source, args, check_segmentations=not args.fix)
+        data = read_source(
+            args.source, args.images, format=args.format, split=args.split, check_segmentations=not args.fix
+        )
         if args.fix:
             apply_fixes(data, args.fix)
             raise_faults(segmentation_faults(data.content, required=False), data.source.name)

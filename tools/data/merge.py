@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.data.formats import FORMAT_NAMES, read_annotations
     from vitkit.data.formats.merging import merge_datasets
-    from vitkit.tools.annotations import check_out, image_folder, print_left_out, write_annotations
+    from vitkit.tools.data.annotations import check_out, image_folder, print_left_out, write_annotations
 
     with errors_in_one_line():
         check_out(args.out, overwrite=args.overwrite)

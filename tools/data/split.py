@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     from vitkit.data.formats import detect_format
     from vitkit.data.formats.label_images import read_semantic_pictures
     from vitkit.data.formats.splitting import split_dataset
-    from vitkit.tools.annotations import check_out, print_left_out, read_source, write_annotations
+    from vitkit.tools.data.annotations import check_out, print_left_out, read_source, write_annotations
 
     with errors_in_one_line():
         check_out(args.out, overwrite=args.overwrite)
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{source}: {num_maps} of {num_classes}")
             print_left_out(data.left_out, "left out")
         else:
-            data = read_source(source, args)
+            data = read_source(source, args.images, format=args.format)
         notes, left_out = len(data.notes), {reason: len(names) for reason, names in data.left_out.items()}
         split_dataset(data, fractions, patterns=patterns, seed=args.seed)
         for note in data.notes[notes:]:

@@ -33,12 +33,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.data.formats.merging import tile_dataset
-    from vitkit.tools.annotations import check_out, image_folder, print_left_out, read_source, write_annotations
+    from vitkit.tools.data.annotations import check_out, image_folder, print_left_out, read_source, write_annotations
 
     with errors_in_one_line():
         check_out(args.out, overwrite=args.overwrite)
         tiling = tiling_of(args.tiles, args.tile_overlap)
-        data = read_source(args.source, args)
+        data = read_source(args.source, args.images, format=args.format, split=args.split)
         with image_folder(args.out, args.to) as folder:
             tiled = tile_dataset(data, tiling.tiles, folder, min_visible=args.min_visible, keep_empty=args.keep_empty)
             print_left_out(tiled.left_out, "left out")

@@ -10,6 +10,7 @@ from browser import open_page
 from detection_files import CONFIG, evaluator_of, write_data
 from plain_dataset import PlainDataset
 
+import vitkit
 from vitkit.config import load_config, save_config
 from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.engine.results import score_file
@@ -121,6 +122,15 @@ def test_the_tool_compares_results_files_on_a_page(folder, capsys):
     assert "new against old" in capsys.readouterr().out
     with open_page(folder / "out" / "compared.html", width=390) as (page, problems):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390 and not problems
+
+
+def test_compare_is_a_function_of_a_program(folder):
+    comparison = vitkit.compare("results.json", "perfect.json", annotations="truth.json", names=["old", "new"])
+    assert comparison.names == ["old", "new"] and not (folder / "comparison.html").exists()
+    each = comparison.differences[0]["bbox/AP"]
+    assert each.second == 1.0 > each.first and each.difference.value == pytest.approx(1.0 - each.first)
+    with pytest.raises(ConfigError, match="got 1 models; expected at least two"):
+        vitkit.compare("results.json", annotations="truth.json")
 
 
 def write_run(folder, name, results, **overrides):

@@ -1,6 +1,5 @@
 """Shared parts of the data commands: reading annotations, printing summaries, and drawing a sheet of images."""
 
-import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +25,29 @@ _MAX_DRAWN, _MAX_MASK_PIXELS = 200, 1 << 28
 """The maximum numbers of objects of an image that are drawn, and of pixels of their masks: one may have thousands."""
 
 
-def read_source(source: str | Path, args: argparse.Namespace, *, check_segmentations: bool = True) -> AnnotatedImages:
-    """Read annotations as the options say, and print their format, their summary, and what was left out."""
-    data = read_annotations(source, args.images, format=args.format, check_segmentations=check_segmentations)
+def read_source(
+    source: str | Path,
+    images: Path | None,
+    *,
+    format: str | None = None,
+    split: str | None = None,
+    check_segmentations: bool = True,
+) -> AnnotatedImages:
+    """Read annotations, and print their format, their summary, and what was left out.
+
+    Args:
+        source: a file or a folder.
+        images: the folder of the images; None: where the format usually has them.
+        format: one of READERS; None: it is detected.
+        split: read only this split; None: all.
+        check_segmentations: whether faults of segmentations are errors.
+    """
+    data = read_annotations(source, images, format=format, check_segmentations=check_segmentations)
     print(f"{source}: {FORMAT_NAMES[data.format]}: {data.summary()}")
     for note in data.notes:
         print(f"  note: {note}")
     print_left_out(data.left_out, "left out")
-    return data if getattr(args, "split", None) is None else data.split(args.split)
+    return data if split is None else data.split(split)
 
 
 def check_out(out: Path, *, overwrite: bool, can_be_file: bool = False) -> None:
@@ -59,7 +73,7 @@ def check_out(out: Path, *, overwrite: bool, can_be_file: bool = False) -> None:
             if existing and not overwrite:
                 raise DataError(f"--out {out}: '{existing}' exists already. Choose another name, or add --overwrite.")
         folder = next(parent for parent in (out, *out.parents) if os.path.isdir(parent))
-        with tempfile.TemporaryFile(dir=folder):  # rights alone do not tell, for instance in /proc
+        with tempfile.TemporaryFile(dir=folder):  # permissions do not tell everything, for instance in /proc
             pass
         blocking = next((p for p in out.parents if os.path.lexists(p) and not os.path.isdir(p)), None)
     except OSError as error:
@@ -95,9 +109,7 @@ def image_folder(out: Path, to: str) -> Iterator[Path]:
 def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
     """Write annotations, read them again, and print the numbers before and after and what was lost; draw a sheet."""
     if not data.images:
-        raise DataError(
-            f"{data.source.name}: there is no image left to write. Choose other annotations, or another --split."
-        )
+        raise DataError(f"{data.source.name}: no image is left to write. Choose other annotations, or another --split.")
     lost: Lost = {}
     if data.splits and not _is_file(out):
         in_splits = {image_id for ids in data.splits.values() for image_id in ids}
@@ -136,23 +148,23 @@ def draw_sheet(data: AnnotatedImages, path: Path) -> None:
     names = [category["name"] for category in data.categories]
     label_of = {category["id"]: label for label, category in enumerate(data.categories)}
     chosen = np.unique(np.linspace(0, len(images) - 1, min(NUM_DRAWN, len(images))).round().astype(int)).tolist()
-    pictures, titles = [], []
+    panels, titles = [], []
     for image in (images[k] for k in chosen):
         annotations = objects.get(image["id"], [])
         labels = [label_of[annotation["category_id"]] for annotation in annotations]
         pixels = read_image(path_inside(data.folder, image["file_name"], data.source.name))
         check_size(image, (pixels.shape[1], pixels.shape[0]))
         titles.append(image["file_name"])
-        most = min(_MAX_DRAWN, max(1, _MAX_MASK_PIXELS // (image["height"] * image["width"])))
-        if len(annotations) > most:
-            titles[-1] += f" ({most} of {counted(len(annotations), 'objects')})"
-            annotations, labels = annotations[:most], labels[:most]
+        limit = min(_MAX_DRAWN, max(1, _MAX_MASK_PIXELS // (image["height"] * image["width"])))
+        if len(annotations) > limit:
+            titles[-1] += f" ({limit} of {counted(len(annotations), 'objects')})"
+            annotations, labels = annotations[:limit], labels[:limit]
         if annotations and all(annotation.get("segmentation") for annotation in annotations):
             size = pixels.shape[:2]
             masks = np.stack([decode_segmentation(a["segmentation"], *size) for a in annotations]).astype(bool)
-            pictures.append(draw_masks(pixels, masks, labels, names))
+            panels.append(draw_masks(pixels, masks, labels, names))
         else:
             boxes = np.array([annotation["bbox"] for annotation in annotations], np.float32).reshape(-1, 4)
             boxes[:, 2:] += boxes[:, :2]
-            pictures.append(draw_detections(pixels, boxes, labels, names))
-    save_grid(pictures, titles, path)
+            panels.append(draw_detections(pixels, boxes, labels, names))
+    save_grid(panels, titles, path)
