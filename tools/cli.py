@@ -104,9 +104,9 @@ def list_commands() -> dict[str, str]:
 
 def module_of(command: str) -> str:
     """Return the module whose `main` is a command."""
-    path = Path(__file__).parent / Path(*command.replace("-", "_").split())
-    names = [*path.relative_to(Path(__file__).parent).parts, *(["__main__"] if path.is_dir() else [])]
-    return ".".join(["vitkit.tools", *names])
+    names = command.replace("-", "_").split()
+    folder = Path(__file__).parent.joinpath(*names)
+    return ".".join(["vitkit.tools", *names, *(["__main__"] if folder.is_dir() else [])])
 
 
 if __name__ == "__main__":

@@ -96,6 +96,9 @@ def test_unsupported_conversions_are_one_line_errors(run, capsys):
         with pytest.raises(SystemExit) as error:
             convert.main(argv)
         assert message in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(SystemExit):
+        convert.main(["own.json", "--to", "coco", "--out", "a.json"])
+    assert "Annotations are converted by vitkit data convert" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="ends in .pth or .safetensors"):
         convert.main(["best.pth", "--to", "official", "--out", "a.txt"])
 

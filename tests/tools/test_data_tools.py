@@ -43,10 +43,10 @@ def test_numbers_before_and_after_are_printed_and_a_sheet_is_drawn(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["y", "--out", "a.json"], "--to: choose one of"),
+        (["y", "--to", "official", "--out", "a.pth"], "'official': expected coco, yolo, voc"),
         (["y", "--to", "coco", "--fix", "magic", "--out", "a.json"], "--fix magic: expected fractions"),
-        (["y", "more", "--to", "coco", "--out", "a.json"], "annotations are one file or folder"),
-        (["detr_r50", "--to", "official", "--fix", "sizes", "--out", "a.pth"], "are for annotations"),
+        (["y", "more", "--to", "coco", "--out", "a.json"], "unrecognized arguments: more"),
+        (["y", "--from", "coc", "--out", "a.json"], "'coc': expected coco, yolo"),
     ],
 )
 def test_incompatible_arguments_are_named(arguments, message, capsys):
