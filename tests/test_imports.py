@@ -71,6 +71,10 @@ FOREIGN_MODELS = (
     "deployment.graphs",
     "deployment.onnx_runner",
     "deployment.settings",
+    "interop.backbones",
+    "interop.detectors",
+    "interop.masks",
+    "interop.text",
     "interop.transformers_configs",
     "interop.transformers_settings",
 )

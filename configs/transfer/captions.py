@@ -5,8 +5,9 @@ be computed once (vitkit data cache-features), and the remaining training takes 
 
 Run:  python tools/train.py configs/transfer/captions.py data.root=DIR    (DIR holds images/ and annotations/)
       From random weights: model.backbone.pretrained=false. From Keras's: see configs/parts/resnet.py.
-Here: CIDEr-D 0.169, BLEU-4 0.088 at 160 pixels; from random weights 0.149 and 0.078. See model_zoo/README.md, "From
-      ImageNet".
+Here: BLEU-1 0.513, BLEU-4 0.088, ROUGE-L 0.351, CIDEr-D 0.169 on 108 other images, after 480 steps at 160 pixels with
+      Keras's weights (11 min of one core, torch 2.14.1; the maps took 0.7 min); from random weights 0.484, 0.078,
+      0.355, 0.149, with the maps of a run of two steps, from which training starts (--init RUN).
 """
 
 from vitkit.configs.caption_sat_soft_flickr8k import config as base

@@ -6,6 +6,7 @@ import json
 import threading
 from urllib.parse import unquote
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save
@@ -14,8 +15,6 @@ import vitkit
 from vitkit import CheckpointError, ConfigError, load_weights
 from vitkit.checkpoint import hub
 from vitkit.models import build_model
-
-huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs pip install -e '.[hub]'")
 
 COMMIT = "a" * 40
 SMALL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+import vitkit
 from vitkit import build_model, load_config, model_zoo
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config, trust
@@ -102,7 +103,7 @@ def test_exported_file_has_named_dynamic_axes_and_metadata(run):
     }
     metadata = open_exported(run / "out" / "tiny.onnx").metadata
     assert metadata["classes"] == CLASSES and metadata["licence"] == "CC0" and metadata["type"] == "DETR"
-    assert metadata["preprocessing"]["resize"] == {"short_side": 64, "max_size": 96}
+    assert metadata["preprocessing"]["resize"] == {"short_side": 64, "max_size": 96, "rounding": "detr"}
     assert metadata["preprocessing"]["mean"] == [0.485, 0.456, 0.406]
     assert metadata["thresholds"]["origin"] == "chosen" and metadata["config"]["model"]["type"] == "DETR"
 
@@ -237,7 +238,7 @@ def test_fixed_size_file_is_compared_on_padded_images():
     assert not batch["padding_mask"][0, :35].any() and batch["padding_mask"][0, 35:].all()
     runner = object.__new__(onnx_runner.Runner)
     runner.inputs, runner.info = ["padding_mask"], {"size": (100, 45), "preprocessing": {"resize": None}}
-    assert np.array_equal(runner.prepare(Image.fromarray(IMAGES[0]))["padding_mask"], batch["padding_mask"])
+    assert np.array_equal(runner.prepare(IMAGES[0])["padding_mask"], batch["padding_mask"])
 
 
 def test_licence_of_the_zoo_applies_only_to_its_own_weights(tmp_path):
@@ -392,6 +393,51 @@ def test_fixed_size_models_are_exported_for_their_size():
         image_size(predictor, (64, 96))
 
 
+OWN_MODEL = """
+from torch import nn
+
+from vitkit import MODELS, Model
+from vitkit.deployment.graphs import ImageGraph
+from vitkit.ops.images import normalize_images
+
+
+@MODELS.register
+class Heatmap(Model):
+    def __init__(self, num_classes=2):
+        super().__init__()
+        self.layer = nn.Conv2d(3, num_classes, 8, stride=8)
+
+    def forward(self, images, padding_mask=None):
+        return {"heat": self.layer(normalize_images(images, padding_mask))}
+
+    def postprocess(self, outputs, image_sizes):
+        return [{"semantic": heat.argmax(0)} for heat in outputs["heat"]]
+
+    def export_graph(self):
+        return ImageGraph(self, outputs=["heat"])
+
+
+def config():
+    return dict(model=dict(type="Heatmap"))
+"""
+
+
+def test_a_users_model_says_itself_what_its_file_returns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "heatmap.py").write_text(OWN_MODEL)
+    torch.manual_seed(0)
+    model = build_model(load_config("heatmap.py")["model"], classes=["left", "right"])
+    state = {"model": model.state_dict(), "classes": ["left", "right"], "config": json.dumps(load_config("heatmap.py"))}
+    save_checkpoint("heatmap.pth", state)
+    export = vitkit.export("heatmap.pth", precision="fp16")
+    assert export.path == Path("heatmap.onnx") and export.runner == Path("run_heatmap.py")
+    assert [difference.output for difference in export.parts[0].differences] == ["heat"]
+    expected, actual = (load(name)(IMAGES[0]).fields["semantic"] for name in ("heatmap.pth", "heatmap.onnx"))
+    assert expected.shape == (8, 11) and (actual == expected).float().mean() > 0.9
+    with pytest.raises(ConfigError, match="no graph is defined for Identity.* Give the model a method export_graph"):
+        image_graph(torch.nn.Identity())
+
+
 class Windows(torch.nn.Module):
     """Cuts maps into windows, shifted ones with padding, and joins them again."""
 
@@ -432,7 +478,7 @@ def test_encoder_and_step_graphs_write_the_captions_of_the_model(monkeypatch):
         outputs = file.run({name: torch.from_numpy(value) for name, value in arrays.items()})
         return {name: value.numpy() for name, value in outputs.items()}
 
-    monkeypatch.setattr(onnx_runner, "_run", run)
+    monkeypatch.setattr(onnx_runner, "run", run)
     assert runner(IMAGES[0]) == written
     predictor.model = ExportedGenerator(files[0], predictor.model)
     assert predictor(IMAGES[0]).fields["text"] == written["text"] != ""
@@ -455,14 +501,17 @@ class Outputs:
         self.model, num_classes = build_model(cfg), cfg["num_classes"]
         generator = torch.Generator().manual_seed(0)
         masks = torch.nn.functional.interpolate(torch.randn(1, 9, 3, 5, generator=generator) * 6, (12, 20))
-        self.raw = {"pred_logits": torch.randn(1, 9, num_classes + 1, generator=generator) * 3, "pred_masks": masks}
+        num_logits = num_classes + (self.model.class_activation != "sigmoid")
+        self.raw = {"pred_logits": torch.randn(1, 9, num_logits, generator=generator) * 3, "pred_masks": masks}
         if boxes:
             self.raw["pred_boxes"] = torch.rand(1, 9, 4, generator=generator)
         multiple = mask_multiple(self.model)
         self.covered = tuple(-(-side // multiple) * multiple for side in (24, 40))
         runner = object.__new__(onnx_runner.Runner)
         runner.threshold, runner.inputs = threshold, []
+        thresholds = {"overall": 0.0, "by_class": {}}
         runner.info = {"classes": list("abcdef"[:num_classes]), "postprocessing": postprocessing(self.model)}
+        runner.info["thresholds"] = thresholds
         inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
         inputs |= {"padding_mask": torch.zeros(1, 24, 40, dtype=torch.bool), "image_sizes": torch.tensor([[36, 60]])}
         results = self.raw | image_graph(self.model).finish(self.raw, inputs)
@@ -508,6 +557,17 @@ def test_generated_program_finds_the_segments_and_instances_of_a_panoptic_detr()
     assert np.array_equal(case.results["masks"], expected["masks"][order])
 
 
+def test_generated_program_finds_the_instances_of_rf_detr():
+    cfg = load_config("rf_detr_seg_n_coco")["model"] | dict(num_classes=5, num_queries=9, num_detections=12)
+    vit = dict(patch_size=12, d_model=32, depth=2, num_heads=2, image_size=24, out_features=["block1", "block2"])
+    cfg["backbone"] = dict(type="WindowedViT", num_windows=1, global_blocks=[1], pretrained=False, **vit)
+    case = Outputs(cfg | dict(training_queries=[]), boxes=True)
+    expected = case.expected()
+    assert np.allclose(case.results["scores"], expected["scores"]) and len(expected["masks"]) == 12
+    assert np.allclose(case.results["boxes_xyxy"], expected["boxes_xyxy"], atol=1e-3)
+    assert np.array_equal(case.results["masks"], expected["masks"])
+
+
 def test_exported_semantic_map_equals_that_of_the_model_at_image_size():
     case = Outputs(masks_model("quickstart/maskformer_semantic"))
     inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
@@ -521,6 +581,7 @@ def test_generated_program_resizes_images_like_the_model(tmp_path):
         "the middle": dict(transforms=dict(type="ClassificationEvalTransforms", size=32)),
         "squashed": dict(transforms=dict(type="ClassificationEvalTransforms", size=32, squash=True)),
         "the short side": dict(transforms=dict(type="EvalResize", short_side=48, max_size=60)),
+        "nearest sides": dict(transforms=dict(type="EvalResize", short_side=48, max_size=61, rounding="nearest")),
         "one size": dict(transforms=dict(type="EvalResize", size=[48, 56])),
         "the trained size": dict(image_sizes=ImageSizes(20, 30, 40, 80)),
         "nothing": dict(),
@@ -531,7 +592,7 @@ def test_generated_program_resizes_images_like_the_model(tmp_path):
         runner.inputs = ["images", "padding_mask"]
         runner.info = {"size": None, "preprocessing": {"resize": resize_of(predictor)}}
         for pixels in [*IMAGES, noise(1, 400)]:
-            expected, actual = predictor.prepare([pixels]).inputs, runner.prepare(Image.fromarray(pixels))
+            expected, actual = predictor.prepare([pixels]).inputs, runner.prepare(pixels)
             assert np.array_equal(actual["images"], expected["images"]), name
             assert np.array_equal(actual["padding_mask"], expected["padding_mask"]), name
 

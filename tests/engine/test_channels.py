@@ -1,5 +1,6 @@
 """A detector on images of four channels and 16 bits, from its data to its predictions, reports and exported files."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -121,6 +122,19 @@ def test_an_exported_file_takes_its_channels(images, format):
     assert exported.channels == 4
     expected, result = (p("images/image1.tif").fields["scores"] for p in (predictor, exported))
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
+    if format == "onnx":
+        onnx_runner = importlib.import_module("vitkit.deployment.onnx_runner")
+        runner = onnx_runner.Runner(out)
+        best = expected.sort(descending=True).values
+        for source in ("images/image2_pages.tif", "images/image3.npy", images["image1.tif"]):
+            result = runner(source)
+            np.testing.assert_allclose(
+                result["scores"], predictor(source).fields["scores"].sort().values.flip(0), atol=1e-4
+            )
+        np.testing.assert_allclose(result["scores"], best, atol=1e-4)
+        assert onnx_runner.draw(images["image1.tif"], result).size == (56, 48)
+        with pytest.raises(ValueError, match="has 3 channels of uint8; expected 4 of 8 or 16 bits"):
+            runner(np.zeros((48, 56, 3), np.uint8))
 
 
 def test_the_doctor_measures_statistics_that_can_be_set(images):

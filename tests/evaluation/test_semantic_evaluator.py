@@ -12,7 +12,8 @@ from plain_dataset import PlainDataset
 from vitkit import distributed
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import base as base_module
-from vitkit.evaluation.semantic import SemanticEvaluator, boundary_counts, near_edge
+from vitkit.evaluation.maps import near_edge
+from vitkit.evaluation.semantic import SemanticEvaluator, boundary_counts
 from vitkit.registry import EVALUATORS
 
 CLASSES, CATEGORY_IDS = ["sky", "road", "car", "sea"], [11, 7, 24, 9]

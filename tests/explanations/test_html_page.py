@@ -14,7 +14,7 @@ from vitkit.explanations.pages import pooled
 
 
 def data_of(path) -> dict:
-    return json.loads(re.search(r"const data = (.*);", path.read_text(encoding="utf-8"))[1])
+    return json.loads(re.search(r'id="data">(.*)</script>', path.read_text(encoding="utf-8"))[1])
 
 
 def weights_of(layer: dict, num_rows: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_page_is_self_contained_and_no_token_ends_its_script(tmp_path):
     path = tmp_path / "page.html"
     write_explain_page([PageLayer("x", torch.ones(1, 1, 1), ["</script>"], ["<b>"])], path, title="<i>")
     text = path.read_text(encoding="utf-8")
-    assert "http:" not in text and "https:" not in text and text.count("</script>") == 1 and "<i>" not in text
+    assert "http:" not in text and "https:" not in text and text.count("</script>") == 2 and "<i>" not in text
     assert data_of(path)["layers"][0]["rows"]["labels"] == ["</script>"]
 
 
@@ -54,9 +54,9 @@ def test_last_layers_keep_their_heads_if_there_are_too_many_weights(tmp_path, mo
     write_explain_page(layers, path, title="t")
     # Three means are 48 of 100; the heads of one layer are 48 more.
     assert [len(layer["heads"]) for layer in data_of(path)["layers"]] == [1, 1, 4]
-    assert "single heads are shown of the last layers alone" in path.read_text()
+    assert "it has single heads only for the last layers" in path.read_text()
     monkeypatch.setattr(html_page, "MAX_BYTES", 40)
-    with pytest.raises(ConfigError, match="--html: 48 weights, .* expected at most 40. Give a shorter text"):
+    with pytest.raises(ConfigError, match="html: 48 weights, .* expected at most 40. Give a shorter text"):
         write_explain_page(layers, path, title="t")
 
 

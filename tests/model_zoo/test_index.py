@@ -13,6 +13,7 @@ from vitkit import model_zoo
 from vitkit.config import load_config
 from vitkit.errors import CheckpointError
 from vitkit.inference import find_model
+from vitkit.model_zoo import write_table
 from vitkit.models import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +34,11 @@ def test_each_config_has_published_weights_or_a_reason_why_not(name):
     )
     if file:  # the lab note and the index name the same file
         assert any(url.endswith(file[1]) for url in urls)
+
+
+def test_table_in_the_readme_is_that_of_the_index():
+    text = write_table.README.read_text(encoding="utf-8")
+    assert write_table.with_table(text) == text, "run python model_zoo/write_table.py"
 
 
 def test_every_reason_belongs_to_an_existing_config():

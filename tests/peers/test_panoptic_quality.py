@@ -13,6 +13,7 @@ from vitkit.structures import PanopticMap
 pytestmark = pytest.mark.peers
 
 CATEGORY_IDS, THINGS = [17, 1, 90, 187, 200], [True, True, True, False, False]
+NUM_LABELS = len(CATEGORY_IDS)
 SIZE = (40, 56)
 
 
@@ -60,7 +61,7 @@ def random_truth(rng, *, crowds=0.15, void=0.15):
     return PanopticMap(ids, segments)
 
 
-def perturbed(rng, truth, num_labels=len(CATEGORY_IDS)):
+def perturbed(rng, truth):
     """Return the truth moved, with segments merged, divided, left out, and of other classes, under new ids."""
     ids = np.roll(truth.panoptic, rng.integers(-3, 4, 2), (0, 1))
     labels = {segment["id"]: segment["label"] for segment in truth.segments_info}
@@ -71,7 +72,7 @@ def perturbed(rng, truth, num_labels=len(CATEGORY_IDS)):
         elif change < 0.2:
             ids[ids == segment_id] = rng.choice(list(labels))
         elif change < 0.3:
-            labels[segment_id] = int(rng.integers(num_labels))
+            labels[segment_id] = int(rng.integers(len(CATEGORY_IDS)))
         elif change < 0.4:
             new = int(rng.integers(1, 1 << 24))
             labels[new] = labels[segment_id]

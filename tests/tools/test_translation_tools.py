@@ -73,7 +73,7 @@ def test_a_checkpoint_without_vocabularies_is_refused(tmp_path):
     torch.save({"model": {"a": torch.zeros(1)}}, tmp_path / "a.pth")
     with pytest.raises(SystemExit, match=r"a\.pth: contains no vocabularies; expected a checkpoint of a model of text"):
         evaluate_tool.main(["configs/quickstart/translation.py", str(tmp_path / "a.pth"), *SMALL])
-    with pytest.raises(SystemExit, match=r"a\.pth: holds no config, as a run's checkpoint does.* Give its config, too"):
+    with pytest.raises(SystemExit, match=r"a\.pth: has no config, unlike a run's checkpoint.* Give its config as well"):
         translate.main([str(tmp_path / "a.pth"), "one"])
 
 

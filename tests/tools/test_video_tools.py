@@ -201,7 +201,7 @@ def test_call_accepts_videos_in_every_form(run):
 def test_image_model_does_not_classify_videos(run):
     predictor = load("trained")
     predictor.sampling = None
-    with pytest.raises(ConfigError, match="predicts on pictures"):
+    with pytest.raises(ConfigError, match="predicts on images"):
         classify_video(predictor, "videos/run/1.mp4")
 
 

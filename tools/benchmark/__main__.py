@@ -42,6 +42,8 @@ PARTS = {
     "eomt": "models",
     "rtdetr": "realtime",
     "dfine": "realtime",
+    "rf_detr": "realtime",
+    "latency": "latency",
     "deformable": "kernels",
     "backbones": "models",
     "clips": "clips",

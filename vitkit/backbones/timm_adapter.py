@@ -180,8 +180,9 @@ class TimmBackbone(BackboneBase):
         maps = self._run(images)
         if self.channels_last:
             maps = [x.permute(0, 3, 1, 2) for x in maps]
+        # torch.export cannot save math.ceil.
         return {
-            name: x[..., : math.ceil(height / info.stride), : math.ceil(width / info.stride)]
+            name: x[..., : -(-height // info.stride), : -(-width // info.stride)]
             for (name, info), x in zip(self.feature_info.items(), maps)
         }
 
@@ -283,7 +284,7 @@ class TimmBackbone(BackboneBase):
         model.set_grad_checkpointing(enabled)
         self._activation_checkpointing = enabled
 
-    def _address(self) -> str:
+    def _url(self) -> str:
         return f"timm/{self.name}"
 
 

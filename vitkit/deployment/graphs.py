@@ -130,14 +130,24 @@ class DetectorGraph(ImageGraph):
 class SegmenterGraph(ImageGraph):
     """Returns pred_logits (B, Q, C + 1) and pred_masks (B, Q, h, w), or pred_semantic (B, C, h, w).
 
-    For semantic models it also returns semantic (B, H, W) int64, the class of every pixel of the input images.
+    For semantic models it also returns semantic (B, H, W) int64, the class of every pixel of the input images; for
+    models of instances scores, labels and queries (B, N), of which `postprocess` makes the instances.
     """
 
     def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the semantic map, if the model predicts one."""
-        if "semantic" not in self.model.tasks:
-            return {}
-        height, width = inputs["images"].shape[-2:]
+        """Return the semantic map and the candidates for instances, if the model predicts them."""
+        results = {}
+        if "instance" in self.model.tasks:
+            probabilities = outputs["pred_logits"].softmax(-1)[..., :-1]
+            pairs, num_classes = probabilities.flatten(1), probabilities.shape[-1]
+            scores, best = pairs.topk(min(self.model.num_instances, pairs.shape[1]), dim=1)
+            results = dict(scores=scores, labels=best % num_classes, queries=best // num_classes)
+        if "semantic" in self.model.tasks:
+            results["semantic"] = self._semantic(outputs, inputs["images"])
+        return results
+
+    def _semantic(self, outputs: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
         multiple = mask_multiple(self.model)
         size = (height + -height % multiple, width + -width % multiple)
         maps = outputs["pred_masks"] if "pred_masks" in outputs else outputs["pred_semantic"]
@@ -145,7 +155,7 @@ class SegmenterGraph(ImageGraph):
         if "pred_masks" in outputs:
             probabilities = outputs["pred_logits"].softmax(-1)[..., :-1]
             maps = torch.einsum("bqc,bqhw->bchw", probabilities, maps.sigmoid())
-        return {"semantic": maps.argmax(1)}
+        return maps.argmax(1)
 
 
 def mask_multiple(model: DensePredictionModel | EoMT) -> int:

@@ -16,6 +16,7 @@ from vitkit.models.detr_masks import SMALLEST_AREA
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.eomt import EoMT
 from vitkit.models.mask_results import MaskResults
+from vitkit.models.rf_detr import RFDETRSeg
 from vitkit.ops.images import pixel_statistics
 from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.seq2seq.vocabulary import Vocabulary
@@ -65,16 +66,16 @@ def _preprocessing(predictor: Predictor) -> dict[str, Any]:
 
 
 def resize_of(predictor: Predictor) -> dict[str, Any] | None:
-    """Return how pictures are resized before the model; None if they keep their size.
+    """Return how images are resized before the model; None if they keep their size.
 
     Raises:
-        ConfigError: the transforms are of a kind that a file cannot describe.
+        ConfigError: the metadata has no description of transforms of this kind.
     """
     transforms, sizes = predictor.transforms, predictor.image_sizes
     if isinstance(transforms, EvalResize) and transforms.size is not None:
         return {"size": list(transforms.size)}
     if isinstance(transforms, EvalResize):
-        return {"short_side": transforms.short_side, "max_size": transforms.max_size}
+        return {"short_side": transforms.short_side, "max_size": transforms.max_size, "rounding": transforms.rounding}
     if isinstance(transforms, ClassificationEvalTransforms):
         return {"short_side": transforms.short_side, "crop": transforms.size, "interpolation": transforms.interpolation}
     if transforms is not None:
@@ -91,13 +92,15 @@ def postprocessing(model: Any) -> dict[str, Any] | None:
     """Return the settings of the post-processing that the file does not include; None if there is none."""
     if not isinstance(model, DensePredictionModel | EoMT):
         return None
-    settings = {"tasks": [], "mask_multiple": mask_multiple(model)}
+    settings = {"tasks": list(model.tasks), "mask_multiple": mask_multiple(model)}
+    if isinstance(model, RFDETRSeg):
+        settings |= {"masks": "resized once"}
     if isinstance(model, DETRSegmentation):
-        settings |= {"smallest_area": SMALLEST_AREA, "object_threshold": model.object_threshold}
+        settings |= {"masks": "nearest", "smallest_area": SMALLEST_AREA, "object_threshold": model.object_threshold}
     if isinstance(model, MaskResults):
-        settings |= {"num_instances": model.num_instances, **model.panoptic_rules._asdict()}
+        settings |= {"masks": "bilinear", "num_instances": model.num_instances, **model.panoptic_rules._asdict()}
     if isinstance(model, MaskResults | DETRSegmentation):
-        settings |= {"tasks": list(model.tasks), "things": list(model.things)}
+        settings |= {"things": list(model.things)}
     return settings
 
 

@@ -119,8 +119,8 @@ class SemanticFolder(BaseImageDataset):
         if image.shape[:2] != labels.shape:
             raise DataError(
                 f"labels '{self._label_path(index)}' has {labels.shape[1]}x{labels.shape[0]} pixels (width x height) "
-                f"and image '{self.image_path(index)}' {image.shape[1]}x{image.shape[0]}. Both must have one size: "
-                "save the label image again, without interpolation."
+                f"and image '{self.image_path(index)}' {image.shape[1]}x{image.shape[0]}. Both must have the same "
+                "size: save the label image again, without interpolation."
             )
         # Class 0 becomes segment 1, and 255 (ignored) wraps around to 0, "no segment".
         annotated = self.transform(AnnotatedImage(image, segment_map=labels + np.uint8(1)), seed)

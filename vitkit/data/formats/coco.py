@@ -59,7 +59,7 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, path: Path, content: dic
         listed = image["file_name"]
         name = files.find(f"{inside}/{listed}", f"{split}/{listed}", listed)
         if name is None:
-            data.leave_out(f"images that {path.name} lists and the folder lacks", listed)
+            data.leave_out(f"images that {path.name} lists but the folder does not have", listed)
             continue
         ids[image["id"]] = data.add_image(name, image["width"], image["height"], split)
     for annotation in content["annotations"]:

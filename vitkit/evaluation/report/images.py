@@ -20,6 +20,7 @@ LONG_SIDE = 640
 QUALITY = 78
 MIN_SIDE = 120
 """Shorter side, in pixels, to which smaller images are enlarged."""
+_OVERLAY_SIDE = 320  # the same for overlays, as the functions of visualization do
 
 
 class ImageBudget:
@@ -93,4 +94,4 @@ def _highlighted(image: np.ndarray, chosen: np.ndarray, hidden: np.ndarray | Non
     result[chosen] = (0.4 * result[chosen] + 0.6 * np.array([230, 30, 40])).astype(np.uint8)
     if hidden is not None:
         result[hidden] = 0
-    return result
+    return np.asarray(enlarge(result, _OVERLAY_SIDE)[0])

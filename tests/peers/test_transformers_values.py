@@ -1,0 +1,232 @@
+"""Published models by their names on the hub, against the outputs that the tests of transformers state.
+
+With a network: VITKIT_HUB_TESTS=1 pytest -m peers tests/peers/test_transformers_values.py
+With VITKIT_COCO, a folder with COCO 2017, also their published AP on its 5,000 validation images.
+
+The numbers are from the integration tests of transformers 5 (Apache-2.0; tests/models/*/test_modeling_*.py at commit
+02d4017 for DETR, 0044904 for Deformable DETR, 080c858 for RT-DETR, 0159620 for RT-DETRv2, D-FINE and Swin, 04ae757 for
+Mask2Former, 00a9cab for MaskFormer, 052b1dc for ViT, 0106543 for SwinV2, 00d316b for ResNet), on COCO's photo 39769.
+"""
+
+import os
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.ops import box_iou
+from transformers_models import build_theirs
+
+import vitkit
+from vitkit import model_zoo
+
+pytestmark = pytest.mark.peers
+needs_hub = pytest.mark.skipif("VITKIT_HUB_TESTS" not in os.environ, reason="set VITKIT_HUB_TESTS=1 to download models")
+
+PHOTO = (
+    "https://raw.githubusercontent.com/huggingface/transformers/main/tests/fixtures/tests_samples/COCO/000000039769.png"
+)
+
+
+@dataclass
+class Expected:
+    """What a model predicts for the photo: two cats on a couch, with two remotes."""
+
+    logits: list
+    """Those of the first three classes, for the first three queries or for the image."""
+    boxes: list | None = None
+    """Centre and width of the first three queries' boxes."""
+    masks: list | None = None
+    """The corner of the first query's mask."""
+    found: list | None = None
+    """(class, score) of the best detections, or of all above 0.3 if `is_complete`."""
+    is_complete: bool = False
+    box: tuple | None = None
+    """(class, xyxy) of one of them."""
+    zoo: str | None = None
+    """The same model in vitkit's zoo, which has its published AP."""
+
+
+EXPECTED = {
+    "facebook/detr-resnet-50": Expected(
+        logits=[[-19.1194, -0.0893, -11.0154], [-17.3640, -1.8035, -14.0219], [-20.0461, -0.5837, -11.1060]],
+        boxes=[[0.4433, 0.5302, 0.8852], [0.5494, 0.2517, 0.0529], [0.4998, 0.5360, 0.9955]],
+        found=[("cat", 0.9988), ("cat", 0.9987), ("remote", 0.9982), ("remote", 0.9960), ("couch", 0.9955)],
+        is_complete=True,
+        box=("remote", (40.1615, 70.8090, 175.5476, 117.9810)),
+        zoo="detr_r50",
+    ),
+    "SenseTime/deformable-detr": Expected(
+        logits=[[-9.6644, -4.3434, -5.8707], [-9.7035, -3.8503, -5.0721], [-10.5633, -5.3387, -7.5119]],
+        boxes=[[0.8693, 0.2290, 0.2492], [0.3150, 0.5489, 0.5845], [0.5563, 0.7580, 0.8518]],
+        found=[("cat", 0.7999), ("cat", 0.7895), ("remote", 0.6332), ("remote", 0.4719), ("couch", 0.4382)],
+        is_complete=True,
+        box=("cat", (16.4960, 52.8387, 318.2565, 470.7831)),
+        zoo="deformable_detr_r50",
+    ),
+    "SenseTime/deformable-detr-with-box-refine-two-stage": Expected(
+        logits=[[-6.7112, -4.3216, -6.3781], [-8.9035, -6.1738, -6.7249], [-6.9314, -4.4736, -6.2303]],
+        boxes=[[0.2582, 0.5499, 0.4683], [0.7652, 0.9084, 0.4884], [0.5490, 0.2763, 0.0564]],
+        zoo="deformable_detr_r50_two_stage",
+    ),
+    "SenseTime/deformable-detr-single-scale": Expected(
+        logits=[[-9.9051, -4.2541, -6.4852], [-9.6947, -4.0854, -6.8033], [-10.0665, -5.8470, -7.7003]],
+        zoo="deformable_detr_r50_single_scale",
+    ),
+    "PekingU/rtdetr_r50vd": Expected(
+        logits=[[-4.6476, -5.0012, -4.9785], [-4.1593, -4.7039, -5.9465], [-4.4375, -4.6584, -6.2352]],
+        boxes=[[0.1688, 0.1999, 0.2123], [0.7684, 0.4123, 0.4637], [0.2595, 0.5483, 0.4777]],
+        found=[("couch", 0.9703), ("cat", 0.9600), ("cat", 0.9576), ("remote", 0.9507)],
+        box=("couch", (0.1377, 0.3782, 640.1307, 476.2109)),
+        zoo="rtdetr_r50",
+    ),
+    "PekingU/rtdetr_v2_r18vd": Expected(
+        logits=[[-3.7047, -5.1914, -6.1787], [-4.0108, -9.3449, -5.2047], [-4.1287, -4.7461, -5.8633]],
+        boxes=[[0.2582, 0.5497, 0.4764], [0.1684, 0.1985, 0.2120], [0.7665, 0.4146, 0.4669]],
+        found=[("cat", 0.9652), ("cat", 0.9599), ("remote", 0.9462), ("couch", 0.8613)],
+        box=("cat", (341.14, 25.111, 639.98, 372.89)),
+        zoo="rtdetrv2_r18",
+    ),
+    "ustc-community/dfine-small-coco": Expected(
+        logits=[[-3.8098, -4.7725, -5.9945], [-5.2975, -9.4991, -6.1654], [-5.3502, -3.9532, -6.3631]],
+        boxes=[[0.7678, 0.4148, 0.4644], [0.1691, 0.1987, 0.2124], [0.2582, 0.5482, 0.4751]],
+        found=[("cat", 0.9642), ("remote", 0.9542), ("cat", 0.9536), ("couch", 0.8548)],
+        box=("cat", (13.186, 54.130, 317.27, 472.12)),
+        zoo="dfine_s_coco",
+    ),
+    "facebook/mask2former-swin-small-coco-instance": Expected(
+        logits=[[1.8324, -8.0835, -4.1922], [0.8450, -9.0050, -3.6053], [0.3045, -7.7293, -3.0275]],
+        masks=[[-8.7839, -9.0056, -8.8121], [-7.4104, -7.0313, -6.5401], [-6.6105, -6.3427, -6.4675]],
+        zoo="mask2former_swin_small_coco_instance",
+    ),
+    "facebook/maskformer-swin-small-coco": Expected(
+        logits=[[1.6512, -5.2572, -3.3519], [0.0362, -5.9025, -2.9313], [0.0001, -7.7630, -5.1263]],
+        masks=[[-1.3737, -1.7725, -1.9364], [-1.5977, -1.9868, -2.1524], [-1.5795, -1.9270, -2.0939]],
+        zoo="maskformer_swin_small_coco_panoptic",
+    ),
+    "google/vit-base-patch16-224": Expected(logits=[-0.2744, 0.8215, -0.0836]),
+    "microsoft/swin-tiny-patch4-window7-224": Expected(logits=[-0.0948, -0.6454, -0.0921]),
+    "microsoft/swinv2-tiny-patch4-window8-256": Expected(logits=[-0.3947, -0.4306, 0.0026]),
+    "microsoft/resnet-50": Expected(logits=[-11.1069, -9.7877, -8.3777]),
+}
+"""Repository -> outputs that transformers' tests state."""
+
+
+@pytest.fixture(scope="session")
+def photo(tmp_path_factory):
+    path = tmp_path_factory.mktemp("photo") / "39769.png"
+    with urllib.request.urlopen(PHOTO, timeout=60) as response:
+        path.write_bytes(response.read())
+    return Image.open(path).convert("RGB")
+
+
+def outputs_of(predictor, source, image) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
+    """Return vitkit's outputs for the pixels that the library prepares, and pairs of the library's first three classes
+    and the same classes in vitkit, which leaves out ids without a class."""
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.AutoImageProcessor.from_pretrained(source)
+    # The model normalises by itself.
+    pixels = processor(images=image, return_tensors="pt", do_rescale=False, do_normalize=False)
+    padding_mask = pixels["pixel_mask"] == 0 if "pixel_mask" in pixels else None
+    images = pixels["pixel_values"].round().clamp(0, 255).to(torch.uint8)
+    with torch.no_grad():
+        outputs = predictor.model(images, padding_mask)
+    names = transformers.AutoConfig.from_pretrained(source).id2label
+    if len(names) == len(predictor.classes):
+        return outputs, [(i, i) for i in range(3)]
+    return outputs, [(i, predictor.classes.index(names[i])) for i in range(3) if names[i] in predictor.classes]
+
+
+def compare(predictor, source, image, expected: Expected, *, atol: float) -> None:
+    outputs, columns = outputs_of(predictor, source, image)
+    logits = outputs["logits" if "logits" in outputs else "pred_logits"][0]
+    logits = logits[:3] if logits.dim() == 2 else logits
+    theirs, ours = (list(indices) for indices in zip(*columns))
+    torch.testing.assert_close(logits[..., ours], torch.tensor(expected.logits)[..., theirs], atol=atol, rtol=1e-3)
+    if expected.boxes is not None:
+        torch.testing.assert_close(outputs["pred_boxes"][0, :3, :3], torch.tensor(expected.boxes), atol=atol, rtol=1e-3)
+    if expected.masks is not None:
+        masks = outputs["pred_masks"][0, 0, :3, :3]
+        torch.testing.assert_close(masks, torch.tensor(expected.masks), atol=atol, rtol=1e-3)
+
+
+@needs_hub
+@pytest.mark.parametrize("name", EXPECTED)
+def test_outputs_are_those_that_the_librarys_tests_state(name, photo):
+    compare(vitkit.load(f"hf:{name}"), name, photo, EXPECTED[name], atol=2e-3)
+
+
+@needs_hub
+@pytest.mark.parametrize("name", [name for name, expected in EXPECTED.items() if expected.found])
+def test_detections_are_those_that_the_librarys_tests_state(name, photo):
+    """With vitkit's own preparation of the photo, whose resizing may differ by a rounding."""
+    expected = EXPECTED[name]
+    prediction = vitkit.load(f"hf:{name}")(photo, threshold=0.3)
+    if expected.is_complete:
+        assert len(prediction.names) == len(expected.found)
+    num = len(expected.found)
+    assert sorted(prediction.names[:num]) == sorted(found for found, _ in expected.found)
+    scores = sorted((score for _, score in expected.found), reverse=True)
+    assert prediction.scores[:num].tolist() == pytest.approx(scores, abs=0.02)
+    label, box = expected.box
+    same = torch.tensor([found == label for found in prediction.names])
+    assert box_iou(torch.tensor([box]), prediction.boxes[same]).max() > 0.97
+
+
+@needs_hub
+@pytest.mark.parametrize("name", [name for name, expected in EXPECTED.items() if expected.zoo])
+def test_ap_on_coco_is_the_published_one(name):
+    if "VITKIT_COCO" not in os.environ:
+        pytest.skip("set VITKIT_COCO to a folder with COCO 2017")
+    published = model_zoo.index()[EXPECTED[name].zoo]["published"]
+    metrics = vitkit.test(f"hf:{name}", data=dict(root=os.environ["VITKIT_COCO"])).metrics
+    for title, key in {"box AP": "bbox/AP", "mask AP": "segm/AP", "PQ": "PQ"}.items():
+        if key in metrics and title in published:
+            assert 100 * metrics[key] == pytest.approx(published[title], abs=0.2), title  # published with one decimal
+    assert {"bbox/AP", "segm/AP", "PQ"} & set(metrics)
+
+
+PROCESSORS = {
+    "detr": "DetrImageProcessor",
+    "deformable_detr_two_stage": "DeformableDetrImageProcessor",
+    "rt_detr": "RTDetrImageProcessor",
+    "d_fine": "RTDetrImageProcessor",
+    "mask2former_swin": "Mask2FormerImageProcessor",
+    "maskformer_swin": "MaskFormerImageProcessor",
+    "swin": "ViTImageProcessor",
+    "resnet": "ConvNextImageProcessor",
+}
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_comparison_itself_on_random_weights(kind, tmp_path, shared_data):
+    """What needs the hub above, on small models here: the library's outputs, by its own preparation of a photo."""
+    transformers = pytest.importorskip("transformers")
+    theirs = build_theirs(transformers, kind)
+    theirs.save_pretrained(tmp_path)
+    processor_class = getattr(transformers, PROCESSORS[kind])
+    size = dict(height=128, width=128) if kind in ("rt_detr", "d_fine", "swin") else dict(shortest_edge=128)
+    if ("detr" in kind and kind != "rt_detr") or "former" in kind:
+        size["longest_edge"] = 200
+    processor = processor_class(size=size)
+    processor.save_pretrained(tmp_path)
+    image = Image.open(next(shared_data.glob("photos/*.jpg"))).convert("RGB")
+    with torch.no_grad():
+        outputs = theirs(**processor(images=image, return_tensors="pt"))
+    if "class_queries_logits" in outputs:
+        expected = Expected(
+            logits=outputs.class_queries_logits[0, :3, :3].tolist(),
+            masks=outputs.masks_queries_logits[0, 0, :3, :3].tolist(),
+        )
+    elif "pred_boxes" in outputs:
+        expected = Expected(outputs.logits[0, :3, :3].tolist(), outputs.pred_boxes[0, :3, :3].tolist())
+    else:
+        expected = Expected(outputs.logits[0, :3].tolist())
+    predictor = vitkit.load(Path(tmp_path), things=[True] * 3 if "former" in kind else None)
+    compare(predictor, str(tmp_path), image, expected, atol=2e-4)
+    wrong = Expected((1.01 * torch.tensor(expected.logits) + 0.1).tolist())
+    with pytest.raises(AssertionError):
+        compare(predictor, str(tmp_path), image, wrong, atol=2e-3)

@@ -1,0 +1,171 @@
+"""Every Python snippet in a document runs here, or in the test that is named below."""
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_documents import DOCUMENTS, ROOT, name_of
+from torch import nn
+from video_files import write_video
+
+import vitkit
+from vitkit import registry
+from vitkit.data.loading.loader import DataSettings
+from vitkit.inference import Predictor, load
+from vitkit.models import build_model
+from vitkit.protocols import Model
+from vitkit.registry import CRITERIA, DATASETS
+
+SNIPPETS = [
+    (name_of(path), number, code)
+    for path in DOCUMENTS
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL), 1)
+]
+ELSEWHERE = {
+    ("configs/README.md", "# my_data.py"): "tests/data/test_own_dataset.py",
+    ("vitkit/data/README.md", "# my_boxes.py"): "tests/data/test_own_dataset.py",
+    ("vitkit/engine/README.md", "# trackers.py"): "tests/engine/test_hooks.py",
+    ("vitkit/engine/README.md", "# my_config.py"): "tests/engine/test_hooks.py",
+    ("vitkit/inference/README.md", "from trackers import ByteTrackTracker"): "tests/inference/test_tracking.py",
+}
+"""Document and first line of a snippet -> the test that runs it, with stand-ins for packages that vitkit lacks."""
+TINY_DATA = {"data.train.num_images": 4, "data.val.num_images": 2, "data.num_workers": 0, "data.images_per_gpu": 2}
+
+
+class TwoObjects(Model):
+    """Detects a car and a person in every image."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, images, padding_mask):
+        return {"images": images}
+
+    def postprocess(self, outputs, image_sizes):
+        boxes = torch.tensor([[0.0, 0.0, 20.0, 20.0], [8.0, 8.0, 30.0, 40.0]])
+        fields = dict(scores=torch.tensor([0.95, 0.6]), labels=torch.tensor([0, 1]), boxes_xyxy=boxes)
+        return [fields for _ in outputs["images"]]
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """Make the files and objects that the snippets name, and return the objects."""
+    monkeypatch.chdir(tmp_path)
+    for kind in vars(registry).values():
+        if isinstance(kind, registry.Registry):
+            kind.load_packages()
+            monkeypatch.setattr(kind, "_constructors", dict(kind._constructors))
+    image = np.full((48, 64, 3), 90, np.uint8)
+    for name in ("street.jpg", "shapes.png"):
+        Image.fromarray(image).save(name)
+    monkeypatch.setattr(vitkit, "load", lambda *_: Predictor(TwoObjects(), ["car", "person"]))
+    monkeypatch.setattr(vitkit, "train", partial(vitkit.train, device="cpu", **TINY_DATA))
+    monkeypatch.setattr(vitkit, "test", partial(vitkit.test, device="cpu"))
+    cfg = vitkit.load_config("quickstart/detr")
+    return {"vitkit": vitkit, "cfg": cfg}
+
+
+def run(name, number, names):
+    code = next(code for document, n, code in SNIPPETS if (document, n) == (name, number))
+    exec(compile(code, f"{name}, snippet {number}", "exec"), names)
+
+
+@pytest.mark.parametrize(("document", "number", "code"), SNIPPETS, ids=[f"{name} {k}" for name, k, _ in SNIPPETS])
+def test_snippet_has_a_test(document, number, code):
+    compile(code, f"{document}, snippet {number}", "exec")
+    path = ELSEWHERE.get((document, code.splitlines()[0]))
+    if path is None:
+        assert f'"{document}", {number}' in Path(__file__).read_text(encoding="utf-8"), "no test runs it"
+    else:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert document in text or f'"{Path(document).parent.name}" / "README.md"' in text
+
+
+def test_readme_predicts_and_trains(names, capsys):
+    run("README.md", 1, names)
+    assert "street.jpg: 1 car, 1 person" in capsys.readouterr().out and Path("cars.jpg").exists()
+    assert "bbox/AP" in names["run"].metrics
+
+
+@pytest.mark.parametrize(("document", "backbone", "config"), [("README.md", 2, 3), ("configs/README.md", 1, 2)])
+def test_own_backbone_is_built_from_its_config(document, backbone, config, names):
+    for number in (backbone, config):  # "README.md", 2; "README.md", 3; "configs/README.md", 1; "configs/README.md", 2
+        _, _, code = next(snippet for snippet in SNIPPETS if snippet[:2] == (document, number))
+        Path(re.match(r"# (\w+\.py)\n", code)[1]).write_text(code)
+    model = build_model(vitkit.load_config("my_config.py")["model"] | dict(num_classes=2))
+    assert model.backbone.feature_info["patches"].channels == 128
+    assert model(torch.zeros(1, 3, 64, 64), None)["pred_logits"].shape == (1, 100, 3)
+
+
+def test_own_head_has_the_methods_that_training_queries_need(names):
+    run("configs/README.md", 3, names)
+    head = names["MyHead"]({}, 2, num_queries=5, d_model=8)
+    assert head.make_queries(torch.zeros(1, 5, 8)).content.shape == (1, 5, 8) and head.learned_channels == 8
+
+
+def test_own_loss_is_computed(names):
+    run("configs/README.md", 5, names)
+    spec = names["cfg"]["criterion"] | dict(type="CentreCriterion")
+    criterion = CRITERIA.build(spec | dict(weights=spec["weights"] | dict(centre=1.0)))
+    boxes = torch.tensor([[0.5, 0.5, 0.2, 0.2]])
+    assert criterion.box_losses(boxes, boxes + 0.1)["centre"] == pytest.approx(0.1 * 2**0.5)
+
+
+def test_weights_are_loaded_from_a_file(names, capsys):
+    weights = build_model(vitkit.load_config("detr_r50")["model"]).state_dict()
+    torch.save({"model": weights}, "detr-r50-e632da11.pth")
+    Path("configs").symlink_to(ROOT / "configs")
+    run("model_zoo/README.md", 1, names)
+    assert capsys.readouterr().out
+
+
+def test_augmentation_that_depends_on_the_epoch_is_built(names):
+    names["cfg"]["data"]["train"] = dict(type="ShapesDetection", num_images=4, image_size=48)
+    names["cfg"]["data"]["val"] = dict(type="ShapesDetection", num_images=2, image_size=48)
+    run("vitkit/data/README.md", 1, names)
+    data = DataSettings(**names["cfg"]["data"])
+    loader = data.train_loader(data.dataset("train"), seed=0)
+    loader.set_position(70)
+    assert next(iter(loader)).inputs["images"].shape[2:] == (640, 640)
+
+
+def test_folder_of_label_images_is_read(names):
+    run("vitkit/data/README.md", 2, names)
+    root = Path(names["data"]["root"])
+    for folder in ("images/train", "labels/train"):
+        (root / folder).mkdir(parents=True)
+    (root / "classes.txt").write_text("\n".join(f"class {k}" for k in range(11)))
+    (root / "train.txt").write_text("a\n")
+    Image.new("RGB", (8, 8)).save(root / "images/train/a.jpg")
+    Image.new("L", (8, 8), 3).save(root / "labels/train/a.png")
+    spec = json.loads(json.dumps(names["data"]["train"]).replace("{root}", str(root)))
+    assert DATASETS.build(spec).load_sample(0, 0)["target"]["labels"].tolist() == [3]
+
+
+def test_training_and_testing_from_python(names):
+    run("vitkit/engine/README.md", 1, names)
+    assert 0 <= vitkit.test(names["run"].path).metrics["bbox/AP"] <= 1
+
+
+def test_predictions_of_images_and_videos(names, capsys):
+    pytest.importorskip("av", reason="videos need pip install -e '.[video]'")
+    write_video(Path("drive.mp4"), 3)
+    run("vitkit/inference/README.md", 1, names)
+    printed = capsys.readouterr().out
+    assert "street.jpg: 1 car, 1 person" in printed and printed.count("['car', 'person']") == 3
+    assert len(names["cars"]) == 1 and Path("cars.jpg").exists()
+
+
+def test_decoder_layers_of_a_run_are_scored(names, monkeypatch, capsys):
+    monkeypatch.setattr(vitkit, "load", load)
+    size = {"data.train.image_size": 64, "data.val.image_size": 64}
+    vitkit.train("quickstart/detr", run_dir="runs/detr", train=dict(epochs=1), **size)
+    capsys.readouterr()
+    run("model_zoo/ablations/README.md", 1, names)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2", "3"]
