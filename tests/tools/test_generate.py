@@ -140,4 +140,4 @@ def test_image_for_a_text_model_is_an_error(models, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     picture = ("--image", str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--device", "cpu")
     message = fails(explain, str(config), models["CausalLanguageModel"], *picture)
-    assert "CausalLanguageModel reads text, not pictures. Give a --text." in message
+    assert "CausalLanguageModel reads text, not images. Give a text." in message
