@@ -16,7 +16,7 @@ from video_files import write_video
 import vitkit
 from vitkit import registry
 from vitkit.data.loading.loader import DataSettings
-from vitkit.inference import Predictor
+from vitkit.inference import Predictor, load
 from vitkit.models import build_model
 from vitkit.protocols import Model
 from vitkit.registry import CRITERIA, DATASETS
@@ -179,3 +179,12 @@ def test_predictions_of_images_and_videos(names, capsys):
     printed = capsys.readouterr().out
     assert "street.jpg: 1 car, 1 person" in printed and printed.count("['car', 'person']") == 3
     assert len(names["cars"]) == 1 and Path("cars.jpg").exists()
+
+
+def test_decoder_layers_of_a_run_are_scored(names, monkeypatch, capsys):
+    monkeypatch.setattr(vitkit, "load", load)
+    size = {"data.train.image_size": 64, "data.val.image_size": 64}
+    vitkit.train("quickstart/detr", run_dir="runs/detr", train=dict(epochs=1), **size)
+    capsys.readouterr()
+    run("model_zoo/ablations/README.md", 1, names)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2", "3"]
