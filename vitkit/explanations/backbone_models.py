@@ -17,6 +17,7 @@ from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.predictor import Predictor
+from vitkit.inference.videos import VideoPredictor
 from vitkit.models.classifier import Classifier
 from vitkit.registry import BACKBONES
 
@@ -138,13 +139,18 @@ def load_backbone(
         if weights is not None:
             raise
         raise CheckpointError(f"{error} With explain, a file follows the backbone's name.") from error
-    num_frames = frames_of(backbone)
+    num_frames, model = frames_of(backbone), Classifier(backbone).to(device)
+    report = None if source is None else LoadReport(source)
+    if num_frames is not None:
+        sampling = ClipSampling(num_frames, FRAME_RATE)
+        return VideoPredictor(
+            model, (), sampling=sampling, transforms=dict(type="EvalResize", **CLIP_SIZE), report=report
+        )
     return Predictor(
-        Classifier(backbone).to(device),
+        model,
         (),
-        transforms=dict(type="EvalResize", **(IMAGE_SIZE if num_frames is None else CLIP_SIZE)),
-        report=None if source is None else LoadReport(source),
-        sampling=None if num_frames is None else ClipSampling(num_frames, FRAME_RATE),
+        transforms=dict(type="EvalResize", **IMAGE_SIZE),
+        report=report,
         channels=None if backbone.in_channels == 3 else backbone.in_channels,
     )
 
