@@ -161,7 +161,7 @@ def test_arrows_lead_to_the_locations_with_the_largest_weights(monkeypatch, tmp_
 
 
 def test_clip_of_a_video_is_explained(monkeypatch, tmp_path):
-    predictor = VideoPredictor(full_model("nonlocal"), ["a", "b"], sampling=ClipSampling(T, 1), transforms=None)
+    predictor = VideoPredictor(full_model("nonlocal"), ["a", "b"], sampling=ClipSampling(T, 1))
     clip = torch.randint(0, 255, (1, 3, T, 32, 48), dtype=torch.uint8)
     monkeypatch.setattr(clips, "clip_of", lambda *_: clip)
     result = Explanation(tmp_path, stem="run")
