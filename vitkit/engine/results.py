@@ -50,9 +50,9 @@ class AnnotatedFile(_GroundTruth):
     """
 
     annotations = ("objects",)
-    has_images = True
 
     def __init__(self, annotations: str | Path, images: str | Path | None = None):
+        self.has_images = images is not None
         self.annotation_file, self._images = Path(annotations), None if images is None else Path(images)
         # For COCO's format, the folder of the images is not searched for annotations.
         source = AnnotationSource(self.annotation_file, self._images or self.annotation_file.parent)
