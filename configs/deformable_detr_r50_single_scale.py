@@ -1,4 +1,4 @@
-"""Single-scale Deformable DETR-R50 on COCO 2017 (Zhu et al. 2021, https://arxiv.org/abs/2010.04159): res5 alone.
+"""Single-scale Deformable DETR-R50 on COCO 2017 (Zhu et al. 2021, https://arxiv.org/abs/2010.04159): only res5.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/deformable_detr_r50_single_scale.py
 Reference: 39.4 box AP at 50 epochs (original README). Here: not yet run.

@@ -63,6 +63,19 @@ def _d_fine(transformers, **options):
     return transformers.DFineForObjectDetection(config)
 
 
+def _rf_detr(transformers, name="RfDetrForObjectDetection", **options):
+    backbone = transformers.RfDetrDinov2Config(
+        hidden_size=32, num_attention_heads=2, num_hidden_layers=4, image_size=64, patch_size=16, num_windows=2,
+        out_features=["stage2", "stage4"],
+    )  # fmt: skip
+    config = transformers.RfDetrConfig(
+        backbone_config=backbone, d_model=32, decoder_n_points=2, decoder_layers=2, decoder_ffn_dim=16,
+        decoder_self_attention_heads=2, decoder_cross_attention_heads=4, num_queries=5, num_labels=3,
+        intermediate_size=128, layer_norm_eps=1e-6, **dict(group_detr=2) | options,
+    )  # fmt: skip
+    return getattr(transformers, name)(config)
+
+
 def _resnet(transformers):
     return transformers.ResNetConfig(**_RESNET, out_features=_STAGES)
 
@@ -104,6 +117,9 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "rt_detr_v2_discrete": lambda t: _rt_detr(t, "V2", decoder_method="discrete", num_denoising=0),
     "d_fine": _d_fine,
     "d_fine_unfrozen": lambda t: _d_fine(t, freeze_backbone_batch_norms=False, decoder_n_points=3, num_denoising=0),
+    "rf_detr": _rf_detr,
+    "rf_detr_masks": lambda t: _rf_detr(t, "RfDetrForInstanceSegmentation"),
+    "rf_detr_ungrouped": lambda t: _rf_detr(t, group_detr=1, c2f_num_blocks=1),
     "maskformer_swin": lambda t: _maskformer(t, _swin(t)),
     "maskformer_resnet": lambda t: _maskformer(t, _resnet(t)),
     "mask2former_swin": lambda t: _mask2former(t, _swin(t)),
@@ -165,8 +181,12 @@ def compare(theirs: nn.Module, ours: nn.Module) -> None:
     images = torch.randn(2, 3, 128, 160)
     if kind in ("swin", "swinv2", "vit"):
         images = images[..., : theirs.config.image_size, : theirs.config.image_size]
+    if kind == "rf_detr":  # the library confuses height and width
+        images = images[..., :64, :64]
     is_real_time = kind.startswith(("rt_detr", "d_fine"))
-    if is_real_time:  # rounding would change the order of locations whose scores are nearly the same
+    if (
+        is_real_time or kind == "rf_detr"
+    ):  # rounding would change the order of locations whose scores are nearly the same
         theirs, ours, images = theirs.double(), ours.double(), images.double()
     expected = theirs(images)
     if is_real_time:  # these have pixels without statistics, and vitkit's models are given normalised ones

@@ -6,7 +6,7 @@ reason.
 
 Run:  python tools/train.py configs/overfit/captioning.py data.root=data/flickr8k
 Here: CIDEr-D 2.57 and BLEU-4 0.873 against five references each, for seed 42, in 2 min of one core's processor time. A
-      caption that is one of the five gets 2 from that one alone.
+      caption that is one of the five gets 2 from that one.
 """
 
 from vitkit.configs.caption_sat_soft_flickr8k import config as caption_sat_soft

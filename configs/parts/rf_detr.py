@@ -1,6 +1,6 @@
 """What the sizes of RF-DETR and RF-DETR-Seg share on COCO 2017 (Robinson et al. 2025, https://arxiv.org/abs/2511.09554).
 
-The original starts from weights that it pre-trained on Objects365 and does not publish alone; training here starts from
+The original starts from weights that it pre-trained on Objects365 and does not publish; training here starts from
 DINOv2's. Its rates decrease from block to block of the backbone, below a last norm with the rate of 0.7^2 of 1.5e-4;
 here, the last norm has 0.8 of that.
 """

@@ -1,4 +1,5 @@
-"""One class for each picture, from folders of a few hundred own photos: a ResNet, from ImageNet weights if there are.
+"""One class for each image, from folders of a few hundred of your own photos: a ResNet, from ImageNet weights if there
+are any.
 
 Run:  vitkit start IMAGES --task classification    (IMAGES has a folder for each class)
 Here: not measured on own photos; `quickstart/classifier.py` is such a model on the synthetic world.

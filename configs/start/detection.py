@@ -4,7 +4,14 @@ A two-stage Deformable DETR with one encoder and three decoder layers, contrasti
 look forward twice, on a ResNet-50 from ImageNet weights or a ResNet-18 from random ones.
 
 Run:  vitkit start IMAGES ANNOTATIONS
-Here: see vitkit/data/README.md.
+Here: on BCCD's 205 photos from ResNet-50's ImageNet weights, one core of an AMD EPYC without AVX-512 (float32), the
+      other core busy, torch 2.14.1, seed 42:
+      --hours 0.25: 256 pixels, frozen up to res3, 927 steps, 16 min of training: AP 0.349, AP50 0.607.
+      --hours 0.6: the same, 2060 of 2369 steps, then stopped, 30 min: AP 0.486, AP50 0.768.
+      --hours 1: 256 pixels, frozen up to res2, 2060 steps, 65 min: AP 0.525, AP50 0.796.
+      The last two still trained the batch norms: frozen, AP after 515 steps is 0.321 instead of 0.300, in 0.91 of the
+      time. On 50 photos of COCO, --hours 0.2: 256 pixels, 390 steps, 10 min: AP50 0.006.
+      From random weights, 256 pixels, 11 epochs: AP 0.480, AP50 0.726 in 9.5 min with AVX-512.
 """
 
 from vitkit.configs.bccd.dino import config as bccd_dino

@@ -18,7 +18,7 @@ from vitkit.model_zoo.converters.layers import DECODER_NORMS, ENCODER_NORMS, lib
 _READ = ("in_proj_weight", "linear1.weight", "embedding.weight", "output.weight")
 """Endings of the names of weights whose second axis is the residual stream."""
 _WRITTEN = ("out_proj.weight", "out_proj.bias", "linear2.weight", "linear2.bias")
-"""Endings of the names of weights whose first axis is the residual stream; that of norms is, too."""
+"""Endings of the names of weights whose first axis is the residual stream, as also that of norms is."""
 
 
 def _alternating(d_model: int) -> Tensor:

@@ -54,9 +54,7 @@ def written(model: nn.Module, target: Literal["official", "transformers"]) -> Wr
             else ""
         )
         names = ", ".join(dict.fromkeys(form.name for form in _FORMATS[target]))
-        raise CheckpointError(
-            f"{type(model).__name__}{backbone}, {target} names: there is no such model there. There are: {names}."
-        )
+        raise CheckpointError(f"{type(model).__name__}{backbone} has no {target} names. Models that have: {names}.")
     state = {key: value.detach().cpu().clone() for key, value in part.state_dict().items()}
     result = form.table.write(dict(state), part)
     left = [key for key in result if form.table.rules and key in state and key.startswith(_OURS)]

@@ -81,7 +81,7 @@ def test_variants_have_the_parameter_counts_and_weight_names_of_timm(variant):
     with torch.device("meta"):
         ours, theirs = build(variant), timm.create_model(variant, num_classes=0)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
-    name = ours._address().removeprefix("timm/")
+    name = ours._url().removeprefix("timm/")
     assert name.partition(".")[0] == variant and timm.is_model_pretrained(name)
 
 

@@ -154,12 +154,12 @@ def test_pretrained_classifier_starts_a_dense_backbone(tmp_path):
 def test_pretrained_true_loads_the_official_weights_of_the_size():
     base = "https://github.com/SwinTransformer/storage/releases/download"
     with torch.device("meta"):
-        assert BACKBONES.build("swin_base_384")._address() == f"{base}/v1.0.0/swin_base_patch4_window12_384.pth"
-        v2 = BACKBONES.build("swinv2_base_window12to24")._address()
+        assert BACKBONES.build("swin_base_384")._url() == f"{base}/v1.0.0/swin_base_patch4_window12_384.pth"
+        v2 = BACKBONES.build("swinv2_base_window12to24")._url()
         assert v2 == f"{base}/v2.0.0/swinv2_base_patch4_window12to24_192to384_22kto1k_ft.pth"
-        assert BACKBONES.build("swin_tiny")._address() == f"{base}/v1.0.0/swin_tiny_patch4_window7_224.pth"
+        assert BACKBONES.build("swin_tiny")._url() == f"{base}/v1.0.0/swin_tiny_patch4_window7_224.pth"
     with pytest.raises(ConfigError, match="pretrained=True: there are no default weights for this"):
-        build("Swin", **SMALL)._address()
+        build("Swin", **SMALL)._url()
 
 
 def test_bias_tables_are_resampled_when_the_window_changes():

@@ -224,7 +224,7 @@ def test_error_for_a_checkpoint_of_another_variant_shows_both_shapes():
 )
 def test_pretrained_names_the_published_file(variant, address):
     with torch.device("meta"):
-        assert BACKBONES.build(variant)._address().endswith(address)
+        assert BACKBONES.build(variant)._url().endswith(address)
 
 
 def test_error_for_a_size_without_published_weights_names_a_remedy():

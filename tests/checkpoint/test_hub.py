@@ -6,16 +6,15 @@ import json
 import threading
 from urllib.parse import unquote
 
+import huggingface_hub
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 import vitkit
 from vitkit import CheckpointError, ConfigError, load_weights
-from vitkit.checkpoint import hub
+from vitkit.checkpoint import folders, hub
 from vitkit.models import build_model
-
-huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs pip install -e '.[hub]'")
 
 COMMIT = "a" * 40
 SMALL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)
@@ -112,10 +111,8 @@ def test_repository_is_loaded_as_a_model_and_downloaded_once(repositories):
 
 
 def test_each_file_of_weights_is_read_once(repositories, monkeypatch):
-    import safetensors.torch
-
-    read, load_file = [], safetensors.torch.load_file
-    monkeypatch.setattr(safetensors.torch, "load_file", lambda path: (read.append(path.name), load_file(path))[1])
+    read = []
+    monkeypatch.setattr(folders, "load_file", lambda path: (read.append(path.name), load_file(path))[1])
     repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(weights())}
     assert vitkit.load("hf:cats/large").classes == ["cat", "dog"]
     assert sorted(read) == ["model-0.safetensors", "model-1.safetensors"]

@@ -136,7 +136,7 @@ def test_corrections_need_ids_that_name_one_annotation_each(tmp_path, ids):
     for annotation, number in zip(data.annotations, ids):
         annotation["id"] = number
     entry = {"image": "a.png", "action": "remove", "annotation_id": 3}
-    with pytest.raises(DataError, match="without an id, or with that of another.*--fix ids"):
+    with pytest.raises(DataError, match="without an id, or with the same id.*--fix ids"):
         correct(data, tmp_path, entry)
     assert FIXES["ids"][0](data) == 1 and len(data.annotations) == 3
     assert correct(data, tmp_path, entry) == {"remove": 1} and len(data.annotations) == 2

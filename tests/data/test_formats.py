@@ -88,7 +88,7 @@ def test_yolo_is_read_from_one_folder_without_class_names(tmp_path):
     write(tmp_path / "a.txt", "2 0.5 0.5 0.1 0.1\n2 0.5 0.5 0.1 0.1\n")
     data = read_annotations(tmp_path)
     assert boxes(data) == [("a.jpg", "class_2", [18, 9, 4, 2])]
-    assert data.left_out == {"lines that repeat another one": ["a.txt line 2"]}
+    assert data.left_out == {"duplicate lines": ["a.txt line 2"]}
     assert "data.yaml" in data.notes[0]
 
 

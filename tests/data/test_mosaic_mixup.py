@@ -162,7 +162,7 @@ def test_the_probabilities_are_those_of_the_arguments():
         (dict(), "mosaic, copy_paste and mixup are all 0"),
         (dict(mosaic=1.5), "mosaic is 1.5; expected 0 to 1"),
         (dict(mixup=1.0, min_visible=-1), "min_visible is -1; expected 0 to 1"),
-        (dict(mosaic=1.0, mosaic_scale=(1.0, 0.5)), r"mosaic_scale is \(1.0, 0.5\); expected \(least, greatest\)"),
+        (dict(mosaic=1.0, mosaic_scale=(1.0, 0.5)), r"mosaic_scale is \(1.0, 0.5\); expected \(minimum, maximum\)"),
         (dict(mosaic=1.0, min_box_side=-1), "min_box_side is -1; expected pixels"),
     ],
 )

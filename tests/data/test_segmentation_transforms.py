@@ -105,7 +105,7 @@ def test_images_without_objects_are_cropped_too():
 
 
 def test_bad_ranges_are_errors():
-    with pytest.raises(ConfigError, match=r"scale_range is \(0, 2.0\); expected \(least, greatest\) above 0"):
+    with pytest.raises(ConfigError, match=r"scale_range is \(0, 2.0\); expected \(minimum, maximum\) above 0"):
         LargeScaleJitter(scale_range=(0, 2.0))
     with pytest.raises(ConfigError, match="size is 0; expected at least 1 pixel"):
         LargeScaleJitter(size=0)

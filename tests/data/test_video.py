@@ -260,7 +260,7 @@ def test_crops_of_portrait_videos_go_from_top_to_bottom():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (dict(type="ClipTrainTransforms", size=64, short_sides=(32, 40)), "size <= least <= greatest"),
+        (dict(type="ClipTrainTransforms", size=64, short_sides=(32, 40)), "size <= minimum <= maximum"),
         (dict(type="ClipEvalTransforms", size=64, short_side=32), "1 <= size <= short_side"),
         (dict(type="ClipEvalTransforms", num_crops=0), "at least one crop"),
     ],

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+import vitkit
 from vitkit import build_model, load_config, model_zoo
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config, trust
@@ -102,7 +103,7 @@ def test_exported_file_has_named_dynamic_axes_and_metadata(run):
     }
     metadata = open_exported(run / "out" / "tiny.onnx").metadata
     assert metadata["classes"] == CLASSES and metadata["licence"] == "CC0" and metadata["type"] == "DETR"
-    assert metadata["preprocessing"]["resize"] == {"short_side": 64, "max_size": 96}
+    assert metadata["preprocessing"]["resize"] == {"short_side": 64, "max_size": 96, "rounding": "detr"}
     assert metadata["preprocessing"]["mean"] == [0.485, 0.456, 0.406]
     assert metadata["thresholds"]["origin"] == "chosen" and metadata["config"]["model"]["type"] == "DETR"
 
@@ -392,6 +393,51 @@ def test_fixed_size_models_are_exported_for_their_size():
         image_size(predictor, (64, 96))
 
 
+OWN_MODEL = """
+from torch import nn
+
+from vitkit import MODELS, Model
+from vitkit.deployment.graphs import ImageGraph
+from vitkit.ops.images import normalize_images
+
+
+@MODELS.register
+class Heatmap(Model):
+    def __init__(self, num_classes=2):
+        super().__init__()
+        self.layer = nn.Conv2d(3, num_classes, 8, stride=8)
+
+    def forward(self, images, padding_mask=None):
+        return {"heat": self.layer(normalize_images(images, padding_mask))}
+
+    def postprocess(self, outputs, image_sizes):
+        return [{"semantic": heat.argmax(0)} for heat in outputs["heat"]]
+
+    def export_graph(self):
+        return ImageGraph(self, outputs=["heat"])
+
+
+def config():
+    return dict(model=dict(type="Heatmap"))
+"""
+
+
+def test_a_users_model_says_itself_what_its_file_returns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "heatmap.py").write_text(OWN_MODEL)
+    torch.manual_seed(0)
+    model = build_model(load_config("heatmap.py")["model"], classes=["left", "right"])
+    state = {"model": model.state_dict(), "classes": ["left", "right"], "config": json.dumps(load_config("heatmap.py"))}
+    save_checkpoint("heatmap.pth", state)
+    export = vitkit.export("heatmap.pth", precision="fp16")
+    assert export.path == Path("heatmap.onnx") and export.runner == Path("run_heatmap.py")
+    assert [difference.output for difference in export.parts[0].differences] == ["heat"]
+    expected, actual = (load(name)(IMAGES[0]).fields["semantic"] for name in ("heatmap.pth", "heatmap.onnx"))
+    assert expected.shape == (8, 11) and (actual == expected).float().mean() > 0.9
+    with pytest.raises(ConfigError, match="no graph is defined for Identity.* Give the model a method export_graph"):
+        image_graph(torch.nn.Identity())
+
+
 class Windows(torch.nn.Module):
     """Cuts maps into windows, shifted ones with padding, and joins them again."""
 
@@ -535,6 +581,7 @@ def test_generated_program_resizes_images_like_the_model(tmp_path):
         "the middle": dict(transforms=dict(type="ClassificationEvalTransforms", size=32)),
         "squashed": dict(transforms=dict(type="ClassificationEvalTransforms", size=32, squash=True)),
         "the short side": dict(transforms=dict(type="EvalResize", short_side=48, max_size=60)),
+        "nearest sides": dict(transforms=dict(type="EvalResize", short_side=48, max_size=61, rounding="nearest")),
         "one size": dict(transforms=dict(type="EvalResize", size=[48, 56])),
         "the trained size": dict(image_sizes=ImageSizes(20, 30, 40, 80)),
         "nothing": dict(),

@@ -1,5 +1,6 @@
 """A detector on images of four channels and 16 bits, from its data to its predictions, reports and exported files."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from vitkit import load_config
 from vitkit.deployment.export import export_model
 from vitkit.deployment.metadata import describe
 from vitkit.deployment.settings import ExportSettings
-from vitkit.doctor import Options, diagnose
+from vitkit.doctor import Options, run_checks
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, load
 from vitkit.models import build_model
@@ -96,7 +97,7 @@ def test_a_detector_trains_evaluates_and_predicts_on_four_channels_of_16_bits(im
     assert tiled.fields["boxes_xyxy"].shape[1] == 4
     predict.main(["run", "--input", "images/image0.png", "images/image3.npy", "--out", "drawn", "--device", "cpu"])
     assert Path("drawn/image0.jpg").is_file() and Path("drawn/image3.jpg").is_file()
-    browse.main(["config.py", "--count", "3", "--original", "--out", "pages"])
+    browse.main(["config.py", "--max-images", "3", "--original", "--out", "pages"])
     assert Path("pages/index.html").is_file()
 
 
@@ -121,10 +122,23 @@ def test_an_exported_file_takes_its_channels(images, format):
     assert exported.channels == 4
     expected, result = (p("images/image1.tif").fields["scores"] for p in (predictor, exported))
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
+    if format == "onnx":
+        onnx_runner = importlib.import_module("vitkit.deployment.onnx_runner")
+        runner = onnx_runner.Runner(out)
+        best = expected.sort(descending=True).values
+        for source in ("images/image2_pages.tif", "images/image3.npy", images["image1.tif"]):
+            result = runner(source)
+            np.testing.assert_allclose(
+                result["scores"], predictor(source).fields["scores"].sort().values.flip(0), atol=1e-4
+            )
+        np.testing.assert_allclose(result["scores"], best, atol=1e-4)
+        assert onnx_runner.draw(images["image1.tif"], result).size == (56, 48)
+        with pytest.raises(ValueError, match="has 3 channels of uint8; expected 4 of 8 or 16 bits"):
+            runner(np.zeros((48, 56, 3), np.uint8))
 
 
 def test_the_doctor_measures_statistics_that_can_be_set(images):
-    issues = list(diagnose(load_config("config.py"), Options(), checks=["images"]))
+    issues = list(run_checks(load_config("config.py"), Options(), checks=["images"]))
     message = next(issue.message for issue in issues if issue.check == "pixel statistics")
     backbone = load_config("config.py", message.split())["model"]["backbone"]
     values = np.stack(list(images.values())).reshape(-1, 4) / 65535

@@ -246,7 +246,7 @@ def test_full_disk_error_of_torch_is_recognised(tmp_path, monkeypatch):
             raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
 
     monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(CheckpointError, match=r"a\.pth: not saved \(No space left on device\)\. Make room"):
+    with pytest.raises(CheckpointError, match=r"a\.pth: not saved \(No space left on device\)\. Free some space"):
         save_checkpoint(tmp_path / "a.pth", {})
 
 

@@ -28,7 +28,7 @@ TINY = dict(
 
 def needs_cuda(gpu: torch.device) -> None:
     if gpu.type != "cuda":
-        pytest.skip("is of CUDA alone")
+        pytest.skip("only on CUDA")
 
 
 @pytest.fixture

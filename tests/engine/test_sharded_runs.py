@@ -187,7 +187,7 @@ def test_disk_full_for_one_rank_keeps_the_previous_checkpoint(trained):
 def test_last_state_that_one_rank_cannot_write_is_an_error_on_both(trained):
     _, results = trained
     main, other = (result["no_last"] for result in results)
-    assert "not saved (No space left on device). Previous checkpoints are intact. Make room" in main[0]
+    assert "not saved (No space left on device). Previous checkpoints are intact. Free some space" in main[0]
     assert len(main) == len(other) == 1
 
 

@@ -7,11 +7,12 @@ from PIL import Image
 
 import vitkit
 from vitkit.data.synthetic.world import World
-from vitkit.errors import CheckpointError, ConfigError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.explanations.backbones import draw_class_token_masks, mass_masks
 from vitkit.explanations.dense import share_in_box
 from vitkit.explanations.images import LayerAttention
 from vitkit.explanations.located import LocatedAttention
+from vitkit.explanations.request import shown_image
 from vitkit.inference import Predictor
 from vitkit.registry import BACKBONES
 
@@ -128,3 +129,31 @@ def test_attention_in_a_box_is_compared_with_its_area():
     assert share == pytest.approx(0.3) and area == 0.5
     share, area = share_in_box(layer, 0, torch.tensor([-5.0, -5.0, 18.0, 25.0]), (20, 40))
     assert share == pytest.approx(0.4) and area == pytest.approx(18 / 40)
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_images_of_other_channels_are_explained(channels, image, unsaved):
+    torch.manual_seed(0)
+    statistics = dict(pixel_mean=[0.5] * channels, pixel_std=[0.5] * channels)
+    backbone = dict(type="ViT", d_model=16, depth=1, num_heads=2, image_size=32, in_channels=channels, **statistics)
+    model = vitkit.build_model(dict(type="Classifier", backbone=backbone), classes=["a", "b"])
+    predictor = Predictor(model, ["a", "b"], channels=channels)
+    pixels = np.random.default_rng(0).integers(0, 60_000, (32, 48, channels), dtype=np.uint16)
+    np.save("bands.npy", pixels)
+    result = vitkit.explain(predictor, image="bands.npy", out="out", points=[(40, 3)], html=True)
+    assert "bands_class_token_masks.png" in {path.name for path in result.files}
+    assert shown_image(predictor, pixels).shape == (32, 48, 3)
+    with pytest.raises(DataError, match=f"has 3 channels .*; expected {channels}, by data.channels"):
+        vitkit.explain(predictor, image=image, out="out")
+
+
+def test_detector_of_other_channels_is_explained(image, unsaved):
+    torch.manual_seed(0)
+    backbone = dict(type="ResNet", depth=18, pretrained=False, in_channels=4, pixel_mean=[0.5] * 4, pixel_std=[0.5] * 4)
+    neck = dict(type="ChannelProjection", out_channels=16)
+    layers = dict(d_model=16, num_heads=2, d_ffn=16, num_encoder_layers=1, num_decoder_layers=1)
+    spec = dict(type="DETR", backbone=backbone, neck=neck, head=dict(type="DETRHead", **layers), num_queries=3)
+    predictor = Predictor(vitkit.build_model(spec, classes=["a"]), ["a"], channels=4)
+    pixels = np.random.default_rng(0).integers(0, 60_000, (64, 96, 4), dtype=np.uint16)
+    result = vitkit.explain(predictor, image=pixels, out="out")
+    assert {path.name for path in result.files} >= {"image_encoder.png", "image_decoder.png"}

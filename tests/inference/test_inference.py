@@ -200,11 +200,11 @@ def test_predictions_of_every_task_can_be_drawn(tmp_path):
         (("tiny.py", "best.pth"), None, ConfigError, "got .'tiny.py', 'best.pth'. for a model; expected its name"),
         ("tiny.py", None, ConfigError, "a config has no weights. Give a checkpoint, or the folder of a run"),
         ("tiny.py", "none.pth", CheckpointError, "no checkpoint 'none.pth'"),
-        (".", None, ConfigError, "'.' holds no run: expected config.json and best.pth or last.pth"),
+        (".", None, ConfigError, "'.' is not the folder of a run: expected config.json and best.pth or last.pth"),
         ("tinny.py", "run/best.pth", ConfigError, "no config file 'tinny.py'. Did you mean 'tiny.py'"),
         ("quickstart/detr", None, ConfigError, "quickstart/detr: a config has no weights"),
-        ("official.pth", None, CheckpointError, "official.pth: holds no config.* Give its config, too"),
-        ("run/last.pth", "run/best.pth", ConfigError, "run/last.pth: is no config, so no weights are expected"),
+        ("official.pth", None, CheckpointError, "official.pth: has no config.* Give its config as well"),
+        ("run/last.pth", "run/best.pth", ConfigError, "run/last.pth: is not a config, and has its own weights"),
     ],
 )
 def test_unloadable_models_are_helpful_errors(run, source, weights, error, message):

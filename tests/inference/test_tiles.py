@@ -10,7 +10,8 @@ import torch
 from vitkit.errors import ConfigError
 from vitkit.evaluation.panoptic import match_segments
 from vitkit.inference import merging
-from vitkit.inference.tiles import Tile, TileResult, Tiling, predict_tiles
+from vitkit.inference.tiles import predict_tiles
+from vitkit.inference.tiling import Tile, TileResult, Tiling
 from vitkit.structures import PanopticMap
 
 SIZE = (230, 310)

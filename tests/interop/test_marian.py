@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 import torch
 
-from vitkit import CheckpointError, ConfigError, load
+from vitkit import CheckpointError, load
 from vitkit.checkpoint.folders import tokens_in
 from vitkit.structures import BOS, EOS
 
@@ -119,5 +119,5 @@ def test_inconsistent_files_are_named(folder):
     with pytest.raises(CheckpointError, match=r"source\.spm: no SentencePiece model"):
         load(path)
     (path / "source.spm").unlink()
-    with pytest.raises(ConfigError, match=r"lacks its tokens: expected source\.spm, target\.spm, vocab\.json"):
+    with pytest.raises(CheckpointError, match=r"has no vocabularies\. .* with source\.spm, target\.spm, vocab\.json"):
         load(path)

@@ -146,7 +146,9 @@ def test_official_names_equal_those_of_the_official_code():
 
 
 def test_models_missing_from_the_other_project_are_named():
-    with pytest.raises(CheckpointError, match="Classifier on LRNet, transformers names: there is no such model there"):
+    with pytest.raises(
+        CheckpointError, match="on LRNet has no transformers names. Models that have: transformers DETR"
+    ):
         written(build_model(dict(type="Classifier", backbone="lrnet26")), "transformers")
     spec = masks("MaskFormerHead", TRANSFORMER_DECODER, RESNET, num_encoder_layers=0)
     with pytest.raises(CheckpointError, match="transformers MaskFormer: has no neck.input_proj.weight, "):

@@ -12,6 +12,7 @@ from vitkit.data.io.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model_zoo.converters import written
 from vitkit.models import build_model
+from vitkit.registry import BACKBONES
 
 
 def official(num_classes):
@@ -85,6 +86,12 @@ def test_files_of_another_real_time_detector_name_what_differs():
     with pytest.raises(CheckpointError, match=r"lyuwenyu/RT-DETR with 80 classes") as error:
         load_weights(dfine("s"), state)
     assert "DFINE" in str(error.value)
+
+
+def test_a_detector_is_not_taken_for_a_backbone():
+    _, state = official(80)
+    with pytest.raises(CheckpointError, match=r"does not fit ResNetVD(.|\n)*seems to be Peterande/D-FINE with 80"):
+        load_weights(BACKBONES.build(dict(type="ResNetVD", depth=18)), state)
 
 
 def test_backbones_of_the_original_are_read(tmp_path):

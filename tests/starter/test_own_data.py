@@ -9,7 +9,7 @@ from vitkit.errors import DataError
 from vitkit.starter.own_data import read_own_data
 
 
-def pictures(folder, *names):
+def images(folder, *names):
     folder.mkdir(parents=True, exist_ok=True)
     for seed, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -17,7 +17,7 @@ def pictures(folder, *names):
         Image.fromarray(pixels).resize((64, 48)).save(folder / name)
 
 
-def label_pictures(folder, values, count=6):
+def label_images(folder, values, count=6):
     folder.mkdir(parents=True)
     for k in range(count):
         labels = np.resize(np.array(values, np.uint8), (48, 64))
@@ -32,8 +32,8 @@ def settings_of(data, split):
 
 
 def semantic(tmp_path, values, **options):
-    pictures(tmp_path / "images", *(f"{k}.jpg" for k in range(6)))
-    label_pictures(tmp_path / "masks", values)
+    images(tmp_path / "images", *(f"{k}.jpg" for k in range(6)))
+    label_images(tmp_path / "masks", values)
     return read_own_data("semantic", tmp_path / "images", tmp_path / "masks", share=0.3, out=tmp_path / "out")
 
 
@@ -63,14 +63,14 @@ def test_class_file_that_contradicts_the_values_is_an_error(tmp_path):
 
 
 def test_images_with_another_extension_are_reported(tmp_path, capsys):
-    pictures(tmp_path / "images", "x.PNG", "y.jpeg")
+    images(tmp_path / "images", "x.PNG", "y.jpeg")
     semantic(tmp_path, [0, 1])
-    assert "left out: 2 pictures" in capsys.readouterr().out
+    assert "left out: 2 images" in capsys.readouterr().out
 
 
 def test_split_folders_are_not_taken_for_classes(tmp_path):
     names = [f"{split}/{name}/{k}.png" for split in ("train", "valid", "test") for name in "ab" for k in range(3)]
-    pictures(tmp_path / "roboflow", *names)
+    images(tmp_path / "roboflow", *names)
     data = read_own_data("classification", tmp_path / "roboflow", None, share=0.2, out=tmp_path / "out")
     assert data.num_train == data.num_val == 6
     assert settings_of(data, "val")["folder"] == str(tmp_path / "roboflow/valid")
@@ -79,7 +79,7 @@ def test_split_folders_are_not_taken_for_classes(tmp_path):
 
 def test_test_images_are_neither_trained_nor_validated_on(tmp_path):
     names = [f"{split}/images/{k}.png" for split in ("train", "test") for k in range(6)]
-    pictures(tmp_path / "cells", *names)
+    images(tmp_path / "cells", *names)
     for split in ("train", "test"):
         (tmp_path / "cells" / split / "labels").mkdir()
         for k in range(6):

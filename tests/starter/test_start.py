@@ -11,7 +11,7 @@ from vitkit.starter import child_runs, own_data
 from vitkit.starter import starting as start
 from vitkit.starter.child_runs import StepCost
 from vitkit.starter.starting import imagenet_weights
-from vitkit.tools.make_shapes import main as make_shapes
+from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
 from vitkit.visualization import curves
 
@@ -22,7 +22,7 @@ RANDOM = "model.backbone.pretrained=false"
 def world(tmp_path_factory):
     """Return the synthetic world in COCO's layout: 24 + 8 images of 64 pixels."""
     out = tmp_path_factory.mktemp("start") / "shapes"
-    make_shapes([str(out), "--num-train", "24", "--num-val", "8", "--image-size", "64"])
+    make_shapes(["--out", str(out), "--num-train", "24", "--num-val", "8", "--image-size", "64"])
     return out
 
 
@@ -93,7 +93,7 @@ def test_config_explains_its_choices_and_names_its_command(world, step_cost):
     detection(world, "--hours", "0.1")
     text = Path("runs/start/config.py").read_text()
     assert "# random weights, as model.backbone.pretrained=false says" in text
-    assert "1.00 s a step" in text and "--hours 0.1" in text and "# the fullest image has" in text
+    assert "1.00 s a step" in text and "--hours 0.1" in text and "# the image with the most objects has" in text
 
 
 @pytest.mark.parametrize(("minutes", "num_records"), [(0.0, 3), (1.0, 6)])
@@ -138,7 +138,7 @@ def with_short_side(read, short_side):
 def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(world, step_cost, capsys):
     with pytest.raises(SystemExit) as stopped:
         detection(world, "--hours", "0.001")
-    assert "too short for one epoch of 17 images" in str(stopped.value) and "The least is --hours 0.0" in str(
+    assert "too short for one epoch of 17 images" in str(stopped.value) and "The minimum is --hours 0.0" in str(
         stopped.value
     )
 
@@ -163,11 +163,11 @@ def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annot
 
 def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
     monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 1))
-    pictures = sorted((world / "train2017").glob("*.png"))
-    for k, picture in enumerate(pictures):
+    images = sorted((world / "train2017").glob("*.png"))
+    for k, image in enumerate(images):
         folder = tmp_path / "flowers" / ("rose", "tulip")[k % 2]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / picture.name).write_bytes(picture.read_bytes())
+        (folder / image.name).write_bytes(image.read_bytes())
     main([str(tmp_path / "flowers"), "--task", "classification", RANDOM, "--dry-run", "--hours", "0.05"])
     config = load_config(Path("runs/start/config.py"))
     folders = [Path(config["data"][split]["folder"]) for split in ("train", "val")]
@@ -218,7 +218,7 @@ def test_names_of_files_do_not_become_code(world, step_cost, tmp_path, name):
     ("arguments", "message"),
     [
         (["nowhere"], "no file or folder 'nowhere'"),
-        (["{world}/train2017", "--task", "semantic"], "give the folder of the label pictures, too"),
+        (["{world}/train2017", "--task", "semantic"], "also give the folder of the label images"),
         (
             ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "classification"],
             "CLASS/*.jpg",
@@ -231,7 +231,7 @@ def test_wrong_data_is_named(world, step_cost, arguments, message):
 
 
 def test_options_are_checked(capsys):
-    for wrong in (["--hours", "0"], ["--val", "1"], ["a", "b"]):
+    for wrong in (["--hours", "0"], ["--val-share", "1"], ["a", "b"]):
         with pytest.raises(SystemExit):
             main(["photos", *wrong])
 

@@ -185,7 +185,7 @@ def test_every_tool_accepts_a_run_by_any_of_its_names(tiny, tmp_path, capsys, na
     predict.main([*name, "--input", str(image), "--device", "cpu"])
     assert "predictions.json" in capsys.readouterr().out
     analyze.main([name[0], "--no-macs"])
-    browse.main([name[0], "--count", "1"])
+    browse.main([name[0], "--max-images", "1"])
     assert "wrote runs/browse/index.html" in capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import Tensor
 
-from vitkit.configs import dfine_n_coco, dfine_s_coco, rtdetr_r18, rtdetr_r50
+from vitkit.configs import dfine_n_coco, dfine_s_coco, rf_detr_n_coco, rtdetr_r18, rtdetr_r50
 from vitkit.configs.parts.dfine import dfine_model
 from vitkit.tools.benchmark.models import (
     Batch,
@@ -78,6 +78,29 @@ def transformers_dfine(size: str, num_classes: int, batch: Batch, case: Case) ->
     return contestant(transformers.DFineForObjectDetection(config), batch)
 
 
+def transformers_rf_detr(config: Callable[[], dict], num_classes: int, batch: Batch, case: Case) -> Contestant:
+    """Build transformers' RF-DETR with its loss on the batch, in 13 groups of queries; `config` is vitkit's."""
+    transformers = import_transformers()
+    ours = config()["model"]
+    vit, head = ours["backbone"], ours["head"]
+    backbone = transformers.RfDetrDinov2Config(
+        hidden_size=vit["d_model"], num_attention_heads=vit["num_heads"], image_size=vit["image_size"],
+        patch_size=vit["patch_size"], num_windows=vit["num_windows"],
+        out_features=[name.replace("block", "stage") for name in vit["out_features"]],
+    )  # fmt: skip
+    model = transformers.RfDetrForObjectDetection(
+        transformers.RfDetrConfig(
+            backbone_config=backbone, decoder_n_points=head["num_points"], decoder_layers=head["num_decoder_layers"],
+            num_queries=ours["num_queries"], group_detr=ours["training_queries"][0]["groups"], num_labels=num_classes,
+            dropout=0.0, layer_norm_eps=1e-6,
+        )
+    )  # fmt: skip
+    for name, parameter in model.named_parameters():
+        if name.endswith("mask_token"):  # used only in DINOv2's pre-training
+            parameter.requires_grad_(False)
+    return contestant(model, batch)
+
+
 def contestant(model, batch: Batch) -> Contestant:
     """Return a detector of transformers with its loss on the batch."""
     targets = [dict(class_labels=labels, boxes=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)]
@@ -88,14 +111,22 @@ def contestant(model, batch: Batch) -> Contestant:
     return Contestant(model, loss, lambda: model(batch.images))
 
 
-def family(name: str, theirs: Callable[..., Contestant], config: Callable[[], dict]) -> Family:
+def family(
+    name: str, theirs: Callable[..., Contestant], config: Callable[[], dict], *, side: int = 640, num_classes: int = 80
+) -> Family:
     """Return a model's two implementations, with the published size of images."""
     return Family(
         {f"transformers {name}": theirs, f"vitkit {name}": partial(vitkit_model, config, is_padded=False)},
-        num_classes=80,
+        num_classes=num_classes,
         clip_grad_norm=0.1,
-        cases=(Case(640, 640), Case(640, 640, batch_size=4, training=True)),
+        cases=(Case(side, side), Case(side, side, batch_size=4, training=True)),
     )
+
+
+def rf_detr_family(name: str, config: Callable[[], dict]) -> Family:
+    """Return RF-DETR's two implementations, with the size of images that the config is made for."""
+    side = config()["model"]["backbone"]["image_size"]
+    return family(name, partial(transformers_rf_detr, config), config, side=side, num_classes=91)
 
 
 FAMILIES = {
@@ -103,6 +134,7 @@ FAMILIES = {
     "rtdetr_r50": family("RT-DETR-R50", partial(transformers_rt_detr, 50), rtdetr_r50.config),
     "dfine_n": family("D-FINE-N", partial(transformers_dfine, "n"), dfine_n_coco.config),
     "dfine_s": family("D-FINE-S", partial(transformers_dfine, "s"), dfine_s_coco.config),
+    "rf_detr_n": rf_detr_family("RF-DETR-N", rf_detr_n_coco.config),
 }
 
 

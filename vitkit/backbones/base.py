@@ -323,7 +323,7 @@ class BackboneBase(nn.Module):
                     remedy,
                 )
             return None
-        source = self._address() if self.pretrained is True else self.pretrained
+        source = self._url() if self.pretrained is True else self.pretrained
         # A backbone does not need the classifier, and a classifier for other classes cannot use it.
         report = load_weights(self, _find(source), new_class_head=True, strict=False)
         missing = [name for name in report.missing if not any(fnmatch(name, p) for p in self.optional_weights)]
@@ -336,11 +336,11 @@ class BackboneBase(nn.Module):
             )
         return source.partition("#sha256=")[0]
 
-    def _address(self) -> str:
+    def _url(self) -> str:
         """Return the source of weights that `pretrained=True` stands for."""
         raise ConfigError(
-            f"pretrained=True: there are no default weights for this {type(self).__name__}. Expected a file, an "
-            "address ('https://...#sha256=PREFIX') or the name of timm's weights ('timm/NAME')."
+            f"pretrained=True: there are no default weights for this {type(self).__name__}. Expected a file, a "
+            "URL ('https://...#sha256=PREFIX') or the name of timm's weights ('timm/NAME')."
         )
 
 
@@ -362,7 +362,7 @@ def _find(source: str) -> Path | dict[str, Any]:
         return hub_folder(source)
     if not Path(source).is_file() and not is_transformers_folder(Path(source)):
         raise CheckpointError(
-            f"pretrained: no file {source!r}. Give a file of weights, an address ('https://...#sha256=PREFIX'), the "
+            f"pretrained: no file {source!r}. Give a file of weights, a URL ('https://...#sha256=PREFIX'), the "
             f"name of timm's weights ('timm/NAME'), {random_instead}"
         )
     return Path(source)

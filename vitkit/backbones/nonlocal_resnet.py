@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
-from vitkit.backbones.resnet import ResNet, resnet_address
+from vitkit.backbones.resnet import ResNet, resnet_url
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.non_local import NonLocalBlock
@@ -333,8 +333,8 @@ class ClipResNet(BackboneBase):
                 frames = parameter.shape[2]
                 state[prefix + name] = kernel[:, :, None].expand(-1, -1, frames, -1, -1) / frames
 
-    def _address(self) -> str:
-        return resnet_address(self.depth)
+    def _url(self) -> str:
+        return resnet_url(self.depth)
 
 
 _FROM_TORCHVISION = (

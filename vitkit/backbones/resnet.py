@@ -222,11 +222,11 @@ class ResNet(BackboneBase, tv.ResNet):
                 features[name] = x
         return self.fc(self.avgpool(x).flatten(1)) if self.is_classifier else features
 
-    def _address(self) -> str:
-        return resnet_address(self.depth)
+    def _url(self) -> str:
+        return resnet_url(self.depth)
 
 
-def resnet_address(depth: int) -> str:
+def resnet_url(depth: int) -> str:
     """Return the URL of torchvision's ImageNet weights, with their checksum."""
     url = torchvision.models.get_model_weights(f"resnet{depth}")["IMAGENET1K_V1"].url
     return f"{url}#sha256={Path(url).stem.split('-')[1]}"

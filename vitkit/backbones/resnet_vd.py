@@ -103,5 +103,5 @@ class ResNetVD(ResNet):
         x = relu(conv_norm(x, conv2, norm2), padding)
         return relu(conv_norm(x, conv3, self.bn1), padding)
 
-    def _address(self) -> str:
+    def _url(self) -> str:
         return _WEIGHTS.format(_WEIGHT_NAMES[self.depth])

@@ -350,9 +350,9 @@ class Swin(BackboneBase):
         if self.is_classifier:
             _widen_tables(state, prefix)
 
-    def _address(self) -> str:
+    def _url(self) -> str:
         if self.published not in self.weights:
-            return super()._address()
+            return super()._url()
         return f"https://github.com/SwinTransformer/storage/releases/download/{self.weights[self.published]}.pth"
 
 

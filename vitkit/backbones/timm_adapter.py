@@ -284,7 +284,7 @@ class TimmBackbone(BackboneBase):
         model.set_grad_checkpointing(enabled)
         self._activation_checkpointing = enabled
 
-    def _address(self) -> str:
+    def _url(self) -> str:
         return f"timm/{self.name}"
 
 

@@ -64,7 +64,7 @@ VIT_VARIANTS = {
         for n, drop_path in (("base", 0.1), ("large", 0.4), ("huge", 0.5))
     },
     **{
-        f"vit_{n}_patch{p}_dino": dict(patch_size=p, **_SIZES[n], address=_DINO.format(name))
+        f"vit_{n}_patch{p}_dino": dict(patch_size=p, **_SIZES[n], default_weights=_DINO.format(name))
         for (n, p), name in _DINO_NAMES.items()
     },
     **{f"vit_{n}_patch14_dinov2": dict(**size, **_DINOV2) for n, size in _DINOV2_SIZES.items()},
@@ -180,8 +180,8 @@ class ViT(BackboneBase):
         windows: see `Windows`.
         classifier: see `ClassifierOptions`.
         stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
-        address: the weights that pretrained=True means, as a value of `pretrained`; None: DINOv2's, DINOv3's, DeiT's or
-            torchvision's for a network of this shape.
+        default_weights: the weights that pretrained=True means, as a value of `pretrained`; None: DINOv2's, DINOv3's,
+            DeiT's or torchvision's for a network of this shape.
         out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`.
     Raises:
@@ -212,7 +212,7 @@ class ViT(BackboneBase):
         windows: Windows | None = None,
         classifier: ClassifierOptions | None = None,
         stem: Mapping[str, Any] | None = None,
-        address: str | None = None,
+        default_weights: str | None = None,
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
         frozen_stages: int = 0,
@@ -260,7 +260,7 @@ class ViT(BackboneBase):
         if self.is_classifier:
             _check_pooling(self.pooling, class_token=class_token, distilled=distilled)
         self.antialias = window_size is None
-        self.address = address
+        self.default_weights = default_weights
 
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         self.image_size = (height, width)
@@ -473,13 +473,13 @@ class ViT(BackboneBase):
             f"(this one's grid is {self.grid[0]} x {self.grid[1]} patches); it still takes images of any size."
         )
 
-    def _address(self) -> str:
-        if self.address is not None:
-            return self.address
+    def _url(self) -> str:
+        if self.default_weights is not None:
+            return self.default_weights
         width, patch = len(self.patch_embed.proj.weight), self.patch_embed.patch_size
         shape = dict(d_model=width, depth=len(self.blocks), num_heads=self.blocks[0].attn.num_heads)
         if not isinstance(self.blocks[0].ls1, nn.Identity):
-            return self._dino_address(shape)
+            return self._dino_url(shape)
         name = next((n for n, size in _SIZES.items() if size == shape), None)
         deit = f"{name}_distilled" if self.dist_token is not None else name
         if name and patch == 16 and deit in _DEIT_CHECKSUMS:
@@ -488,9 +488,9 @@ class ViT(BackboneBase):
             model, weights = _TORCHVISION[width, patch]
             url = get_model_weights(model)[weights].url
             return f"{url}#sha256={Path(url).stem.split('-')[1]}"
-        return super()._address()
+        return super()._url()
 
-    def _dino_address(self, shape: dict[str, int]) -> str:
+    def _dino_url(self, shape: dict[str, int]) -> str:
         """Return timm's name for the weights that DINOv2 or DINOv3 published for a network of this shape."""
         is_v3 = self.has_rotations
         is_gated = isinstance(self.blocks[0].mlp, SwiGLU)
@@ -499,7 +499,7 @@ class ViT(BackboneBase):
                 if is_v3:
                     return f"timm/vit_{name}_patch16_dinov3.lvd1689m"
                 return f"timm/vit_{name}_patch14{'_reg4' if self.num_registers else ''}_dinov2.lvd142m"
-        return super()._address()
+        return super()._url()
 
 
 def _check_pooling(pooling: str, *, class_token: bool, distilled: bool) -> None:

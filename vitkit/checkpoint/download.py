@@ -66,8 +66,8 @@ def cached_file(url: str, *, checksum: str | None = None, name: str | None = Non
     except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:  # including network errors
         if isinstance(error, OSError) and error.errno in _STORAGE_ERRORS:
             raise CheckpointError(
-                f"{error.filename or path}: cannot be written ({error.strerror}). Make room or set the rights there, "
-                "or set TORCH_HOME to another folder."
+                f"{error.filename or path}: cannot be written ({error.strerror}). Free some space or fix the "
+                "permissions there, or set TORCH_HOME to another folder."
             ) from error
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vitkit.checkpoint.marian import Tokens, read_tokens, renumbered
@@ -144,12 +145,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Read a .safetensors file.
 
     Raises:
-        CheckpointError: it is damaged, or the package is not installed.
+        CheckpointError: it is damaged.
     """
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise CheckpointError(f"{path}: reading it needs safetensors: pip install 'vitkit[hub]'.") from error
     try:
         return load_file(path)
     except Exception as error:  # the package's errors are of a type of its own

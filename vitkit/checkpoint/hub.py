@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+from huggingface_hub import errors
+
 from vitkit.checkpoint.folders import CONFIG, INDEX_SUFFIX, WEIGHTS, files_in_index, read_object
 from vitkit.checkpoint.marian import FILES as TOKEN_FILES
 from vitkit.checkpoint.marian import TARGET_NUMBERS
@@ -61,11 +64,7 @@ class _Download:
     """Downloads files of one repository through the hub's client, with errors condensed to one line."""
 
     def __init__(self, source: str, repository: str, revision: str | None):
-        try:
-            import huggingface_hub
-        except ImportError as error:
-            raise CheckpointError(f"{source}: needs the hub's client: pip install 'vitkit[hub]'.") from error
-        self.hub, self.source, self.repository, self.revision = huggingface_hub, source, repository, revision
+        self.source, self.repository, self.revision = source, repository, revision
         self.not_cached: list[str] = []
         """Files for which it is unknown, while offline, whether the repository has them."""
 
@@ -74,9 +73,8 @@ class _Download:
 
         When offline, the result is also None, with a warning, for files that are not `required` and not in the cache.
         """
-        errors = self.hub.errors
         try:
-            path = self.hub.hf_hub_download(self.repository, name, revision=self.revision, endpoint=_ENDPOINT)
+            path = huggingface_hub.hf_hub_download(self.repository, name, revision=self.revision, endpoint=_ENDPOINT)
         except errors.HFValidationError as error:
             raise CheckpointError(f"{self.source}: not the name of a repository; expected hf:OWNER/NAME.") from error
         except errors.GatedRepoError as error:
@@ -93,7 +91,7 @@ class _Download:
         except errors.LocalEntryNotFoundError as error:
             if self._is_known_to_lack(name):
                 return None
-            if required or not self.hub.constants.HF_HUB_OFFLINE:
+            if required or not huggingface_hub.constants.HF_HUB_OFFLINE:
                 raise self.unreachable(name) from error
             self.not_cached.append(name)
             logger.warning(f"{self.source}: offline, and {name} is not in the cache: continuing without it.")
@@ -105,18 +103,19 @@ class _Download:
             reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
             raise CheckpointError(
                 f"{self.source}: {name} cannot be downloaded or stored ({reason.splitlines()[0]}). Make room or set "
-                f"the rights in {self.hub.constants.HF_HUB_CACHE}, set HF_HOME to another folder, or try again."
+                f"the rights in {huggingface_hub.constants.HF_HUB_CACHE}, set HF_HOME to another folder, or try again."
             ) from error
         return Path(path)
 
     def _is_known_to_lack(self, name: str) -> bool:
         """Whether the cache records an earlier answer of the hub that the repository has no such file."""
-        cache = self.hub.constants.HF_HUB_CACHE
-        path = self.hub.try_to_load_from_cache(self.repository, name, cache_dir=cache, revision=self.revision)
-        return path is self.hub._CACHED_NO_EXIST
+        cache = huggingface_hub.constants.HF_HUB_CACHE
+        path = huggingface_hub.try_to_load_from_cache(self.repository, name, cache_dir=cache, revision=self.revision)
+        return path is huggingface_hub._CACHED_NO_EXIST
 
     def unreachable(self, name: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.source}: cannot be reached, and {name} is not in the cache ({self.hub.constants.HF_HUB_CACHE}). "
-            "Go online, unset HF_HUB_OFFLINE, or give a folder with its files."
+            f"{self.source}: cannot be reached, and {name} is not in the cache "
+            f"({huggingface_hub.constants.HF_HUB_CACHE}). Go online, unset HF_HUB_OFFLINE, or give a folder with its "
+            "files."
         )

@@ -64,7 +64,7 @@ def write_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
         if is_main():
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"{folder}: not saved ({problem}). Previous checkpoints are intact. Make room, or check the disk."
+            f"{folder}: not saved ({problem}). Previous checkpoints are intact. Free some space, or check the disk."
         )
     files = {name: checksum for _, checksums in per_rank for name, checksum in checksums.items()}
     return {**rest, "shards": {"folder": folder.name, "files": files, "tensors": _describe(metadata)}}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
@@ -30,12 +31,8 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
     """Write a .safetensors file atomically.
 
     Raises:
-        CheckpointError: it cannot be written, or the package is not installed.
+        CheckpointError: it cannot be written.
     """
-    try:
-        from safetensors.torch import save
-    except ImportError as error:
-        raise CheckpointError(f"{path}: writing it needs safetensors: pip install 'vitkit[hub]'.") from error
     # Each tensor is stored separately, even if several are views of one.
     data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, {"format": "pt"})
     write_bytes(path, data)
@@ -68,4 +65,4 @@ def _not_saved(path: Path, error: BaseException) -> CheckpointError:
         cause = cause.__context__
     reason = cause.strerror if isinstance(cause, OSError) else str(error).splitlines()[0]
     intact = " The previous checkpoint is intact." if path.exists() else ""
-    return CheckpointError(f"{path}: not saved ({reason}).{intact} Make room, or check the disk.")
+    return CheckpointError(f"{path}: not saved ({reason}).{intact} Free some space, or check the disk.")

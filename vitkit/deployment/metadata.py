@@ -66,16 +66,16 @@ def _preprocessing(predictor: Predictor) -> dict[str, Any]:
 
 
 def resize_of(predictor: Predictor) -> dict[str, Any] | None:
-    """Return how pictures are resized before the model; None if they keep their size.
+    """Return how images are resized before the model; None if they keep their size.
 
     Raises:
-        ConfigError: the transforms are of a kind that a file cannot describe.
+        ConfigError: the metadata has no description of transforms of this kind.
     """
     transforms, sizes = predictor.transforms, predictor.image_sizes
     if isinstance(transforms, EvalResize) and transforms.size is not None:
         return {"size": list(transforms.size)}
     if isinstance(transforms, EvalResize):
-        return {"short_side": transforms.short_side, "max_size": transforms.max_size}
+        return {"short_side": transforms.short_side, "max_size": transforms.max_size, "rounding": transforms.rounding}
     if isinstance(transforms, ClassificationEvalTransforms):
         return {"short_side": transforms.short_side, "crop": transforms.size, "interpolation": transforms.interpolation}
     if transforms is not None:

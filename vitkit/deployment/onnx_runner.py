@@ -61,7 +61,7 @@ class Runner:
             if "size" in resize:
                 size = tuple(resize["size"])
             elif resize and not is_within(size, resize.get("unless_within")):
-                size = short_side_size(*size, resize["short_side"], resize["max_size"])
+                size = short_side_size(*size, resize["short_side"], resize["max_size"], resize.get("rounding"))
             if limit is not None:
                 scale = min(1, limit[0] / size[0], limit[1] / size[1])
                 size = tuple(max(1, int(side * scale)) for side in size)
@@ -213,9 +213,12 @@ def resized(image, size, method=Image.Resampling.BILINEAR):
     return np.dstack(planes).round().clip(0, 65535).astype(np.uint16)
 
 
-def short_side_size(height, width, short_side, max_size=None):
+def short_side_size(height, width, short_side, max_size=None, rounding=None):
     """Return (height, width) with this short side, or a smaller one if the long side would exceed `max_size`."""
     short, long = min(height, width), max(height, width)
+    if rounding == "nearest":
+        scale = min(short_side / short, (max_size or np.inf) / long)
+        return max(1, round(height * scale)), max(1, round(width * scale))
     if max_size is not None and long / short * short_side > max_size:
         short_side = round(max_size * short / long)
     if short_side == 0:  # an image so long that its proportions cannot be kept

@@ -55,7 +55,7 @@ def same_classes(case: Case) -> Iterator[Issue]:
     different = [key for key in {**train, **val} if train.get(key) != val.get(key)]
     pairs = enumerate_items([f"{key}: {train.get(key)!r} and {val.get(key)!r}" for key in different])
     message = f"{len(train)} and {counted(len(val), 'classes')}, "
-    message += f"{counted(len(different), 'ids', 'differ')} ({pairs}): training would refuse them"
+    message += f"{counted(len(different), 'ids', 'differ')} ({pairs}): training would end with an error"
     yield Issue("same classes", "fail", message, where, {"ids": len(different)})
 
 

@@ -54,7 +54,7 @@ class ImageScan:
         return (
             ""
             if self.num_scanned == self.num_images
-            else f" (of {self.num_scanned} looked at, {self.num_images} in all)"
+            else f" (of {self.num_scanned} checked, {self.num_images} in total)"
         )
 
 

@@ -96,12 +96,12 @@ def detections(case: Case) -> Iterator[Issue]:
             name = "num_detections" if case.model_argument("num_detections") else "num_instances"
             yield Issue("detections", "warn", f"{message}model.{name}={_rounded_up(most)}", where, {"most": most})
         pairs = np.stack([statistics.image_indices, statistics.labels], axis=1)
-        most_of_class = int(np.unique(pairs, axis=0, return_counts=True)[1].max())
+        max_of_class = int(np.unique(pairs, axis=0, return_counts=True)[1].max())
         for key, limit in _detection_limits(case.config.get("evaluator"), "evaluator"):
-            if most_of_class > limit:
-                message = f"at most {most_of_class} objects of a class in an image, of which the evaluation counts "
-                message += f"{limit}: set {key}.max_dets={_rounded_up(most_of_class)}"
-                yield Issue("detections", "warn", message, where, {"most": most_of_class})
+            if max_of_class > limit:
+                message = f"at most {max_of_class} objects of a class in an image, of which the evaluation counts "
+                message += f"{limit}: set {key}.max_dets={_rounded_up(max_of_class)}"
+                yield Issue("detections", "warn", message, where, {"most": max_of_class})
 
 
 def _detection_limits(spec: Any, key: str) -> Iterator[tuple[str, int]]:

@@ -26,7 +26,7 @@ def video_issues(statistics: DatasetStatistics, max_videos: int) -> Iterator[Iss
                     short.append(dataset.image_id(index))
         except DataError as error:
             errors.append(str(error))
-    extent = "" if count == len(dataset) else f" (of {count} looked at, {len(dataset)} in all)"
+    extent = "" if count == len(dataset) else f" (of {count} checked, {len(dataset)} in total)"
     if errors:
         message = f"{counted(len(errors), 'videos', of=count)} cannot be read: {errors[0]}"
         yield Issue("videos", "fail", message, where, {"videos": len(errors)})

@@ -119,8 +119,8 @@ class RunCheckpoints:
             raise ConfigError(
                 f"{self.run_dir}: its disk has {_format(room)} for checkpoints, and they will take {_format(needed)}: "
                 f"{number} of {_format(full)} (weights{average}, and {_format(state)} of the optimiser's state), one "
-                f"being written, and the best weights. Make room, choose another folder with --run-dir, or keep fewer "
-                f"(train.keep_checkpoints={self.keep})."
+                f"being written, and the best weights. Free some space, choose another folder with --run-dir, or keep "
+                f"fewer (train.keep_checkpoints={self.keep})."
             )
 
     def _plain_values(self, progress: Progress) -> dict[str, Any]:

@@ -203,9 +203,7 @@ class ClassificationEvaluator(SampleEvaluator):
         label_of = {name: label for label, name in enumerate(self.dataset.classes)}
         images = content.get("images") if isinstance(content, dict) else None
         if not isinstance(images, list):
-            raise DataError(
-                f"results '{path}': expected classes that tools/test.py wrote, {{'images': [{{...}}, ...]}}."
-            )
+            raise DataError(f"results '{path}': expected classes that vitkit test wrote, {{'images': [{{...}}, ...]}}.")
         dataset_ids = set(np.asarray(self.dataset.image_ids).tolist())
         for number, image in enumerate(images):
             answer = _classes_of(image, label_of)

@@ -202,7 +202,7 @@ def _errors_in(image: _Image, evidence: _Evidence) -> list[LabelError]:
 def corrections(
     errors: Sequence[LabelError], truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the corrections that would fix the labels, in the form that `vitkit convert --fix` reads.
+    """Return the corrections that would fix the labels, in the form that `vitkit data convert --fix` reads.
 
     Args:
         truth: annotations; they have `file_id`, their id in the file, if it differs from `id`.

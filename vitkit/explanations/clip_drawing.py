@@ -47,7 +47,8 @@ def draw_clip_attention(
     maps = [] if class_token is None else [("class token", class_token)]
     maps += [(f"point {number}", weights) for number, (_, weights) in enumerate(points, start=1)]
     rows = 1 + len(maps)
-    figure = Figure(figsize=(1.7 * len(frames) + 0.8, 1.75 * rows + 0.5), layout="constrained")
+    panel = 1.7 * clip.shape[2] / clip.shape[3] + 0.1
+    figure = Figure(figsize=(1.7 * len(frames) + 0.8, panel * rows + 0.8), layout="constrained")
     figure.suptitle(title, fontsize="medium")
     axes = figure.subplots(rows, len(frames), squeeze=False)
     for row, label in zip(axes, ("frames", *(name for name, _ in maps))):
@@ -91,8 +92,8 @@ def draw_clip_arrows(clip: Tensor, points: Sequence[MarkedPoint], path: str | Pa
     strip = np.full((height, len(images) * (width + _GAP) - _GAP, 3), 255, np.uint8)
     for i, (image, _) in enumerate(images):
         strip[:, i * (width + _GAP) :][:, :width] = image
-    figure = Figure(figsize=(1.7 * len(images) + 0.4, (1.7 * height / width + 0.3) * len(points) + 0.6))
-    figure.set_layout_engine("constrained")
+    size = (max(1.7 * len(images) + 0.4, 6.0), (1.7 * height / width + 0.1) * len(points) + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(points), 1, squeeze=False)[:, 0]
     num_arrows = 0
     for number, (axis, ((frame, x, y), weights)) in enumerate(zip(axes, points), start=1):

@@ -60,8 +60,8 @@ def write_explain_page(
     left = MAX_BYTES - sum(mean.numel() for mean in means)
     if left < 0:
         raise ConfigError(
-            f"html: {MAX_BYTES - left} weights, only of the mean of the heads, are too many for a page; expected at "
-            f"most {MAX_BYTES}. Give a shorter text or clip, or leave html out."
+            f"html: {MAX_BYTES - left} weights, only of the mean of the heads, are too many for a page; expected "
+            f"at most {MAX_BYTES}. Give a shorter text or clip, or leave html out."
         )
     parts: list[dict[str, Any]] = []
     for layer, mean in zip(reversed(layers), reversed(means)):

@@ -99,7 +99,7 @@ class DABDeformableDETRHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
-        """Return queries whose content and box are learned, from (B, Q, d_model + 4); see `QueryHead`."""
+        """Return queries whose content and box are learned, from (B, Q, d_model + 4); see `MakesQueries`."""
         content, boxes = learned.split((self.d_model, 4), dim=-1)
         return Queries(content, references=boxes.sigmoid())
 

@@ -132,7 +132,7 @@ class DeformableDETRHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
-        """Return queries at learned points, from (B, Q, 2 * d_model), or with two stages at boxes; see `QueryHead`."""
+        """Return queries at learned points, from (B, Q, 2 * d_model), or at selected boxes; see `MakesQueries`."""
         if self.two_stage:
             positions, content = self.proposals.encode(boxes)
             return Queries(content, positions, references=boxes)

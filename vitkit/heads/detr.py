@@ -123,7 +123,7 @@ class DETRHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
-        """Return queries with learned positions, (B, Q, d_model), and without content; see `QueryHead`."""
+        """Return queries with learned positions, (B, Q, d_model), and without content; see `MakesQueries`."""
         return Queries(content=torch.zeros_like(learned), positions=learned)
 
     def _encode_positions(self, image: Tensor, padding: Tensor | None) -> Tensor | None:

@@ -45,7 +45,6 @@ class DFINEHead(QueryHead):
     query_outputs = ("pred_logits", "pred_boxes", "pred_corners", "initial_boxes", "reference_points")
     reference = "boxes"
     selects_boxes = True
-    makes_queries = False
 
     def __init__(
         self,

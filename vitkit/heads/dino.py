@@ -121,7 +121,7 @@ class DINOHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: Tensor) -> Queries:
-        """Return queries with learned content, (B, Q, d_model), at selected boxes; see `QueryHead`."""
+        """Return queries with learned content, (B, Q, d_model), at selected boxes; see `MakesQueries`."""
         return Queries(learned, references=boxes)
 
 

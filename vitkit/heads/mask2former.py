@@ -150,7 +150,7 @@ class Mask2FormerHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
-        """Return queries with learned content and positions, from (B, Q, 2 * d_model); see `QueryHead`."""
+        """Return queries with learned content and positions, from (B, Q, 2 * d_model); see `MakesQueries`."""
         content, positions = learned.chunk(2, dim=-1)
         return Queries(content, positions)
 

@@ -112,5 +112,5 @@ class MaskFormerHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
-        """Return queries with learned positions, (B, Q, d_model), and without content; see `QueryHead`."""
+        """Return queries with learned positions, (B, Q, d_model), and without content; see `MakesQueries`."""
         return Queries(content=torch.zeros_like(learned), positions=learned)

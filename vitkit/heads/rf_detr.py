@@ -50,7 +50,6 @@ class RFDETRHead(QueryHead):
 
     reference = "boxes"
     selects_boxes = True
-    selects_by_group = True
     attends_in_parts = True
 
     def __init__(
@@ -156,7 +155,7 @@ class RFDETRHead(QueryHead):
         return embedding
 
     def make_queries(self, learned: Tensor, boxes: Tensor) -> Queries:
-        """Return queries with learned content at selected boxes that learned numbers refine; see `QueryHead`."""
+        """Return queries with learned content at selected boxes that learned numbers refine; see `MakesQueries`."""
         deltas, content = learned.split((4, self.d_model), dim=-1)
         return Queries(content, references=refine_boxes(boxes, deltas))
 

@@ -39,7 +39,6 @@ class RTDETRHead(QueryHead):
     query_outputs = ("pred_logits", "pred_boxes", "reference_points")
     reference = "boxes"
     selects_boxes = True
-    makes_queries = False
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from vitkit.inference.load import (
 )
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.predictor import Predictor
-from vitkit.inference.tiles import Tiling
+from vitkit.inference.tiling import Tiling
 from vitkit.inference.translator import Translation, Translator
 from vitkit.visualization.predictions import FIELDS
 

@@ -1,6 +1,5 @@
 """Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
 
-import json
 from collections.abc import Mapping, Sequence
 from os.path import exists, isdir, isfile
 from pathlib import Path
@@ -14,9 +13,7 @@ from vitkit import model_zoo
 from vitkit.backbones.base import in_channels
 from vitkit.checkpoint import LoadReport, classes_of, load_weights
 from vitkit.checkpoint.files import read_metadata
-from vitkit.checkpoint.folders import CONFIG as TRANSFORMERS_CONFIG
-from vitkit.checkpoint.folders import is_transformers_folder
-from vitkit.checkpoint.hub import hub_folder, is_hub_name
+from vitkit.checkpoint.hub import is_hub_name
 from vitkit.checkpoint.marian import FILES as TOKEN_FILES
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
@@ -34,7 +31,8 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.language import MaskFiller, TextContinuer
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.translator import Translator
-from vitkit.interop.transformers_configs import check_architecture, config_of, lacks_tokens
+from vitkit.inference.videos import VideoPredictor
+from vitkit.interop.transformers_configs import read_config, transformers_folder
 from vitkit.models import build_model
 from vitkit.protocols import child
 from vitkit.registry import MODELS, nearest, parameters_of
@@ -84,19 +82,17 @@ def load(
     if not isinstance(config.get("model"), str | Mapping):
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = own_checkpoint(weights)
-    name = str(weights if isinstance(source, Mapping) else source)
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {})
-    if not vocabularies and isinstance(weights, Path) and lacks_tokens(weights):
-        raise ConfigError(
-            f"{name}: lacks its tokens: expected {', '.join(TOKEN_FILES)}. Get these files, too; or build the "
-            "model (vitkit.inference.find_model) and load its weights (load_weights) to translate token ids."
-        )
     if classes is None and not vocabularies:
         if "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0]):
-            raise CheckpointError(f"{weights}: has no vocabularies; expected a checkpoint that was trained on text.")
+            raise CheckpointError(
+                f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
+                f"transformers library with {', '.join(TOKEN_FILES)}. To translate token ids, build the model "
+                "(vitkit.inference.find_model) and load its weights (load_weights)."
+            )
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things
-        _check_things(name, weights, config, things)
+        _check_things(str(weights if isinstance(source, Mapping) else source), config, things)
     spec = config["model"]
     if isinstance(spec, Mapping) and not training_queries:
         spec = {name: value for name, value in spec.items() if name != "training_queries"}
@@ -111,15 +107,20 @@ def load(
         return TextContinuer(model.to(device), vocabularies, report=report)
     if isinstance(model, MaskedLanguageModel):
         return MaskFiller(model.to(device), vocabularies, report=report)
-    return Predictor(
-        model.to(device),
-        classes or (),
+    settings = dict(
         transforms=_section(config, "data", "val").get("transforms"),
         precision=precision,
         max_image_pixels=_section(config, "data").get("max_image_pixels", MAX_PIXELS),
         report=report,
+    )
+    sampling = sampling_of(_section(config, "data").get("val"))
+    if sampling is not None:
+        return VideoPredictor(model.to(device), classes or (), sampling=sampling, **settings)
+    return Predictor(
+        model.to(device),
+        classes or (),
+        **settings,
         category_ids=checkpoint.get("category_ids"),
-        sampling=sampling_of(_section(config, "data").get("val")),
         channels=_channels(config, model),
         **_measured(checkpoint, str(weights), classes or ()),
     )
@@ -134,18 +135,17 @@ def _channels(config: Mapping[str, Any], model: nn.Module) -> int | None:
     return _section(config, "data").get("channels", None if channels == 3 else channels)
 
 
-def _check_things(name: str, weights: str | Path, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
-    """Check that the things of a panoptic model are known, as folders of the transformers library may not state them.
+def _check_things(name: str, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
+    """Check that the things of a panoptic model are known.
 
     Raises:
         ConfigError: it is unknown which classes have instances.
     """
     model = _section(config, "model")
-    is_open = things is None and model.get("things") is None and "panoptic" in model.get("tasks", ())
-    if is_open and isinstance(weights, Path) and is_transformers_folder(weights):
+    if things is None and model.get("things") is None and "panoptic" in model.get("tasks", ()):
         raise ConfigError(
-            f"{name}: things not known: which classes have instances, as panoptic segmentation asks. Give "
-            "things=[True, ...], one for each class, or set model.tasks=['semantic']."
+            f"{name}: does not state which classes are things, that is, have instances, which panoptic segmentation "
+            "needs. Give things=[True, ...], one for each class, or set model.tasks=['semantic']."
         )
 
 
@@ -174,7 +174,7 @@ class FoundModel(NamedTuple):
 
     config: Mapping[str, Any]
     weights: str | Path | None
-    """A checkpoint's file, or a name of the model zoo; None if there are none, as for a config alone."""
+    """A checkpoint's file, or a name of the model zoo; None if there are none, as for a config by itself."""
 
 
 def find_model(
@@ -206,10 +206,8 @@ def find_model(
         for path in (source, weights):
             if isinstance(path, str | Path) and Path(path).suffix == PROGRAM_SUFFIX and isfile(path):
                 trust_program(path)
-    if is_hub_name(weights):
-        weights = hub_folder(weights, check=check_architecture)
-    if weights is not None and isdir(weights) and not is_transformers_folder(Path(weights)):
-        weights = _run_weights(Path(weights))
+    if weights is not None:
+        weights = transformers_folder(weights) or (_run_weights(Path(weights)) if isdir(weights) else weights)
     if isinstance(source, Mapping):
         return FoundModel(source, weights)
     if not isinstance(source, str | Path):
@@ -217,12 +215,10 @@ def find_model(
             f"got {source!r} for a model; expected its name, a path or a config. A config's weights are an argument of "
             "their own."
         )
+    folder = transformers_folder(source)
+    if folder is not None:
+        return FoundModel(read_config(source, folder, overrides, trust=trust), folder if weights is None else weights)
     path, name = Path(source), str(source)
-    if is_hub_name(source):
-        path = hub_folder(source, check=check_architecture)
-    if isdir(path) and is_transformers_folder(path):
-        text, where = json.dumps(config_of(path, name if is_hub_name(source) else None)), path / TRANSFORMERS_CONFIG
-        return FoundModel(load_saved_config(text, where, overrides, trust=trust), path if weights is None else weights)
     if isdir(path):
         own_weights = _run_weights(path) if weights is None else weights
         return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
@@ -230,7 +226,9 @@ def find_model(
         return FoundModel(load_config(path, overrides, trust=trust), weights)
     if isfile(path) or path.suffix in WEIGHTS_SUFFIXES or is_exported(path):
         if weights is not None:
-            raise ConfigError(f"{name}: is no config, so no weights are expected beside it; got {str(weights)!r}, too.")
+            raise ConfigError(
+                f"{name}: is not a config, and has its own weights; got also {str(weights)!r}. Give one of the two."
+            )
         return FoundModel(_config_in(path, overrides, trust), path)
     zoo = model_zoo.index()
     if listed := model_zoo.listed_name(name):
@@ -307,8 +305,8 @@ def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:
     config = own_checkpoint(path).get("config")
     if not isinstance(config, str):
         raise CheckpointError(
-            f"{path}: holds no config, as a run's checkpoint does, so its model is not known. Give its config, too: "
-            f"CONFIG {path}."
+            f"{path}: has no config, unlike a run's checkpoint, so its model is not known. Give its config as "
+            f"well: CONFIG {path}."
         )
     return load_saved_config(config, path, overrides, trust=trust)
 
@@ -317,7 +315,8 @@ def _run_weights(folder: Path) -> Path:
     weights = [folder / name for name in RUN_WEIGHTS if (folder / name).is_file()]
     if not weights or not (folder / RUN_CONFIG).is_file():
         raise ConfigError(
-            f"'{folder}' holds no run: expected {RUN_CONFIG} and {' or '.join(RUN_WEIGHTS)}, as training writes them."
+            f"'{folder}' is not the folder of a run: expected {RUN_CONFIG} and {' or '.join(RUN_WEIGHTS)}, as training "
+            "writes them."
         )
     return weights[0]
 

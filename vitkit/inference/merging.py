@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,7 @@ from torch import Tensor
 from torchvision.ops import box_area, box_iou
 
 from vitkit.evaluation.coco import masks_to_rle
-
-if TYPE_CHECKING:
-    from vitkit.inference.tiles import Tile, TileResult
+from vitkit.inference.tiling import Tile, TileResult
 
 logger = logging.getLogger("vitkit")
 
@@ -44,7 +42,7 @@ def connected(count: int, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
 class _Objects:
     """The N objects predicted in one tile."""
 
-    tile: "Tile"
+    tile: Tile
     first: int
     """The number of the tile's first object among those of all tiles."""
     scores: Tensor
@@ -81,7 +79,7 @@ class ObjectMerger:
         self.same: list[tuple[int, int]] = []
         """Pairs of predictions that are one object, by their numbers among those of all tiles."""
 
-    def add(self, tile: "Tile", result: "TileResult") -> None:
+    def add(self, tile: Tile, result: TileResult) -> None:
         """Add the predictions of a tile."""
         fields = result.fields
         boxes, masks = fields["boxes_xyxy"].float(), fields.get("masks")
@@ -106,7 +104,7 @@ class ObjectMerger:
         self.parts.append(part)
         self.num_objects += len(boxes)
 
-    def _is_cut(self, boxes: Tensor, tile: "Tile") -> Tensor:
+    def _is_cut(self, boxes: Tensor, tile: Tile) -> Tensor:
         near = _border(tile)
         height, width = self.size
         borders = (
@@ -158,7 +156,7 @@ class ObjectMerger:
         return merged[:most]
 
 
-def _border(tile: "Tile") -> float:
+def _border(tile: Tile) -> float:
     return max(1.0, BORDER * max(tile.bottom - tile.top, tile.right - tile.left))
 
 
@@ -173,7 +171,7 @@ def _representatives(group: list[tuple[_Objects, int]]) -> list[tuple[_Objects, 
     return [max(whole, key=lambda pair: float(pair[0].scores[pair[1]]))] if whole else group
 
 
-def _partners(a: _Objects, b: _Objects, common: "Tile") -> Iterator[tuple[int, int]]:
+def _partners(a: _Objects, b: _Objects, common: Tile) -> Iterator[tuple[int, int]]:
     """Yield pairs of indices into two tiles' objects that are one object, see `ObjectMerger`."""
     edges = a.boxes_xyxy.new_tensor([common.left, common.top, common.right, common.bottom])
     clipped_a, clipped_b = (_clip(part.boxes_xyxy, edges) for part in (a, b))
@@ -219,7 +217,7 @@ def _inside(a: Tensor, b: Tensor, margin: float) -> Tensor:
     return (high - low).clamp(min=0).prod(-1) / box_area(a).clamp(min=1e-6)[:, None]
 
 
-def _refine_by_masks(similarity: Tensor, a: _Objects, b: _Objects, common: "Tile") -> None:
+def _refine_by_masks(similarity: Tensor, a: _Objects, b: _Objects, common: Tile) -> None:
     """Replace the IoU of overlapping boxes with the IoU of their masks within the overlap of the tiles."""
     decoded: dict[tuple[int, int], np.ndarray] = {}
 
@@ -248,7 +246,7 @@ class MapMerger:
         tiles: all tiles, in the order in which they are added.
     """
 
-    def __init__(self, size: tuple[int, int], tiles: Sequence["Tile"]):
+    def __init__(self, size: tuple[int, int], tiles: Sequence[Tile]):
         self.semantic = torch.zeros(size, dtype=torch.int64)
         self.row_cuts = sorted({cut for tile in tiles for cut in (tile.top, tile.bottom)})
         self.column_cuts = sorted({cut for tile in tiles for cut in (tile.left, tile.right)})
@@ -258,13 +256,13 @@ class MapMerger:
                 self.awaited[rows[0], columns[0]] = self.awaited.get((rows[0], columns[0]), 0) + 1
         self.sums: dict[tuple[int, int], Tensor] = {}
 
-    def _cells(self, tile: "Tile") -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    def _cells(self, tile: Tile) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         """Yield the cells in a tile, each as (first, end) of its rows and (first, end) of its columns."""
         rows = [cut for cut in pairwise(self.row_cuts) if tile.top <= cut[0] < tile.bottom]
         columns = [cut for cut in pairwise(self.column_cuts) if tile.left <= cut[0] < tile.right]
         return product(rows, columns)
 
-    def add(self, tile: "Tile", result: "TileResult") -> None:
+    def add(self, tile: Tile, result: TileResult) -> None:
         """Add the scores of a tile's pixels."""
         cells = list(self._cells(tile))
         for rows, scores in result.class_scores:
@@ -311,7 +309,7 @@ class PanopticMerger:
         self.stuff: dict[int, int] = {}
         self.tiles: list[Tile] = []
 
-    def add(self, tile: "Tile", result: "TileResult") -> None:
+    def add(self, tile: Tile, result: TileResult) -> None:
         """Add the map of a tile."""
         segments = result.fields["segments_info"]
         lookup = np.zeros(max((s["id"] for s in segments), default=0) + 1, np.int32)
@@ -357,7 +355,7 @@ class PanopticMerger:
                 if is_thing and one["label"] == other["label"] and count > SAME * union:
                     self.same.append((a, b))
 
-    def _depth(self, tile: "Tile") -> np.ndarray:
+    def _depth(self, tile: Tile) -> np.ndarray:
         """Return (h, w) int32, the distance of each pixel of a tile from those of its borders inside the image."""
         far = np.iinfo(np.int32).max
 

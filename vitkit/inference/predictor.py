@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -20,10 +20,10 @@ from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.deployment.exported import ExportedGenerator, ExportedModel
 from vitkit.devices import OUT_OF_MEMORY, autocast, is_out_of_memory
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference.inputs import NamedPicture, Picture, Pictures, find_pictures, find_videos, in_batches, to_array
+from vitkit.inference.inputs import NamedPicture, Picture, Pictures, find_pictures, in_batches, to_array
 from vitkit.inference.prediction import Prediction, requested_threshold
-from vitkit.inference.tiles import TileResult, Tiling, predict_tiles
-from vitkit.inference.videos import predict_video
+from vitkit.inference.tiles import predict_tiles
+from vitkit.inference.tiling import TileResult, Tiling
 from vitkit.models.classifier import Classifier
 from vitkit.models.detr import DETR
 from vitkit.protocols import DenseModel, Model, require_base
@@ -50,9 +50,11 @@ class Predictor:
         image_sizes: the sizes of the images that the model was evaluated on. If `transforms` do not resize, an image
             that is smaller or larger than all of these is resized to their median, as the model would miss most objects
             of sizes that it was not trained on.
-        sampling: for a model of clips, which frames make a clip; None for a model of images.
         channels: number of channels that images are read with, as stored; None: RGB of 8 bits.
     """
+
+    sampling: ClipSampling | None = None
+    """Which frames make a clip; None for a model of images."""
 
     def __init__(
         self,
@@ -66,12 +68,10 @@ class Predictor:
         thresholds: ScoreThresholds | None = None,
         category_ids: Sequence[int] | None = None,
         image_sizes: ImageSizes | None = None,
-        sampling: ClipSampling | None = None,
         channels: int | None = None,
     ):
         self.model = model.eval()
         self.channels = channels
-        self.sampling = sampling
         self.report = report
         self.classes = list(classes)
         self.transforms = None if transforms is None else TRANSFORMS.build(transforms)
@@ -103,11 +103,11 @@ class Predictor:
     def __call__(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
     ) -> Prediction | list[Prediction] | Iterator[Prediction]:
-        """Predict on pictures from any source, see `find_pictures`; or on videos, see `find_videos`.
+        """Predict on pictures from any source, see `find_pictures`.
 
         Args:
             source: one picture; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
-                a video or the number of a camera. For a model of clips, a video or a list of frames is one input.
+                a video or the number of a camera.
             threshold: the lowest score of objects that are shown; None: the model's `thresholds`.
             batch_size, tiles: see `stream`.
         Returns:
@@ -146,37 +146,30 @@ class Predictor:
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         thresholds = self.thresholds if threshold is None else requested_threshold(threshold)
         pictures = self._find(source)
-        read = self._read if self.sampling is None else self._classified
-        arrays = self._readable(pictures.named, read) if pictures.leaves_out_broken else map(read, pictures.named)
-        if self.sampling is not None:
-            if tiling is not None:
-                raise ConfigError("tiles: the model classifies videos, which have no tiles.")
-            yield from arrays
-            return
-        for batch in in_batches(arrays, 1 if tiling else batch_size):
+        for batch in in_batches(self._each(pictures, self._read), 1 if tiling else batch_size):
             images = [picture for _, picture in batch]
             results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
             for (name, picture), fields in zip(batch, results):
                 yield Prediction(name, as_rgb(picture), fields, self.classes, thresholds, self.category_ids)
 
     def _find(self, source: Any) -> Pictures:
-        return find_pictures(source) if self.sampling is None else find_videos(source)
+        return find_pictures(source)
 
     def _read(self, named: NamedPicture) -> tuple[str, np.ndarray]:
         name, picture = named
         return name, self.to_array(picture, name)
 
-    def _classified(self, named: tuple[str, Any]) -> Prediction:
-        return predict_video(self, *named)
-
-    def _readable(self, named: Iterable[NamedPicture], read: Callable[[NamedPicture], Read]) -> Iterator[Read]:
-        """Yield the pictures that can be read, and warn about the others.
+    def _each(self, pictures: Pictures, read: Callable[[NamedPicture], Read]) -> Iterator[Read]:
+        """Read the pictures one after the other; of those from a folder or a pattern, unreadable ones are left out.
 
         Raises:
-            DataError: no picture can be read.
+            DataError: a picture that was named cannot be read, or none of the others can.
         """
+        if not pictures.leaves_out_broken:
+            yield from map(read, pictures.named)
+            return
         num_read, error = 0, None
-        for pair in named:
+        for pair in pictures.named:
             try:
                 result = read(pair)
             except DataError as this_error:
@@ -195,13 +188,11 @@ class Predictor:
 
     def run(self, pictures: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """Predict on arrays as from `to_array`, as one batch; return the model's results for each, on the CPU."""
-        if self.sampling is not None:
-            raise ConfigError("the model classifies videos by the order of their frames, not pictures: give a video.")
         return self.run_batch(self.prepare(pictures), [picture.shape[:2] for picture in pictures])
 
     def run_tiles(self, picture: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
         """Predict on an array as from `to_array` in tiles, see `predict_tiles`; like `run` if it fits one tile."""
-        if not isinstance(self.model, DenseModel) or self.sampling is not None:
+        if not isinstance(self.model, DenseModel):
             raise ConfigError(
                 f"tiles: {type(self.model).__name__} predicts no boxes, masks or maps. Predict without tiles."
             )
@@ -285,7 +276,7 @@ def _memory_explained(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
             f"out of memory at {len(sizes)} pictures, the largest of {width}x{height} pixels ({reason}). Use a smaller "
-            "batch_size (--batch), tiles (--tiles 800) for boxes, masks and maps, or smaller pictures."
+            "batch_size (--batch-size), tiles (--tiles 800) for boxes, masks and maps, or smaller pictures."
         ) from error
 
 

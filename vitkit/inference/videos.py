@@ -4,22 +4,24 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitkit.checkpoint import LoadReport
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.video import read_clips
+from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.data.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference.prediction import Prediction
+from vitkit.inference.inputs import Pictures, find_videos
+from vitkit.inference.prediction import Prediction, requested_threshold
+from vitkit.inference.predictor import Predictor
+from vitkit.inference.tiling import Tiling
 from vitkit.structures import Batch
 from vitkit.visualization.clips import draw_strip
-
-if TYPE_CHECKING:
-    from vitkit.inference.predictor import Predictor
 
 _FRAMES_DRAWN = 8
 
@@ -59,7 +61,60 @@ class FrameList:
         pass
 
 
-def open_source(predictor: "Predictor", source: Any, name: str = "video") -> Video:
+class VideoPredictor(Predictor):
+    """A model of clips with the preparation of its videos; made by `load`.
+
+    It is used like other predictors: a source is one video or several (see `find_videos`), and a list of frames is one
+    video. There is one `Prediction` for each video.
+
+    Args:
+        sampling: which frames make a clip. The other arguments are those of `Predictor`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: Sequence[str],
+        *,
+        sampling: ClipSampling,
+        transforms: Any,
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        max_image_pixels: int = MAX_PIXELS,
+        report: LoadReport | None = None,
+    ):
+        super().__init__(
+            model, classes, transforms=transforms, precision=precision, max_image_pixels=max_image_pixels, report=report
+        )
+        self.sampling = sampling
+
+    def stream(
+        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+    ) -> Iterator[Prediction]:
+        """Predict on videos, one at a time; see `Predictor.stream`. Classes have no threshold, videos no tiles."""
+        if threshold is not None:
+            requested_threshold(threshold)
+        videos = self._find(source)
+        if tiles is not None:
+            raise ConfigError("tiles: the model classifies videos, which have no tiles.")
+        yield from self._each(videos, lambda named: predict_video(self, *named))
+
+    def _find(self, source: Any) -> Pictures:
+        return find_videos(source)
+
+    def run(self, pictures: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """Refuse images, as clips are classified by the order of their frames.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("the model classifies videos by the order of their frames, not images: give a video.")
+
+    def run_tiles(self, picture: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
+        """Refuse images, see `run`."""
+        raise ConfigError("tiles: the model classifies videos, which have no tiles.")
+
+
+def open_source(predictor: Predictor, source: Any, name: str = "video") -> Video:
     """Open a video: a file, a folder of frames, or a sequence of frames that `Predictor.to_array` takes.
 
     Raises:
@@ -73,11 +128,11 @@ def open_source(predictor: "Predictor", source: Any, name: str = "video") -> Vid
     return FrameList(frames)
 
 
-def classify_video(predictor: "Predictor", source: Any, num_clips: int | None = None) -> VideoScores:
+def classify_video(predictor: Predictor, source: Any, num_clips: int | None = None) -> VideoScores:
     """Predict the classes of a video's clips, averaging the crops of a clip. Only one clip at a time is in memory.
 
     Args:
-        predictor: the predictor of a clip model.
+        predictor: that of a model of clips.
         source: see `open_source`.
         num_clips: number of clips, spread over the video; None: as many consecutive clips as the video is long.
     Raises:
@@ -88,7 +143,7 @@ def classify_video(predictor: "Predictor", source: Any, num_clips: int | None = 
         return _classify(predictor, video, num_clips)
 
 
-def _classify(predictor: "Predictor", video: Video, num_clips: int | None) -> VideoScores:
+def _classify(predictor: Predictor, video: Video, num_clips: int | None) -> VideoScores:
     numbers = _clips_of(_sampling_of(predictor), video.times, num_clips)
     clips = []
     for clip in numbers:
@@ -98,11 +153,11 @@ def _classify(predictor: "Predictor", video: Video, num_clips: int | None) -> Vi
     return VideoScores(numbers, video.times[numbers[:, [0, -1]]], torch.stack(clips))
 
 
-def predict_video(predictor: "Predictor", name: str, source: Any) -> Prediction:
-    """Predict on a video: class scores are averaged over its clips, and its picture is a strip of frames.
+def predict_video(predictor: Predictor, name: str, source: Any) -> Prediction:
+    """Predict on a video: class scores are averaged over its clips, and its image is a strip of frames.
 
     Args:
-        predictor: the predictor of a clip model.
+        predictor: that of a model of clips.
         name: the video's name, for its prediction and for errors.
         source: see `open_source`.
     Raises:
@@ -116,16 +171,16 @@ def predict_video(predictor: "Predictor", name: str, source: Any) -> Prediction:
     return Prediction(name, strip, {"class_scores": result.scores.mean(dim=0)}, predictor.classes)
 
 
-def clip_of(predictor: "Predictor", path: str | Path) -> Tensor:
+def clip_of(predictor: Predictor, path: str | Path) -> Tensor:
     """Read the clip in the middle of a video, (crops, 3, T, H, W) uint8; errors are those of `classify_video`."""
     sampling = _sampling_of(predictor)
     with open_video(path, "input", max_pixels=predictor.max_image_pixels) as video:
         return read_clips(video, _clips_of(sampling, video.times, 1), predictor.transforms, seed=0)[0]
 
 
-def _sampling_of(predictor: "Predictor") -> ClipSampling:
+def _sampling_of(predictor: Predictor) -> ClipSampling:
     if predictor.sampling is None:
-        raise ConfigError("the model predicts on pictures, not on clips: give it frames of the video as pictures.")
+        raise ConfigError("the model predicts on images, not on clips: give it frames of the video as images.")
     return predictor.sampling
 
 

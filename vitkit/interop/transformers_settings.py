@@ -1,7 +1,7 @@
 """Read settings, and the preparation of images, from folders of the transformers library."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from vitkit.errors import ConfigError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
@@ -89,7 +89,7 @@ class Settings:
         for name, value in values.items():
             theirs = self.get(name, value)
             if theirs != value:
-                raise ConfigError(f"{self.where}: {name}={theirs!r}: vitkit's model has {value!r} alone.")
+                raise ConfigError(f"{self.where}: {name}={theirs!r}: vitkit's model only has {value!r}.")
 
     def same(self, first: str, second: str) -> int:
         """Return the common value of two numbers that are a single one in vitkit."""
@@ -99,6 +99,21 @@ class Settings:
                 f"{self.where}: {first}={values[0]}, {second}={values[1]}: vitkit's model has one number for both."
             )
         return values[0]
+
+
+class Kind(NamedTuple):
+    """A kind of the library's models that vitkit also has, and how settings are converted both ways."""
+
+    name: str
+    """The library's `model_type`."""
+    architectures: Mapping[str, str]
+    """vitkit's class of the model, or of a classifier's backbone -> the library's class."""
+    read: Callable[[Settings, str], tuple[str, Section]]
+    """Converts the library's settings, and the folder's name, to a base config and its model section."""
+    write: Callable[[Section], Section]
+    """Converts the resolved model section to the library's settings."""
+    processor: str = "BitImageProcessor"
+    """The library's class that prepares the images."""
 
 
 def preprocess(config: Section, values: Settings) -> None:

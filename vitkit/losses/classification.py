@@ -19,7 +19,7 @@ from vitkit.registry import CRITERIA
 class ClassificationLoss(Criterion):
     """Cross entropy with labels, or with class weights if images are mixed.
 
-    `meters["accuracy"]` counts the images whose most probable class is right; for mixed images, that of the largest
+    `meters["accuracy"]` counts the images whose most probable class is correct; for mixed images, that of the largest
     weight.
 
     Args:

@@ -212,7 +212,7 @@ class DFINECriterion(SetCriterion):
         is_paired[pairs.image, pairs.query] = True
         sums = torch.stack([weighted.where(mask, 0).sum((1, 2)) for mask in (is_paired, ~is_paired)])  # (2, L)
         means = sums / pairs.counts.clamp(min=1e-6)[:, None]
-        # In denoising, too, the means weigh as in the main queries. The original multiplies the counts by 8 / B, which
+        # In denoising, the means also weigh as in the main queries. The original multiplies the counts by 8 / B, which
         # has no effect.
         shares = main_counts.sqrt() / main_counts.sqrt().sum()
         return students.named_losses({"ddf": (shares[:, None] * means).sum(0)}, self.weights)
@@ -229,7 +229,7 @@ def union_of_matches(layers: Matches, num_queries: int, counts: Sequence[int]) -
     """
     union = []
     for image, count in enumerate(counts):
-        # Without targets there is a column, too, since a maximum needs one.
+        # There is also a column without targets, since a maximum needs one.
         votes = torch.zeros(num_queries, max(count, 1), dtype=torch.int64)
         for layer in layers:
             votes[layer[image]] += 1

@@ -1,6 +1,7 @@
 """Deformable DETR: backbone, neck, head (Zhu et al. 2021, https://arxiv.org/abs/2010.04159)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,20 +31,10 @@ class DeformableDETR(DETR):
         head: Spec | nn.Module,
         *,
         num_queries: int = 300,
-        num_classes: int = 91,
         num_detections: int = 100,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_queries=num_queries,
-            num_classes=num_classes,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-        )
+        super().__init__(backbone, neck, head, num_queries=num_queries, **options)
         if num_detections < 1:
             raise ConfigError(f"num_detections={num_detections}: expected at least 1.")
         self.num_detections = num_detections

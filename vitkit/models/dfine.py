@@ -1,6 +1,6 @@
 """D-FINE: backbone, hybrid encoder, head (Peng et al. 2024, https://arxiv.org/abs/2410.13842)."""
 
-from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from vitkit.registry import MODELS, Spec
 class DFINE(DeformableDETR):
     """A real-time detector that refines distributions of the edges of its boxes; trained with contrastive denoising.
 
-    Its outputs and results are those of Deformable DETR.
+    Its outputs and results are those of Deformable DETR; so are its further arguments.
     """
 
     def __init__(
@@ -21,19 +21,8 @@ class DFINE(DeformableDETR):
         neck: Spec | nn.Module,
         head: Spec | nn.Module,
         *,
-        num_queries: int = 300,
         num_classes: int = 80,
         num_detections: int = 300,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_queries=num_queries,
-            num_classes=num_classes,
-            num_detections=num_detections,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-        )
+        super().__init__(backbone, neck, head, num_classes=num_classes, num_detections=num_detections, **options)

@@ -1,6 +1,6 @@
 """DINO: backbone, neck, head (Zhang et al. 2022, https://arxiv.org/abs/2203.03605)."""
 
-from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from vitkit.registry import MODELS, Spec
 class DINO(DeformableDETR):
     """A detector whose queries start from boxes that the encoder selects; trained with contrastive denoising.
 
-    Its outputs and results are those of Deformable DETR.
+    Its outputs and results are those of Deformable DETR; so are its further arguments.
     """
 
     def __init__(
@@ -22,18 +22,7 @@ class DINO(DeformableDETR):
         head: Spec | nn.Module,
         *,
         num_queries: int = 900,
-        num_classes: int = 91,
         num_detections: int = 300,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_queries=num_queries,
-            num_classes=num_classes,
-            num_detections=num_detections,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-        )
+        super().__init__(backbone, neck, head, num_queries=num_queries, num_detections=num_detections, **options)

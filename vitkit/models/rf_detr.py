@@ -29,22 +29,10 @@ class RFDETR(DeformableDETR):
         neck: Spec | nn.Module,
         head: Spec | nn.Module,
         *,
-        num_queries: int = 300,
-        num_classes: int = 91,
         num_detections: int = 300,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_queries=num_queries,
-            num_classes=num_classes,
-            num_detections=num_detections,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-        )
+        super().__init__(backbone, neck, head, num_detections=num_detections, **options)
         groups = {f"{name.rpartition('.')[0]}." for name, _ in self.named_parameters() if is_group_head(name)}
         self.class_head = (*type(self).class_head, *sorted(groups))
 
@@ -103,21 +91,10 @@ class RFDETRSeg(RFDETR):
         head: Spec | nn.Module,
         *,
         num_queries: int = 100,
-        num_classes: int = 91,
         num_detections: int = 100,
-        training_queries: Sequence[Spec] = (),
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            backbone,
-            neck,
-            head,
-            num_queries=num_queries,
-            num_classes=num_classes,
-            num_detections=num_detections,
-            training_queries=training_queries,
-            isolate_padding=isolate_padding,
-        )
+        super().__init__(backbone, neck, head, num_queries=num_queries, num_detections=num_detections, **options)
         if getattr(self.head, "mask_head", None) is None:
             raise ConfigError("RFDETRSeg: the head predicts no masks. Set model.head.masks=True, or model.type=RFDETR.")
 

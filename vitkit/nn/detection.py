@@ -45,7 +45,7 @@ def boxes_around(references: Tensor, deltas: Tensor, *, eps: float = 1e-5) -> Te
 
     Args:
         references: (..., 2) points or (..., 4) boxes cxcywh in 0..1.
-        deltas: (..., 4), added before the sigmoid; for a reference point they alone determine the size.
+        deltas: (..., 4), added before the sigmoid; for a reference point, only they determine the size.
         eps: see `inverse_sigmoid`.
     Returns:
         (..., 4) float32 cxcywh in 0..1.

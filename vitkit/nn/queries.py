@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -33,7 +33,8 @@ class QueryHead(nn.Module, ABC):
 
     It is built with `feature_info`, `num_classes` and `num_queries`, which the model sets. Its constructor sets
     `d_model`, `num_queries` and, if queries are made from learned vectors, `learned_channels`; its class sets
-    `query_outputs`, and `reference` if queries have references.
+    `query_outputs`, and `reference` if queries have references. Heads that groups of queries can be added to also have
+    `make_queries`, see `MakesQueries`.
     """
 
     d_model: int
@@ -45,12 +46,8 @@ class QueryHead(nn.Module, ABC):
     queries are made from their boxes."""
     selects_boxes: bool = False
     """Whether the boxes that queries start from are selected from the image."""
-    selects_by_group: bool = False
-    """Whether each group of queries selects its boxes with layers of its own, see `make_proposals`."""
     attends_in_parts: bool = False
     """Whether the self-attention reads `Queries.num_parts`, which is much faster than a bias that separates parts."""
-    makes_queries: bool = True
-    """Whether `make_queries` makes further queries; False if contents are those of locations in the image."""
     attends_in_masks: bool = False
     """Whether queries attend within masks, and so read `Queries.masks`."""
     query_outputs: tuple[str, ...]
@@ -76,23 +73,13 @@ class QueryHead(nn.Module, ABC):
             earlier layer, first layer first. `SetCriterion` reads pred_logits and pred_boxes.
         """
 
-    def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
-        """Make queries as the head's own are made; all heads with `makes_queries` implement it.
-
-        Args:
-            learned: (B, Q, learned_channels), the learned vector of each query; None if `learned_channels` is 0. Q may
-                differ from `num_queries`.
-            boxes: (B, Q, 4) cxcywh in 0..1, for heads that select queries' boxes from the image; None for others.
-        """
-        raise NotImplementedError(f"{type(self).__name__}: makes_queries is {self.makes_queries}")
-
     def learned_vectors(self, count: int) -> nn.Embedding:
         """Return new learned vectors for further queries, (count, learned_channels)."""
         return nn.Embedding(count, self.learned_channels)
 
-    def make_proposals(self) -> nn.Module:
-        """Return new layers that select the boxes of another group of queries, for heads with `selects_by_group`."""
-        raise NotImplementedError(f"{type(self).__name__} sets selects_by_group, but has no make_proposals.")
+    def make_proposals(self) -> nn.Module | None:
+        """Return new layers that select the boxes of another group of queries; None if all groups share the head's."""
+        return None
 
     def queries_at(self, content: Tensor, boxes: Tensor) -> Queries:
         """Make queries that start from boxes, for heads whose `reference` is "boxes".
@@ -104,14 +91,28 @@ class QueryHead(nn.Module, ABC):
         return Queries(content, references=boxes)
 
 
+@runtime_checkable
+class MakesQueries(Protocol):
+    """A head that can make further queries like its own; heads whose queries are locations of the image cannot."""
+
+    def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
+        """Make queries as the head's own are made.
+
+        Args:
+            learned: (B, Q, learned_channels), the learned vector of each query; None if `learned_channels` is 0. Q may
+                differ from `num_queries`.
+            boxes: (B, Q, 4) cxcywh in 0..1, for heads that select queries' boxes from the image; None for others.
+        """
+
+
 class AddedQueries(ABC):
     """Queries that a model adds to its head's own for one batch of training, see `vitkit.training_queries`."""
 
     num_selected: int = 0
     """Number of boxes that a head which selects boxes from the image has to select beyond its own queries'."""
     proposals: Sequence[nn.Module] = ()
-    """For heads with `selects_by_group`: the layers that select the boxes of each added group, as many as the head's
-    own queries have."""
+    """The layers that select the boxes of each added group, as many boxes as the head has queries; empty if all groups
+    share the head's, see `QueryHead.make_proposals`."""
 
     @abstractmethod
     def join(self, queries: Queries, head: QueryHead, selected: Tensor | None = None) -> Queries:

@@ -104,7 +104,7 @@ class DecodingSettings:
             "method": (self.method in METHODS, f"one of {', '.join(METHODS)}"),
             "beams": (self.beams >= 1, "at least 1"),
             "length_penalty": (self.length_penalty >= 0, "at least 0"),
-            "n_best": (1 <= self.n_best <= self._most_hypotheses(), f"1 to {self._most_hypotheses()}"),
+            "n_best": (1 <= self.n_best <= self._max_hypotheses(), f"1 to {self._max_hypotheses()}"),
             "max_length": (self.max_length >= 1, "at least 1"),
             "min_length": (0 <= self.min_length < self.max_length, "at least 0, below max_length"),
             "temperature": (self.temperature > 0, "above 0; use method='greedy' for the most probable tokens"),
@@ -115,7 +115,7 @@ class DecodingSettings:
             if not valid:
                 raise ConfigError(f"decoding.{name}: got {getattr(self, name)!r}; expected {expected}.")
 
-    def _most_hypotheses(self) -> int:
+    def _max_hypotheses(self) -> int:
         """The maximum number of hypotheses that the method can return."""
         return {"greedy": 1, "beam": self.beams}.get(self.method, 10**6)
 

@@ -1,1 +1,1 @@
-"""Own data to a judged model: reads and splits annotations, chooses by timing, trains, reports."""
+"""From your own data to an evaluated model: split it, choose settings by timing, train, report."""

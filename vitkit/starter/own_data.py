@@ -1,4 +1,4 @@
-"""Turn a user's pictures and annotations into training and validation data, for `vitkit start`."""
+"""Turn a user's images and annotations into training and validation data, for `vitkit start`."""
 
 import json
 import statistics
@@ -51,7 +51,7 @@ def read_own_data(task: str, images: Path, annotations: Path | None, *, share: f
 
     Args:
         task: a key of READERS.
-        images: folder of the pictures; without `annotations`, a file or folder that leads to pictures and annotations.
+        images: folder of the images; without `annotations`, a file or folder that leads to images and annotations.
         annotations: a file or a folder.
         share: the fraction of the images for validation.
         out: folder for the files that have to be written.
@@ -59,7 +59,7 @@ def read_own_data(task: str, images: Path, annotations: Path | None, *, share: f
         DataError: the data cannot be read, or has too few images to split.
     """
     if not images.exists():
-        raise DataError(f"no file or folder '{images}'. Give the folder of the pictures, then their annotations.")
+        raise DataError(f"no file or folder '{images}'. Give the folder of the images, then their annotations.")
     return READERS[task](images, annotations, share, out)
 
 
@@ -80,9 +80,12 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
         print(f"  note: {note}")
     for line in left_out_lines(left_out | data.left_out):
         print(f"  left out: {line}")
-    fullest = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
-    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * fullest / 10))
-    lines = [f"# the fullest image has {counted(fullest, 'objects')}", f'cfg["model"]["num_queries"] = {num_queries}']
+    most_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
+    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * most_objects / 10))
+    lines = [
+        f"# the image with the most objects has {counted(most_objects, 'objects')}",
+        f'cfg["model"]["num_queries"] = {num_queries}',
+    ]
     for name in ("train", "val"):
         write_coco(data.split(name), out / f"{name}.json", {})
         lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
@@ -97,12 +100,12 @@ def read_instance(images: Path, annotations: Path | None, share: float, out: Pat
 
 
 def read_semantic(images: Path, labels: Path | None, share: float, out: Path) -> OwnData:
-    """Read pictures and label maps with the same names; write the names of each split.
+    """Read images and label maps with the same names; write the names of each split.
 
     The classes are those of classes.txt or classes.json beside the label maps; without such a file, the pixel values.
     """
     if labels is None:
-        raise DataError(f"'{images}': give the folder of the label pictures, too.")
+        raise DataError(f"'{images}': also give the folder of the label images.")
     suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_in(labels))
     names = paired_names(images, labels, **suffixes)
     maps = (read_label_map(labels / f"{name}{suffixes['label_suffix']}") for name in names)
@@ -113,14 +116,14 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
     class_file = class_file_near(labels)
     if class_file is None and len(every_value) > MAX_CLASSES:
         raise DataError(
-            f"'{labels}': the label pictures hold {len(every_value)} different values, so that they are no classes. "
-            "Give pictures of class numbers, or name the classes in classes.txt beside them, a line each."
+            f"'{labels}': the label images have {len(every_value)} different values, so these are not classes. "
+            "Give images of class numbers, or name the classes in classes.txt beside them, one per line."
         )
     named = read_class_file(class_file) if class_file else {value: f"class {value}" for value in sorted(every_value)}
     classes = {value: name for value, name in named.items() if name.lower() not in NO_CLASSES}
     if len(classes.keys() & every_value) < 2:
         raise DataError(
-            f"'{labels}': the label pictures hold the values {', '.join(map(str, sorted(every_value)))}, of which "
+            f"'{labels}': the label images have the values {', '.join(map(str, sorted(every_value)))}, of which "
             f"fewer than two are classes{f' of {class_file}' if class_file else ''}. Name the classes by their values "
             'in classes.json beside them: {"0": "background", "255": "object"}.'
         )
@@ -135,7 +138,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
         write_text(list_file, "".join(f"{names[k]}\n" for k in positions))
         lines.append(_update(name, "**classes", images=images, labels=labels, names=list_file, **suffixes))
     files = [images / f"{name}{suffixes['image_suffix']}" for name in names]
-    summary = f"label pictures: {_counts(splits)} of {counted(len(classes), 'classes')}"
+    summary = f"label images: {_counts(splits)} of {counted(len(classes), 'classes')}"
     if unnamed := sorted(every_value - named.keys()):
         summary += f"; not named in {class_file}, and ignored: values {', '.join(map(str, unnamed))}"
     return OwnData(summary, *_sizes(splits), _short_side(files), lines)
@@ -144,7 +147,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
 def read_panoptic(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
     """Read COCO's panoptic file, whose maps are in a folder of the same name; write a file for each split."""
     if annotations is None:
-        raise DataError(f"'{images}': give the panoptic JSON, too; its maps lie in a folder of its name.")
+        raise DataError(f"'{images}': also give the panoptic JSON; its maps are in a folder of the same name.")
     content = read_panoptic_file(annotations)
     by_id = {image["id"]: image for image in content["images"]}
     entries = content["annotations"]
@@ -162,7 +165,7 @@ def read_panoptic(images: Path, annotations: Path | None, share: float, out: Pat
 
 
 def read_classification(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
-    """Read a folder for each class; link the pictures into folders of the splits, unless these already exist."""
+    """Read a folder for each class; link the images into folders of the splits, unless these already exist."""
     if annotations is not None:
         raise DataError(f"'{annotations}': --task classification reads folders of classes, '{images}/CLASS/*.jpg'.")
     folders = {split: images / name for name, split in SPLIT_NAMES.items() if (images / name).is_dir()}
@@ -223,7 +226,7 @@ def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:
     splits = {part: [k for k, folder in enumerate(folders) if folder == part] for part in ("train", "val")}
     if "test" in folders and not all(splits.values()):
         raise DataError(
-            "the folders have test pictures, but not both train and val: give the folders of the pictures to train on, "
+            "the folders have test images, but not both train and val: give the folders of the images to train on, "
             "which are then split, such as images/train."
         )
     return splits if all(splits.values()) else None
@@ -245,17 +248,15 @@ def _counts(splits: Mapping[str, Sequence[int]]) -> str:
 
 
 def _suffix_in(folder: Path) -> str:
-    """Return the most frequent extension of the pictures in a folder; print how many have another one."""
+    """Return the most frequent extension of the images in a folder; print how many have another one."""
     endings = Counter(path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not endings:
-        raise DataError(
-            f"'{folder}' holds no pictures. Give the folder of the photos, then that of the label pictures."
-        )
+        raise DataError(f"'{folder}' contains no images. Give the folder of the photos, then that of the label images.")
     (ending, count), *others = endings.most_common()
     if others:
         names = ", ".join(other for other, _ in others)
         print(
-            f"  left out: {counted(endings.total() - count, 'pictures')} of '{folder}' with the ending "
+            f"  left out: {counted(endings.total() - count, 'images')} of '{folder}' with the ending "
             f"{names}, not in {ending}"
         )
     return ending

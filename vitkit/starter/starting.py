@@ -1,4 +1,4 @@
-"""From pictures and annotations to a trained and judged model within a given time: `vitkit.start`."""
+"""From images and annotations to a trained and evaluated model within a given time: `vitkit.start`."""
 
 import itertools
 import shlex
@@ -12,7 +12,7 @@ import torch
 
 from vitkit.config import load_config
 from vitkit.devices import default_device, has_bfloat16
-from vitkit.doctor import Options, diagnose, report
+from vitkit.doctor import diagnose, report
 from vitkit.engine import api
 from vitkit.engine.api import Run
 from vitkit.engine.hooks import EndAfter
@@ -27,9 +27,9 @@ from vitkit.words import counted
 
 CONFIG = "config.py"
 TRAINING_SHARE = 0.8
-"""The fraction of the time for training; the rest is for evaluations, pictures and the report."""
+"""The fraction of the time for training; the rest is for evaluations, figures and the report."""
 TIMING_SHARE = 0.01
-"""The least fraction of the time for which each of the compared settings is timed."""
+"""The minimum fraction of the time for which each of the compared settings is timed."""
 PACE_SHARES = (0.1, 0.4)
 """The fractions of the training time after which the epochs are fitted to the time that they have really taken."""
 FEWEST_PACED_EPOCHS = 10
@@ -120,10 +120,10 @@ def start(
     device: str = "auto",
     overrides: Sequence[str] = (),
 ) -> Started:
-    """Do everything from reading the pictures to writing the report, and print it, as `vitkit start` does.
+    """Do everything from reading the images to writing the report, and print it, as `vitkit start` does.
 
     Args:
-        images: folder of the pictures, or a file or folder that leads to both pictures and annotations.
+        images: folder of the images, or a file or folder that leads to both images and annotations.
         annotations: a file or folder in a format that `vitkit.data.formats` reads.
         task: "detection", "instance", "semantic", "panoptic" or "classification".
         hours: wall-clock time for everything.
@@ -183,11 +183,11 @@ def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Pa
         evaluated.evaluator, folder / "report.html", title=f"{request.task}: {request.images}", facts=facts
     )
     print(f"report    {path}")
-    print(f"pictures  {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
+    print(f"figures   {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
     best = max(values[metric] for values in run.history)
     print(f"reached   {metric} {best:.3f} on {counted(data.num_val, 'images')}")
-    pictures = request.images if request.images.is_dir() else request.images.parent
-    print(f"use it    {shlex.join(['vitkit', 'predict', str(run.path), '--input', str(pictures)])}")
+    images = request.images if request.images.is_dir() else request.images.parent
+    print(f"use it    {shlex.join(['vitkit', 'predict', str(run.path), '--input', str(images)])}")
     better = [str(word) for word in (request.images, request.annotations) if word is not None]
     command = [
         "vitkit",
@@ -204,7 +204,7 @@ def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Pa
 
 
 def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path) -> tuple[Choice, Run]:
-    """Train, with pauses in which the number of epochs is fitted to what a step takes; return the last choice, too."""
+    """Train, with pauses in which the number of epochs is fitted to what a step takes; also return the last choice."""
     how = dict(config=load_config(folder / CONFIG), run_dir=folder / "run")
     minutes, timed = 60 * request.hours * TRAINING_SHARE, {"minutes": 0.0, "step": 0}
     is_fixed = any(override.startswith("train.epochs=") for override in request.overrides)
@@ -292,7 +292,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
         hours = choice.cost.minutes * choice.cost.steps_per_epoch / 60 / TRAINING_SHARE
         raise ConfigError(
             f"--hours {request.hours:g}: too short for one epoch of {counted(data.num_train, 'images')}, which takes "
-            f"{60 * hours * TRAINING_SHARE:.1f} min here. The least is --hours {hours + 0.005:.2f}."
+            f"{60 * hours * TRAINING_SHARE:.1f} min here. The minimum is --hours {hours + 0.005:.2f}."
         )
     write_config(folder / CONFIG, request, data, choice)
     return replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])  # an override may set them
@@ -344,7 +344,7 @@ def check(path: Path, request: Request) -> None:
     Raises:
         DataError: a check fails, so that training would end with an error.
     """
-    issues = diagnose(load_config(path), Options(device=torch.device(request.device)), checks=CHECKS)
+    issues = diagnose(path, only=CHECKS, device=request.device)
     issues = [issue for issue in issues if issue.verdict in ("warn", "fail")]
     print(report(issues) if issues else "doctor    no issues")
     if any(issue.verdict == "fail" for issue in issues):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vitkit.errors import ConfigError
-from vitkit.nn.queries import QueryHead
+from vitkit.nn.queries import MakesQueries, QueryHead
 from vitkit.registry import TRAINING_QUERIES
 from vitkit.structures import DetectionTarget
 from vitkit.training_queries.sets import QuerySet, TrainingQueriesBase
@@ -18,8 +18,8 @@ class QueryGroups(TrainingQueriesBase):
 
     Args:
         head: the head whose queries the others are like.
-        groups: number of groups, one of which are the head's own queries. If the head selects boxes by group, each has
-            a first stage of its own.
+        groups: number of groups, one of which are the head's own queries. If the head makes proposals, each has a first
+            stage of its own.
     Raises:
         ConfigError: there are fewer than two groups, or the head makes no further queries.
     """
@@ -35,8 +35,8 @@ class QueryGroups(TrainingQueriesBase):
         self.embed = head.learned_vectors(count) if head.learned_channels else None
         self.num_selected = count if head.selects_boxes else 0
         self.num_added = groups - 1
-        if head.selects_by_group:
-            self.proposals.extend(head.make_proposals() for _ in range(groups - 1))
+        stages = [head.make_proposals() for _ in range(groups - 1)]
+        self.proposals.extend(stage for stage in stages if stage is not None)
 
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
         """See `TrainingQueriesBase`."""
@@ -73,7 +73,7 @@ class OneToManyQueries(TrainingQueriesBase):
                 f"num_queries={num_queries} is not divisible by repeats={repeats}, the number of queries that each "
                 f"target is matched to: set num_queries to {f'{below} or ' if below else ''}{above}."
             )
-        if head.selects_by_group:
+        if head.make_proposals() is not None:
             raise ConfigError(
                 f"OneToManyQueries: the first stage of {type(head).__name__} selects boxes for groups as large as its "
                 "own queries. Choose QueryGroups."
@@ -89,7 +89,7 @@ class OneToManyQueries(TrainingQueriesBase):
 
 
 def _check_makes_queries(kind: TrainingQueriesBase, head: QueryHead) -> None:
-    if not head.makes_queries:
+    if not isinstance(head, MakesQueries):
         raise ConfigError(
             f"{type(kind).__name__} needs a head that can make further queries, unlike {type(head).__name__}, whose "
             "queries are locations of the image. Leave it out, or choose another head."

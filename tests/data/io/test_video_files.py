@@ -96,7 +96,7 @@ def test_a_folder_of_frames_is_a_video_in_the_order_of_its_numbers(tmp_path):
 def test_frames_of_another_size_in_a_folder_are_an_error(tmp_path):
     for number in range(2):
         Image.new("RGB", (20 + number, 20)).save(tmp_path / f"{number}.png")
-    with open_video(tmp_path) as video, pytest.raises(DataError, match=r"1\.png.*need one size"):
+    with open_video(tmp_path) as video, pytest.raises(DataError, match=r"1\.png.*must have the same size"):
         list(video.frames([0, 1]))
 
 

@@ -89,7 +89,8 @@ class CityscapesPanoptic(SegmentationDataset):
         if image.shape[:2] != (height, width):
             raise DataError(
                 f"image '{self._images[index]}' has {image.shape[1]}x{image.shape[0]} pixels (width x height) and its "
-                f"annotation '{self._labels[index]}' {width}x{height}. Both must have one size: get the files again."
+                f"annotation '{self._labels[index]}' {width}x{height}. Both must have the "
+                "same size: get the files again."
             )
         return image
 

@@ -19,7 +19,7 @@ from vitkit.structures import IGNORE_INDEX, PanopticMap, Sample
 
 Task = Literal["panoptic", "instance", "semantic"]
 MAX_CLASSES = IGNORE_INDEX
-"""The most classes that a semantic map can hold: it is stored as bytes, of which one value is ignored."""
+"""Maximum number of classes of a semantic map: it is stored as bytes, of which one value is ignored."""
 
 
 class SegmentationDataset(BaseImageDataset):

@@ -45,7 +45,7 @@ class SemanticFolder(BaseImageDataset):
         zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K).
         image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png".
         names: use only images whose ids match one of these patterns, such as "0001TP_*"; or a text file with one id per
-            line, as `vitkit split` writes it; None: all.
+            line, as `vitkit data split` writes it; None: all.
         transforms: see `BaseImageDataset`.
     Raises:
         DataError: a folder is missing, there is no image, no image matches `names`, or an image has no label map.
@@ -119,8 +119,8 @@ class SemanticFolder(BaseImageDataset):
         if image.shape[:2] != labels.shape:
             raise DataError(
                 f"labels '{self._label_path(index)}' has {labels.shape[1]}x{labels.shape[0]} pixels (width x height) "
-                f"and image '{self.image_path(index)}' {image.shape[1]}x{image.shape[0]}. Both must have one size: "
-                "save the label image again, without interpolation."
+                f"and image '{self.image_path(index)}' {image.shape[1]}x{image.shape[0]}. Both must have the same "
+                "size: save the label image again, without interpolation."
             )
         # Class 0 becomes segment 1, and 255 (ignored) wraps around to 0, "no segment".
         annotated = self.transform(AnnotatedImage(image, segment_map=labels + np.uint8(1)), seed)

@@ -182,7 +182,7 @@ class ImageFiles:
     Args:
         folder: folder of the images.
     Raises:
-        DataError: there is no such folder, or it contains no image.
+        DataError: there is no such folder, or it contains no images.
     """
 
     def __init__(self, folder: Path):
@@ -219,7 +219,7 @@ class ImageFiles:
                     if len(matches) > 1:
                         raise DataError(
                             f"'{name}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
-                            f"{matches[1]}. Give each image a name of its own, or read one folder at a time."
+                            f"{matches[1]}. Give each image a unique name, or read one folder at a time."
                         )
                     if matches:
                         return matches[0]

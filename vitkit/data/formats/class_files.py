@@ -64,7 +64,7 @@ def parse_class_file(path: str | Path) -> ClassFile:
         )
     numbered = _numbered(entries, context)
     if repeated := [number for number, count in Counter(number for number, _ in numbered).items() if count > 1]:
-        raise DataError(f"{context}: two classes have the number {repeated[0]}. Give each a number of its own.")
+        raise DataError(f"{context}: two classes have the number {repeated[0]}. Give each a unique number.")
     names = {number: name for number, name in sorted(numbered) if number != ignored}
     check_distinct(names.values(), context)
     colors = _colors(entries, context)
@@ -142,7 +142,7 @@ def _colors(entries: list | dict, context: str) -> dict[int, int]:
     if max(packed.values(), default=0) >= _NO_VALUE:
         raise DataError(f"{context}: the number {max(packed.values())} is too large; expected less than {_NO_VALUE}.")
     if len(packed) < len(entries):
-        raise DataError(f"{context}: two classes have the same colour. Give each a colour of its own.")
+        raise DataError(f"{context}: two classes have the same colour. Give each a unique colour.")
     return packed
 
 

@@ -31,7 +31,7 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     for path in paths:
         content = _read(path)
         if data.categories and data.categories != content["categories"]:
-            raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit merge`.")
+            raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit data merge`.")
         data.categories[:] = content["categories"]
         _add_file(data, files, path, content, _split_of(path, annotations))
     return data
@@ -59,7 +59,7 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, path: Path, content: dic
         listed = image["file_name"]
         name = files.find(f"{inside}/{listed}", f"{split}/{listed}", listed)
         if name is None:
-            data.leave_out(f"images that {path.name} lists and the folder lacks", listed)
+            data.leave_out(f"images that {path.name} lists but the folder does not have", listed)
             continue
         ids[image["id"]] = data.add_image(name, image["width"], image["height"], split)
     for annotation in content["annotations"]:

@@ -41,7 +41,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         listed = element.get("name", "")
         name = files.find(listed)
         if name is None:
-            data.leave_out("images that the XML lists and the folder lacks", listed)
+            data.leave_out("images that the XML lists but the folder does not have", listed)
             continue
         width, height = (int(_number(element, side, path)) for side in ("width", "height"))
         if not is_side(width) or not is_side(height):

@@ -25,7 +25,7 @@ FORMAT_NAMES = {
     "semantic_pictures": "label images of classes",
 }
 _MAX_SNIFFED = 50
-"""The most files of one extension that are opened to detect their format."""
+"""Maximum number of files per extension that are opened to detect the format."""
 _YOLO_LINE = re.compile(rb"\s*\d+(\.0*)?(\s+[-+.\deE]+){4,}\s*")
 _HEAD = 4096
 """Bytes of text that are read to detect a format."""
@@ -52,13 +52,13 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
     if not formats and path.is_file() and path.suffix not in _SNIFFERS and _sniffed(_sniff_json, path):
         return str(_sniff_json(path))
     if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
-        formats = _formats_of_pictures(path)
+        formats = _formats_of_label_images(path)
     if len(formats) == 1:
         return next(iter(formats))
     if formats:
         options = " and ".join(f"{FORMAT_NAMES[name]} ({evidence})" for name, evidence in formats.items())
         names = " or ".join(f"format={name}" for name in formats)
-        raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit convert`: --from).")
+        raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit data convert`: --from).")
     formats = "; ".join(f"{name}: {text}" for name, text in FORMAT_NAMES.items())
     raise DataError(f"annotations: '{path}' is in none of the supported formats ({formats}). Correct the path.")
 
@@ -124,17 +124,17 @@ _SNIFFERS = {
 }
 
 
-def _formats_of_pictures(folder: Path) -> dict[str, str]:
+def _formats_of_label_images(folder: Path) -> dict[str, str]:
     """Return the possible kinds of label images: classes if a file names them, instances if values encode them."""
     files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES)
-    pictures = list(itertools.islice(files, _MAX_SNIFFED))
-    if not pictures:
+    paths = list(itertools.islice(files, _MAX_SNIFFED))
+    if not paths:
         return {}
-    evidence = pictures[0].name
-    if not all(map(has_one_channel, pictures)):
+    evidence = paths[0].name
+    if not all(map(has_one_channel, paths)):
         class_file = class_file_near(folder)
         return {"semantic_pictures": evidence} if class_file and parse_class_file(class_file).colors else {}
-    if any(read_label_map(path).max() >= CLASS_FACTOR for path in pictures):
+    if any(read_label_map(path).max() >= CLASS_FACTOR for path in paths):
         return {"instance_pictures": evidence}
     if class_file_near(folder):
         return {"semantic_pictures": evidence}

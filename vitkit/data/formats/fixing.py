@@ -98,7 +98,9 @@ def _fix_order(data: AnnotatedImages, order: str) -> int:
     boxes_xyxy = _as_xyxy(_numbers_of(data), order).tolist()
     for annotation, (x0, y0, x1, y1) in zip(data.annotations, boxes_xyxy):
         if x1 < x0 or y1 < y0:
-            raise DataError(f"annotation {annotation.get('id')}: {annotation['bbox']} is no {order} box. Correct it.")
+            raise DataError(
+                f"annotation {annotation.get('id')}: {annotation['bbox']} is not a box as {order}. Correct it."
+            )
         _set_box(annotation, [x0, y0, x1 - x0, y1 - y0])
     return len(data.annotations)
 
@@ -196,8 +198,8 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
     by_id = {annotation.get("id"): annotation for annotation in data.annotations}
     if None in by_id or len(by_id) < len(data.annotations):
         raise DataError(
-            f"'{data.source}' has annotations without an id, or with that of another, so that {path.name} cannot name "
-            "them. Number them by `vitkit convert … --fix ids`, and export the corrections of the result."
+            f"'{data.source}' has annotations without an id, or with the same id, so that {path.name} cannot name "
+            "them. Number them by `vitkit data convert … --fix ids`, and export the corrections of the result."
         )
     categories = {category["name"]: category["id"] for category in data.categories}
     done: Counter[str] = Counter()
@@ -205,7 +207,7 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
         context = f"{path.name}: correction {number}"
         action, bbox, name = (entry.get(key) for key in ("action", "bbox", "category"))
         if not isinstance(entry.get("image"), str) or entry["image"] not in images:
-            raise DataError(f"{context}: no image is called {entry.get('image')!r}. Is it of another dataset?")
+            raise DataError(f"{context}: no image is called {entry.get('image')!r}. Does it belong to another dataset?")
         if bbox is not None and not is_box(bbox):
             raise DataError(f"{context}: bbox is {bbox}; expected [x, y, width, height]. Correct it.")
         if name is not None and not (isinstance(name, str) and name in categories):

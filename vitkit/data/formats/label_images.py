@@ -1,6 +1,6 @@
 """Folders of label images, one for each image, read as objects with masks.
 
-Instances in one label image: every value, or colour, is an object and 0 (black) is none; values from 1000 on are CLASS
+Instances in one label image: every value, or colour, is an object, except 0 (black); values from 1000 on are CLASS
 * 1000 + NUMBER, as in Cityscapes. Semantic label images: every connected region of a class is an object.
 """
 
@@ -22,7 +22,7 @@ from vitkit.structures import IGNORE_INDEX
 
 CLASS_FACTOR = 1000
 _MAX_CLASSES = 1024
-"""Most classes in one label image; each takes a pass over the image."""
+"""Maximum number of classes in one label image; each takes a pass over the image."""
 
 
 class _Object(NamedTuple):

@@ -123,10 +123,10 @@ def _mask(
 ) -> dict[str, Any]:
     """Return the annotation fields of a mask that is stored as a PNG between two corners."""
     try:
-        with Image.open(io.BytesIO(base64.b64decode(shape["mask"])), formats=("PNG",)) as picture:
-            if picture.width > image["width"] or picture.height > image["height"]:
-                raise ValueError(f"it has {picture.width}x{picture.height} pixels, more than the image")
-            part = np.asarray(picture.convert("L")) > 0
+        with Image.open(io.BytesIO(base64.b64decode(shape["mask"])), formats=("PNG",)) as mask:
+            if mask.width > image["width"] or mask.height > image["height"]:
+                raise ValueError(f"it has {mask.width}x{mask.height} pixels, more than the image")
+            part = np.asarray(mask.convert("L")) > 0
         (left, top), _ = [(round(x), round(y)) for x, y in points]
     # Pillow raises a SyntaxError for some damaged PNGs.
     except (KeyError, TypeError, ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:

@@ -60,7 +60,7 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
             numbers = " ".join(f"{min(max(value, 0.0), 1.0):.10g}" for value in values)
             line = f"{number[annotation['category_id']]} {numbers}"
             if line in lines:  # which readers take for a mistake
-                lost.setdefault("objects that repeat another one", []).append(str(annotation.get("id")))
+                lost.setdefault("duplicate objects", []).append(str(annotation.get("id")))
             lines[line] = None
         for target in targets[image["id"]]:
             link_image(sources[image["id"]], out, f"images/{target}")
@@ -137,7 +137,7 @@ def check_size(image: Mapping[str, Any], size: tuple[int, int]) -> None:
     if size != (image["width"], image["height"]):
         raise DataError(
             f"image {image['file_name']!r} is {size[0]}x{size[1]} pixels (width x height) and annotated as "
-            f"{image['width']}x{image['height']}. Fix it: vitkit convert … --fix sizes"
+            f"{image['width']}x{image['height']}. Fix it: vitkit data convert … --fix sizes"
         )
 
 
@@ -199,7 +199,7 @@ def _flat_names(data: AnnotatedImages) -> dict[int, str]:
         stem = PurePosixPath(flat[key]).stem
         if stem in taken:
             which = f"'{path}' and '{taken[stem]}'" if taken[stem] != path else f"two images are called '{path}' and"
-            raise DataError(f"{which} would have one label file. Give each image a name of its own.")
+            raise DataError(f"{which} would have one label file. Give each image a unique name.")
         taken[stem] = path
     return flat
 

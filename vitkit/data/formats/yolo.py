@@ -51,7 +51,7 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
         path = PurePosixPath(name)
         label_file = _label_file(images / name, labels, path)
         used.add(label_file)
-        # Images beside the folders of the splits are in none.
+        # Images beside the folders of the splits belong to none of them.
         reader.add(name, label_file, SPLIT_NAMES.get(path.parts[0]) if use_splits else None)
     for file in labels.rglob("*.txt"):
         if file not in used and file.name not in _NAME_FILES and not file.name.startswith("README"):
@@ -145,14 +145,14 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
         return
 
 
-def _label_file(picture: Path, labels: Path | None, name: PurePosixPath) -> Path | None:
+def _label_file(image: Path, labels: Path | None, name: PurePosixPath) -> Path | None:
     """Return an image's text file: in the folder of labels, in `labels` beside `images`, or beside the image."""
     candidates = [] if labels is None else [labels / name.with_suffix(".txt"), labels / f"{name.stem}.txt"]
-    parts = picture.parts
+    parts = image.parts
     if "images" in parts[:-1]:
         k = len(parts) - 1 - parts[::-1].index("images", 1)
         candidates.append(Path(*parts[:k], "labels", *parts[k + 1 :]).with_suffix(".txt"))
-    candidates.append(picture.with_suffix(".txt"))
+    candidates.append(image.with_suffix(".txt"))
     return next((file for file in candidates if file.is_file()), None)
 
 
@@ -211,7 +211,7 @@ class _Reader:
         for number, line in lines:
             tokens = tuple(line.split())
             if tokens in seen:
-                self.data.leave_out("lines that repeat another one", f"{label_file.name} line {number}")
+                self.data.leave_out("duplicate lines", f"{label_file.name} line {number}")
             else:
                 seen.add(tokens)
                 self._add_object(image, tokens, f"'{label_file}' line {number}: {line[:80]!r}")

@@ -137,7 +137,7 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
         return np.dstack(decoded)
     if photometric == _RGB and samples in (3, 4) and len(pages) == 1:
         return _from_opencv(_quiet(cv2.imdecode, data))
-    # OpenCV reads only one of several samples that are no colours.
+    # OpenCV reads only one of several samples that are not colours.
     try:
         import tifffile
     except ImportError as error:

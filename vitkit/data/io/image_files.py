@@ -205,9 +205,8 @@ def decoding(path: str | Path, what: str, num_bytes: int) -> Iterator[None]:
         elif isinstance(error, MemoryError):
             reason = "there is not enough memory for it"
         elif isinstance(error, Image.DecompressionBombError):
-            reason = (
-                f"too large: {reason.rstrip('.')}. If that is right, set data.max_image_pixels (default: {MAX_PIXELS})"
-            )
+            hint = f"If that is intended, set data.max_image_pixels (default: {MAX_PIXELS})"
+            reason = f"too large: {reason.rstrip('.')}. {hint}"
         raise DataError(
             f"{what}: cannot decode '{path}' ({num_bytes} bytes): {reason}. Download or export the file again."
         ) from error
@@ -247,7 +246,7 @@ def path_inside(folder: str | Path, name: str, context: str, alternative: str = 
     Args:
         alternative: what else the user can do, for the error message.
     Raises:
-        DataError: the name is absolute and elsewhere, leads upwards out of the folder, or is no name of a file.
+        DataError: the name is absolute and elsewhere, leads upwards out of the folder, or is not a file name.
     """
     root = os.path.normpath(os.path.abspath(folder))
     path = Path(os.path.normpath(os.path.join(root, name)))

@@ -85,4 +85,6 @@ def _check_links(path: Path, folder: Path) -> None:
 
 def _unwritable(path: Path, error: Exception) -> DataError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-    return DataError(f"'{path}' cannot be written ({reason}). Make room, set the rights, or choose another --out.")
+    return DataError(
+        f"'{path}' cannot be written ({reason}). Free some space, fix the permissions, or choose another --out."
+    )

@@ -16,7 +16,7 @@ from vitkit.errors import DataError
 MAX_COORDINATE = 2**31
 """Largest coordinate in pixels, of either sign, that is read."""
 MAX_OBJECTS = 20_000
-"""The most objects of one image that are read."""
+"""Maximum number of objects per image that are read."""
 _MAX_NAME = 1024
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, which a terminal would obey, ends of lines, and halves of characters, which JSON can hold."""
@@ -81,7 +81,7 @@ def check_distinct(names: Iterable[str], context: str) -> None:
     seen = set()
     for name in names:
         if name in seen:
-            raise DataError(f"{context}: two classes are called {name!r}. Give each class a name of its own.")
+            raise DataError(f"{context}: two classes are called {name!r}. Give each class a unique name.")
         seen.add(name)
 
 
@@ -159,7 +159,7 @@ def read_xml(path: Path) -> ElementTree.Element:
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, refuse
     try:
         if path.stat().st_size > _MAX_XML:
-            raise DataError(f"annotations: '{path}' has more than {_MAX_XML} bytes. Divide it into several files.")
+            raise DataError(f"annotations: '{path}' has more than {_MAX_XML} bytes. Split it into several files.")
         parser.Parse(path.read_bytes(), True)
         return builder.close()
     except (OSError, expat.ExpatError, ValueError, LookupError) as error:

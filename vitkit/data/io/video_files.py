@@ -89,11 +89,11 @@ class FrameFolder(nullcontext):
     def __init__(self, path: str | Path, what: str = "videos", *, max_pixels: int = MAX_PIXELS):
         super().__init__(self)
         self.what, self.max_pixels = what, max_pixels
-        pictures = [file for file in Path(path).iterdir() if file.suffix.lower() in FRAME_EXTENSIONS]
-        if not pictures:
+        files = [file for file in Path(path).iterdir() if file.suffix.lower() in FRAME_EXTENSIONS]
+        if not files:
             raise DataError(f"{what}: folder '{path}' contains no frames ({', '.join(FRAME_EXTENSIONS)}).")
-        self._files = sorted(pictures, key=lambda file: _natural_order(file.name))
-        self.times = np.arange(len(pictures)) / ASSUMED_FRAME_RATE
+        self._files = sorted(files, key=lambda file: _natural_order(file.name))
+        self.times = np.arange(len(files)) / ASSUMED_FRAME_RATE
 
     @property
     def info(self) -> VideoInfo:
@@ -109,8 +109,8 @@ class FrameFolder(nullcontext):
             shape = shape or frame.shape
             if frame.shape != shape:
                 raise DataError(
-                    f"{self.what}: frame '{self._files[number]}' has shape {frame.shape}, others have {shape}. The "
-                    "frames of a video need one size."
+                    f"{self.what}: frame '{self._files[number]}' has shape {frame.shape}, others have {shape}. All "
+                    "frames of a video must have the same size."
                 )
             yield frame
 
@@ -184,7 +184,7 @@ class VideoFile:
             raise ValueError("there is no decoder for its images")
         if decoder.width * decoder.height > self.max_pixels:
             raise ValueError(
-                f"its frames of {decoder.width}x{decoder.height} pixels are too large. If that is right, set "
+                f"its frames of {decoder.width}x{decoder.height} pixels are too large. If that is intended, set "
                 f"data.max_image_pixels (default: {MAX_PIXELS})"
             )
         decoder.options = {"max_pixels": str(self.max_pixels)}  # also applies to later frames

@@ -89,7 +89,7 @@ class Mixup:
         if not 0 <= probability <= 1:
             raise ConfigError(f"data.mixup.probability: got {probability}; expected 0 to 1.")
         if not 0 <= share[0] <= share[1] <= 1:
-            raise ConfigError(f"data.mixup.share: got {list(share)}; expected (least, greatest) in 0..1.")
+            raise ConfigError(f"data.mixup.share: got {list(share)}; expected (minimum, maximum) in 0..1.")
         self.probability = probability
         self.share = tuple(share)
         self.from_epoch = from_epoch

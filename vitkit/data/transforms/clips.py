@@ -31,8 +31,8 @@ class ClipTrainTransforms(PillowTransforms):
     def __init__(self, *, size: int = 224, short_sides: tuple[int, int] = (256, 320), flip_probability: float = 0.5):
         if not 1 <= size <= short_sides[0] <= short_sides[1]:
             raise ConfigError(
-                f"ClipTrainTransforms: size={size}, short_sides={tuple(short_sides)}; expected size <= least <= "
-                "greatest."
+                f"ClipTrainTransforms: size={size}, short_sides={tuple(short_sides)}; expected size <= minimum <= "
+                "maximum."
             )
         self.size, self.short_sides = size, tuple(short_sides)
         super().__init__([self._crop, tv.RandomHorizontalFlip(flip_probability)])

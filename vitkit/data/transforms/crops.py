@@ -172,8 +172,8 @@ class MultiScaleCrop(_CropAndResize):
         return Crop(box, size, padded_size=size)
 
     def _draw_extent(self, limit: int) -> int:
-        least, greatest = self.crop_range
-        return self.py_random.randint(min(least, limit), min(greatest, limit))
+        low, high = self.crop_range
+        return self.py_random.randint(min(low, limit), min(high, limit))
 
 
 def _to_pixels(start: int, stop: int, length: int, new_length: int) -> tuple[int, int]:

@@ -71,7 +71,7 @@ class GridMosaic:
             if not 0 <= value <= 1:
                 raise ConfigError(f"GridMosaic: {argument} is {value}; expected 0 to 1.")
         if not 0 < scale[0] <= scale[1]:
-            raise ConfigError(f"GridMosaic: scale is {scale}; expected (least, greatest) above 0.")
+            raise ConfigError(f"GridMosaic: scale is {scale}; expected (minimum, maximum) above 0.")
         if tile < 1:
             raise ConfigError(f"GridMosaic: tile is {tile}; expected at least 1 pixel.")
         for argument, value in {"rotation": rotation, "translation": translation, "min_box_side": min_box_side}.items():

@@ -24,7 +24,7 @@ _MIXUP_ALPHA = 32.0
 
 
 class Visibility(NamedTuple):
-    """The least that must remain of an object that is cut or covered; otherwise it is removed."""
+    """The minimum that must remain of an object that is cut or covered; otherwise it is removed."""
 
     share: float
     """Fraction of its box, or of its mask if it is covered."""
@@ -86,7 +86,7 @@ class MultiImageTransforms:
         if not (mosaic or copy_paste or mixup):
             raise ConfigError(f"{name}: mosaic, copy_paste and mixup are all 0. Set one, or use only its `transforms`.")
         if not 0 < mosaic_scale[0] <= mosaic_scale[1]:
-            raise ConfigError(f"{name}: mosaic_scale is {mosaic_scale}; expected (least, greatest) above 0.")
+            raise ConfigError(f"{name}: mosaic_scale is {mosaic_scale}; expected (minimum, maximum) above 0.")
         if min_box_side < 0:
             raise ConfigError(f"{name}: min_box_side is {min_box_side}; expected pixels, from 0.")
         self.transforms = build_transforms(transforms)

@@ -179,7 +179,7 @@ class LargeScaleJitter(_Pipeline):
         min_box_side: float = 0.0,
     ):
         if not 0 < scale_range[0] <= scale_range[1]:
-            raise ConfigError(f"LargeScaleJitter: scale_range is {scale_range}; expected (least, greatest) above 0.")
+            raise ConfigError(f"LargeScaleJitter: scale_range is {scale_range}; expected (minimum, maximum) above 0.")
         if size < 1:
             raise ConfigError(f"LargeScaleJitter: size is {size}; expected at least 1 pixel.")
         colors = [ColorDistortion(p=color_probability)] if color_probability else []

@@ -31,15 +31,15 @@ class RandomZoomOut(A.DualTransform):
     def __init__(self, *, side_range: tuple[float, float] = (1.0, 4.0), fill: int = 0, p: float = 0.5):
         super().__init__(p=p)
         if not 1 <= side_range[0] <= side_range[1]:
-            raise ValueError(f"side_range is {side_range}; expected (least, greatest) from 1.")
+            raise ValueError(f"side_range is {side_range}; expected (minimum, maximum) from 1.")
         self.side_range = tuple(side_range)
         self.fill = fill
 
     def get_params_dependent_on_data(self, params: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
         """Draw the (left, top, right, bottom) margins of one image."""
         height, width = params["shape"][:2]
-        least, greatest = self.side_range
-        scale = least + (greatest - least) * self.py_random.random()
+        low, high = self.side_range
+        scale = low + (high - low) * self.py_random.random()
         right, bottom = int(width * scale) - width, int(height * scale) - height
         left, top = int(right * self.py_random.random()), int(bottom * self.py_random.random())
         return {"margins": (left, top, right - left, bottom - top)}
@@ -70,8 +70,8 @@ class RandomIoUCrop(A.DualTransform):
     Args:
         scale_range: range of the crop's width and height, relative to the image's.
         aspect_range: range of the width divided by the height, both relative to the image's.
-        min_ious: the least IoU of the crop with any of the objects whose centres it contains; one of them is drawn for
-            each attempt, and 1 or more means no crop.
+        min_ious: the minimum IoU of the crop with any of the objects whose centres it contains; one of them is drawn
+            for each attempt, and 1 or more means no crop.
         trials: crops that are drawn before the next attempt.
     Raises:
         ValueError: a range is impossible, or no value of `min_ious` ends the attempts.
@@ -90,9 +90,9 @@ class RandomIoUCrop(A.DualTransform):
     ):
         super().__init__(p=p)
         if not 0 < scale_range[0] <= scale_range[1] <= 1:
-            raise ValueError(f"scale_range is {scale_range}; expected (least, greatest) in 0..1.")
+            raise ValueError(f"scale_range is {scale_range}; expected (minimum, maximum) in 0..1.")
         if not 0 < aspect_range[0] <= aspect_range[1]:
-            raise ValueError(f"aspect_range is {aspect_range}; expected (least, greatest) above 0.")
+            raise ValueError(f"aspect_range is {aspect_range}; expected (minimum, maximum) above 0.")
         if trials < 1 or max(min_ious, default=0) < 1:
             raise ValueError(
                 f"min_ious is {list(min_ious)} and trials is {trials}; expected a value of at least 1 "
@@ -122,10 +122,8 @@ class RandomIoUCrop(A.DualTransform):
         return whole
 
     def _draw_crop(self, height: int, width: int) -> tuple[int, int, int, int] | None:
-        least, greatest = self.scale_range
-        new_width, new_height = (
-            int(side * (least + (greatest - least) * self.py_random.random())) for side in (width, height)
-        )
+        low, high = self.scale_range
+        new_width, new_height = (int(side * (low + (high - low) * self.py_random.random())) for side in (width, height))
         if not new_width or not new_height:
             return None
         if not self.aspect_range[0] <= new_width / new_height <= self.aspect_range[1]:

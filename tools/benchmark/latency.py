@@ -1,0 +1,90 @@
+"""Latency of all real-time detectors on the CPU, by PyTorch and as an ONNX file, at the sizes that they are made for.
+
+Weights are random, which does not change the work: every image gets the same number of queries. The published figure
+beside each model is its latency on a T4 by TensorRT in float16 (README of its project).
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from vitkit import build_model, load_config
+from vitkit.deployment.checks import Inputs, run_graph
+from vitkit.deployment.export import Part, image_example, write_part
+from vitkit.deployment.exported import open_exported
+from vitkit.deployment.graphs import ExportGraph, image_graph
+from vitkit.deployment.settings import ExportSettings
+from vitkit.tools.benchmark.timing import Call, Options, Row, compare
+
+
+class Published(NamedTuple):
+    """What is published of a model."""
+
+    config: str
+    side: int
+    """Height and width of its images in pixels."""
+    milliseconds: float | None
+    """Latency on a T4; None if it is not in the project's README."""
+
+
+MODELS = {
+    "D-FINE-N": Published("dfine_n_coco", 640, 2.12),
+    "D-FINE-S": Published("dfine_s_coco", 640, 3.49),
+    "D-FINE-M": Published("dfine_m_coco", 640, 5.62),
+    "D-FINE-L": Published("dfine_l_coco", 640, 8.07),
+    "D-FINE-X": Published("dfine_x_coco", 640, 12.89),
+    "RF-DETR-N": Published("rf_detr_n_coco", 384, 2.3),
+    "RF-DETR-S": Published("rf_detr_s_coco", 512, 3.5),
+    "RF-DETR-M": Published("rf_detr_m_coco", 576, 4.4),
+    "RF-DETR-L": Published("rf_detr_l_coco", 704, 6.8),
+    "RF-DETR-Seg-N": Published("rf_detr_seg_n_coco", 312, 3.4),
+    "RT-DETR-R18": Published("rtdetr_r18", 640, 4.6),
+    "RT-DETR-R50": Published("rtdetr_r50", 640, 9.3),
+    "RT-DETRv2-R18": Published("rtdetrv2_r18", 640, None),
+    "RT-DETRv2-R50": Published("rtdetrv2_r50", 640, None),
+}
+"""DEIM's are D-FINE's networks, with another activation in the decoder."""
+
+
+def graph_and_inputs(config: str, side: int) -> tuple[ExportGraph, Inputs]:
+    """Return a model with random weights, from uint8 pixels to boxes in pixels, and the inputs of one image."""
+    torch.manual_seed(0)
+    spec = {name: value for name, value in load_config(config)["model"].items() if name != "training_queries"}
+    graph = image_graph(build_model(spec).eval())
+    inputs = {name: value[:1] for name, value in image_example((side, side)).items()}
+    return graph, inputs | {"images": torch.randint(256, (1, 3, side, side), dtype=torch.uint8)}
+
+
+def by_pytorch(config: str, side: int) -> Call:
+    """Return a call of the model by PyTorch."""
+    graph, inputs = graph_and_inputs(config, side)
+    return lambda: run_graph(graph, inputs)
+
+
+def by_onnx_runtime(config: str, side: int) -> Call:
+    """Return a call of the model's ONNX file for one size."""
+    graph, inputs = graph_and_inputs(config, side)
+    settings = ExportSettings(size=(side, side))
+    metadata = dict(config={}, inputs=list(inputs), size=settings.size, postprocessing=None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        write_part(Part("", graph, [], image_example(settings.size)), path, settings, metadata)
+        file = open_exported(path)
+    return lambda: file.run(inputs)
+
+
+BUILDERS: dict[str, Callable[[str, int], Call]] = {"PyTorch": by_pytorch, "ONNX Runtime": by_onnx_runtime}
+
+
+def measure(part: str, options: Options) -> list[Row]:
+    """Measure all models; `part` is the only one, "latency"."""
+    rows = []
+    for name, (config, side, milliseconds) in MODELS.items():
+        what = f"{name}, {side}x{side}" + (f" (T4: {milliseconds} ms)" if milliseconds else "")
+        builders = {runtime: partial(build, config, side) for runtime, build in BUILDERS.items()}
+        rows += compare(what, builders, options, memory=False)
+    return rows
