@@ -1,7 +1,7 @@
 """The base Transformer on WMT 2014 English to German (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/transformer_base_wmt14.py
-           tools/average.py averages the last five checkpoints, as the paper does (section 6.1).
+           vitkit average averages the last five checkpoints, as the paper does (section 6.1).
 Reference: 27.3 tokenised BLEU on newstest2014 after 100 k steps (paper, table 2); 65 M parameters (table 3).
            sacrebleu, which this config reports, is on another scale. Here: not yet run.
 """

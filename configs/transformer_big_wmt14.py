@@ -1,7 +1,7 @@
 """The big Transformer on WMT 2014 English to German (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/transformer_big_wmt14.py
-           tools/average.py averages the last 20 checkpoints, as the paper does (section 6.1).
+           vitkit average averages the last 20 checkpoints, as the paper does (section 6.1).
 Reference: 28.4 tokenised BLEU on newstest2014 after 300 k steps (paper, table 2); 213 M parameters (table 3).
            sacrebleu, which this config reports, is on another scale. Here: not yet run.
 """

@@ -1,7 +1,7 @@
 """A small Transformer on Multi30k, English to German (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
 
 Run:       python tools/train.py configs/translation_transformer_multi30k.py data.root=data/multi30k
-           python tools/test.py configs/translation_transformer_multi30k.py runs/…/best.pth model.decoding.method=beam
+           vitkit test configs/translation_transformer_multi30k.py runs/…/best.pth model.decoding.method=beam
 Reference: none for this size on validation data. The base model overfits 29,000 pairs; this one has 5.5 M parameters,
            normalises before each block, and drops out more. bf16 takes 0.55 of float32's time on an AMD EPYC with
            AVX-512 BF16; without that, train.precision=fp32.

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from vitkit import load_config
 from vitkit.config import config_names
+from vitkit.tools.cli import REPLACED
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -15,6 +17,11 @@ DOCUMENTS = sorted(
     for folder in (".", "vitkit", "configs", "tools", "model_zoo")
     for path in ((ROOT / folder).glob("*.md") if folder == "." else (ROOT / folder).rglob("*.md"))
 )
+
+TEXTS = DOCUMENTS + sorted(
+    path for folder in ("vitkit", "configs", "tools", "model_zoo") for path in (ROOT / folder).rglob("*.py")
+)
+"""Documents, and the sources, whose docstrings and messages name commands."""
 
 
 def name_of(path: Path) -> str:
@@ -70,10 +77,19 @@ COMMANDS = [
 def test_command_is_accepted_and_its_configs_exist(document, line):
     pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
     module, arguments = command_in(line)
-    importlib.import_module(module).parse_args(arguments)
+    args = importlib.import_module(module).parse_args(arguments)
     for word in arguments:
         if word.startswith("configs/"):
             assert word.removeprefix("configs/").removesuffix(".py") in config_names()
+    if module == "vitkit.tools.train" and args.config and not re.search(r"…|\$|my\w*\.py", line):
+        load_config(args.config.removeprefix("configs/").removesuffix(".py"), args.overrides)
+
+
+@pytest.mark.parametrize("command", sorted(REPLACED))
+def test_no_text_names_a_former_command(command):
+    pattern = re.compile(rf"vitkit {command.replace('-', '[-_]')}\b|tools/{command.replace('-', '_')}\.py")
+    for path in TEXTS:
+        assert not pattern.search(path.read_text(encoding="utf-8")), f"{name_of(path)} names {command}"
 
 
 def test_readme_is_read_in_five_minutes():

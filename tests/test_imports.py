@@ -43,11 +43,29 @@ BESIDE = {  # rooms outside of that order, and the rooms that each may import
     "explanations": {*LEVEL, "data", "visualization", "inference"},
     "interop": {*LEVEL, "data", "model_zoo", "inference", "foreign models"},
     "doctor": {*LEVEL, "data", "engine", "analysis"},
-    "starter": {*LEVEL, "data", "engine", "engine builders", "visualization", "evaluation.report", "doctor"},
+    "starter": {
+        *LEVEL,
+        "data",
+        "engine",
+        "engine builders",
+        "visualization",
+        "evaluation.report",
+        "doctor",
+        "inference",
+    },
     # The files of engine that build what a config names; the others do not import them.
-    "engine builders": {*LEVEL, "data", "engine", "evaluation", "visualization", "inference", "foreign models"},
+    "engine builders": {
+        *LEVEL,
+        "data",
+        "engine",
+        "evaluation",
+        "evaluation.report",
+        "visualization",
+        "inference",
+        "foreign models",
+    },
 }
-ENGINE_BUILDERS = ("api", "build", "results", "testing", "trainer", "validation")
+ENGINE_BUILDERS = ("api", "build", "comparing", "results", "testing", "trainer", "validation")
 FOREIGN_MODELS = (
     "deployment.exported",
     "deployment.graphs",

@@ -1,8 +1,8 @@
 """Train a set of configs, several seeds each, and write their table and their plot.
 
-A set is a file with a function `ablation()`, see configs/ablations. Each arm is run with each seed by tools/train.py in
-a separate folder. A run that is in the results is not repeated, an interrupted one is resumed; ctrl-C and SIGTERM
-stop it after a step.
+A set is a file with a function `ablation()`, see configs/ablations. Each arm is trained with each seed in a separate
+folder. A run that is in the results is not repeated, an interrupted one is resumed; ctrl-C and SIGTERM stop it after a
+step.
 
 Examples:
     vitkit ablate --list
@@ -81,17 +81,21 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("set", nargs="?", help="name of a set (--list prints them), or a file")
     parser.add_argument("overrides", nargs="*", help="key.sub=value for all arms, such as data.root=data/bccd")
-    parser.add_argument("--arms", nargs="+", help="train only these arms (default: all)")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="train only these arms (default: all)")
     parser.add_argument(
-        "--seeds", nargs="+", type=int, default=[0, 1], help="random seeds of the runs of each arm (default: 0 1)"
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[0, 1],
+        metavar="S",
+        help="random seeds of the runs of each arm (default: 0 1)",
     )
     parser.add_argument("--budget", type=float, metavar="MINUTES", help="start no run after this many minutes")
     parser.add_argument(
         "--out", type=Path, default=Path("model_zoo/ablations"), help="results folder (default: model_zoo/ablations)"
     )
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs/ablations"), help="folder of the runs (default: runs/ablations)"
-    )
+    text = "folder of the runs (default: runs/ablations)"
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/ablations"), help=text)
     parser.add_argument(
         "--list", action="store_true", help="print the sets, or the commands of the set's arms, and stop"
     )
@@ -127,8 +131,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         failures = 0
         if not args.plot_only:
-            check_arms(ablation, args)
-            failures = run_all(ablation, path, args)
+            arms = args.arms or list(ablation.arms)
+            check_arms(ablation, arms, args.overrides)
+            failures = run_all(
+                ablation,
+                path,
+                arms=arms,
+                seeds=args.seeds,
+                overrides=args.overrides,
+                out=args.out,
+                run_dir=args.run_dir,
+                budget=args.budget,
+                device=args.device,
+            )
         if rows := read_rows(args.out / f"{path.stem}.json"):
             write_page(ablation, path, rows, args.out)
             print(f"wrote {args.out / path.stem}.json, .md and .png")
@@ -163,7 +178,7 @@ def read_set(path: Path) -> Ablation:
     try:
         return Ablation(**runpy.run_path(str(path))["ablation"]())
     except (KeyError, TypeError, SyntaxError) as error:
-        raise ConfigError(f"{path}: no set, which is a function ablation() that returns {_KEYS} ({error}).") from error
+        raise ConfigError(f"{path}: expected a function ablation() that returns {_KEYS} ({error}).") from error
 
 
 def summary_of(path: Path) -> str:
@@ -183,47 +198,65 @@ def train_command(ablation: Ablation, arm: str, overrides: Sequence[str]) -> lis
     return ["vitkit", "train", base, *texts(ablation.settings), *overrides, *texts(changes)]
 
 
-def check_arms(ablation: Ablation, args: argparse.Namespace) -> None:
+def check_arms(ablation: Ablation, arms: Sequence[str], overrides: Sequence[str]) -> None:
     """Check the configs of all arms before the first one is trained.
 
     Raises:
         ConfigError: the config of an arm is wrong.
     """
-    for arm in args.arms or ablation.arms:
-        base, *changes = train_command(ablation, arm, args.overrides)[2:]
+    for arm in arms:
+        base, *changes = train_command(ablation, arm, overrides)[2:]
         try:
             vitkit.load_config(base, changes)
         except ConfigError as error:
             raise ConfigError(f"arm {arm!r}: {error}") from error
 
 
-def run_all(ablation: Ablation, path: Path, args: argparse.Namespace) -> int:
-    """Run what is missing in the results, all arms with the first seed first; return the number of failed runs."""
+def run_all(
+    ablation: Ablation,
+    path: Path,
+    *,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Sequence[str],
+    out: Path,
+    run_dir: Path,
+    budget: float | None,
+    device: str,
+) -> int:
+    """Run what is missing in the results, all arms with the first seed first; return the number of failed runs.
+
+    Args:
+        path: the set's file, whose name the results have.
+        out: the folder of the results.
+        run_dir: the folder of the runs.
+        budget: start no run after this many minutes; None: no limit.
+    """
     name, start, failures = path.stem, time.monotonic(), 0
-    results = args.out / f"{name}.json"
-    for seed in args.seeds:
-        for arm in args.arms or ablation.arms:
-            rows, command = read_rows(results), train_command(ablation, arm, args.overrides)
+    results = out / f"{name}.json"
+    for seed in seeds:
+        for arm in arms:
+            rows, command = read_rows(results), train_command(ablation, arm, overrides)
             done = next((row for row in rows if (row["arm"], row["seed"]) == (arm, seed)), None)
             if done is not None:
                 if shlex.split(done["command"])[:-3] != command:  # without epochs, eval_every and seed
                     print(f"{arm}, seed {seed}: {results} has it with other settings: {done['command']}")
                 continue
-            if args.budget is not None and time.monotonic() - start > 60 * args.budget:
-                print(f"--budget {args.budget:g}: starting no more runs")
+            if budget is not None and time.monotonic() - start > 60 * budget:
+                print(f"--budget {budget:g}: starting no more runs")
                 return failures
-            folder = args.runs / name / f"{re.sub(r'[^a-z0-9]+', '_', arm.lower()).strip('_')}-{seed}"
+            folder = run_dir / name / f"{re.sub(r'[^a-z0-9]+', '_', arm.lower()).strip('_')}-{seed}"
             try:
                 epochs = next((row["epochs"] for row in rows if row["arm"] == arm), None)
                 row = {"set": name, "arm": arm, "seed": seed} | run_arm(
-                    command, folder, seed=seed, epochs=epochs, ablation=ablation, device=args.device
+                    command, folder, seed=seed, epochs=epochs, ablation=ablation, device=device
                 )
             except TrainingError as error:
                 print(f"{arm}, seed {seed}: {error}", file=sys.stderr)
                 failures += 1
                 continue
             write_rows(results, [*rows, row])
-            write_page(ablation, path, [*rows, row], args.out)
+            write_page(ablation, path, [*rows, row], out)
             metrics = row["evaluations"][-1]["metrics"]
             print(f"{arm}, seed {seed}: " + "  ".join(f"{m} {metrics.get(m, 0):.3f}" for m in ablation.metrics))
     return failures

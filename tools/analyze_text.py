@@ -1,6 +1,5 @@
 """The report of analyze.py for text models, by length."""
 
-import argparse
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from vitkit import build_model
 from vitkit.analysis.macs import count_call, count_macs, count_step
 from vitkit.analysis.memory import count_parameters, parts
-from vitkit.errors import ConfigError
 from vitkit.inference.load import FoundModel, own_checkpoint
 from vitkit.registry import MODELS, parameters_of
 from vitkit.seq2seq.captioner import Captioner
@@ -21,6 +19,7 @@ from vitkit.seq2seq.decoding import decode
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.seq2seq.vocabulary import vocabularies_from_json
 from vitkit.structures import BOS, EOS
+from vitkit.tools.costs import Request
 
 TEXT_LENGTHS = (16, 32, 64)
 METHODS = ("start", "step", "attend_on", "attend_to", "project_memory", "encode", "look", "logits", "predict")
@@ -87,24 +86,21 @@ def without_onednn() -> Iterator[None]:
             yield
 
 
-def text_costs(found: FoundModel, args: argparse.Namespace) -> dict[str, Any]:
+def text_costs(found: FoundModel, request: Request) -> dict[str, Any]:
     """Report parameters and MACs by part and by length.
 
     Raises:
-        ConfigError: an option is for image models, or the number of tokens is unknown.
+        ConfigError: the number of tokens is unknown.
         DataError: a length exceeds the model's number of positions.
     """
-    chosen = {"--attention": args.attention, "--time": args.time, "--training": args.training is not None}
-    if wrong := [name for name, is_chosen in chosen.items() if is_chosen]:
-        raise ConfigError(f"{', '.join(wrong)}: for models of images. Models of text have --lengths.")
     model = build_text_model(found)
-    lengths = args.lengths or TEXT_LENGTHS
-    names, parameters = parts(model, args.depth), count_parameters(model)
+    lengths = request.lengths or TEXT_LENGTHS
+    names, parameters = parts(model, request.depth), count_parameters(model)
     rows: dict[str, dict[str, Any]] = {name: asdict(parameters[name]) for name in names}
     step, unknown = {}, set()
     with without_onednn():
-        for length in () if args.no_macs else lengths:
-            inputs = inputs_of(model, length, args.size or (224, 224))
+        for length in lengths if request.counts_macs else ():
+            inputs = inputs_of(model, length, request.size or (224, 224))
             counted = {
                 "forward": count_macs(model, **inputs),
                 "inference": count_call(model, lambda i=inputs, n=length: write_text(model, i, n), methods=METHODS),
@@ -115,8 +111,8 @@ def text_costs(found: FoundModel, args: argparse.Namespace) -> dict[str, Any]:
                 for name in names:
                     rows[name].setdefault(kind, {})[length] = macs.by_module[name]
     rows = {name: row for name, row in rows.items() if row["total"] or any(row.get("forward", {}).values())}
-    report = {"model": args.model, "lengths": list(lengths), "parts": rows, "step": step, "unknown": sorted(unknown)}
-    if not args.json:
+    report = {"model": request.model, "lengths": list(lengths), "parts": rows, "step": step, "unknown": sorted(unknown)}
+    if request.prints:
         print_text_costs(report, {name: type(model.get_submodule(name)).__name__ for name in rows})
     return report
 

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import pkgutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,26 @@ from vitkit.errors import VitkitError
 from vitkit.registry import nearest
 from vitkit.tools.console import printing
 
+GROUPS = ("data",)
+"""Folders of commands, whose names have two words: tools/data/split.py is `vitkit data split`."""
+REPLACED = {
+    "cache-features": "data cache-features",
+    "caption": "predict MODEL --input INPUT",
+    "compare-layers": "explain; model_zoo/ablations/README.md shows how to score each decoder layer",
+    "compare-lengths": "compare RESULTS RESULTS --by-length PNG",
+    "label-errors": "data label-errors",
+    "make-shapes": "data make-shapes",
+    "merge": "data merge",
+    "plot-log": "compare RUN [RUN ...] --curves PNG",
+    "report": "test --eval-only RESULTS --annotations FILE --report HTML",
+    "split": "data split",
+    "tile": "data tile",
+}
+"""Former command -> what does its work now."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool that the first argument names, with the remaining arguments.
+    """Run the command that the first words name, with the remaining arguments.
 
     Returns:
         the exit status; 141 if the reader of the output has closed the pipe.
@@ -32,43 +48,65 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """Run the tool; see `main`."""
+    """Run the command; see `main`."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "--version":
         print(f"vitkit {__version__}")
         return 0
-    tools = list_tools()
+    commands = list_commands()
     if name in ("-h", "--help"):
-        width = max(map(len, tools))
-        lines = [f"  {tool:<{width}}  {summary}" for tool, summary in tools.items()]
-        print("\n".join(["usage: vitkit TOOL [ARGUMENTS]", "", *lines, "", "vitkit TOOL --help lists its arguments."]))
+        print_commands(commands)
         return 0
-    name = name.replace("-", "_")
-    if name not in tools:
-        print(f"vitkit: no tool {name!r}. {nearest(name, tools)}", file=sys.stderr)
+    if name in GROUPS:
+        verb, *rest = rest or ["--help"]
+        if verb in ("-h", "--help"):
+            print_commands({each: summary for each, summary in commands.items() if each.startswith(f"{name} ")}, name)
+            return 0
+        name = f"{name} {verb}"
+    name = name.replace("_", "-")
+    if name not in commands:
+        hint = f"Use vitkit {REPLACED[name]}." if name in REPLACED else nearest(name, commands)
+        print(f"vitkit: no command {name!r}. {hint}", file=sys.stderr)
         return 2
     sys.argv[0] = f"vitkit {name}"  # what argparse calls the program in its usage
     try:
-        folder = Path(__file__).parent / name
-        module = f"vitkit.tools.{name}.__main__" if folder.is_dir() else f"vitkit.tools.{name}"
-        return importlib.import_module(module).main(rest) or 0
+        return importlib.import_module(module_of(name)).main(rest) or 0
     except VitkitError as error:
         print(f"vitkit {name}: {error}", file=sys.stderr)
         return 1
 
 
-def list_tools() -> dict[str, str]:
-    """Return name -> first docstring line of the modules in this folder that have a `main`, without importing them."""
+def print_commands(commands: dict[str, str], group: str = "") -> None:
+    """Print the commands with their summaries."""
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in commands.items()]
+    usage = f"usage: vitkit {group} VERB" if group else "usage: vitkit COMMAND"
+    print("\n".join([f"{usage} [ARGUMENTS]", "", *lines, "", "vitkit COMMAND --help lists the arguments."]))
+
+
+def list_commands() -> dict[str, str]:
+    """Return command -> first docstring line, for each file that has a `main`, without importing any."""
     folder = Path(__file__).parent
-    tools = {}
-    for module in pkgutil.iter_modules([str(folder)]):
-        if module.name == Path(__file__).stem:
-            continue
-        file = folder / module.name / "__main__.py" if module.ispkg else folder / f"{module.name}.py"
+    files = sorted(
+        path
+        for pattern in ("*.py", "*/__main__.py", *(f"{group}/*.py" for group in GROUPS))
+        for path in folder.glob(pattern)
+    )
+    commands = {}
+    for file in files:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            tools[module.name] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return tools
+        if file != Path(__file__) and any(isinstance(n, ast.FunctionDef) and n.name == "main" for n in tree.body):
+            words = file.relative_to(folder).with_suffix("").parts
+            name = " ".join(word for word in words if word != "__main__").replace("_", "-")
+            commands[name] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return dict(sorted(commands.items(), key=lambda item: (item[0].startswith(GROUPS), item[0])))
+
+
+def module_of(command: str) -> str:
+    """Return the module whose `main` is a command."""
+    names = command.replace("-", "_").split()
+    folder = Path(__file__).parent.joinpath(*names)
+    return ".".join(["vitkit.tools", *names, *(["__main__"] if folder.is_dir() else [])])
 
 
 if __name__ == "__main__":

@@ -12,27 +12,23 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING
 
-from vitkit.errors import ConfigError, DataError, VitkitError, error_line, place_in_own_code
+from vitkit.errors import ConfigError, VitkitError, error_line, place_in_own_code
 from vitkit.tools.console import printing
 from vitkit.words import printable
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from vitkit.inference import Loaded, Predictor, Tiling
+    from vitkit.inference import Loaded, Tiling
 
 
 def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """Add --device: "cpu", or an accelerator that PyTorch finds, which is then the default.
-
-    argparse passes a default that is a text through `_device`, too, but only if it does not print --help.
-    """
+    """Add --device: "cpu", or an accelerator that PyTorch finds, which is then the default."""
+    # argparse also passes a default that is a text through `_device`, but only if it does not print --help.
     text = f"cpu, cuda, mps, ... (default: {default or 'auto, the accelerator that PyTorch finds, else cpu'})"
     parser.add_argument("--device", type=_device, default=default or "auto", help=text)
 
@@ -64,36 +60,94 @@ def split_weights(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     return (overrides[0], list(overrides[1:])) if has_weights else (None, list(overrides))
 
 
-def add_tiles(parser: argparse.ArgumentParser) -> None:
+def add_batch_size(parser: argparse.ArgumentParser, *, default: int = 1, of: str = "images") -> None:
+    """Add --batch-size."""
+    text = f"number of {of} in a batch (default: {default})"
+    parser.add_argument("--batch-size", type=positive, default=default, metavar="N", help=text)
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """Add --precision, of which a device computes what it can."""
+    text = "precision to compute in, where PyTorch considers it safe (default: fp32)"
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=text)
+
+
+def add_iou(parser: argparse.ArgumentParser, where: str) -> None:
+    """Add --iou; `where` says what it is for."""
+    choices = [round(0.5 + 0.05 * k, 2) for k in range(10)]
+    text = f"IoU of a correct detection {where}: 0.5, 0.55, ... 0.95 (default: evaluator.iou, 0.5)"
+    parser.add_argument("--iou", type=float, choices=choices, metavar="IOU", help=text)
+
+
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    """Add --overwrite, without which nothing is replaced that is there already."""
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there already at OUT")
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
+    return number
+
+
+def fraction(text: str) -> float:
+    """Parse a number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 1")
+    return number
+
+
+def image_size(text: str) -> tuple[int, int]:
+    """Parse HEIGHTxWIDTH: "480x640" -> (480, 640)."""
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected HEIGHTxWIDTH in pixels, such as 480x640")
+    return int(height), int(width)
+
+
+def one_of(names: Callable[[], Sequence[str]]) -> Callable[[str], str]:
+    """Return a parser of one of `names()`, which are only computed when the option is given."""
+
+    def parse(text: str) -> str:
+        if text not in names():
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {', '.join(names())}")
+        return text
+
+    return parse
+
+
+def add_tiles(
+    parser: argparse.ArgumentParser,
+    text: str = "predict in tiles of SIZE x SIZE pixels, for images much larger than those in training",
+    *,
+    required: bool = False,
+) -> None:
     """Add --tiles and --tile-overlap; `tiling_of` reads them."""
-    text = "predict in tiles of SIZE pixels, for images much larger than those trained on"
-    parser.add_argument("--tiles", type=int, metavar="SIZE", help=text)
-    text = "minimum overlap of neighbours (default: a quarter of SIZE)"
+    parser.add_argument("--tiles", type=int, metavar="SIZE", required=required, help=text)
+    text = "minimum overlap of neighbouring tiles (default: a quarter of SIZE)"
     parser.add_argument("--tile-overlap", type=int, metavar="PIXELS", help=text)
 
 
-def tiling_of(args: argparse.Namespace) -> Tiling | None:
-    """Return how images are cut into tiles; None if they are not.
+def tiling_of(size: int | None, overlap: int | None) -> Tiling | None:
+    """Return how images are cut into tiles; None without a size.
 
     Raises:
         ConfigError: the sizes are out of range, or an overlap is given without a size.
     """
     from vitkit.inference import Tiling
 
-    if args.tiles is None and args.tile_overlap is not None:
-        raise ConfigError("--tile-overlap: give the size of the tiles, too (--tiles SIZE).")
-    return None if args.tiles is None else Tiling(args.tiles, args.tile_overlap)
-
-
-def add_iou(parser: argparse.ArgumentParser, where: str) -> None:
-    """Add `--iou`; `where` says what it is for."""
-    parser.add_argument(
-        "--iou",
-        type=float,
-        choices=[round(0.5 + 0.05 * k, 2) for k in range(10)],
-        metavar="IOU",
-        help=f"IoU of a correct detection {where}: 0.5, 0.55, ... 0.95 (default: evaluator.iou, 0.5)",
-    )
+    if size is None and overlap is not None:
+        raise ConfigError("--tile-overlap: the size of the tiles is also needed (--tiles SIZE).")
+    return None if size is None else Tiling(size, overlap)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -167,14 +221,14 @@ def machine_error_line(error: BaseException) -> str | None:
 
 
 def is_override(text: str | None) -> bool:
-    """Whether an argument is `key.sub=value` rather than a file or an address."""
+    """Whether an argument is `key.sub=value` rather than a file or a URL."""
     return text is not None and bool(re.match(r"[A-Za-z_][\w.]*=", text)) and not os.path.exists(text)
 
 
 def new_file(name: str, model: str | Path = "") -> Path:
-    """Return the default path of a tool's output: in the folder of a run, or else the current one.
+    """Return the default path of a command's output: in the folder of a run, or else the current one.
 
-    It gets a number if there is a file of that name, so that none is replaced that the user has not named.
+    It gets a number if that path exists, so that no file is replaced that the user has not named.
 
     Args:
         model: a run or one of its checkpoints; anything else stands for the current folder.
@@ -193,7 +247,7 @@ def check_out(option: str, path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir():
-        raise ConfigError(f"{option} {path}: is a folder; expected the name of a file in it.")
+        raise ConfigError(f"{option} {path}: is a folder; expected a file.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -202,68 +256,24 @@ def check_out(option: str, path: Path | None) -> None:
         raise ConfigError(f"{option} {path}: cannot be written ({error.strerror}). Choose another file.") from error
 
 
-def require_pictures(loaded: Loaded, name: str) -> None:
-    """Raise a ConfigError that names the suitable tool if a model takes text."""
+def require_images(loaded: Loaded, name: str) -> None:
+    """Raise a ConfigError that names the suitable command if a model takes text."""
     from vitkit.inference import Predictor, Translator
 
     if not isinstance(loaded, Predictor):
-        tool = "translate" if isinstance(loaded, Translator) else "generate"
-        raise ConfigError(f"{name}: reads text, not pictures. Use tools/{tool}.py.")
+        command = "translate" if isinstance(loaded, Translator) else "generate"
+        raise ConfigError(f"{name}: reads text, not images. Use vitkit {command}.")
 
 
 def require_text_model(loaded: Loaded, name: str, kinds: type | UnionType) -> None:
-    """Raise a ConfigError that names the suitable tool if a model is of none of these kinds."""
+    """Raise a ConfigError that names the suitable command if a model is of none of these kinds."""
     from vitkit.inference import Predictor, Translator
 
     if isinstance(loaded, kinds):
         return
     kind = type(loaded.model).__name__
     if isinstance(loaded, Predictor):
-        raise ConfigError(f"{name}: {kind} takes pictures, not text. Use tools/predict.py.")
+        raise ConfigError(f"{name}: {kind} takes images, not text. Use vitkit predict.")
     if isinstance(loaded, Translator):
-        raise ConfigError(f"{name}: {kind} translates text. Use tools/translate.py.")
-    raise ConfigError(f"{name}: {kind} is a language model. Use tools/generate.py.")
-
-
-def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield pictures with their names; unreadable ones are reported and added to `broken`, without stopping."""
-    from vitkit.inference.prefetch import map_ahead
-
-    def read(path: Path) -> tuple[str, np.ndarray] | DataError:
-        try:
-            return str(path), predictor.to_array(path)
-        except DataError as error:
-            return error
-
-    for picture in map_ahead(read, paths, workers=1, ahead=2):
-        if isinstance(picture, DataError):
-            print(f"left out: {picture}", file=sys.stderr)
-            broken.append(str(picture))
-        else:
-            yield picture
-
-
-def report_unreadable(broken: Sequence[str], count: int, noun: str = "pictures") -> None:
-    """Print how many of `count` pictures, or other items named by `noun`, were left out as unreadable.
-
-    Raises:
-        DataError: all of them; the message is that of the first.
-    """
-    if len(broken) == count:
-        raise DataError(broken[0])
-    if broken:
-        print(f"{len(broken)} of {count} {noun} could not be read and were left out", file=sys.stderr)
-
-
-def unique_names(names: Iterable[str]) -> list[str]:
-    """Return the names, with a number appended to each repeated one."""
-    taken: set[str] = set()
-    unique = []
-    for name in names:
-        number, candidate = 1, name
-        while candidate in taken:
-            number += 1
-            candidate = f"{name}_{number}"
-        taken.add(candidate)
-        unique.append(candidate)
-    return unique
+        raise ConfigError(f"{name}: {kind} translates text. Use vitkit translate.")
+    raise ConfigError(f"{name}: {kind} is a language model. Use vitkit generate.")

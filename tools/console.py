@@ -1,4 +1,4 @@
-"""Standard output of the tools: any text can be printed, and an end of the output is no error."""
+"""Standard output of the commands: any text can be printed, and a closed pipe is not an error."""
 
 import os
 import sys

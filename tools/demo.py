@@ -1,16 +1,18 @@
-"""Try a model in the browser: give it a picture or the camera, move the threshold, click to see where it looks.
+"""Try a model in the browser: give it an image or the camera, move the threshold, click to see what it attends to.
 
 MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a config, whose weights follow it: a
 classifier, a captioner, a detector or a mask model. A click shows the encoder's attention at that point, and the
 attention of the query whose box or mask covers the point; for a captioner, the attention of each word.
 
-The page is served only on this machine (see --host), loads nothing from elsewhere and reports nothing. Its pictures are
+The page is served only on this machine (see --host), loads nothing from elsewhere and reports nothing. Its images are
 in a temporary folder until it ends, by ctrl-C. It needs Gradio: pip install vitkit[demo].
 
 Examples:
-    python tools/demo.py detr_r50
-    python tools/demo.py runs/mask2former --port 7861 --device cuda
+    vitkit demo detr_r50
+    vitkit demo runs/mask2former --port 7861 --device cuda
 """
+
+from __future__ import annotations
 
 import argparse
 import logging
@@ -22,22 +24,19 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from vitkit.errors import ConfigError
-from vitkit.inference import Loaded, load
-from vitkit.logging import setup_logging
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, require_pictures, sort_model
-from vitkit.tools.demo_page import Demo, build_page, launch
+from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, require_images, sort_model
 
-logger = logging.getLogger("vitkit")
+if TYPE_CHECKING:
+    from vitkit.inference import Loaded
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)"
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="host to serve on (default: 127.0.0.1, only this machine)")
     parser.add_argument("--port", type=int, default=7860, help="port to serve on (default: 7860)")
     add_trust(parser)
     add_device(parser)
@@ -50,29 +49,33 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    with errors_in_one_line():
+    from vitkit.inference import load
+    from vitkit.logging import setup_logging
+
+    with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="vitkit_demo_") as folder:
         setup_logging()
-        run(args)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Load the model and serve its page until ctrl-C."""
-    check_port(args.host, args.port)
-    with tempfile.TemporaryDirectory(prefix="vitkit_demo_") as folder:
+        check_port(args.host, args.port)
         gradio = import_gradio(Path(folder) / "uploads")
         predictor = load(args.model, args.weights, overrides=args.overrides, trust=args.trust, device=args.device)
         check_model(predictor, args.model)
         print(predictor.report)
-        page = build_page(Demo(predictor, Path(folder)), args.model, gradio)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            address = launch(page, gradio, args.host, args.port)
-            print(f"open {address} in a browser on this machine; ctrl-C ends it", flush=True)
-            wait_for_ctrl_c()
-        except KeyboardInterrupt:
-            print("ended")
-        finally:
-            page.close(verbose=False)
+        serve(predictor, args.model, gradio, Path(folder), host=args.host, port=args.port)
+
+
+def serve(predictor: Loaded, name: str, gradio: ModuleType, folder: Path, *, host: str, port: int) -> None:
+    """Serve a model's page until ctrl-C."""
+    from vitkit.tools.demo_page import Demo, build_page, launch
+
+    page = build_page(Demo(predictor, folder), name, gradio)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        url = launch(page, gradio, host, port)
+        print(f"open {url} in a browser on this machine; ctrl-C ends it", flush=True)
+        wait_for_ctrl_c()
+    except KeyboardInterrupt:
+        print("ended")
+    finally:
+        page.close(verbose=False)
 
 
 def wait_for_ctrl_c() -> None:
@@ -81,7 +84,7 @@ def wait_for_ctrl_c() -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise a ConfigError if the page cannot be served at this address."""
+    """Raise a ConfigError if the page cannot be served at this host and port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -89,20 +92,20 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         raise ConfigError(
-            f"--host {host} --port {port}: cannot be served on ({error.strerror}). Choose another --port, or end what "
-            "uses this one."
+            f"--host {host} --port {port}: cannot be served on ({error.strerror}). Choose another --port, or end the "
+            "program that uses this one."
         ) from error
 
 
 def check_model(predictor: Loaded, name: str) -> None:
-    """Raise a ConfigError if a model does not take pictures."""
-    require_pictures(predictor, name)
+    """Raise a ConfigError if a model does not take images."""
+    require_images(predictor, name)
     if predictor.sampling is not None:
-        raise ConfigError(f"{name}: classifies videos, not pictures. Use tools/predict.py.")
+        raise ConfigError(f"{name}: classifies videos, not images. Use vitkit predict.")
 
 
 def import_gradio(uploads: Path) -> ModuleType:
-    """Import Gradio, set to store uploaded pictures in a folder and to send no usage reports.
+    """Import Gradio, set to store uploaded images in a folder and to send no usage reports.
 
     Raises:
         ConfigError: Gradio is not installed.

@@ -24,17 +24,19 @@ from vitkit.visualization.canvas import enlarge
 KEPT_FILES = 64
 """The number of drawings that the page's folder keeps, the newest ones."""
 KEPT_SECONDS = 3600
-"""The number of seconds for which a visitor's pictures and predictions are kept without a visit."""
+"""The number of seconds for which a visitor's images and predictions are kept without a visit."""
 MAX_UPLOAD = "256mb"
-"""The largest file that a visitor can send; a picture of the most pixels that are decoded is smaller as a JPEG."""
+"""The largest file that a visitor can send; an image of the maximum number of decoded pixels is smaller as a JPEG."""
 FONTS = ("system-ui", "sans-serif")
-HINT = "Click a point in one of the pictures to see where the model looks."
-STEPS = "Give a picture, or click the example below it; then click a point in the picture to see where the model looks."
+HINT = "Click a point in one of the images to see what the model attends to."
+STEPS = (
+    "Give an image, or click the example below it; then click a point in the image to see what the model attends to."
+)
 EXAMPLE_WORLD = World(image_size=320, min_objects=3, max_objects=4, split="val")
 
 
 class Attended(NamedTuple):
-    """What the model looks at for one point of a picture."""
+    """What the model attends to for one point of an image."""
 
     text: str
     encoder: Path | None = None
@@ -57,16 +59,16 @@ class Demo:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.cycle(range(KEPT_FILES)))
 
     def example(self) -> Path:
-        """Return the file of the example picture, which is saved anew: a scene of the synthetic world."""
+        """Return the file of the example image, which is saved anew: a scene of the synthetic world."""
         path = self.folder / "example.png"
         Image.fromarray(EXAMPLE_WORLD.scene(0).image).save(path)
         return path
 
     def predict(self, path: str | Path) -> Prediction:
-        """Predict on a picture's file.
+        """Predict on a image's file.
 
         Raises:
-            DataError: the file is not a picture.
+            DataError: the file is not an image.
         """
         path = Path(path)
         return next(self.predictor.stream([(path.name, path.read_bytes())]))
@@ -83,7 +85,7 @@ class Demo:
         return path
 
     def attend(self, prediction: Prediction, x: float, y: float, threshold: float | None) -> Attended:
-        """Draw what the model looks at for a point (x, y), in pixels of the picture.
+        """Draw what the model attends to for a point (x, y), in pixels of the image.
 
         Raises:
             ConfigError: the model has no attention that can be drawn.
@@ -91,8 +93,8 @@ class Demo:
         predictor, image = self.predictor, prediction.image
         if isinstance(predictor.model, Captioner):
             return self._attend_by_words(prediction)
-        looks = image_sampling if samples_points(predictor.model) else image_attention
-        view = looks(predictor, image)
+        attention_of = image_sampling if samples_points(predictor.model) else image_attention
+        view = attention_of(predictor, image)
         encoder = query = None
         text = f"Point x {x:.0f}, y {y:.0f}: "
         if isinstance(view, ImageAttention) and view.encoder is not None:
@@ -100,28 +102,28 @@ class Demo:
             view.draw_points([(x, y)], encoder)
             text += "its attention in the encoder. "
         if view.queries is not None:
-            least = prediction.thresholds if threshold is None else ScoreThresholds(threshold)
-            number = view.queries.at((x, y), least)
+            minimum = prediction.thresholds if threshold is None else ScoreThresholds(threshold)
+            number = view.queries.at((x, y), minimum)
             if number is None:
                 text += "No query's box or mask covers it."
             else:
                 query = self._file("png")
                 view.draw_query(number, query)
                 name, score = predictor.classes[view.queries.labels[number]], float(view.queries.scores[number])
-                text += f"Query {number} covers it ({name} {score:.2f}), and looks where it is drawn."
+                text += f"Query {number} covers it ({name} {score:.2f}), and attends to what is drawn."
         return Attended(text.strip(), encoder, query)
 
     @torch.inference_mode()
     def _attend_by_words(self, prediction: Prediction) -> Attended:
-        """Draw what a captioner looks at for each word, which does not depend on the point."""
+        """Draw what a captioner attends to for each word, which does not depend on the point."""
         model = self.predictor.model
         inputs = self.predictor.prepare([prediction.image]).to(self.predictor.device).inputs
         words, weights = word_attention(model, inputs)
         if not words:
-            return Attended("The caption is empty: there is no word to look for.")
+            return Attended("The caption is empty: it has no word to explain.")
         path, seen = self._file("png"), inputs["images"][0].permute(1, 2, 0).cpu().numpy()
         draw_word_attention(seen, words, weights, path)
-        return Attended("A captioner looks at the picture anew for each word, whichever point is clicked.", query=path)
+        return Attended("A captioner attends to the image anew for each word, whichever point is clicked.", query=path)
 
     def _file(self, ending: str) -> Path:
         return self.folder / f"{next(self._numbers)}.{ending}"
@@ -138,10 +140,10 @@ def text_of(prediction: Prediction, threshold: float | None) -> str:
 
 
 def point_in(prediction: Prediction, pixel: tuple[float, float], *, is_drawn: bool) -> tuple[float, float] | None:
-    """Return the point (x, y) of a picture that was clicked; None outside of it.
+    """Return the point (x, y) of an image that was clicked; None outside of it.
 
     Args:
-        pixel: (x, y) in the picture or in its drawing, which may be larger and have a legend below.
+        pixel: (x, y) in the image or in its drawing, which may be larger and have a legend below.
         is_drawn: whether the drawing was clicked.
     """
     factor = enlarge(prediction.image)[1] if is_drawn else 1
@@ -156,7 +158,7 @@ class Handlers:
     def __init__(self, demo: Demo, gr: ModuleType):
         self.demo, self.gr = demo, gr
 
-    def on_picture(self, path: str | None, threshold: float | None) -> list[Any]:
+    def on_image(self, path: str | None, threshold: float | None) -> list[Any]:
         """Predict; return the prediction, and updates of drawing, answer, task, threshold and a click's outputs."""
         gr = self.gr
         hidden = [gr.update(visible=False)] * 2
@@ -185,9 +187,9 @@ class Handlers:
     def on_click(
         self, prediction: Prediction | None, threshold: float | None, pixel: tuple[float, float], *, is_drawn: bool
     ) -> list[Any]:
-        """Draw what the model looks at; return updates of the text and of the two drawings."""
+        """Draw what the model attends to; return updates of the text and of the two drawings."""
         if prediction is None:
-            return self._unclicked("Give a picture first.")
+            return self._unclicked("Give an image first.")
         point = point_in(prediction, pixel, is_drawn=is_drawn)
         if point is None:
             return self._unclicked(HINT)
@@ -205,7 +207,7 @@ class Handlers:
 def build_page(demo: Demo, name: str, gr: ModuleType) -> Any:
     """Lay out the page of a model, whose name is shown; return Gradio's `Blocks`."""
     handlers = Handlers(demo, gr)
-    # Gradio's button that shares a picture with everybody is left out.
+    # Gradio's button that shares an image with everybody is left out.
     shown = dict(interactive=False, buttons=["download", "fullscreen"])
     with gr.Blocks(title=f"vitkit: {name}", analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
         gr.HTML(f"<h1>vitkit demo: {html.escape(name)}</h1><p>{STEPS}</p>", elem_id="title")
@@ -213,51 +215,51 @@ def build_page(demo: Demo, name: str, gr: ModuleType) -> Any:
         chosen = gr.State()  # the threshold once the slider was moved; until then, the model's threshold of each class
         with gr.Row():
             with gr.Column():
-                picture = gr.Image(
-                    label="Picture",
+                source = gr.Image(
+                    label="Image",
                     type="filepath",
                     image_mode=None,
                     sources=["upload", "webcam", "clipboard"],
                     webcam_options=gr.WebcamOptions(mirror=False),
                     buttons=["fullscreen"],
-                    elem_id="picture",
+                    elem_id="image",
                 )
                 # The file is passed on unchanged: vitkit's reader turns it upright and reports errors in it.
-                picture.preprocess = lambda payload: None if payload is None else payload.path
+                source.preprocess = lambda payload: None if payload is None else payload.path
                 path = str(demo.example())
-                example = gr.Dataset(components=[picture], samples=[[path]], label="Example", elem_id="example")
-                example.click(lambda: path, outputs=picture, queue=False, api_visibility="private")
+                example = gr.Dataset(components=[source], samples=[[path]], label="Example", elem_id="example")
+                example.click(lambda: path, outputs=source, queue=False, api_visibility="private")
                 task = gr.Radio([], label="Show", visible=False, elem_id="task")
                 threshold = gr.Slider(
                     0,
                     1,
                     value=round(demo.predictor.thresholds.overall, 2),
                     step=0.01,
-                    label="Least score",
+                    label="Minimum score",
                     info=f"at first: {demo.predictor.thresholds}",
                     visible=False,
                     elem_id="threshold",
                 )
             with gr.Column():
                 drawn = gr.Image(label="Prediction", elem_id="drawn", **shown)
-                answer = gr.Textbox(label="Answer", interactive=False, elem_id="answer")
-                looked = gr.Textbox(label="Where it looks", interactive=False, elem_id="looked")
+                answer = gr.Textbox(label="Found", interactive=False, elem_id="answer")
+                looked = gr.Textbox(label="What it attends to", interactive=False, elem_id="looked")
         with gr.Row():
             encoder = gr.Image(label="Encoder", show_label=False, visible=False, elem_id="encoder", **shown)
             query = gr.Image(label="Decoder", show_label=False, visible=False, elem_id="query", **shown)
         clicked = [looked, encoder, query]
 
         # One event at a time: recording attention changes how the model runs.
-        alone = dict(concurrency_id="model", concurrency_limit=1, api_visibility="private")
-        picture.change(
-            handlers.on_picture, [picture, chosen], [prediction, drawn, answer, task, threshold, *clicked], **alone
+        one_at_a_time = dict(concurrency_id="model", concurrency_limit=1, api_visibility="private")
+        source.change(
+            handlers.on_image, [source, chosen], [prediction, drawn, answer, task, threshold, *clicked], **one_at_a_time
         )
-        redraw = dict(fn=handlers.on_choice, outputs=[drawn, answer], trigger_mode="always_last", **alone)
+        redraw = dict(fn=handlers.on_choice, outputs=[drawn, answer], trigger_mode="always_last", **one_at_a_time)
         threshold.input(lambda value: value, threshold, chosen, queue=False, api_visibility="private")
         threshold.input(inputs=[prediction, task, threshold], **redraw)
         task.input(inputs=[prediction, task, chosen], **redraw)
-        for image, is_drawn in ((picture, False), (drawn, True)):
-            image.select(_click_of(gr, handlers, is_drawn), [prediction, chosen], clicked, **alone)
+        for image, is_drawn in ((source, False), (drawn, True)):
+            image.select(_click_of(gr, handlers, is_drawn), [prediction, chosen], clicked, **one_at_a_time)
     return page
 
 

@@ -15,23 +15,32 @@ MODEL may also be the name of a backbone, as for `analyze`; WEIGHTS are then any
 a classifier's head, or its published ones, and overrides are its arguments.
 
 Examples:
-    python tools/explain.py detr_r50 --image street.jpg
-    python tools/explain.py vit_small_patch8_dino --image dog.jpg
-    python tools/explain.py vit_base_patch16_dinov3 hf:facebook/dinov3-vitb16-pretrain-lvd1689m --image dog.jpg
-    python tools/explain.py runs/vit --image cat.jpg --images photos --compare runs/vit_pretrained
-    python tools/explain.py detr_r50 --image street.jpg --points 200,340 410,80
-    python tools/explain.py configs/deformable_detr_r50.py weights.pth --image street.jpg --queries 17 203
-    python tools/explain.py runs/detr --image street.jpg --html
-    python tools/explain.py runs/detr --dataset data.val.num_images=1000
-    python tools/explain.py runs/translation --text "one hundred twenty-three" --beams 4
-    python tools/explain.py runs/timesformer --video run.mp4 --frame 3 --points 100,60
+    vitkit explain detr_r50 --image street.jpg
+    vitkit explain vit_small_patch8_dino --image dog.jpg
+    vitkit explain vit_base_patch16_dinov3 hf:facebook/dinov3-vitb16-pretrain-lvd1689m --image dog.jpg
+    vitkit explain runs/vit --image cat.jpg --images photos --compare runs/vit_pretrained
+    vitkit explain detr_r50 --image street.jpg --points 200,340 410,80
+    vitkit explain configs/deformable_detr_r50.py weights.pth --image street.jpg --queries 17 203
+    vitkit explain runs/detr --image street.jpg --html
+    vitkit explain runs/detr --dataset data.val.num_images=1000
+    vitkit explain runs/translation --text "one hundred twenty-three" --beams 4
+    vitkit explain runs/timesformer --video run.mp4 --frame 3 --points 100,60
 """
 
 import argparse
 from pathlib import Path
 
 import vitkit
-from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, new_file, sort_model
+from vitkit.tools.common import (
+    add_device,
+    add_model,
+    add_trust,
+    errors_in_one_line,
+    fraction,
+    image_size,
+    new_file,
+    sort_model,
+)
 
 
 def query_number(text: str) -> int:
@@ -60,7 +69,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--image", help="the image to explain; resized like the validation data")
     parser.add_argument("--text", metavar="SENTENCE", help="the sentence that a text model reads")
     parser.add_argument("--video", type=Path, help="the video to explain; its middle clip is taken")
-    parser.add_argument("--images", type=Path, metavar="FOLDER", help="images to average attention distances over")
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help="folder of images to average attention distances over"
+    )
     parser.add_argument("--dataset", action="store_true", help="draw each query's boxes over the validation data")
     text = "another model, or a config and its weights; its attention distances are drawn alongside"
     parser.add_argument("--compare", nargs="+", default=(), metavar="MODEL", help=text)
@@ -75,11 +86,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "decoder layer of DETR, a mask model, a text model or a captioner, from 0 (default: last)"
     parser.add_argument("--decoder-layer", type=int, metavar="N", help=text)
     text = "minimum score of the drawn boxes (default: the model's own, or 0.5)"
-    parser.add_argument("--threshold", type=float, help=text)
+    parser.add_argument("--threshold", type=fraction, metavar="SCORE", help=text)
     text = "beams in the tree of a model that writes text (default: 4)"
     parser.add_argument("--beams", type=int, default=4, metavar="N", help=text)
     text = "resize images to this height and width (default: as the validation data; a backbone's to 480 pixels)"
-    parser.add_argument("--size", nargs=2, type=int, metavar=("H", "W"), help=text)
+    parser.add_argument("--size", type=image_size, metavar="HxW", help=text)
     text = "also write an HTML page that shows what attends to what under the mouse pointer"
     parser.add_argument("--html", action="store_true", help=text)
     text = "folder to write (default: runs/explain, or runs/explain-2 if it exists)"

@@ -9,10 +9,10 @@ NAME.step.onnx      for a captioner or translator, one step of the decoder
 run_NAME.py         predicts with NAME.onnx; needs only onnxruntime, numpy and Pillow
 
 Examples:
-    python tools/export.py runs/detr --images photos
-    python tools/export.py detr_r50 --precision fp16 --out deploy/detr.onnx
-    python tools/export.py configs/swin_tiny_in1k.py swin.pth --size 224x224 --precision int8
-    python tools/test.py deploy/detr.onnx data.root=data/coco    (its accuracy, on the same data as the model's)
+    vitkit export runs/detr --images photos
+    vitkit export detr_r50 --precision fp16 --out deploy/detr.onnx
+    vitkit export configs/swin_tiny_in1k.py swin.pth --size 224x224 --precision int8
+    vitkit test deploy/detr.onnx data.root=data/coco    (its accuracy, on the same data as the model's)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import vitkit
 from vitkit.deployment.settings import FORMATS, OPSETS, TOLERANCES
-from vitkit.tools.common import add_model, add_trust, errors_in_one_line, sort_model
+from vitkit.tools.common import add_model, add_overwrite, add_trust, errors_in_one_line, image_size, sort_model
 from vitkit.words import counted
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "fp16: store weights and compute in float16; int8: compute matrix products in int8 (default: fp32)"
     parser.add_argument("--precision", choices=tuple(TOLERANCES), default="fp32", help=text)
     parser.add_argument("--out", type=Path, help="the file to write (default: NAME.onnx or NAME.pt2 in this folder)")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
-    parser.add_argument("--size", type=size, metavar="HxW", help="fixed height and width of the images (default: any)")
+    add_overwrite(parser)
+    parser.add_argument(
+        "--size", type=image_size, metavar="HxW", help="fixed height and width of the images (default: any)"
+    )
     text = "folder of images to compare on (default: synthetic ones)"
     parser.add_argument("--images", type=Path, metavar="DIR", help=text)
     parser.add_argument("--opset", type=int, default=20, help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]} (default: 20)")
@@ -53,14 +55,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_intermixed_args(argv)
     sort_model(args)
     return args
-
-
-def size(text: str) -> tuple[int, int]:
-    """Parse HEIGHTxWIDTH: "480x640" -> (480, 640)."""
-    height, _, width = text.partition("x")
-    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected HEIGHTxWIDTH in pixels, such as 480x640")
-    return int(height), int(width)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,31 +9,36 @@ after those of each input. For a mask there is a line for each candidate (probab
 it), and an empty line after each mask.
 
 Examples:
-    python tools/generate.py runs/language_model "Ein Mann"
-    python tools/generate.py best.pth "Ein Mann" --temperature 0.8 --top-k 50 --top-p 0.9 --seed 7 --n-best 3
-    echo "Zwei Hunde" | python tools/generate.py best.pth --greedy
-    python tools/generate.py runs/masked_language_model "Ein <mask> fährt Fahrrad."
+    vitkit generate runs/language_model "Ein Mann"
+    vitkit generate best.pth "Ein Mann" --temperature 0.8 --top-k 50 --top-p 0.9 --seed 7 --n-best 3
+    echo "Zwei Hunde" | vitkit generate best.pth --greedy
+    vitkit generate runs/masked_language_model "Ein <mask> fährt Fahrrad."
 """
+
+from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import ConfigError
-from vitkit.inference import MaskFiller, TextContinuer, load
-from vitkit.logging import setup_logging
-from vitkit.seq2seq.decoding import DecodingSettings
-from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line, require_text_model
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line, require_text_model
 from vitkit.tools.text_arguments import (
     SAMPLING_OPTIONS,
-    add_lines,
+    add_beams,
     add_sampling,
-    check_lines,
+    add_text,
+    model_and_text,
     opened,
     option_names,
     read_lines,
     report_unknown,
 )
+
+if TYPE_CHECKING:
+    from vitkit.inference import MaskFiller, TextContinuer
+    from vitkit.seq2seq.decoding import DecodingSettings
 
 DECODING_OPTIONS = (*SAMPLING_OPTIONS, "greedy", "beams", "max_length", "min_length")
 """Names of the options that a model that fills masks does not take."""
@@ -41,31 +46,18 @@ DECODING_OPTIONS = (*SAMPLING_OPTIONS, "greedy", "beams", "max_length", "min_len
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument(
-        "text", nargs="*", metavar="TEXT", help="text to continue, or text with <mask> for each hidden token"
-    )
-    parser.add_argument("--weights", help="the weights of a config: a checkpoint, or the folder of a run")
-    add_lines(parser)
-    parser.add_argument(
-        "--n-best",
-        type=int,
-        metavar="N",
-        help="continuations of a text (default: 1) or candidates for a mask (default: 5)",
-    )
+    add_text(parser, "text to continue, or text with <mask> for each hidden token")
+    text = "write the N best continuations of a text (default: 1) or candidates for a mask (default: 5), with scores"
+    parser.add_argument("--n-best", type=int, metavar="N", help=text)
     add_sampling(parser)
-    parser.add_argument(
-        "--greedy", action="store_true", help="choose the most probable token each time, like --temperature 0"
-    )
-    parser.add_argument("--beams", type=int, metavar="N", help="beam search with N beams")
-    parser.add_argument("--max-length", type=int, metavar="T", help="maximum number of tokens to write")
-    parser.add_argument(
-        "--min-length", type=int, metavar="T", help="minimum number of tokens to write before the text may end"
-    )
+    text = "choose the most probable token each time, like --temperature 0"
+    parser.add_argument("--greedy", action="store_true", help=text)
+    add_beams(parser)
+    text = "minimum number of tokens to write before the text may end"
+    parser.add_argument("--min-length", type=int, metavar="T", help=text)
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
-    check_lines(parser, args)
     if args.temperature == 0:
         args.greedy, args.temperature = True, None
     drawn = [option_names([name]) for name in SAMPLING_OPTIONS if getattr(args, name) is not None]
@@ -81,63 +73,61 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.inference import MaskFiller, TextContinuer, load
+    from vitkit.logging import setup_logging
+
     with errors_in_one_line():
         setup_logging()
-        run(args)
+        weights, texts = model_and_text(args.model, args.text, has_input=bool(args.input))
+        loaded = load(args.model, weights, device=args.device, trust=args.trust)
+        require_text_model(loaded, args.model, TextContinuer | MaskFiller)
+        options = {name: value for name in DECODING_OPTIONS if (value := getattr(args, name)) not in (None, False)}
+        write = filled if isinstance(loaded, MaskFiller) else continued
+        with opened(args.out) as output:
+            for text in write(loaded, read_lines(texts, args.input), args.n_best, options):
+                output.write(text)
+        report_unknown(loaded.vocabulary)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Continue or fill the lines of the input, and write the results.
+def continued(model: TextContinuer, lines: Sequence[str], n_best: int | None, options: dict[str, Any]) -> Iterator[str]:
+    """Yield the output for each text.
 
     Raises:
-        ConfigError: the model is not a language model, or an option does not apply to its kind.
+        ConfigError: a value is out of range.
     """
-    loaded = load(args.model, args.weights, device=args.device, trust=args.trust)
-    require_text_model(loaded, args.model, TextContinuer | MaskFiller)
-    write = filled if isinstance(loaded, MaskFiller) else continued
-    with opened(args.output) as output:
-        for text in write(loaded, read_lines(args), args):
-            output.write(text)
-    report_unknown(loaded.vocabulary)
-
-
-def continued(model: TextContinuer, lines: Sequence[str], args: argparse.Namespace) -> Iterator[str]:
-    """Yield the output for each text."""
-    for continuations in model.stream(lines, decoding_settings(model.model.decoding, args)):
-        if args.n_best is None:
+    for continuations in model.stream(lines, decoding_settings(model.model.decoding, n_best, options)):
+        if n_best is None:
             yield f"{continuations[0]}\n"
         else:
             yield "".join(f"{c.score:.4f}\t{c.text}\n" for c in continuations) + "\n"
 
 
-def decoding_settings(defaults: DecodingSettings, args: argparse.Namespace) -> DecodingSettings:
-    """Return the model's decoding settings, changed by the arguments.
+def decoding_settings(defaults: DecodingSettings, n_best: int | None, options: dict[str, Any]) -> DecodingSettings:
+    """Return the model's decoding settings, changed by options.
 
     Raises:
         ConfigError: a value is out of range.
     """
-    names = (*SAMPLING_OPTIONS, "max_length", "min_length")
-    changes = {name: value for name in names if (value := getattr(args, name)) is not None} | {"n_best": 1}
-    if args.greedy:
+    changes = {name: value for name, value in options.items() if name not in ("greedy", "beams")} | {"n_best": 1}
+    if "greedy" in options:
         changes["method"] = "greedy"
     elif changes.keys() & set(SAMPLING_OPTIONS):
         changes["method"] = "sample"
-    return replace(defaults, **changes).with_hypotheses(1 if args.n_best is None else args.n_best, beams=args.beams)
+    return replace(defaults, **changes).with_hypotheses(1 if n_best is None else n_best, beams=options.get("beams"))
 
 
-def filled(model: MaskFiller, lines: Sequence[str], args: argparse.Namespace) -> Iterator[str]:
+def filled(model: MaskFiller, lines: Sequence[str], n_best: int | None, options: dict[str, Any]) -> Iterator[str]:
     """Yield the output for each mask.
 
     Raises:
         ConfigError: an option is for models that continue text.
     """
-    wrong = [name for name in DECODING_OPTIONS if getattr(args, name) not in (None, False)]
-    if wrong:
+    if options:
         raise ConfigError(
-            f"{option_names(wrong)}: for decoder-only models, and this one fills masks. Use --n-best for the number "
+            f"{option_names(options)}: for decoder-only models, and this one fills masks. Use --n-best for the number "
             "of candidates."
         )
-    for masks in model.stream(lines, n_best=5 if args.n_best is None else args.n_best):
+    for masks in model.stream(lines, n_best=5 if n_best is None else n_best):
         for candidates in masks:
             yield "".join(f"{c.probability:.4f}\t{c.token}\t{c.text}\n" for c in candidates) + "\n"
 

@@ -1,11 +1,11 @@
-"""Train a model on your own pictures within a given time, from nothing but the pictures and their annotations.
+"""Train a model on your own images within a given time, from only the images and their annotations.
 
 It reads annotations in any of the formats below, splits and checks them, times a few steps, chooses weights, image size
 and epochs, writes a config with a comment on each choice, trains, evaluates, draws predictions and writes a report. The
 models are those of configs/start; vitkit/data/README.md lists what they reached in which time.
 
-ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV, or pictures of masks (--task semantic).
-It is not needed for a YOLO data.yaml, a folder with both pictures and annotations, or folders of classes.
+ANNOTATIONS is a file or a folder: COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV, or images of masks (--task semantic).
+It is not needed for a YOLO data.yaml, a folder with both images and annotations, or folders of classes.
 
 Examples:
     vitkit start photos labels.json --hours 1
@@ -22,23 +22,21 @@ import sys
 from pathlib import Path
 
 import vitkit
-from vitkit.tools.common import add_device, errors_in_one_line, is_override
+from vitkit.tools.common import add_device, errors_in_one_line, fraction, is_override
 
 TASKS = ("detection", "semantic", "instance", "panoptic", "classification")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, help="folder of the pictures, or a file that says where they are")
+    parser.add_argument("images", type=Path, help="folder of the images, or a file that says where they are")
     parser.add_argument("rest", nargs="*", metavar="ANNOTATIONS", help="annotations, and key.sub=value for the config")
     parser.add_argument("--task", choices=TASKS, default="detection", help="task to learn (default: detection)")
     parser.add_argument("--hours", type=float, default=1.0, help="wall-clock time for everything (default: 1)")
-    parser.add_argument(
-        "--val", type=float, default=0.2, metavar="SHARE", help="share of the images for validation (default: 0.2)"
-    )
-    parser.add_argument(
-        "--run-dir", type=Path, default=Path("runs/start"), help="folder to write (default: runs/start)"
-    )
+    text = "share of the images for validation (default: 0.2)"
+    parser.add_argument("--val-share", type=fraction, default=0.2, metavar="SHARE", help=text)
+    text = "folder to write (default: runs/start)"
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help=text)
     parser.add_argument("--dry-run", action="store_true", help="choose and write the config, but do not train")
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
@@ -47,8 +45,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if len(files) > 1:
         parser.error(f"expected one file or folder of annotations, got {', '.join(files)}")
     args.annotations = Path(files[0]) if files else None
-    if not 0 < args.val < 1:
-        parser.error(f"--val {args.val:g}: expected a share between 0 and 1")
+    if args.val_share in (0, 1):
+        parser.error(f"--val-share {args.val_share:g}: expected a share between 0 and 1")
     if not args.hours > 0:
         parser.error(f"--hours {args.hours:g}: expected more than 0")
     return args
@@ -63,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
                 args.annotations,
                 task=args.task,
                 hours=args.hours,
-                val_share=args.val,
+                val_share=args.val_share,
                 run_dir=args.run_dir,
                 dry_run=args.dry_run,
                 device=args.device,

@@ -1,36 +1,40 @@
-"""Evaluate a checkpoint on a config's validation data: its metrics, and results.json.
+"""Evaluate a model on its config's validation data: its metrics, and results.json.
 
 For detectors these are the COCO metrics, and results for pycocotools; for panoptic and semantic models PQ or IoU, and a
-folder of maps beside results.json; for classifiers there is also a picture of the confusion matrix.
+folder of maps beside results.json; for classifiers there is also a figure of the confusion matrix.
+
+Predictions that were written earlier are scored by --eval-only RESULTS, on the data of MODEL or on --annotations.
 
 Examples:
-    python tools/test.py configs/detr_r50.py detr-r50-e632da11.pth data.root=data/coco
-    python tools/test.py runs/detr --per-class
-    python tools/test.py runs/detr --split test    (data.test, which was not used for any choice)
+    vitkit test configs/detr_r50.py detr-r50-e632da11.pth data.root=data/coco
+    vitkit test runs/detr --per-class
+    vitkit test runs/detr --split test    (data.test, which was not used for any choice)
     torchrun --nproc-per-node 8 tools/test.py configs/detr_r50.py runs/detr_r50/best.pth
-    python tools/test.py configs/detr_r50.py --eval-only results.json    (scores what was predicted before)
-    python tools/test.py configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
-    python tools/test.py runs/roofs --tiles 800    (images much larger than those it was trained on)
-    python tools/test.py configs/bccd/detr.py runs/detr/best.pth --per-class --per-size --thresholds --confusion 0.4
-    python tools/test.py runs/detr --report report.html    (a page: numbers with intervals, curves, errors, pictures)
+    vitkit test configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
+    vitkit test runs/roofs --tiles 800    (images much larger than those it was trained on)
+    vitkit test configs/bccd/detr.py runs/detr/best.pth --per-class --per-size --thresholds --confusion 0.4
+    vitkit test runs/detr --report report.html    (a page: numbers with intervals, curves, errors, images)
+    vitkit test configs/detr_r50.py --eval-only results.json
+    vitkit test --eval-only results.json --annotations instances_val2017.json --images val2017 --report report.html
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitkit.errors import ConfigError
 from vitkit.tools.common import (
+    MODEL_HELP,
     add_device,
     add_iou,
-    add_model,
     add_tiles,
     add_trust,
     check_out,
     errors_in_one_line,
+    fraction,
     new_file,
     sort_model,
     tiling_of,
@@ -38,66 +42,53 @@ from vitkit.tools.common import (
 from vitkit.words import counted
 
 if TYPE_CHECKING:
-    import torch
-
-    from vitkit.config import Config
+    from vitkit.engine.testing import Evaluation
     from vitkit.structures import ScoreThresholds
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model(parser)
-    parser.add_argument(
-        "--eval-only",
-        type=Path,
-        metavar="RESULTS",
-        help="score predictions written earlier instead of running a model: the JSON, or a folder of semantic PNGs",
-    )
-    parser.add_argument(
-        "--tta", action="store_true", help="average a semantic model's scores over image sizes, each also mirrored"
-    )
-    parser.add_argument(
-        "--tta-scales",
-        type=scales,
-        metavar="SCALES",
-        help="sizes for --tta, relative to the evaluated one (default: 0.5,0.75,1,1.25,1.5,1.75)",
-    )
+    parser.add_argument("model", nargs="?", help=MODEL_HELP)
+    parser.add_argument("weights", nargs="?", help="the weights of a config: a checkpoint, or a name of the model zoo")
+    parser.add_argument("overrides", nargs="*", help="key.sub=value for the config, such as data.root=data/coco")
+    text = "score predictions written earlier instead of running a model: the JSON, or a folder of semantic PNGs"
+    parser.add_argument("--eval-only", type=Path, metavar="RESULTS", help=text)
+    text = "without MODEL, score boxes or masks on these annotations in COCO's format"
+    parser.add_argument("--annotations", type=Path, metavar="FILE", help=text)
+    text = "folder of the images of --annotations, which a report then shows"
+    parser.add_argument("--images", type=Path, metavar="DIR", help=text)
+    text = "average a semantic model's scores over image sizes, each also mirrored"
+    parser.add_argument("--tta", action="store_true", help=text)
+    text = "sizes for --tta, relative to the evaluated one (default: 0.5,0.75,1,1.25,1.5,1.75)"
+    parser.add_argument("--tta-scales", type=scales, metavar="SCALES", help=text)
     text = "split to evaluate; training data are prepared like validation data (default: val)"
-    parser.add_argument("--split", choices=("val", "test", "train"), default="val", help=text)
+    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help=text)
     add_tiles(parser)
     parser.add_argument("--per-class", action="store_true", help="also print the metrics of each class")
     parser.add_argument("--per-size", action="store_true", help="for detectors, also print the metrics by object size")
-    parser.add_argument(
-        "--thresholds",
-        type=float,
-        nargs="*",
-        metavar="T",
-        help="for detectors, also print precision, recall and F1 at these scores (without T: 0.1 to 0.9)",
-    )
-    parser.add_argument(
-        "--confusion",
-        type=float,
-        nargs="?",
-        const=0.5,
-        metavar="SCORE",
-        help="for detectors, draw the confusion matrix of predictions with at least this score (without SCORE: 0.5)",
-    )
+    text = "for detectors, also print precision, recall and F1 at these scores (without T: 0.1 to 0.9)"
+    parser.add_argument("--thresholds", type=fraction, nargs="*", metavar="T", help=text)
+    text = "for detectors, draw the confusion matrix of predictions with at least this score (without SCORE: 0.5)"
+    parser.add_argument("--confusion", type=fraction, nargs="?", const=0.5, metavar="SCORE", help=text)
     add_iou(parser, "for --thresholds, --confusion and --report")
-    parser.add_argument(
-        "--out", type=Path, help="results file to write (default: results.json in the run's folder, or in this one)"
-    )
-    parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and pictures")
+    text = "results file to write (default: results.json in the run's folder, or in this one)"
+    parser.add_argument("--out", type=Path, help=text)
+    parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and images")
     add_trust(parser)
     add_device(parser)
     parser.add_argument("--print-config", action="store_true", help="print every value and where it was set, and stop")
     args = parser.parse_intermixed_args(argv)
     if args.thresholds == []:
         args.thresholds = [tenths / 10 for tenths in range(1, 10)]
-    if not all(0 <= value <= 1 for value in [*(args.thresholds or ()), args.confusion or 0]):
-        parser.error("--thresholds and --confusion are 0 to 1")
     sort_model(args)
+    if args.model is None and not args.eval_only:
+        parser.error("a model is needed, such as a run, or --eval-only RESULTS")
     if args.eval_only and args.weights:
         parser.error("give either weights or --eval-only RESULTS")
+    if args.annotations and (args.model or not args.eval_only):
+        parser.error("--annotations are for --eval-only RESULTS without MODEL, which has its own")
+    if args.images and not args.annotations:
+        parser.error("--images are those of --annotations")
     if args.tta and args.tiles:
         parser.error("--tta and --tiles each predict an image in their own way: give one of them")
     if args.tta and args.eval_only:
@@ -113,14 +104,33 @@ def scales(text: str) -> tuple[float, ...]:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.config import format_config
-    from vitkit.distributed import close_distributed, init_distributed
+    from vitkit.distributed import close_distributed, init_distributed, is_main
+    from vitkit.engine.results import score_file, score_results
+    from vitkit.engine.testing import evaluate_model
     from vitkit.inference import find_model, find_trained
     from vitkit.logging import setup_logging
+    from vitkit.models.tta import SCALES
 
+    out = args.out or new_file("results.json", args.model or "")
+    details = Details(
+        args.split,
+        per_class=args.per_class,
+        per_size=args.per_size,
+        thresholds=args.thresholds or (),
+        confusion=args.confusion,
+        iou=args.iou,
+        figure=out.with_name(f"{out.stem}_confusion.png"),
+    )
     try:
         with errors_in_one_line():
             check_out("--out", args.out)
             check_out("--report", args.report)
+            if args.model is None:
+                setup_logging()
+                evaluator = score_file(args.eval_only, annotations=args.annotations, images=args.images).evaluator
+                show(evaluator, details)
+                write_page(evaluator, args.report, {"results": str(args.eval_only)})
+                return
             needs_weights = not (args.eval_only or args.print_config)
             find = find_trained if needs_weights else find_model
             config, weights = find(args.model, args.weights, overrides=args.overrides, trust=args.trust)
@@ -129,65 +139,74 @@ def main(argv: list[str] | None = None) -> None:
                 return
             device = init_distributed(args.device)
             setup_logging()
+            facts = {"model": args.model, "results": str(args.eval_only or args.weights or "predicted now")}
             if args.eval_only:
-                score(config, args)
-            else:
-                run(config, weights, args, device)
+                if is_main():
+                    evaluator = score_results(args.eval_only, config, split=args.split)
+                    show(evaluator, details)
+                    write_page(evaluator, args.report, facts)
+                return
+            result = evaluate_model(
+                config,
+                weights,
+                device,
+                tta_scales=(args.tta_scales or SCALES) if args.tta else None,
+                tiling=tiling_of(args.tiles, args.tile_overlap),
+                split=args.split,
+            )
+            if is_main():
+                show(result.evaluator, details, result.thresholds)
+                write(result, out)
+                write_page(result.evaluator, args.report, facts)
+                print(f"{1e3 * result.seconds_per_sample:.1f} ms per {result.sample} on {device.type}")
     finally:
         close_distributed()
 
 
-def run(config: Config, weights: str | Path, args: argparse.Namespace, device: torch.device) -> None:
-    """Predict every image once, and print and write the results."""
-    from vitkit.distributed import is_main
-    from vitkit.engine.testing import evaluate_model
-    from vitkit.evaluation.text import perplexity
-    from vitkit.models.tta import SCALES
+class Details(NamedTuple):
+    """What is printed of an evaluation besides its table."""
 
-    out = args.out or new_file("results.json", args.model)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    tta_scales = args.tta_scales or SCALES if args.tta else None
-    result = evaluate_model(config, weights, device, tta_scales=tta_scales, tiling=tiling_of(args), split=args.split)
-    if not is_main():
-        return
-    show(result.evaluator, args, result.thresholds)
+    split: str
+    per_class: bool
+    per_size: bool
+    thresholds: Sequence[float]
+    """Scores at which precision, recall and F1 are printed."""
+    confusion: float | None
+    """The minimum score of the predictions in the confusion matrix; None: it is not drawn."""
+    iou: float | None
+    """The minimum IoU of a correct detection; None: the evaluator's."""
+    figure: Path
+    """The file of the confusion matrix."""
+
+
+def write(result: Evaluation, out: Path) -> None:
+    """Write the predictions, and print what was measured besides the table."""
+    from vitkit.evaluation.text import perplexity
+
     metrics = result.metrics
     if "nll" in metrics:
         print(f"token accuracy {metrics['token_accuracy']:.4f}   perplexity {perplexity(metrics['nll']):.3f}")
+    out.parent.mkdir(parents=True, exist_ok=True)
     print(f"results are in {', '.join(map(str, result.write(out)))}")
-    report(result.evaluator, args)
-    print(f"{1e3 * result.seconds_per_sample:.1f} ms per {result.sample} on {device.type}")
 
 
-def score(config: Config, args: argparse.Namespace) -> None:
-    """Print the metrics of predictions that were written by an earlier evaluation."""
-    from vitkit.distributed import is_main
-    from vitkit.engine.results import score_results
-
-    if is_main():
-        evaluator = score_results(args.eval_only, config, split=args.split)
-        show(evaluator, args)
-        report(evaluator, args)
-
-
-def report(evaluator: Any, args: argparse.Namespace) -> None:
+def write_page(evaluator: Any, path: Path | None, facts: Mapping[str, str]) -> None:
     """Write the report if it was requested."""
-    if args.report is None:
+    if path is None:
         return
     from vitkit.evaluation.report import write_report
 
-    facts = {"model": str(args.model), "results": str(args.eval_only or args.weights or "predicted now")}
-    path = write_report(evaluator, args.report, title=args.report.stem, facts=facts)
-    print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    written = write_report(evaluator, path, title=path.stem, facts=facts)
+    print(f"the report is {written} ({written.stat().st_size / 1e6:.1f} MB)")
 
 
-def show(evaluator: Any, args: argparse.Namespace, stored: ScoreThresholds | None = None) -> None:
-    """Print the evaluator's table, score thresholds, those stored with the weights too, and the requested details."""
+def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None) -> None:
+    """Print the evaluator's table, score thresholds, also those stored with the weights, and the requested details."""
     from vitkit.evaluation import CocoEvaluator
 
     detections = [part for part in evaluator.parts if isinstance(part, CocoEvaluator)]
-    for part in detections if args.iou else ():
-        part.iou = args.iou
+    for part in detections if details.iou else ():
+        part.iou = details.iou
     table = evaluator.table()
     print(table)
     thresholds = evaluator.score_thresholds()
@@ -195,31 +214,31 @@ def show(evaluator: Any, args: argparse.Namespace, stored: ScoreThresholds | Non
         print(f"the model shows objects from {stored}")
     if thresholds is not None:
         # Chosen on test data, a threshold would be part of what is tested.
-        use = "show objects above" if args.split == "val" else f"best on data.{args.split}, and not stored:"
+        use = "show objects above" if details.split == "val" else f"best on data.{details.split}, and not stored:"
         print(f"{use} {thresholds}")
     detection = detections[0] if detections else None
-    if args.per_class and detection is evaluator:
+    if details.per_class and detection is evaluator:
         print_numbers(evaluator.details()[0])
-    elif args.per_class:
+    elif details.per_class:
         named = {line.partition("  ")[0].strip() for line in table.splitlines()}
         for name, value in evaluator.per_class().items():
             if name in named:  # the table has it already
                 continue
             print(f"  {name:<20} {evaluator.per_class_metric} {f'{value:.3f}' if value >= 0 else '–'}")
-    if not (args.per_size or args.thresholds or args.confusion is not None):
+    if not (details.per_size or details.thresholds or details.confusion is not None):
         return
     if detection is None:
         raise ConfigError(
             f"--per-size, --thresholds, --confusion: only detections have these, which {type(evaluator).__name__} does "
             "not evaluate."
         )
-    if args.per_size:
+    if details.per_size:
         print_numbers(detection.details()[1])
     iou_type = detection.iou_types[-1]
-    if args.thresholds:
-        print_thresholds(detection, args.thresholds, iou_type)
-    if args.confusion is not None:
-        print_confusion(detection, args, iou_type)
+    if details.thresholds:
+        print_thresholds(detection, details.thresholds, iou_type)
+    if details.confusion is not None:
+        print_confusion(detection, details.confusion, iou_type, details.figure)
 
 
 def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
@@ -231,7 +250,7 @@ def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
         print(f"  {name:<{width}}  {texts}  {counted(numbers['objects'], 'objects')}")
 
 
-def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str) -> None:
+def print_thresholds(evaluator: Any, thresholds: Sequence[float], iou_type: str) -> None:
     """Print precision, recall and F1 at each threshold, and at the threshold with the highest F1."""
     from vitkit.evaluation.score_thresholds import best_row, threshold_rows
 
@@ -242,12 +261,12 @@ def print_thresholds(evaluator: Any, thresholds: list[float], iou_type: str) -> 
     for row in [*rows, best]:
         last = "  highest F1" if row is best else ""
         print(
-            f"  {row.threshold:5.3f}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.right:7}"
+            f"  {row.threshold:5.3f}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.correct:7}"
             f"  {row.wrong:7}  {row.missed:7}{last}"
         )
 
 
-def print_confusion(evaluator: Any, args: argparse.Namespace, iou_type: str) -> None:
+def print_confusion(evaluator: Any, threshold: float, iou_type: str, path: Path) -> None:
     """Print the most frequent confusions, and draw all of them."""
     import numpy as np
 
@@ -258,14 +277,14 @@ def print_confusion(evaluator: Any, args: argparse.Namespace, iou_type: str) -> 
         evaluator.dataset.ground_truth(),
         evaluator.results(),
         evaluator.dataset.category_ids,
-        threshold=args.confusion,
+        threshold=threshold,
         iou_type=iou_type,
         iou=evaluator.iou,
     )
     names = [*evaluator.dataset.classes, "(nothing)"]
     wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
-    least = f"score of at least {args.confusion:g}, IoU of at least {evaluator.iou:g}"
-    print(f"predictions with a {least}: {matrix.trace()} correct")
+    limits = f"score of at least {threshold:g}, IoU of at least {evaluator.iou:g}"
+    print(f"predictions with a {limits}: {matrix.trace()} correct")
     for cell in np.argsort(-wrong, axis=None, kind="stable")[:8]:
         row, column = np.unravel_index(cell, wrong.shape)
         if wrong[row, column]:
@@ -275,11 +294,9 @@ def print_confusion(evaluator: Any, args: argparse.Namespace, iou_type: str) -> 
             elif names[row] is names[-1]:
                 confusion = f"{names[column]}, no object"
             print(f"  {wrong[row, column]:6} {confusion}")
-    out = args.out or new_file("results.json", args.model)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    picture = out.with_name(f"{out.stem}_confusion.png")
-    draw_confusion_matrix(matrix, names, picture, what="objects and predictions")
-    print(f"  all of them are in {picture}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_confusion_matrix(matrix, names, path, what="objects and predictions")
+    print(f"  all of them are in {path}")
 
 
 if __name__ == "__main__":

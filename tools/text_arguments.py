@@ -1,29 +1,50 @@
-"""Shared parts of the text tools: lines in, lines out, and the sampling options."""
+"""Shared parts of the commands for text: lines in, lines out, and the options of decoding."""
+
+from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from vitkit.data.text.datasets import TextLines
 from vitkit.errors import ConfigError, DataError
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.tools.common import MODEL_HELP, split_weights
+
+if TYPE_CHECKING:
+    from vitkit.seq2seq.vocabulary import Vocabulary
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
 
 
-def add_lines(parser: argparse.ArgumentParser) -> None:
-    """Add --input and --output."""
-    parser.add_argument("--input", type=Path, help="a file with one text per line, plain or gzip")
-    parser.add_argument("--output", type=Path, help="file to write (default: standard output)")
+def add_text(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add MODEL, its weights if MODEL is a config, TEXT, --input and --out; `model_and_text` reads the words."""
+    parser.add_argument("model", help=f"{MODEL_HELP}; the weights of a config follow it")
+    parser.add_argument("text", nargs="*", metavar="TEXT", help=text)
+    text = "files with one text per line, plain or gzip"
+    parser.add_argument("--input", nargs="+", metavar="INPUT", help=text)
+    parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
 
 
-def check_lines(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """End with a usage error if text is given twice."""
-    if args.text and args.input:
-        parser.error("give either TEXT or --input FILE")
+def model_and_text(model: str, words: Sequence[str], *, has_input: bool) -> tuple[str | None, list[str]]:
+    """Split the words after MODEL into the weights of a config, None for other models, and texts.
+
+    Raises:
+        ConfigError: there are texts, and --input as well.
+    """
+    from vitkit.inference import names_config_alone
+
+    weights, texts = split_weights(words) if names_config_alone(model) else (None, list(words))
+    if texts and has_input:
+        raise ConfigError("give either TEXT or --input FILE.")
+    return weights, texts
+
+
+def add_beams(parser: argparse.ArgumentParser) -> None:
+    """Add the options of beam search and of the length of what is written."""
+    parser.add_argument("--beams", type=int, metavar="N", help="beam search with N beams (1: greedy)")
+    parser.add_argument("--max-length", type=int, metavar="T", help="maximum number of tokens to write")
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, when: str = "") -> None:
@@ -43,20 +64,22 @@ def option_names(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
-def read_lines(args: argparse.Namespace) -> Sequence[str]:
-    """Return the lines of TEXT, --input or standard input.
+def read_lines(texts: Sequence[str], files: Sequence[str] | None) -> Sequence[str]:
+    """Return the texts, the lines of the files, or those of standard input.
 
     Raises:
         ConfigError: there is nothing to read.
         DataError: the text is not UTF-8.
     """
-    if args.text:
-        for number, text in enumerate(args.text, start=1):
+    from vitkit.data.text.datasets import TextLines
+
+    if texts:
+        for number, text in enumerate(texts, start=1):
             if any("\ud800" <= character <= "\udfff" for character in text):  # bytes that Python could not decode
-                raise DataError(f"TEXT {number}: no UTF-8.")
-        return args.text
-    if args.input:
-        return TextLines(args.input)
+                raise DataError(f"TEXT {number}: is not UTF-8.")
+        return texts
+    if files:
+        return TextLines(files[0]) if len(files) == 1 else [line for file in files for line in TextLines(file)]
     if sys.stdin.isatty():
         raise ConfigError("no text: give TEXT or --input FILE, or send the text by a pipe.")
     lines = []
@@ -64,7 +87,7 @@ def read_lines(args: argparse.Namespace) -> Sequence[str]:
         try:
             lines.append(line.decode("utf-8").rstrip("\r\n"))
         except UnicodeDecodeError as error:
-            raise DataError(f"standard input, line {number}: no UTF-8 ({error.reason}).") from error
+            raise DataError(f"standard input, line {number}: is not UTF-8 ({error.reason}).") from error
     return lines
 
 

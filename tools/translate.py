@@ -4,34 +4,31 @@ MODEL is any name that `vitkit.load` takes; the config and the vocabularies are 
 the lines of --input, or standard input.
 
 Examples:
-    python tools/translate.py runs/translation/best.pth "one hundred twenty-three"
-    python tools/translate.py best.pth --input news.en --output news.de --beams 4
-    echo "A dog runs." | python tools/translate.py best.pth --n-best 3
-    python tools/translate.py best.pth "A man sleeps in a green room." --attention alignment.png
-    python tools/translate.py best.pth "A dog runs." --sample --top-p 0.9 --n-best 5 --seed 7
-    python tools/translate.py hf:Helsinki-NLP/opus-mt-en-de "A dog runs."
+    vitkit translate runs/translation/best.pth "one hundred twenty-three"
+    vitkit translate best.pth --input news.en --out news.de --beams 4
+    echo "A dog runs." | vitkit translate best.pth --n-best 3
+    vitkit translate best.pth "A man sleeps in a green room." --attention alignment.png
+    vitkit translate best.pth "A dog runs." --sample --top-p 0.9 --n-best 5 --seed 7
+    vitkit translate hf:Helsinki-NLP/opus-mt-en-de "A dog runs."
 """
+
+from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitkit.errors import DataError
-from vitkit.explanations.text_drawing import draw_alignment
-from vitkit.inference import Translator, load
-from vitkit.inference.translator import translate
-from vitkit.logging import setup_logging
-from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis
-from vitkit.seq2seq.vocabulary import Vocabulary
-from vitkit.structures import EOS
-from vitkit.tools.common import MODEL_HELP, add_device, add_trust, errors_in_one_line, require_text_model
+from vitkit.tools.common import add_device, add_trust, errors_in_one_line, require_text_model
 from vitkit.tools.text_arguments import (
     SAMPLING_OPTIONS,
-    add_lines,
+    add_beams,
     add_sampling,
-    check_lines,
+    add_text,
+    model_and_text,
     opened,
     option_names,
     read_lines,
@@ -39,39 +36,31 @@ from vitkit.tools.text_arguments import (
 )
 from vitkit.words import counted
 
+if TYPE_CHECKING:
+    from vitkit.inference import Translator
+    from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis
+    from vitkit.seq2seq.vocabulary import Vocabulary
+
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="sentences to translate")
-    parser.add_argument("--weights", help="the weights of a config: a checkpoint, or the folder of a run")
-    add_lines(parser)
-    parser.add_argument("--beams", type=int, metavar="N", help="beam search with N beams (1: greedy)")
-    parser.add_argument(
-        "--length-penalty", type=float, metavar="A", help="exponent of the length penalty of beam search; 0 for none"
-    )
-    parser.add_argument(
-        "--n-best", type=int, metavar="N", help="print the N best translations of each line, with scores"
-    )
-    parser.add_argument("--max-length", type=int, metavar="T", help="maximum number of tokens to write")
+    add_text(parser, "sentences to translate")
+    add_beams(parser)
+    text = "exponent of the length penalty of beam search; 0 for none"
+    parser.add_argument("--length-penalty", type=float, metavar="A", help=text)
+    text = "write the N best translations of each line, with scores"
+    parser.add_argument("--n-best", type=int, metavar="N", help=text)
     parser.add_argument("--sample", action="store_true", help="sample the tokens by their probability")
     add_sampling(parser, when="for --sample: ")
-    parser.add_argument(
-        "--attention",
-        type=Path,
-        metavar="PNG",
-        help="draw the alignment matrix of the best translation (for several lines: NAME_1.png and so on)",
-    )
-    parser.add_argument(
-        "--max-source", type=int, default=1000, metavar="S", help="maximum tokens of a sentence (default: 1000)"
-    )
-    parser.add_argument(
-        "--truncate", action="store_true", help="truncate sentences longer than --max-source instead of failing"
-    )
+    text = "draw the alignment matrix of the best translation (for several lines: NAME_1.png and so on)"
+    parser.add_argument("--attention", type=Path, metavar="PNG", help=text)
+    text = "maximum number of tokens of a sentence (default: 1000)"
+    parser.add_argument("--max-source", type=int, default=1000, metavar="S", help=text)
+    text = "truncate sentences longer than --max-source instead of failing"
+    parser.add_argument("--truncate", action="store_true", help=text)
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
-    check_lines(parser, args)
     if args.max_source < 2:
         parser.error(f"--max-source {args.max_source}: expected at least 2, a token and the end of the sentence")
     if args.sample and args.beams is not None:
@@ -83,56 +72,75 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.inference import Translator, load
+    from vitkit.logging import setup_logging
+
     with errors_in_one_line():
         setup_logging()
-        run(args)
+        weights, texts = model_and_text(args.model, args.text, has_input=bool(args.input))
+        translator = load(args.model, weights, device=args.device, trust=args.trust)
+        require_text_model(translator, args.model, Translator)
+        names = ("length_penalty", "max_length", *SAMPLING_OPTIONS)
+        changes = {name: value for name in names if (value := getattr(args, name)) is not None}
+        settings = decoding_settings(
+            translator.model.decoding, changes, sample=args.sample, n_best=args.n_best, beams=args.beams
+        )
+        lines = read_lines(texts, args.input)
+        source = translator.vocabularies["source"]
+        encoded = [
+            encode(line, number, source, max_tokens=args.max_source, truncate=args.truncate)
+            for number, line in enumerate(lines, start=1)
+        ]
+        write_translations(translator, encoded, settings, args.out, n_best=args.n_best, attention=args.attention)
+        if empty := sum(not ids for ids in encoded):
+            print(f"{counted(empty, 'lines', 'are', of=len(lines))} empty, and translated as such", file=sys.stderr)
+        report_unknown(source)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Translate the lines of the input and write them to the output."""
-    translator = load(args.model, args.weights, device=args.device, trust=args.trust)
-    require_text_model(translator, args.model, Translator)
-    model, vocabularies = translator.model, translator.vocabularies
-    settings = decoding_settings(model.decoding, args)
-    lines = read_lines(args)
-    source = vocabularies["source"]
-    encoded = [encode(line, number, source, args) for number, line in enumerate(lines, start=1)]
-    with opened(args.output) as output:
-        for number, hypotheses in translate(model, encoded, settings, attention=args.attention is not None):
-            output.write(as_text(hypotheses, vocabularies["target"], args.n_best))
-            if args.attention and hypotheses:
-                draw(hypotheses[0], encoded[number], vocabularies, numbered(args.attention, number, len(lines)))
-    empty = sum(not ids for ids in encoded)
-    if empty:
-        print(f"{counted(empty, 'lines', 'are', of=len(lines))} empty, and translated as such", file=sys.stderr)
-    report_unknown(source)
+def write_translations(
+    translator: Translator,
+    encoded: Sequence[list[int]],
+    settings: DecodingSettings,
+    out: Path | None,
+    *,
+    n_best: int | None,
+    attention: Path | None,
+) -> None:
+    """Translate lines, write them, and draw what their words attend to if `attention` is a path."""
+    from vitkit.inference.translator import translate
+
+    with opened(out) as output:
+        for number, hypotheses in translate(translator.model, encoded, settings, attention=attention is not None):
+            output.write(as_text(hypotheses, translator.vocabularies["target"], n_best))
+            if attention and hypotheses:
+                path = numbered(attention, number, len(encoded))
+                draw(hypotheses[0], encoded[number], translator.vocabularies, path)
 
 
-def decoding_settings(defaults: DecodingSettings, args: argparse.Namespace) -> DecodingSettings:
-    """Return the model's decoding settings, changed by the arguments."""
-    names = ("length_penalty", "max_length", *SAMPLING_OPTIONS)
-    changes = {name: value for name, value in vars(args).items() if name in names and value is not None}
-    if args.sample:
-        changes["method"] = "sample"
-    return replace(defaults, **changes).with_hypotheses(1 if args.n_best is None else args.n_best, beams=args.beams)
+def decoding_settings(
+    defaults: DecodingSettings, changes: dict[str, float], *, sample: bool, n_best: int | None, beams: int | None
+) -> DecodingSettings:
+    """Return the model's decoding settings with changes."""
+    method = {"method": "sample"} if sample else {}
+    return replace(defaults, **changes, **method).with_hypotheses(1 if n_best is None else n_best, beams=beams)
 
 
-def encode(line: str, number: int, vocabulary: Vocabulary, args: argparse.Namespace) -> list[int]:
+def encode(line: str, number: int, vocabulary: Vocabulary, *, max_tokens: int, truncate: bool) -> list[int]:
     """Return the token ids of a line, without EOS; none for an empty line.
 
     Raises:
         DataError: there are too many tokens.
     """
     ids = vocabulary.encode(line)
-    if len(ids) < args.max_source:
+    if len(ids) < max_tokens:
         return ids
-    if not args.truncate:
+    if not truncate:
         raise DataError(
-            f"line {number}: {len(ids) + 1} tokens, the end counted; expected at most {args.max_source}. Split the "
-            "line, raise --max-source, or let such lines be cut by --truncate."
+            f"line {number}: {len(ids) + 1} tokens, including the end; expected at most {max_tokens}. Split the line, "
+            "raise --max-source, or let such lines be cut by --truncate."
         )
-    print(f"line {number}: cut from {len(ids) + 1} to {counted(args.max_source, 'tokens')}", file=sys.stderr)
-    return ids[: args.max_source - 1]
+    print(f"line {number}: cut from {len(ids) + 1} to {counted(max_tokens, 'tokens')}", file=sys.stderr)
+    return ids[: max_tokens - 1]
 
 
 def as_text(hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary, n_best: int | None) -> str:
@@ -145,6 +153,9 @@ def as_text(hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary, n_best: in
 
 def draw(best: Hypothesis, source: list[int], vocabularies: dict[str, Vocabulary], path: Path) -> None:
     """Save a PNG of a translation's attention to its source."""
+    from vitkit.explanations.text_drawing import draw_alignment
+    from vitkit.structures import EOS
+
     if not best.tokens:
         print(f"{path}: not drawn, because the translation is empty", file=sys.stderr)
         return

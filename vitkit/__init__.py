@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from vitkit.config import Config, load_config
     from vitkit.data.loading.loader import build_dataset
     from vitkit.deployment.export import export
+    from vitkit.doctor import diagnose
     from vitkit.engine.api import test, train
+    from vitkit.engine.comparing import compare
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
     from vitkit.explanations.api import Explanation, explain
     from vitkit.inference import load
@@ -57,8 +59,10 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "VitkitError": "errors",
     "build_dataset": "data.loading.loader",
     "build_model": "models",
-    "explain": "explanations.api",
+    "compare": "engine.comparing",
     "convert": "interop.convert",
+    "diagnose": "doctor",
+    "explain": "explanations.api",
     "export": "deployment.export",
     "load": "inference",
     "load_config": "config",

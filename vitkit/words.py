@@ -1,4 +1,6 @@
-"""Texts for people: what a terminal can show, and counted things."""
+"""Texts for people: what a terminal can show, counted things, names that differ."""
+
+from collections.abc import Iterable
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 _CONTROL |= {code: f"\\u{code:04x}" for code in (0x2028, 0x2029)}
@@ -26,3 +28,17 @@ def counted(number: int, plural: str, verb: str = "", *, of: int | None = None) 
     verbs = {"": "", "are": " is", "have": " has"}
     text = f"{number} {noun}" if of is None else f"{number} of {of} {noun}"
     return text + (verbs.get(verb, f" {verb}s") if number == 1 else f" {verb}" if verb else "")
+
+
+def unique_names(names: Iterable[str]) -> list[str]:
+    """Return the names, with a number appended to each repeated one."""
+    taken: set[str] = set()
+    unique = []
+    for name in names:
+        number, candidate = 1, name
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}_{number}"
+        taken.add(candidate)
+        unique.append(candidate)
+    return unique

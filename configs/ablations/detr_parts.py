@@ -1,8 +1,8 @@
 """What DETR's parts are worth, on the synthetic world (Carion et al. 2020, https://arxiv.org/abs/2005.12872).
 
 Numbers of encoder and decoder layers and no feed-forward networks (table 2 and section 4.2), position encodings (table
-3), leaving out each loss term (table 4), and 300 query slots. The base has two encoder and three decoder layers. For
-the AP after each decoder layer: `vitkit compare_layers RUN`.
+3), leaving out each loss term (table 4), and 300 query slots. The base has two encoder and three decoder layers. The
+AP after each decoder layer: see model_zoo/ablations/README.md.
 
 Run:  vitkit ablate detr_parts
 Here: see model_zoo/ablations/detr_parts.md.

@@ -5,7 +5,7 @@ The published validation frames are 31 to 135 frames, a second or more, away fro
 best epoch. The test set is the recording 0006R0, 101 frames by day.
 
 Run:  python tools/train.py configs/camvid/held_out.py data.root=DIR    (DIR holds images/ and labels/)
-      python tools/test.py runs/held_out --split test
+      vitkit test runs/held_out --split test
 Here: mIoU 0.489, pixel accuracy 0.870 on 0006R0 (seed 42), by a run that also trained on the validation frames, so that
       nothing was chosen: the last of 25 epochs counts (after 5, 10, 15 and 20: 0.377, 0.464, 0.480, 0.485), 60 min of
       one core of an AMD EPYC. Roads have 0.95, cars 0.80; pavements, fences and signs 0.43, 0.19 and 0.22; cyclists,

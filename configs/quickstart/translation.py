@@ -1,7 +1,7 @@
 """Number words from English to German with a small Transformer: "twenty-one" is "einundzwanzig". No download, minutes.
 
 Run:  python tools/train.py configs/quickstart/translation.py
-      python tools/translate.py runs/translation/best.pth "one hundred twenty-three" --attention alignment.png
+      vitkit translate runs/translation/best.pth "one hundred twenty-three" --attention alignment.png
 Here: exact match 0.995 of 1000 unseen numbers for seed 42; 1.5 minutes of one core of an AMD EPYC.
 """
 

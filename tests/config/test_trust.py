@@ -206,7 +206,7 @@ def test_every_tool_and_the_loader_require_trust(stranger, capsys):
         with pytest.raises(ConfigError, match="neither run nor trusted"):
             load(source, weights)
     assert times_run(stranger) == 0
-    assert analyze.main([config, "--trust", "--size", "64", "64"]) is None
+    assert analyze.main([config, "--trust", "--size", "64x64"]) is None
     assert times_run(stranger) == 1
     capsys.readouterr()
 

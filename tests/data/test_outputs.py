@@ -13,11 +13,11 @@ from vitkit import files
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.merging import merge_datasets, tile_dataset
 from vitkit.inference import Tiling
-from vitkit.tools.annotations import draw_sheet
-from vitkit.tools.convert import main as convert
-from vitkit.tools.merge import main as merge
-from vitkit.tools.split import main as split
-from vitkit.tools.tile import main as tile
+from vitkit.tools.data.annotations import draw_sheet
+from vitkit.tools.data.convert import main as convert
+from vitkit.tools.data.merge import main as merge
+from vitkit.tools.data.split import main as split
+from vitkit.tools.data.tile import main as tile
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ TOOLS = {
     "voc": lambda path, *more: convert([path, "--images", "data", "--to", "voc", "--out", "out", *more]),
     "sheet": lambda path, *more: convert([path, "--images", "data", "--to", "coco", "--out", "out.json", *more]),
     "merge": lambda path, *more: merge([f"{path},data", f"{path},data", "--out", "out", *more]),
-    "tile": lambda path, *more: tile([path, "--images", "data", "--size", "32", "--out", "out", *more]),
+    "tile": lambda path, *more: tile([path, "--images", "data", "--tiles", "32", "--out", "out", *more]),
     "split": lambda path, *more: split([path, "--images", "data", "--val", "b*", "--out", "out", *more]),
 }
 
@@ -128,7 +128,7 @@ def test_merged_and_tiled_images_are_stored_once_and_keep_their_splits(world, tm
     before = read_annotations("splits/data.yaml")
     assert sorted(before.splits) == ["train", "val"]
     merge(["splits/data.yaml", "splits/data.yaml", "--to", to, "--out", "merged"])
-    tile(["splits/data.yaml", "--size", "32", "--to", to, "--out", "tiled"])
+    tile(["splits/data.yaml", "--tiles", "32", "--to", to, "--out", "tiled"])
     for folder in ("merged", "tiled"):
         after = read_annotations(tmp_path / folder / ("data.yaml" if to == "yolo" else ""), format=to)
         assert sorted(after.splits) == ["train", "val"]
@@ -223,7 +223,7 @@ def test_a_sheet_beside_a_json_file_is_not_replaced_unasked(world, tmp_path):
     ("call", "out", "message"),
     [
         (lambda path, out: split([path, "--images", "data", "--val", "0.5", "--out", out]), "s.json", "a folder"),
-        (lambda path, out: tile([path, "--images", "data", "--size", "32", "--out", out]), "t.JSON", "a folder"),
+        (lambda path, out: tile([path, "--images", "data", "--tiles", "32", "--out", out]), "t.JSON", "a folder"),
         (lambda path, out: merge([f"{path},data", f"{path},data", "--out", out]), "m.json", "a folder"),
         (lambda path, out: convert([path, "--images", "data", "--to", "yolo", "--out", out]), "y.json", "a folder"),
         (lambda path, out: convert([path, "--images", "data", "--to", "yolo", "--out", out]), "file", "is a file"),

@@ -14,7 +14,7 @@ from vitkit import load_config
 from vitkit.deployment.export import export_model
 from vitkit.deployment.metadata import describe
 from vitkit.deployment.settings import ExportSettings
-from vitkit.doctor import Options, diagnose
+from vitkit.doctor import Options, run_checks
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, load
 from vitkit.models import build_model
@@ -97,7 +97,7 @@ def test_a_detector_trains_evaluates_and_predicts_on_four_channels_of_16_bits(im
     assert tiled.fields["boxes_xyxy"].shape[1] == 4
     predict.main(["run", "--input", "images/image0.png", "images/image3.npy", "--out", "drawn", "--device", "cpu"])
     assert Path("drawn/image0.jpg").is_file() and Path("drawn/image3.jpg").is_file()
-    browse.main(["config.py", "--count", "3", "--original", "--out", "pages"])
+    browse.main(["config.py", "--max-images", "3", "--original", "--out", "pages"])
     assert Path("pages/index.html").is_file()
 
 
@@ -138,7 +138,7 @@ def test_an_exported_file_takes_its_channels(images, format):
 
 
 def test_the_doctor_measures_statistics_that_can_be_set(images):
-    issues = list(diagnose(load_config("config.py"), Options(), checks=["images"]))
+    issues = list(run_checks(load_config("config.py"), Options(), checks=["images"]))
     message = next(issue.message for issue in issues if issue.check == "pixel statistics")
     backbone = load_config("config.py", message.split())["model"]["backbone"]
     values = np.stack(list(images.values())).reshape(-1, 4) / 65535

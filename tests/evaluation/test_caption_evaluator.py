@@ -81,7 +81,7 @@ def test_wrong_results_are_named(tmp_path, content, message):
 
 
 def test_missing_or_damaged_results_are_named(tmp_path):
-    with pytest.raises(DataError, match="results: no file .* Give the file that tools/test.py wrote"):
+    with pytest.raises(DataError, match="results: no file .* Give the file that vitkit test wrote"):
         CaptionEvaluator(Captioned()).load_results(tmp_path / "none.json")
     (tmp_path / "cut.json").write_text('[{"image_id"')
     with pytest.raises(DataError, match="not valid JSON"):

@@ -33,7 +33,7 @@ from vitkit.data.formats.fixing import FIXES
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import VitkitError
-from vitkit.tools import convert, merge, split, tile
+from vitkit.tools.data import convert, merge, split, tile
 
 _TREE_PICTURES = ["images/train/0.jpg", "images/train/1.jpg", "images/val/2.jpg"]
 _FLAT_PICTURES = ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
@@ -53,7 +53,7 @@ def _finish(
     if step in ("merge", "tile", "split", "fix"):
         arguments += ["--to", rng.choice(["coco", "yolo", "voc"])]
     if step == "tile":
-        arguments += ["--size", str(rng.choice([16, 24, 64])), *rng.choice([[], ["--keep-empty"]])]
+        arguments += ["--tiles", str(rng.choice([16, 24, 64])), *rng.choice([[], ["--keep-empty"]])]
     elif step == "split":
         arguments += rng.choice([["--val", "0.34"], ["--val", "*2*"], ["--val", "0.3", "--test", "0.3"]])
     elif step == "fix":

@@ -15,7 +15,9 @@ from fuzz.mutate import JUNK, mutate_bytes, mutate_json
 from fuzz.world import HEIGHT, WIDTH, make_world, read_json
 
 from vitkit.errors import VitkitError
-from vitkit.tools import compare, convert, label_errors, plot_log, report
+from vitkit.tools import compare
+from vitkit.tools import test as test_tool
+from vitkit.tools.data import convert, label_errors
 
 _PICTURES = ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
 _CONFIG = (
@@ -85,7 +87,7 @@ def _named(content: Any, rng: random.Random) -> Any:
 def _write(rng: random.Random, folder: Path, world: Path) -> None:
     data = folder / "data"
     data.mkdir()
-    tool = rng.choice(["report", "report", "report", "label_errors", "compare", "compare", "plot_log"])
+    tool = rng.choice(["report", "report", "report", "label_errors", "compare", "compare", "curves"])
     kind = rng.choice(["boxes", "boxes", "boxes", "classes", "texts"]) if tool in ("report", "compare") else "boxes"
     masks = rng.random() < 0.3
     sound = {"boxes": _boxes(rng, masks=masks), "classes": _classes(), "texts": _sentences()}[kind]
@@ -100,7 +102,7 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
     (data / "results.json").write_bytes(first)
     (data / "other.json").write_text(json.dumps(sound))
     (data / "config.py").write_text(_CONFIG)
-    if tool == "plot_log":
+    if tool == "curves":
         for name in ("first", "second"):
             (data / name).mkdir()
             lines = [json.dumps(line).encode() for line in _log(rng)]
@@ -111,7 +113,7 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
     more: list[str] = []
     if kind == "boxes" and tool in ("report", "compare"):
         more = ["--annotations", "data/truth.json"] + rng.choice([[], ["--images", "data/images"]])
-    if tool == "plot_log":
+    if tool == "curves":
         more = rng.choice(
             [[], ["--x", "step"], ["--losses", "loss", "l1"], ["--metrics", "bbox/AP"], ["--smooth", "0.5"]]
         )
@@ -125,12 +127,13 @@ def check(folder: Path, world: Path) -> None:
     """Check that an accepted file gives a page or a figure without markup of the input."""
     with guarded(folder, world) as options:
         tool, more = options["tool"], options["arguments"]
-        if tool == "plot_log":
-            run_tool(plot_log.main, ["data/first", *more, "--out", "out/curves.png"])
+        if tool == "curves":
+            run_tool(compare.main, ["data/first", *more, "--curves", "out/curves.png"])
             assert Path("out/curves.png").stat().st_size > 1000
             return
         if tool == "report":
-            run_tool(report.main, ["data/results.json", *more, "--out", "out/page.html"])
+            scored = ["--eval-only", "data/results.json", "--report", "out/page.html"]
+            run_tool(test_tool.main, [*scored, *more])
         elif tool == "compare":
             run_tool(compare.main, ["data/other.json", "data/results.json", *more, "--out", "out/page.html"])
         else:
@@ -155,10 +158,10 @@ def _warm_up() -> None:
         truth = ["--annotations", str(world / "instances.json"), "--images", str(world / "images")]
         page = ["--out", str(folder / "page.html")]
         results = str(folder / "results.json")
-        run_tool(report.main, [results, *truth, *page])
-        run_tool(report.main, [str(folder / "classes.json"), *page])
+        run_tool(test_tool.main, ["--eval-only", results, *truth, "--report", page[1]])
+        run_tool(test_tool.main, ["--eval-only", str(folder / "classes.json"), "--report", page[1]])
         run_tool(compare.main, [results, results, *truth, *page])
-        run_tool(plot_log.main, [str(folder / "log.jsonl"), "--out", str(folder / "curves.png")])
+        run_tool(compare.main, [str(folder / "log.jsonl"), "--curves", str(folder / "curves.png")])
 
 
 FORMATS = [Format("pages", _write, check, VitkitError, 6, _warm_up)]

@@ -1,4 +1,4 @@
-"""Files of predictions, as `tools/test.py --eval-only` scores them."""
+"""Files of predictions, as `vitkit test --eval-only` scores them."""
 
 import json
 import math

@@ -11,7 +11,7 @@ from vitkit.starter import child_runs, own_data
 from vitkit.starter import starting as start
 from vitkit.starter.child_runs import StepCost
 from vitkit.starter.starting import imagenet_weights
-from vitkit.tools.make_shapes import main as make_shapes
+from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
 from vitkit.visualization import curves
 
@@ -22,7 +22,7 @@ RANDOM = "model.backbone.pretrained=false"
 def world(tmp_path_factory):
     """Return the synthetic world in COCO's layout: 24 + 8 images of 64 pixels."""
     out = tmp_path_factory.mktemp("start") / "shapes"
-    make_shapes([str(out), "--num-train", "24", "--num-val", "8", "--image-size", "64"])
+    make_shapes(["--out", str(out), "--num-train", "24", "--num-val", "8", "--image-size", "64"])
     return out
 
 
@@ -231,7 +231,7 @@ def test_wrong_data_is_named(world, step_cost, arguments, message):
 
 
 def test_options_are_checked(capsys):
-    for wrong in (["--hours", "0"], ["--val", "1"], ["a", "b"]):
+    for wrong in (["--hours", "0"], ["--val-share", "1"], ["a", "b"]):
         with pytest.raises(SystemExit):
             main(["photos", *wrong])
 

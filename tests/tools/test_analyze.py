@@ -1,4 +1,4 @@
-"""tools/analyze.py: counts equal those by hand, those of the originals and the published ones."""
+"""vitkit analyze: counts equal those by hand, those of the originals and the published ones."""
 
 import json
 import warnings
@@ -16,7 +16,7 @@ from vitkit.kernels.deformable_attention import deformable_attend
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.local_relation import local_relation
 from vitkit.registry import BACKBONES
-from vitkit.tools import analyze
+from vitkit.tools import analyze, costs
 
 
 class Calls(nn.Module):
@@ -83,7 +83,7 @@ def test_macs_equal_those_of_fvcore(name):
         warnings.simplefilter("ignore")  # fvcore uses torch.jit, which newer PyTorch calls deprecated
         from fvcore.nn import FlopCountAnalysis
 
-        model, image = analyze.build_backbone(name, device="cpu"), torch.zeros(1, 3, 96, 64)
+        model, image = costs.build_backbone(name, device="cpu"), torch.zeros(1, 3, 96, 64)
         if name == "vit_tiny_patch16":
             image = torch.zeros(1, 3, 224, 224)
         analysis = FlopCountAnalysis(model, image).unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -139,7 +139,7 @@ def test_memory_of_a_training_step_by_hand():
 
 
 def test_training_memory_is_reported_for_both_strategies(capsys):
-    arguments = ["swin_tiny", "--training", "8", "--size", "64", "64"]
+    arguments = ["swin_tiny", "--training", "8", "--size", "64x64"]
     analyze.main([*arguments, "--json"])
     report = json.loads(capsys.readouterr().out)
     assert report["ddp"]["weights"] == 4 * 28_288_354 > 7 * report["fsdp"]["weights"]
@@ -148,13 +148,13 @@ def test_training_memory_is_reported_for_both_strategies(capsys):
         report["ddp"]["total"]
         == sum(report["ddp"][k] for k in ("weights", "gradients", "optimizer")) + report["saved_bytes"]
     )
-    analyze.main([*arguments, "--no-flops"])
+    analyze.main([*arguments, "--no-macs"])
     printed = capsys.readouterr().out
     assert "a training step on each of 8, fp32" in printed and "states of AdamW" in printed
 
 
 def test_training_memory_is_reported_without_allocating_it(capsys):
-    size = ["--training", "2", "--size", "1024", "1024", "--json"]
+    size = ["--training", "2", "--size", "1024x1024", "--json"]
     reports = []
     for settings in ([], ["train.precision=bf16", "train.activation_checkpointing=true"]):
         analyze.main(["quickstart/mask2former_instance", *settings, *size])
@@ -200,15 +200,15 @@ TRANSFORMER = [
     "d_model=1024",
     "classifier.pooling=mean",
     "class_token=false",
-    "--attention",
+    "--attention-matrices",
 ]
 
 
 @pytest.mark.parametrize(
     ("options", "stored", "fused"),
     [
-        (["patch_size=1", "--size", "128", "128"], 768 * 2**30, 48 * 2**20),  # a transformer on pixels
-        (["patch_size=16", "--size", "224", "224"], 48 * 16 * 196**2 * 4, 48 * 16 * 196 * 4),  # 112.5 MiB
+        (["patch_size=1", "--size", "128x128"], 768 * 2**30, 48 * 2**20),  # a transformer on pixels
+        (["patch_size=16", "--size", "224x224"], 48 * 16 * 196**2 * 4, 48 * 16 * 196 * 4),  # 112.5 MiB
     ],
 )
 @pytest.mark.usefixtures("fused_attention")
@@ -220,7 +220,7 @@ def test_memory_of_attention_matrices_is_reported(options, stored, fused, capsys
 
 
 def test_local_relations_are_never_fused(capsys):
-    analyze.main(["lrnet26", "--size", "32", "32", "--attention", "--json"])
+    analyze.main(["lrnet26", "--size", "32x32", "--attention-matrices", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert report["layers"]["stem.3"] == {"shapes": [[1, 8, 256, 49]], "fused": False, "bytes": 8 * 256 * 49 * 4}
     assert report["fused_bytes"] == report["stored_bytes"] > 0
@@ -228,7 +228,7 @@ def test_local_relations_are_never_fused(capsys):
 
 def test_costs_of_a_config_are_reported(capsys):
     config = "configs/deformable_detr_r50.py"
-    analyze.main([config, "--size", "203", "181", "--depth", "1", "--json"])
+    analyze.main([config, "--size", "203x181", "--depth", "1", "--json"])
     report = json.loads(capsys.readouterr().out)
     model = report["parts"][""]
     assert (model["total"], model["trainable"]) == (40_069_665, 39_847_265)
@@ -240,7 +240,7 @@ def test_costs_of_a_config_are_reported(capsys):
 
 
 def test_the_printed_report_names_parts_and_their_costs(capsys):
-    analyze.main(["resnet18", "num_classes=10", "--size", "64", "32", "--time", "--repeats", "1", "--depth", "1"])
+    analyze.main(["resnet18", "num_classes=10", "--size", "64x32", "--time", "--repeats", "1", "--depth", "1"])
     out = capsys.readouterr().out
     assert "resnet18, input 1x3x64x32" in out
     assert "ms  peak MiB  saved MiB" in out
@@ -249,12 +249,12 @@ def test_the_printed_report_names_parts_and_their_costs(capsys):
 
 
 def test_every_variant_has_a_row():
-    assert set(analyze.published()) == set(analyze.variants())
+    assert set(costs.published()) == set(costs.variants())
 
 
-@pytest.mark.parametrize("name", analyze.variants())
+@pytest.mark.parametrize("name", costs.variants())
 def test_parameters_equal_the_published_figures(name):
-    parameters, figures = analyze.count_variant(name, macs=False)["parameters"], analyze.published()[name]
+    parameters, figures = costs.count_variant(name, macs=False)["parameters"], costs.published()[name]
     if name == "mvitv2_l_40x3":
         assert parameters == 213_390_112  # the published figure is 217.6 M; the official config builds 213.4 M
     elif "parameters" in figures:
@@ -273,13 +273,13 @@ def test_macs_equal_the_published_figures(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*analyze.variants()} - {"resnet18", "lrnet26", *TRANSFORMERS}))
+@pytest.mark.parametrize("name", sorted({*costs.variants()} - {"resnet18", "lrnet26", *TRANSFORMERS}))
 def test_macs_of_all_variants_equal_the_published_figures(name):
     check_macs(name)
 
 
 def check_macs(name):
-    row, figures = analyze.count_variant(name), analyze.published()[name]
+    row, figures = costs.count_variant(name), costs.published()[name]
     assert not row["unknown"]
     macs = row["macs"] / 1e9
     if "published_g" in figures and abs(macs / figures["published_g"] - 1) > 0.02:
@@ -302,7 +302,7 @@ def check_macs(name):
     ],
 )
 def test_macs_of_detectors_equal_the_originals(config, counted, capsys):
-    analyze.main([f"configs/{config}.py", "--size", "800", "1199", "--json"])
+    analyze.main([f"configs/{config}.py", "--size", "800x1199", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert report["parts"][""]["macs"] / 1e9 == pytest.approx(counted, rel=2e-3)
 
@@ -320,8 +320,8 @@ def test_table_prints_published_and_counted_figures(capsys):
         (["configs/detr_r05.py"], "no config file 'configs/detr_r05.py'. Did you mean 'detr_r50.py'"),
         (["swin_tiny", "windw=7"], "unknown key 'windw'. Did you mean 'window'"),
         (["swin_tiny", "window"], "override 'window' does not parse; expected KEY=VALUE"),
-        (["vit_tiny_patch16", "--size", "8", "224"], "images of 8 x 224 pixels: expected at least 16 x 16"),
-        (["--table", "swim*"], "no backbone is like 'swim*'"),
+        (["vit_tiny_patch16", "--size", "8x224"], "images of 8 x 224 pixels: expected at least 16 x 16"),
+        (["--table", "swim*"], "no backbone matches 'swim*'"),
     ],
 )
 def test_errors_name_the_remedy(argv, message):
@@ -331,7 +331,7 @@ def test_errors_name_the_remedy(argv, message):
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"), [([], "a model is needed"), (["swin_tiny", "--size", "0", "4"], "at least 1")]
+    ("argv", "message"), [([], "a model is needed"), (["swin_tiny", "--size", "0x4"], "expected HEIGHTxWIDTH")]
 )
 def test_contradictory_command_lines_are_errors(argv, message, capsys):
     with pytest.raises(SystemExit):

@@ -79,7 +79,7 @@ def test_every_kind_of_model_is_counted_and_printed(kind, settings, tmp_path, ca
     path = config(tmp_path, kind, **settings)
     if kind == "TransformerCaptioner":
         Path(path).write_text(Path(path).read_text().replace(f"'source_size': {SIZE}, ", ""))
-    analyze.main([path, "--lengths", "3", "6", "--size", "32", "32"])
+    analyze.main([path, "--lengths", "3", "6", "--size", "32x32"])
     printed = capsys.readouterr().out
     assert "train 3  train 6  infer 3  infer 6" in printed and "UNKNOWN" not in printed
     first = next(line for line in printed.splitlines() if line.startswith("(all)")).split()
@@ -105,7 +105,7 @@ def test_sizes_come_from_the_checkpoint_or_the_config(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("quickstart/translation", "--time", "--attention"), "--attention, --time: for models of images. Models of t"),
+        (("quickstart/translation", "--time", "--attention-matrices"), "--attention-matrices, --time: for models of"),
         (("resnet18", "--lengths", "8"), "--lengths: only for models of text. Give the --size of images."),
     ],
 )

@@ -1,4 +1,4 @@
-"""tools/average.py: the mean of several checkpoints."""
+"""vitkit average: the mean of several checkpoints."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_weights_are_averaged_and_counters_taken_from_the_last_file(tmp_path, ca
 def test_averaging_weights_can_be_given_and_moving_averages_are_used(tmp_path):
     a = save(tmp_path / "a.pth", value=1.0)
     b = save(tmp_path / "b.pth", value=100.0, ema=Model(2, 5.0).state_dict())
-    average.main([a, b, "--weights", "3", "1", "--out", str(tmp_path / "mean.pth")])
+    average.main([a, b, "--factors", "3", "1", "--out", str(tmp_path / "mean.pth")])
     assert read_checkpoint(tmp_path / "mean.pth")["model"]["head.bias"].unique().tolist() == [2.0]
 
 
@@ -98,10 +98,12 @@ def test_wrong_arguments_are_helpful_errors(tmp_path, capsys):
     out = ["--out", tmp_path / "mean.pth"]
     assert "is named twice" in fails(capsys, first, first, *out)
     assert "no checkpoint" in fails(capsys, first, tmp_path / "none.pth", *out)
-    assert "no file is like that" in fails(capsys, tmp_path / "x*.pth", *out)
-    assert "got 1 for 2 checkpoints" in fails(capsys, first, second, "--weights", "1", *out)
+    assert "no file matches this pattern" in fails(capsys, tmp_path / "x*.pth", *out)
+    assert "got 1 for 2 checkpoints" in fails(capsys, first, second, "--factors", "1", *out)
     for weights in (["0", "0"], ["1", "nan"], ["inf", "1"], ["1e308", "1e308"]):
-        assert "finite and at least 0, and not all 0" in fails(capsys, first, second, "--weights", *weights, *out)
+        assert "expected finite numbers of at least 0, not all of them 0" in fails(
+            capsys, first, second, "--factors", *weights, *out
+        )
     assert "exists already" in fails(capsys, first, second, "--out", second)
     assert "is a folder" in fails(capsys, first, second, "--out", tmp_path, "--overwrite")
     (tmp_path / "c.pth").write_bytes(b"nothing")

@@ -1,4 +1,4 @@
-"""tools/browse.py: figures and a report of what the model will see."""
+"""vitkit browse: figures and a report of what the model will see."""
 
 import base64
 import json
@@ -64,7 +64,7 @@ def config(tmp_path, monkeypatch):
 
 
 def test_report_and_figures_contain_every_image(config, capsys):
-    browse.main([config, "--count", "5", "--views", "2", "--original", "--out", "look"])
+    browse.main([config, "--max-images", "5", "--views", "2", "--original", "--out", "look"])
     report = Report("look/index.html")
     pictures = list(report.pictures())
     assert len(pictures) == 15 and all(picture.std() > 5 for picture in pictures)
@@ -78,23 +78,23 @@ def test_report_and_figures_contain_every_image(config, capsys):
         "cross",
     }
     assert cv2.imread("look/figure_1.png").std() > 10
-    assert "15 pictures" in capsys.readouterr().out
+    assert "15 images" in capsys.readouterr().out
 
 
 def test_earlier_pages_are_replaced_only_if_asked(config):
     for out in ("runs/browse", "runs/browse-2"):
-        browse.main([config, "--count", "1"])
+        browse.main([config, "--max-images", "1"])
         assert Path(out, "index.html").is_file()
     with pytest.raises(SystemExit, match="'runs/browse/[a-z0-9_.]+' exists already. Choose .* add --overwrite"):
-        browse.main([config, "--count", "1", "--out", "runs/browse"])
-    browse.main([config, "--count", "1", "--out", "runs/browse", "--overwrite"])
+        browse.main([config, "--max-images", "1", "--out", "runs/browse"])
+    browse.main([config, "--max-images", "1", "--out", "runs/browse", "--overwrite"])
     with pytest.raises(SystemExit, match="config.py: is a file; expected a folder"):
         browse.main([config, "--out", config, "--overwrite"])
 
 
 def test_views_differ_and_are_reproducible_by_the_seed(config):
     for out, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-        browse.main([config, "--images", "3", "--views", "3", "--seed", seed, "--out", out])
+        browse.main([config, "--ids", "3", "--views", "3", "--seed", seed, "--out", out])
     a, b, c = (Report(f"{name}/index.html").sources for name in "abc")
     assert a == b != c and len(set(a)) > 1
 
@@ -112,11 +112,11 @@ CROP = dict(type="ComposedTransforms", transforms=[dict(type="RandomCrop", heigh
     )
     sizes = {}
     for epoch in ("0", "2"):
-        browse.main([config, "--images", "3", "--epoch", epoch, "--out", f"epoch{epoch}"])
+        browse.main([config, "--ids", "3", "--epoch", epoch, "--out", f"epoch{epoch}"])
         sizes[epoch] = Path(f"epoch{epoch}/index.html").read_text(encoding="utf-8")
     assert "64x64" in sizes["0"] and "40x48" in sizes["2"]
     squares = ["data.squares={'sizes': [80]}", "data.mixup={'probability': 1.0}"]
-    browse.main([config, *squares, "--images", "3", "--out", "mixed"])
+    browse.main([config, *squares, "--ids", "3", "--out", "mixed"])
     assert "80x80" in Path("mixed/index.html").read_text(encoding="utf-8")
     (plain,), (mixed,) = (Report(f"{name}/index.html").classes for name in ("epoch0", "mixed"))
     assert set(plain) <= set(mixed)
@@ -124,7 +124,7 @@ CROP = dict(type="ComposedTransforms", transforms=[dict(type="RandomCrop", heigh
 
 def test_masks_and_classified_images_are_drawn(config):
     Path("config.py").write_text(CONFIG.format(masks=True, val="ShapesClassification"))
-    browse.main([config, "--images", "1", "--out", "masks"])
+    browse.main([config, "--ids", "1", "--out", "masks"])
     (masks,) = Report("masks/index.html").pictures()
     assert masks.shape[0] > masks.shape[1] == 320  # the legend is below
     browse.main([config, "--split", "val", "--out", "val"])
@@ -133,22 +133,22 @@ def test_masks_and_classified_images_are_drawn(config):
 
 def test_mixed_images_show_the_shares_of_their_classes(config):
     Path("mixed.py").write_text(MIXED)
-    browse.main(["mixed.py", "--count", "4", "--out", "look"])
+    browse.main(["mixed.py", "--max-images", "4", "--out", "look"])
     text = Path("look/index.html").read_text()
     assert re.search(r"[a-z]+ \d+ %", text)
 
 
 def test_only_images_of_one_class_are_shown(config):
-    browse.main([config, "--class", "star", "--count", "2", "--out", "look"])
+    browse.main([config, "--class", "star", "--max-images", "2", "--out", "look"])
     assert all("star" in names for names in Report("look/index.html").classes)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--images", "99"], "--images 99: no such image in data.train"),
-        (["--class", "stat"], "--class stat: no class of the data. Did you mean 'star'"),
-        (["--count", "0"], "--count and --views are at least 1"),
+        (["--ids", "99"], "--ids 99: no such image in data.train"),
+        (["--class", "stat"], "--class stat: the data has no such class. Did you mean 'star'"),
+        (["--max-images", "0"], "expected an integer of at least 1"),
         (["data.train=none"], "data.train not set"),
         (["data.train=ParallelText"], "ParallelText"),
         (["data.train.image_size=no"], "data.train.image_size"),

@@ -14,9 +14,10 @@ from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError
 from vitkit.explanations.request import shown_image
 from vitkit.inference import load
-from vitkit.tools import cache_features, explain
+from vitkit.tools import explain
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
+from vitkit.tools.data import cache_features
 
 pytestmark = pytest.mark.smoke
 
@@ -120,7 +121,7 @@ def test_run_is_given_by_its_folder(tiny, tmp_path, capsys):
     train(tiny, "--run-dir", "images")
     capsys.readouterr()
     cache_features.main(["images", "--out", "a", "--device", "cpu"])
-    cache_features.main([tiny, "--checkpoint", "images", "--out", "b", "--device", "cpu"])
+    cache_features.main([tiny, "images", "--out", "b", "--device", "cpu"])
     assert np.array_equal(np.load("a/val.npy"), np.load("b/val.npy"))
     train(tiny, "--init", "images", "--run-dir", "next", "optimizer.lr=1e-12")
     ours, theirs = (read_checkpoint(f"{name}/last.pth")["model"] for name in ("next", "images"))
@@ -132,7 +133,7 @@ def test_run_is_given_by_its_folder(tiny, tmp_path, capsys):
 
 def test_training_on_cached_features_equals_training_on_images(tiny, tmp_path, capsys):
     train(tiny, "--run-dir", "images")
-    cache_features.main([tiny, "--checkpoint", "images/best.pth", "--out", "maps", "--device", "cpu"])
+    cache_features.main([tiny, "images/best.pth", "--out", "maps", "--device", "cpu"])
     assert "maps/train.npy: 8 x 128 x 8 x 8" in capsys.readouterr().out
     decoding = "model.decoding=dict(max_length=5)"
     cache_features.main([tiny, "train.seed=3", decoding, "--out", "others", "--device", "cpu"])

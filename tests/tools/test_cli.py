@@ -63,12 +63,8 @@ assert not {"torch", "numpy"} & sys.modules.keys()
     assert result.stdout.endswith(f"vitkit {vitkit.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["train --help", "test --help", "report --help", "label_errors --help", "plot_log --help", "ablate --help"]
-    + ["ablate --list", "start --help", "explain --help", "export --help", "convert --help"],
-)
-def test_help_of_tools_and_lists_do_not_import_torch(words):
+@pytest.mark.parametrize("words", [*(f"{name} --help" for name in cli.list_commands()), "ablate --list", "data"])
+def test_help_of_commands_and_lists_do_not_import_torch(words):
     script = f"""
 import sys
 from vitkit.tools.cli import main
@@ -82,16 +78,25 @@ finally:
     assert len(result.stdout.splitlines()) > 5
 
 
-def test_dashes_may_stand_for_underscores(monkeypatch):
-    module = types.ModuleType("vitkit.tools.make_shapes")
+def test_dashes_and_underscores_are_the_same_and_groups_have_verbs(monkeypatch):
+    module = types.ModuleType("vitkit.tools.data.make_shapes")
     module.main = lambda argv: 7
-    monkeypatch.setitem(sys.modules, "vitkit.tools.make_shapes", module)
-    assert cli.main(["make-shapes"]) == 7
+    monkeypatch.setitem(sys.modules, "vitkit.tools.data.make_shapes", module)
+    assert cli.main(["data", "make-shapes"]) == cli.main(["data", "make_shapes"]) == 7
+
+
+def test_former_commands_name_their_successors(capsys):
+    commands = cli.list_commands()
+    for name, successor in cli.REPLACED.items():
+        assert name not in commands
+        assert any(successor.startswith(command) for command in commands), successor
+        assert cli.main([name.replace("-", "_"), "a.json"]) == 2
+        assert capsys.readouterr().err == f"vitkit: no command {name!r}. Use vitkit {successor}.\n"
 
 
 def test_unknown_tool_names_the_nearest(capsys):
     assert cli.main(["trian"]) == 2
-    assert "no tool 'trian'. Did you mean 'train'" in capsys.readouterr().err
+    assert "no command 'trian'. Did you mean 'train'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tool", ["train", "test"])

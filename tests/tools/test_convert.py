@@ -8,7 +8,6 @@ import vitkit
 from vitkit import load
 from vitkit.checkpoint import read_checkpoint, save_checkpoint
 from vitkit.config import load_config
-from vitkit.data.formats import READERS
 from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.interop.convert import NAMES
@@ -97,6 +96,9 @@ def test_unsupported_conversions_are_one_line_errors(run, capsys):
         with pytest.raises(SystemExit) as error:
             convert.main(argv)
         assert message in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(SystemExit):
+        convert.main(["own.json", "--to", "coco", "--out", "a.json"])
+    assert "Annotations are converted by vitkit data convert" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="ends in .pth or .safetensors"):
         convert.main(["best.pth", "--to", "official", "--out", "a.txt"])
 
@@ -112,4 +114,4 @@ def test_convert_is_a_function_of_a_program(run):
 
 
 def test_choices_that_help_lists_are_those_of_the_package():
-    assert (NAMES, tuple(WRITERS), tuple(READERS)) == (convert.NAMES, convert.WRITTEN, convert.READ)
+    assert (NAMES, tuple(WRITERS)) == (convert.NAMES, convert.ANNOTATIONS)

@@ -10,7 +10,7 @@ from PIL import Image
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.evaluation.coco import CocoEvaluator
-from vitkit.tools import convert, merge, split, tile
+from vitkit.tools.data import convert, merge, split, tile
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +43,10 @@ def test_numbers_before_and_after_are_printed_and_a_sheet_is_drawn(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["y", "--out", "a.json"], "--to: choose one of"),
+        (["y", "--to", "official", "--out", "a.pth"], "'official': expected coco, yolo, voc"),
         (["y", "--to", "coco", "--fix", "magic", "--out", "a.json"], "--fix magic: expected fractions"),
-        (["y", "more", "--to", "coco", "--out", "a.json"], "annotations are one file or folder"),
-        (["detr_r50", "--to", "official", "--fix", "sizes", "--out", "a.pth"], "are for annotations"),
+        (["y", "more", "--to", "coco", "--out", "a.json"], "unrecognized arguments: more"),
+        (["y", "--from", "coc", "--out", "a.json"], "'coc': expected coco, yolo"),
     ],
 )
 def test_incompatible_arguments_are_named(arguments, message, capsys):
@@ -99,7 +99,7 @@ def test_merge_renames_classes(capsys):
 
 def test_tile_writes_tiles_in_any_format(capsys):
     write_yolo("a", 1)
-    tile.main(["a", "--size", "40", "--overlap", "0", "--to", "yolo", "--out", "t"])
+    tile.main(["a", "--tiles", "40", "--tile-overlap", "0", "--to", "yolo", "--out", "t"])
     assert len(list(Path("t/labels").rglob("*.txt"))) == 4 and "tiles" not in capsys.readouterr().err
     assert {Image.open(path).size for path in Path("t/images/all").iterdir()} == {(40, 40)}
 

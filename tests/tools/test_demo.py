@@ -83,7 +83,7 @@ def size_of(path):
 
 def test_detector_responds_and_shows_its_slider(detr, picture, tmp_path):
     handlers = handlers_of(detr, tmp_path)
-    prediction, drawn, answer, task, threshold, looked, *figures = handlers.on_picture(str(picture), None)
+    prediction, drawn, answer, task, threshold, looked, *figures = handlers.on_image(str(picture), None)
     assert size_of(drawn) == (490, 350) and answer.startswith("noise.png: nothing from score 0.50")
     assert task == {"choices": ["detection"], "value": "detection", "visible": False}
     assert threshold == {"visible": True} and looked == HINT
@@ -93,13 +93,13 @@ def test_detector_responds_and_shows_its_slider(detr, picture, tmp_path):
     assert answer.endswith("; from score 0.00 (as asked for)")
     assert (np.asarray(Image.open(redrawn)) != before).any()
     # The next picture is drawn with the chosen threshold.
-    assert "from score 0.00 (as asked for)" in handlers.on_picture(str(picture), 0.0)[2]
+    assert "from score 0.00 (as asked for)" in handlers.on_image(str(picture), 0.0)[2]
 
 
 @pytest.mark.parametrize(("is_drawn", "pixel"), [(False, (30, 20)), (True, (210, 140))])
 def test_click_shows_what_the_point_and_its_query_attend_to(detr, picture, tmp_path, is_drawn, pixel):
     handlers = handlers_of(detr, tmp_path)
-    prediction = handlers.on_picture(str(picture), None)[0]
+    prediction = handlers.on_image(str(picture), None)[0]
     text, encoder, query = handlers.on_click(prediction, 0.0, pixel, is_drawn=is_drawn)
     assert text.startswith("Point x 30, y 20: its attention in the encoder. ")
     assert encoder["visible"] and size_of(encoder["value"])[0] > 500
@@ -112,7 +112,7 @@ def test_click_shows_what_the_point_and_its_query_attend_to(detr, picture, tmp_p
 def test_masks_can_be_shown_as_boxes_and_their_query_is_found(tmp_path, picture):
     run = save_run(tmp_path, "mask2former_instance", change=small_mask2former)
     handlers = handlers_of(run, tmp_path)
-    prediction, drawn, _, task, threshold, *_ = handlers.on_picture(str(picture), 0.0)
+    prediction, drawn, _, task, threshold, *_ = handlers.on_image(str(picture), 0.0)
     assert task == {"choices": ["instance", "detection"], "value": "instance", "visible": True}
     assert threshold == {"visible": True}
     as_boxes, _ = handlers.on_choice(prediction, "detection", 0.0)
@@ -123,13 +123,13 @@ def test_masks_can_be_shown_as_boxes_and_their_query_is_found(tmp_path, picture)
 
 def test_a_panoptic_map_has_a_threshold(tmp_path, picture):
     run = save_run(tmp_path, "mask2former_panoptic", change=small_mask2former)
-    _, _, _, task, threshold, *_ = handlers_of(run, tmp_path).on_picture(str(picture), None)
+    _, _, _, task, threshold, *_ = handlers_of(run, tmp_path).on_image(str(picture), None)
     assert task["value"] == "panoptic" and threshold == {"visible": True}
 
 
 def test_a_model_without_attention_says_so_in_the_page(tmp_path, picture):
     handlers = handlers_of(save_run(tmp_path, "classifier"), tmp_path)
-    prediction, _, answer, task, threshold, *_ = handlers.on_picture(str(picture), None)
+    prediction, _, answer, task, threshold, *_ = handlers.on_image(str(picture), None)
     assert answer.startswith("noise.png: ") and "disc 0." in answer
     assert not task["visible"] and not threshold["visible"]
     text, *figures = handlers.on_click(prediction, None, (3, 3), is_drawn=False)
@@ -141,7 +141,7 @@ def test_a_captioner_shows_what_it_looks_at_for_each_word(tmp_path, picture):
     vocabulary = Vocabulary("word", ["<pad>", "<unk>", "<s>", "</s>", "▁a", "▁red", "▁ring"])
     run = save_run(tmp_path, "captioning", change=small_captioner, vocabularies={"target": vocabulary})
     handlers = handlers_of(run, tmp_path)
-    prediction, _, answer, *_ = handlers.on_picture(str(picture), None)
+    prediction, _, answer, *_ = handlers.on_image(str(picture), None)
     assert set(answer.removeprefix("noise.png: ").split()) <= {"a", "red", "ring"}
     text, encoder, words = handlers.on_click(prediction, None, (3, 3), is_drawn=False)
     assert "for each word" in text and not encoder["visible"] and words["visible"]
@@ -150,12 +150,12 @@ def test_a_captioner_shows_what_it_looks_at_for_each_word(tmp_path, picture):
 def test_broken_image_is_reported_and_clears_the_page(detr, tmp_path):
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
     handlers = handlers_of(detr, tmp_path)
-    prediction, drawn, answer, task, threshold, *clicked = handlers.on_picture(str(tmp_path / "broken.jpg"), None)
+    prediction, drawn, answer, task, threshold, *clicked = handlers.on_image(str(tmp_path / "broken.jpg"), None)
     assert prediction is drawn is None and answer.startswith("error: input: cannot decode 'broken.jpg' (")
     assert not task["visible"] and not threshold["visible"] and clicked[0] == ""
-    assert handlers.on_picture(None, None)[:3] == [None, None, ""]
+    assert handlers.on_image(None, None)[:3] == [None, None, ""]
     assert handlers.on_choice(None, "detection", 0.5) == [None, ""]
-    assert handlers.on_click(None, None, (3, 3), is_drawn=True)[0] == "Give a picture first."
+    assert handlers.on_click(None, None, (3, 3), is_drawn=True)[0] == "Give an image first."
 
 
 def damaged(kind, folder):
@@ -178,14 +178,14 @@ def damaged(kind, folder):
 
 @pytest.mark.parametrize("kind", ["empty", "text", "truncated", "huge"])
 def test_a_damaged_upload_gives_one_line_in_the_page(detr, tmp_path, kind):
-    prediction, drawn, answer, *_ = handlers_of(detr, tmp_path).on_picture(str(damaged(kind, tmp_path)), None)
+    prediction, drawn, answer, *_ = handlers_of(detr, tmp_path).on_image(str(damaged(kind, tmp_path)), None)
     assert prediction is drawn is None
     assert answer.startswith("error: ") and f"{kind}.png" in answer and "\n" not in answer
 
 
 def test_the_example_is_a_picture_that_can_be_predicted_on(detr, tmp_path):
     handlers = handlers_of(detr, tmp_path)
-    prediction, drawn, answer, *_ = handlers.on_picture(str(handlers.demo.example()), None)
+    prediction, drawn, answer, *_ = handlers.on_image(str(handlers.demo.example()), None)
     assert prediction.image.shape == (320, 320, 3) and drawn is not None and answer.startswith("example.png: ")
 
 
@@ -234,9 +234,9 @@ def test_a_busy_port_is_named_before_anything_is_loaded(free_port, capsys):
 
 
 def test_text_and_clip_models_are_referred_to_other_tools():
-    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not pictures\. Use tools/translate\.py"):
+    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not images\. Use vitkit translate"):
         demo.check_model(object.__new__(Translator), "runs/x")
-    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not pictures\. Use tools/generate\.py"):
+    with pytest.raises(demo.ConfigError, match=r"runs/x: reads text, not images\. Use vitkit generate"):
         demo.check_model(object.__new__(MaskFiller), "runs/x")
 
 
@@ -320,8 +320,8 @@ def visit_page(address, browser_path, picture, shots):
         said["title"] = page.locator("h1").inner_text()
         page.locator("#example button, #example tr.tr-body").first.click()
         page.wait_for_function("document.querySelector('#answer textarea')?.value.startsWith('example.png')")
-        page.locator("#picture button[aria-label='Remove Image'], #picture button[aria-label='Clear']").first.click()
-        page.set_input_files("#picture input[type=file]", str(picture))
+        page.locator("#image button[aria-label='Remove Image'], #image button[aria-label='Clear']").first.click()
+        page.set_input_files("#image input[type=file]", str(picture))
         page.wait_for_function("document.querySelector('#answer textarea')?.value.startsWith('noise.png')")
         said["answer"] = page.input_value("#answer textarea")
         page.wait_for_selector("#drawn img")

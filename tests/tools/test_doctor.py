@@ -1,4 +1,4 @@
-"""tools/doctor.py: every problem that it looks for, made on purpose, and correct data of every kind."""
+"""vitkit doctor: every problem that it looks for, made on purpose, and correct data of every kind."""
 
 import json
 import shlex
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
+import vitkit
 from vitkit import load_config
 from vitkit.data.loading.loader import DataSettings
-from vitkit.doctor import CHECKS, VERDICTS, Case, Options, diagnose
+from vitkit.doctor import CHECKS, VERDICTS, Case, Options, run_checks
 from vitkit.doctor.training_checks import memory
 from vitkit.losses.class_weights import build_criterion
 from vitkit.tools import doctor
@@ -76,7 +77,7 @@ def coco(tmp_path, monkeypatch):
 
 def check_config(*overrides, checks=DATA_CHECKS, config="config.py", **options):
     options = Options(overfit_seconds=20, **options)
-    return list(diagnose(load_config(config, overrides), options, checks=checks))
+    return list(run_checks(load_config(config, overrides), options, checks=checks))
 
 
 def worst(issues, check, *, where="data.train"):
@@ -485,11 +486,25 @@ def test_report_has_json_and_an_exit_status(coco, capsys):
     assert report["issues"][0]["verdict"] == "fail" and report["issues"][0]["details"] == {"most": 2, "queries": 1}
 
 
+def test_diagnose_is_a_function_of_a_program(coco):
+    how = dict(overrides=["model.num_queries=1"], device="cpu")
+    issues = vitkit.diagnose("config.py", only=["queries", "step_budget"], skip=["step_budget"], **how)
+    assert [(issue.check, issue.verdict) for issue in issues] == [("queries", "fail")]
+    config = load_config("config.py", how["overrides"])
+    assert vitkit.diagnose(config, only=["queries"], device="cpu") == issues
+
+
+def test_checks_are_listed(capsys):
+    assert doctor.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(CHECKS) and lines[0].startswith("annotations ")
+
+
 def test_wrong_arguments_are_helpful_errors(coco, capsys):
     for arguments, message in (
         (["none.py"], "no config file 'none.py'"),
-        (["config.py", "--only", "querys"], "invalid choice: 'querys'"),
-        (["config.py", "--gpus", "0"], "--gpus, --images and --overfit-steps are at least 1"),
+        (["config.py", "--only", "querys"], "no check 'querys'. Did you mean 'queries'"),
+        (["config.py", "--gpus", "0"], "expected an integer of at least 1"),
         (["config.py", "data.train.imags=x"], "Did you mean 'images'"),
     ):
         with pytest.raises(SystemExit) as error:

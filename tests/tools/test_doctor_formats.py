@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from vitkit.data.io.json_files import read_json
-from vitkit.doctor import Case, Options, diagnose
+from vitkit.doctor import Case, Options, run_checks
 from vitkit.doctor.training_checks import queries
 from vitkit.errors import DataError
-from vitkit.tools import convert
+from vitkit.tools.data import convert
 
 WIDTH, HEIGHT = 120, 80
 
@@ -49,12 +49,12 @@ def write(change=lambda box: box, *, size=(WIDTH, HEIGHT), names=("cell",)):
 
 def issues(*checks, **arguments):
     dataset = dict(type="CocoDetection", images="photos", annotations="own.json", **arguments)
-    return list(diagnose({"data": {"train": dataset}}, Options(), checks=checks or ("annotations",)))
+    return list(run_checks({"data": {"train": dataset}}, Options(), checks=checks or ("annotations",)))
 
 
 def fixed(issue):
     """Run the command of an issue; return the boxes that it wrote."""
-    command = shlex.split(re.search(r"vitkit convert (.*)", issue.message)[1])
+    command = shlex.split(re.search(r"vitkit data convert (.*)", issue.message)[1])
     convert.main(command)
     return json.loads(Path("own_fixed.json").read_text())
 
@@ -106,7 +106,7 @@ def test_class_name_variants_are_named_and_merged():
 def test_dataset_that_cannot_be_built_always_fails():
     Path("labels").mkdir()
     dataset = dict(type="SemanticFolder", images="photos", labels="labels", classes=["road"], image_suffix=".png")
-    (issue,) = diagnose({"data": {"train": dataset}}, Options(), checks=("images",))
+    (issue,) = run_checks({"data": {"train": dataset}}, Options(), checks=("images",))
     assert issue.verdict == "fail" and "1 of 1 images have no label image" in issue.message
 
 
@@ -142,7 +142,7 @@ def test_file_that_is_not_json_is_identified(name, text, message):
 def test_other_annotation_formats_are_read():
     Path("photos/a.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     dataset = dict(type="CocoDetection", images="photos", annotations="photos")
-    found = list(diagnose({"data": {"train": dataset}}, Options(), checks=("annotations",)))
+    found = list(run_checks({"data": {"train": dataset}}, Options(), checks=("annotations",)))
     assert any("1 image, 1 object" in issue.message for issue in found)
     assert not any(issue.verdict == "fail" for issue in found)
 
@@ -161,6 +161,6 @@ def test_frame_distances_between_the_splits_are_reported():
         split: dict(type="SemanticFolder", images=split, labels=f"labels/{split}", classes=["a"], image_suffix=".png")
         for split in ("train", "val")
     }
-    found = list(diagnose({"data": data}, Options(), checks=("train_val_leakage",)))
+    found = list(run_checks({"data": data}, Options(), checks=("train_val_leakage",)))
     (issue,) = [issue for issue in found if "recordings" in issue.message]
     assert "4 of 4 images of val lie 5 to 47 frames, median 26, from one of train" in issue.message

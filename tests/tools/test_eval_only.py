@@ -1,4 +1,4 @@
-"""tools/test.py --eval-only: existing predictions are scored without a model."""
+"""vitkit test --eval-only: existing predictions are scored without a model."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""tools/explain.py from its command line to its figures."""
+"""vitkit explain from its command line to its figures."""
 
 import inspect
 from types import SimpleNamespace

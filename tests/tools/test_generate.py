@@ -58,7 +58,7 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_one_line_each(generated, mod
     model = load(models["CausalLanguageModel"])
     assert isinstance(model, TextContinuer) and model("two one", decoding=dict(max_length=6))[0].text == lines[0]
     (tmp_path / "in.txt").write_text("two one\n\nfour €\n", encoding="utf-8")
-    generated("--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "new" / "out.txt"))
+    generated("--input", str(tmp_path / "in.txt"), "--out", str(tmp_path / "new" / "out.txt"))
     assert (tmp_path / "new" / "out.txt").read_text(encoding="utf-8") == printed.out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("two one\n\nfour €".encode())))
     assert generated().out == printed.out
@@ -88,11 +88,11 @@ def test_each_mask_gets_a_list_of_candidates(generated, models):
 
 
 def test_other_models_and_tools_are_named(models):
-    assert "Transformer translates text. Use tools/translate.py" in fails(generate, models["Transformer"], "one")
+    assert "Transformer translates text. Use vitkit translate" in fails(generate, models["Transformer"], "one")
     for kind in ("CausalLanguageModel", "MaskedLanguageModel"):
-        assert "Use tools/generate.py" in fails(translate, models[kind], "one")
+        assert "Use vitkit generate" in fails(translate, models[kind], "one")
         message = fails(predict, models[kind], "--input", __file__, "--device", "cpu")
-        assert "reads text, not pictures. Use tools/generate.py" in message
+        assert "reads text, not images. Use vitkit generate" in message
     message = fails(generate, models["MaskedLanguageModel"], "<mask>", "--top-p", "0.9", "--max-length", "3")
     assert "--top-p, --max-length: for decoder-only models, and this one fills masks. Use --n-best" in message
     assert "has no mask" in fails(generate, models["MaskedLanguageModel"], "one")
@@ -103,6 +103,10 @@ def test_other_models_and_tools_are_named(models):
 def test_language_models_are_not_exported(models, kind):
     pytest.importorskip("onnx")
     assert f"no graph is defined for {kind}" in fails(export, models[kind], "--out", "never.onnx")
+
+
+def test_texts_and_a_file_of_texts_are_contradictory():
+    assert "give either TEXT or --input FILE" in fails(generate, "model.pth", "one", "--input", "a.txt")
 
 
 def test_missing_vocabulary_and_missing_weights_are_errors(models, tmp_path):
@@ -120,7 +124,6 @@ def test_missing_vocabulary_and_missing_weights_are_errors(models, tmp_path):
         (("--greedy", "--seed", "1"), "--greedy, --seed: give one way to choose tokens"),
         (("--greedy", "--n-best", "2"), "--n-best 2: the most probable tokens make one text"),
         (("--beams", "3", "--n-best", "5"), "--n-best 5: 3 beams find no more texts; use --beams 5"),
-        (("--input", "a.txt"), "give either TEXT or --input FILE"),
     ],
 )
 def test_contradictory_arguments_are_errors(arguments, message, capsys):
@@ -137,4 +140,4 @@ def test_image_for_a_text_model_is_an_error(models, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     picture = ("--image", str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--device", "cpu")
     message = fails(explain, str(config), models["CausalLanguageModel"], *picture)
-    assert "CausalLanguageModel reads text, not pictures. Give a --text." in message
+    assert "CausalLanguageModel reads text, not images. Give a text." in message

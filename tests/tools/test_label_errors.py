@@ -10,7 +10,7 @@ from detection_files import CONFIG, write_data
 
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.fixing import apply_corrections
-from vitkit.tools import label_errors
+from vitkit.tools.data import label_errors
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_corrections_fix_the_labels(folder, capsys):
-    label_errors.main(["config.py", "--eval-only", "results.json", "--out", "out/labels.html", "--most", "1"])
+    label_errors.main(["config.py", "--eval-only", "results.json", "--out", "out/labels.html", "--max-labels", "1"])
     assert "1 suspicious label: 1 missing" in capsys.readouterr().out
     (entry,) = json.loads((folder / "out" / "labels.json").read_text())
     data = read_annotations(folder / "truth.json", folder / "images")
@@ -53,7 +53,7 @@ def test_page_and_tool_warn_of_a_detector_that_finds_few_labels(folder, capsys):
 
 
 def test_page_is_reviewed_by_keys_and_exports_accepted_corrections(folder, tmp_path):
-    label_errors.main(["config.py", "--eval-only", "results.json", "--most", "3"])
+    label_errors.main(["config.py", "--eval-only", "results.json", "--max-labels", "3"])
     with open_page(folder / "label_errors.html", width=390) as (page, problems):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.locator(".begin").focus()

@@ -8,7 +8,7 @@ from pycocotools.coco import COCO
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.data.synthetic.world import World
-from vitkit.tools.make_shapes import main
+from vitkit.tools.data.make_shapes import main
 
 SIZE = ["--image-size", "48", "--max-image-size", "64"]
 
@@ -16,7 +16,7 @@ SIZE = ["--image-size", "48", "--max-image-size", "64"]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     out = tmp_path_factory.mktemp("world") / "shapes"
-    main([str(out), "--num-train", "5", "--num-val", "3", *SIZE])
+    main(["--out", str(out), "--num-train", "5", "--num-val", "3", *SIZE])
     return out
 
 
@@ -61,11 +61,11 @@ def test_maps_and_captions_match_the_images(written):
 
 def test_an_earlier_result_is_replaced_only_on_request(written, tmp_path):
     out = tmp_path / "shapes"
-    main([str(out), "--num-train", "2", "--num-val", "1", "--format", "jpg", *SIZE])
+    main(["--out", str(out), "--num-train", "2", "--num-val", "1", "--image-format", "jpg", *SIZE])
     with pytest.raises(SystemExit, match="error: OUT: .* --overwrite"):
-        main([str(out), "--num-train", "1", "--num-val", "1", *SIZE])
+        main(["--out", str(out), "--num-train", "1", "--num-val", "1", *SIZE])
     assert len(list((out / "train2017").glob("*.jpg"))) == 2
-    main([str(out), "--num-train", "1", "--num-val", "1", "--overwrite", *SIZE])
+    main(["--out", str(out), "--num-train", "1", "--num-val", "1", "--overwrite", *SIZE])
     assert [path.name for path in (out / "train2017").iterdir()] == ["000000000001.png"]
 
 
@@ -73,14 +73,14 @@ def test_folder_with_other_contents_is_never_overwritten(tmp_path):
     picture = tmp_path / "train2017" / "holiday.jpg"
     picture.parent.mkdir()
     picture.write_bytes(b"x")
-    with pytest.raises(SystemExit, match="did not write"):
-        main([str(tmp_path), "--overwrite"])
+    with pytest.raises(SystemExit, match="has other files than this command writes"):
+        main(["--out", str(tmp_path), "--overwrite"])
     assert picture.exists()
 
 
 def test_wrong_arguments_are_reported_without_a_traceback(tmp_path):
     with pytest.raises(SystemExit, match="image_size: got 4"):
-        main([str(tmp_path / "a"), "--image-size", "4"])
+        main(["--out", str(tmp_path / "a"), "--image-size", "4"])
     with pytest.raises(SystemExit):
-        main([str(tmp_path / "a"), "--num-val", "0"])
+        main(["--out", str(tmp_path / "a"), "--num-val", "0"])
     assert not (tmp_path / "a").exists()

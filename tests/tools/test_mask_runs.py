@@ -46,7 +46,7 @@ def train(config: str, overrides: list[str]) -> dict:
 
 
 def score(capsys, *args: str) -> list[str]:
-    """Return the table that tools/test.py prints."""
+    """Return the table that vitkit test prints."""
     capsys.readouterr()
     test_tool.main([*args, "--device", "cpu"])
     lines = capsys.readouterr().out.split("results are in")[0].strip().splitlines()

@@ -1,4 +1,4 @@
-"""tools/predict.py from its command line to the files that it writes."""
+"""vitkit predict from its command line to the files that it writes."""
 
 import json
 from pathlib import Path
@@ -16,6 +16,7 @@ from vitkit.data.io.image_files import read_label_map
 from vitkit.evaluation.maps import read_ids
 from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.tools import predict
+from vitkit.visualization.videos import VideoWriter
 
 pytestmark = pytest.mark.smoke
 
@@ -75,7 +76,7 @@ def fails(capsys, *args) -> str:
 
 
 def test_files_folders_and_patterns_are_drawn_and_written(run, capsys):
-    result = predictions(run, "--input", "photos", "b.png", "photos/*.jpg", "--batch", 2, "--json-threshold", 0)
+    result = predictions(run, "--input", "photos", "b.png", "photos/*.jpg", "--batch-size", 2, "--json-threshold", 0)
     images = result["images"]
     assert [entry["image"] for entry in images] == ["photos/a.jpg", "photos/deep/a.png", "b.png"]
     assert [entry["drawn"] for entry in images] == ["a.jpg", "deep/a.jpg", "b.jpg"]
@@ -92,12 +93,14 @@ def test_inputs_are_not_overwritten_by_drawings(run):
 
 
 def test_files_with_the_same_name_do_not_overwrite_each_other(run):
-    result = predictions(run, "--input", "photos/a.jpg", "photos/deep/a.png", "--format", "png")
+    result = predictions(run, "--input", "photos/a.jpg", "photos/deep/a.png", "--image-format", "png")
     assert [entry["drawn"] for entry in result["images"]] == ["a.png", "a_2.png"]
 
 
 def test_config_weights_and_overrides_may_be_given(run):
-    result = predictions("config.py", "run/best.pth", "model.isolate_padding=true", "--input", "b.png", "--half")
+    result = predictions(
+        "config.py", "run/best.pth", "model.isolate_padding=true", "--input", "b.png", "--precision", "bf16"
+    )
     assert len(result["images"]) == 1
     assert len(predictions("run", "model.isolate_padding=true", "--input", "b.png", "--no-draw")["images"]) == 1
 
@@ -118,7 +121,7 @@ def test_video_gives_a_drawn_video_and_its_frames_in_json(run):
     for k in range(7):
         writer.write(np.full((48, 64, 3), 30 * k, np.uint8))
     writer.release()
-    video = predictions(run, "--input", "clip.mp4", "--every", 2, "--batch", 3)["videos"][0]
+    video = predictions(run, "--input", "clip.mp4", "--every", 2, "--batch-size", 3)["videos"][0]
     assert [frame["frame"] for frame in video["frames"]] == [0, 2, 4, 6]
     assert video["frames"][1]["seconds"] == pytest.approx(0.2)
     drawn = cv2.VideoCapture(f"out/{video['drawn']}")
@@ -126,10 +129,10 @@ def test_video_gives_a_drawn_video_and_its_frames_in_json(run):
 
 
 def test_absurd_frame_rate_is_limited_in_the_drawn_video(tmp_path):
-    file = predict.VideoFile(tmp_path / "fast.mp4", np.zeros((48, 64, 3), np.uint8), 1e6)
+    file = VideoWriter(tmp_path / "fast.mp4", np.zeros((48, 64, 3), np.uint8), 1e6)
     file.add(np.zeros((48, 64, 3), np.uint8))
     file.close()
-    assert cv2.VideoCapture(str(tmp_path / "fast.mp4")).get(cv2.CAP_PROP_FPS) == predict.VideoFile.MAX_RATE
+    assert cv2.VideoCapture(str(tmp_path / "fast.mp4")).get(cv2.CAP_PROP_FPS) == VideoWriter.MAX_RATE
 
 
 def test_missing_camera_is_a_one_line_error(run, capfd):
@@ -146,20 +149,20 @@ def test_file_at_the_output_folder_is_a_one_line_error(run, capsys):
 
 
 def test_url_is_read_like_a_file(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "download", lambda address: tmp_path / "b.png")
+    monkeypatch.setattr("vitkit.inference.inputs.download", lambda address: tmp_path / "b.png")
     entry = predictions(run, "--input", "https://example.org/street.png")["images"][0]
     assert entry["drawn"] == "street.jpg"
 
 
 def test_tiles_are_used_for_large_images(run, capsys):
     cv2.imwrite("large.png", np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8))
-    arguments = [run, "--input", "large.png", "--json-threshold", 0, "--tiles", 64, "--batch", 4]
+    arguments = [run, "--input", "large.png", "--json-threshold", 0, "--tiles", 64, "--batch-size", 4]
     tiled = predictions(*arguments, "--tile-overlap", 16)["images"][0]
     assert tiled["height"] == 96 and len(tiled["objects"]) > 10
     assert max(o["box_xyxy"][2] for o in tiled["objects"]) > 128
     small = predictions(run, "--input", "b.png", "--json-threshold", 0)["images"][0]
     assert predictions(run, "--input", "b.png", "--json-threshold", 0, "--tiles", 64)["images"][0] == small
-    assert "--tile-overlap: give the size of the tiles, too" in fails(
+    assert "--tile-overlap: the size of the tiles is also needed" in fails(
         capsys, run, "--input", "b.png", "--tile-overlap", 8
     )
     assert "a size of 8 pixels; expected at least 16" in fails(capsys, run, "--input", "b.png", "--tiles", 8)
@@ -210,18 +213,18 @@ def test_image_too_large_for_memory_is_an_error_with_a_remedy(run, capsys, monke
     for tiles in ([], ["--tiles", 32]):
         message = fails(capsys, run, "--input", "b.png", *tiles)
         assert "the largest of" in message and "(DefaultCPUAllocator: can't allocate memory: you tried" in message
-        assert "Use a smaller batch_size (--batch), tiles (--tiles 800)" in message
+        assert "Use a smaller batch_size (--batch-size), tiles (--tiles 800)" in message
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--input", "none.jpg"], "--input none.jpg: no such file or folder, and no file matches it"),
+        (["run", "--input", "none.jpg"], "'none.jpg': no such file or folder, and no file matches it"),
         (["run", "--input", "empty"], "folder 'empty' holds no picture ("),
         (["run", "--input", "clip.mp4"], "no frame of the video can be read"),
         (["run", "--input", "b.png", "--task", "semantic"], "task 'semantic': the model does not predict it"),
-        (["run", "--input", "b.png", "--batch", "0"], "--batch and --every are at least 1"),
-        (["run", "--input", "b.png", "--threshold", "2"], "are scores, 0 to 1"),
+        (["run", "--input", "b.png", "--batch-size", "0"], "expected an integer of at least 1"),
+        (["run", "--input", "b.png", "--threshold", "2"], "expected a number from 0 to 1"),
         (["config.py", "--input", "b.png"], "a config has no weights"),
         (["nothing", "--input", "b.png"], "'nothing' is neither a model of the zoo"),
     ],

@@ -93,7 +93,7 @@ def test_each_input_line_gives_one_output_line(translated, monkeypatch, tmp_path
     assert "1 characters or words are not in the vocabulary: '€' 1x" in printed.err
 
     (tmp_path / "in.txt").write_text("one hundred\n\nseven €\n", encoding="utf-8")
-    translated("--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "new" / "out.txt"))
+    translated("--input", str(tmp_path / "in.txt"), "--out", str(tmp_path / "new" / "out.txt"))
     assert (tmp_path / "new" / "out.txt").read_text(encoding="utf-8") == printed.out
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one hundred\r\n\nseven €".encode())))
@@ -104,7 +104,7 @@ def test_loaded_run_translates_its_argument(run, checkpoint, capsys):
     translate.main([str(run), "--device", "cpu", "one hundred", "two"])
     expected = capsys.readouterr().out.splitlines()
     config = str(run / "config.json")
-    translate.main([config, "--weights", checkpoint, "--device", "cpu", "one hundred", "two"])
+    translate.main([config, checkpoint, "--device", "cpu", "one hundred", "two"])
     assert capsys.readouterr().out.splitlines() == expected
     model = load(run)
     assert [str(t) for t in model(["one hundred", "", "two"])] == [expected[0], "", expected[1]]
@@ -116,7 +116,7 @@ def test_loaded_run_translates_its_argument(run, checkpoint, capsys):
     assert [str(t) for t in model(["two"] * 4, batch_size=2)] == [str(t) for t in model(["two"] * 4)]
     with pytest.raises(DataError, match="got int; the model expects text"):
         model([1])
-    with pytest.raises(SystemExit, match="reads text, not pictures. Use tools/translate.py"):
+    with pytest.raises(SystemExit, match="reads text, not images. Use vitkit translate"):
         predict.main([str(run), "--input", __file__, "--device", "cpu"])
 
 
@@ -147,7 +147,7 @@ def test_alignment_matrices_are_drawn(translated, tmp_path):
 
 
 def test_long_sentences_are_an_error_or_truncated(checkpoint, translated):
-    with pytest.raises(SystemExit, match=r"line 1: \d+ tokens, the end counted; expected at most 5\. Split the line"):
+    with pytest.raises(SystemExit, match=r"line 1: \d+ tokens, including the end; expected at most 5\. Split the line"):
         translate.main([checkpoint, "one hundred two thousand three", "--max-source", "5"])
     printed = translated("one hundred two thousand three", "--max-source", "5", "--truncate")
     assert "line 1: cut from" in printed.err and printed.out.count("\n") == 1
@@ -160,9 +160,9 @@ def test_bad_input_is_named(checkpoint, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=r"in\.txt, line 2: byte 0xff is not UTF-8"):
         translate.main([checkpoint, "--input", str(tmp_path / "in.txt")])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xff")))
-    with pytest.raises(SystemExit, match=r"standard input, line 2: no UTF-8"):
+    with pytest.raises(SystemExit, match=r"standard input, line 2: is not UTF-8"):
         translate.main([checkpoint])
-    with pytest.raises(SystemExit, match=r"TEXT 2: no UTF-8"):
+    with pytest.raises(SystemExit, match=r"TEXT 2: is not UTF-8"):
         translate.main([checkpoint, "one", "tw\udcff"])
     with pytest.raises(SystemExit, match=r"decoding\.beams: got 0; expected at least 1"):
         translate.main([checkpoint, "one", "--beams", "0"])

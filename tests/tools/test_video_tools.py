@@ -228,9 +228,9 @@ def test_points_frames_and_blocks_that_do_not_exist_are_errors(run, wrong, messa
 
 
 def test_browse_draws_clips_as_strips(run):
-    browse.main(["clips.py", "--count", "2", "--out", "look"])
+    browse.main(["clips.py", "--max-images", "2", "--out", "look"])
     assert np.asarray(Image.open(run / "look" / "figure_1.png")).std() > 10
-    browse.main(["clips.py", "--split", "val", "--original", "--count", "1", "--out", "look_val"])
+    browse.main(["clips.py", "--split", "val", "--original", "--max-images", "1", "--out", "look_val"])
     assert (run / "look_val" / "index.html").is_file()
 
 

@@ -12,6 +12,8 @@ Examples:
     vitkit benchmark detr --threads 1 --processor-time                 # on a busy machine
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib
 import importlib.metadata
@@ -23,12 +25,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from vitkit.engine.run_folder import processor_name
 from vitkit.errors import VitkitError, error_line
-from vitkit.tools.benchmark.timing import Options, Row
+from vitkit.tools.common import positive
+
+if TYPE_CHECKING:
+    from vitkit.tools.benchmark.timing import Row
 
 PARTS = {
     "detr": "models",
@@ -55,9 +58,11 @@ PARTS = {
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table here")
-    parser.add_argument("--repeats", type=int, default=9, help="rounds; the table has their medians (default: 9)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="number of PyTorch's CPU threads")
+    parser.add_argument("--out", type=Path, help="file to which the table is also written")
+    text = "number of rounds, whose medians are in the table (default: 9)"
+    parser.add_argument("--repeats", type=positive, default=9, metavar="N", help=text)
+    text = "number of PyTorch's CPU threads (default: PyTorch's own)"
+    parser.add_argument("--threads", type=positive, metavar="N", help=text)
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="device of all parts except the loader (default: cpu)"
     )
@@ -70,6 +75,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--images", type=Path, metavar="DIR", help="JPEGs to load (default: synthetic ones of 640x480)")
     args = parser.parse_args(argv)
+    import torch
+
+    args.threads = args.threads or torch.get_num_threads()
     for part in args.parts:
         if part not in PARTS:
             parser.error(f"no part {part!r}: expected any of {', '.join(PARTS)}")
@@ -98,6 +106,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure(part: str, args: argparse.Namespace) -> list[Row]:
     """Measure one part in this process; return its rows."""
+    import torch
+
+    from vitkit.tools.benchmark.timing import Options
+
     torch.set_num_threads(args.threads)
     options = Options(
         repeats=args.repeats,
@@ -112,6 +124,10 @@ def measure(part: str, args: argparse.Namespace) -> list[Row]:
 
 def describe_machine(args: argparse.Namespace) -> str:
     """Describe the hardware, the versions and how times are measured, in one line."""
+    import torch
+
+    from vitkit.engine.run_folder import processor_name
+
     hardware = f"{processor_name()}, {os.cpu_count()} cores, {args.threads} threads"
     if args.device == "cuda":
         hardware = f"{torch.cuda.get_device_name()}; {hardware}"

@@ -180,8 +180,8 @@ class ViT(BackboneBase):
         windows: see `Windows`.
         classifier: see `ClassifierOptions`.
         stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
-        default_weights: the weights that pretrained=True means, as a value of `pretrained`; None: DINOv2's, DINOv3's, DeiT's or
-            torchvision's for a network of this shape.
+        default_weights: the weights that pretrained=True means, as a value of `pretrained`; None: DINOv2's, DINOv3's,
+            DeiT's or torchvision's for a network of this shape.
         out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`.
     Raises:

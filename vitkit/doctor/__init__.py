@@ -1,12 +1,19 @@
 """Checks a config's data and settings before hours are spent on a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from vitkit.config import load_config
+from vitkit.devices import default_device
 from vitkit.doctor import data_checks, training_checks
 from vitkit.doctor.case import Case, Options
 from vitkit.doctor.issues import VERDICTS, Issue, report
-from vitkit.errors import VitkitError
+from vitkit.engine.settings import require
+from vitkit.errors import ConfigError, VitkitError
+from vitkit.registry import nearest
 
 CHECKS: dict[str, Callable[[Case], Iterator[Issue]]] = {
     check.__name__: check
@@ -34,9 +41,64 @@ CHECKS: dict[str, Callable[[Case], Iterator[Issue]]] = {
 
 
 def diagnose(
+    config: str | Path | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    init: str | Path | None = None,
+    gpus: int = 1,
+    memory_gib: float | None = None,
+    max_images: int = 1000,
+    overfit_steps: int = 200,
+    overfit_seconds: float = 120.0,
+    only: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+    device: str | None = None,
+    trust: bool = False,
+) -> list[Issue]:
+    """Check a config's data and settings before hours are spent on a run, as `vitkit doctor` does.
+
+    `[issue.message for issue in diagnose("configs/detr_r50.py") if issue.verdict == "fail"]`
+
+    Args:
+        config: a config: a file, the name of an installed one, or the result of `load_config`.
+        overrides: `key.sub=value` changes to a config that is named.
+        init: the weights that the run will start from.
+        gpus: number of processes that will train.
+        memory_gib: memory of the device that will train, in GiB; None: that of `device`.
+        max_images: maximum number of images to load of each dataset.
+        overfit_steps, overfit_seconds: limits of the check that overfits a few images.
+        only: names from CHECKS; None: all.
+        skip: checks to leave out.
+        device: such as "cuda" or "cpu"; None: the accelerator that PyTorch finds, otherwise the CPU.
+        trust: let saved configs import the code that they name, see `load_config`.
+    Returns:
+        an issue for each thing that was checked; `report` formats them as text.
+    Raises:
+        ConfigError: the config cannot be loaded or has no data, or there is no such check.
+    """
+    for name in (*(only or ()), *skip):
+        if name not in CHECKS:
+            raise ConfigError(f"no check {name!r}. {nearest(name, CHECKS)}")
+    if not isinstance(config, Mapping):
+        config = load_config(config, overrides, trust=trust)
+    require(config, "data")
+    options = Options(
+        device=torch.device(device or default_device()),
+        gpus=gpus,
+        memory_gib=memory_gib,
+        init=None if init is None else str(init),
+        max_images=max_images,
+        overfit_steps=overfit_steps,
+        overfit_seconds=overfit_seconds,
+    )
+    names = CHECKS if only is None else only
+    return list(run_checks(config, options, checks=[name for name in names if name not in skip]))
+
+
+def run_checks(
     config: Mapping[str, Any], options: Options | None = None, *, checks: Sequence[str] = tuple(CHECKS)
 ) -> Iterator[Issue]:
-    """Check a config and its data.
+    """Yield the issues that checks find in a config and its data.
 
     Args:
         config: the result of `load_config`; if it only has `data`, only the data is checked.
@@ -57,4 +119,4 @@ def diagnose(
             yield Issue(name.replace("_", " "), "fail", f"ends with {type(error).__name__}: {error}")
 
 
-__all__ = ["CHECKS", "VERDICTS", "Case", "Issue", "Options", "diagnose", "report"]
+__all__ = ["CHECKS", "VERDICTS", "Case", "Issue", "Options", "diagnose", "report", "run_checks"]

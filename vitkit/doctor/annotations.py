@@ -69,7 +69,7 @@ class DetectionFile:
         """Return the command that applies these fixes to the file."""
         source = self.data.source
         return (
-            f"vitkit convert {shlex.quote(str(source))} --images {shlex.quote(str(self.data.folder))} "
+            f"vitkit data convert {shlex.quote(str(source))} --images {shlex.quote(str(self.data.folder))} "
             f"--fix {' '.join(fixes)} --out {shlex.quote(str(source.with_name(source.stem + '_fixed.json')))}"
         )
 

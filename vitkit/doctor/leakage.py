@@ -91,7 +91,7 @@ def _shared_recordings(
         f"{len(shared)} of {counted(len(set(series)), 'recordings')}, by their file names, are in both: {names}. "
         f"{len(gaps)} of {counted(len(val), 'images')} of {name} lie {distance} from one of train: {alike}neighbouring "
         "frames may be nearly alike, and the score too good. Hold recordings out, by `names=` of the datasets or "
-        "`vitkit split`"
+        "`vitkit data split`"
     )
     details = {"series": shared, "images": len(gaps), "frames": [low, high]}
     yield Issue("leakage", "warn", message, where, details)

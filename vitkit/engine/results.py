@@ -110,7 +110,7 @@ def score_file(
     """Evaluate a results file without a config.
 
     Args:
-        results: a file written by tools/test.py: boxes or masks, which need `annotations`; classes; or texts.
+        results: a file written by vitkit test: boxes or masks, which need `annotations`; classes; or texts.
         annotations: annotations in COCO's format.
         images: folder of the images; None: no images are shown.
         iou: IoU of a correct box or mask at a score threshold, see `CocoEvaluator`.

@@ -112,4 +112,4 @@ def read_results(path: str | Path) -> Any:
     Raises:
         DataError: it cannot be read, or is not JSON.
     """
-    return read_json(path, key="results", remedy="Give the file that tools/test.py wrote.")
+    return read_json(path, key="results", remedy="Give the file that vitkit test wrote.")

@@ -203,9 +203,7 @@ class ClassificationEvaluator(SampleEvaluator):
         label_of = {name: label for label, name in enumerate(self.dataset.classes)}
         images = content.get("images") if isinstance(content, dict) else None
         if not isinstance(images, list):
-            raise DataError(
-                f"results '{path}': expected classes that tools/test.py wrote, {{'images': [{{...}}, ...]}}."
-            )
+            raise DataError(f"results '{path}': expected classes that vitkit test wrote, {{'images': [{{...}}, ...]}}.")
         dataset_ids = set(np.asarray(self.dataset.image_ids).tolist())
         for number, image in enumerate(images):
             answer = _classes_of(image, label_of)
@@ -261,8 +259,8 @@ def draw_confusion_matrix(
     # Confusions are rare: on a linear scale only the diagonal would be visible.
     least = 10 ** np.floor(np.log10(1 / max(matrix.sum(axis=1).max(), 10)))
     shown = axes.imshow(np.where(parts > 0, parts, np.nan), cmap="Blues", norm=LogNorm(least, 1.0))
-    figure.colorbar(shown, ax=axes, label=f"part of the class's {what}", shrink=0.8)
-    axes.set(xlabel="predicted", ylabel="true", title=f"{int(matrix.trace())} of {int(matrix.sum())} {what} right")
+    figure.colorbar(shown, ax=axes, label=f"fraction of the class's {what}", shrink=0.8)
+    axes.set(xlabel="predicted", ylabel="true", title=f"{int(matrix.trace())} of {int(matrix.sum())} {what} correct")
     if num_classes <= _MOST_NAMED:
         axes.set_xticks(range(num_classes), class_names, rotation=90)
         axes.set_yticks(range(num_classes), class_names)

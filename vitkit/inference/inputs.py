@@ -23,6 +23,7 @@ from vitkit.data.io.channel_files import check_channels, decode_channels, read_c
 from vitkit.data.io.image_files import MAX_PIXELS, decode_image, read_image
 from vitkit.data.io.video_files import VIDEO_EXTENSIONS
 from vitkit.errors import ConfigError, DataError
+from vitkit.words import unique_names
 
 Picture = str | Path | bytes | io.IOBase | np.ndarray | Image.Image | Tensor
 """A file or its address (https://…), an encoded image or an open file of one, an array (H, W, 3) uint8 RGB, a Pillow
@@ -105,10 +106,8 @@ def _videos_named(source: str) -> Pictures:
         files = sorted(path.rglob("*")) if isdir(path) else []
         inside = [(str(file), file) for file in files if file.suffix.lower() in VIDEO_EXTENSIONS]
         return Pictures(inside, "many", leaves_out_broken=True) if inside else Pictures([(source, path)], "one")
-    files = sorted(glob.glob(source, recursive=True))
-    if not files:
-        raise DataError(f"'{source}': no such file or folder, and no file matches it as a pattern.")
-    return Pictures([(file, Path(file)) for file in files], "many", leaves_out_broken=True)
+    # A folder of frames is a video, so that folders count.
+    return Pictures([(str(path), path) for path in paths_like(source)], "many", leaves_out_broken=True)
 
 
 _EXPECTED = (
@@ -129,10 +128,66 @@ def _pictures_named(source: str) -> Pictures:
         return Pictures(video_frames(path), "stream")
     if exists(path) or not glob.has_magic(source):
         return Pictures([(source, path)], "one")
-    files = sorted(file for file in glob.glob(source, recursive=True) if Path(file).is_file())
-    if not files:
-        raise DataError(f"'{source}': no such file or folder, and no file matches it as a pattern.")
-    return Pictures([(file, Path(file)) for file in files], "many", leaves_out_broken=True)
+    files = paths_like(source, folders=False)
+    return Pictures([(str(path), path) for path in files], "many", leaves_out_broken=True)
+
+
+def paths_like(pattern: str, *, folders: bool = True) -> list[Path]:
+    """Return the files that match a pattern, and the folders if these are wanted, sorted.
+
+    Raises:
+        DataError: there are none.
+    """
+    paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if folders or isfile(name)]
+    if not paths:
+        raise DataError(f"'{pattern}': no such file or folder, and no file matches it as a pattern.")
+    return paths
+
+
+Named = list[tuple[Path, str]]
+"""Files, and the names of what is written about them, relative to a folder and without extensions."""
+
+
+def find_files(sources: Sequence[str]) -> tuple[Named, Named]:
+    """Sort what sources name into images and videos.
+
+    Args:
+        sources: files, folders (including their subfolders), patterns, URLs, or numbers of cameras, which are videos.
+    Raises:
+        DataError: a source names no file.
+    """
+    paths: dict[Path, str] = {}
+    for text in sources:
+        path = Path(text)
+        if path.is_dir():
+            files = pictures_in(path, extensions=IMG_EXTENSIONS + VIDEO_EXTENSIONS)
+            paths |= {file: str(file.relative_to(path).with_suffix("")) for file in files}
+        elif path.is_file():
+            paths[path] = path.stem
+        elif is_address(text):
+            paths[download(text)] = Path(text).stem
+        elif text.isdecimal():
+            paths[path] = f"camera_{text}"
+        else:
+            paths |= {file: file.stem for file in paths_like(text, folders=False)}
+    named = list(zip(paths, unique_names(paths.values())))
+    videos = [pair for pair in named if pair[0].suffix.lower() in VIDEO_EXTENSIONS or is_camera(pair[0])]
+    return [pair for pair in named if pair not in videos], videos
+
+
+def is_camera(path: Path) -> bool:
+    """Whether a source is the number of a camera."""
+    return path.name.isdecimal() and not path.exists()
+
+
+def frame_folders(sources: Sequence[str], images: Named, videos: Named) -> tuple[Named, Named]:
+    """Turn the folders of images among the sources, including subfolders, into videos in place of their images."""
+    given = [Path(text) for text in sources if isdir(text)]
+    inside = {path for path, _ in images if any(path.is_relative_to(folder) for folder in given)}
+    folders = sorted({path.parent for path in inside})
+    paths = [path for path, _ in videos] + folders
+    names = [name for _, name in videos] + [folder.resolve().name for folder in folders]
+    return [pair for pair in images if pair[0] not in inside], list(zip(paths, unique_names(names)))
 
 
 def numbered(pictures: Iterable[Picture | NamedPicture], what: str = "image") -> Iterator[NamedPicture]:

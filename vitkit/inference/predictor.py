@@ -276,7 +276,7 @@ def _memory_explained(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
             f"out of memory at {len(sizes)} pictures, the largest of {width}x{height} pixels ({reason}). Use a smaller "
-            "batch_size (--batch), tiles (--tiles 800) for boxes, masks and maps, or smaller pictures."
+            "batch_size (--batch-size), tiles (--tiles 800) for boxes, masks and maps, or smaller pictures."
         ) from error
 
 

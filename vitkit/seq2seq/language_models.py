@@ -119,7 +119,7 @@ class DecoderOnly(TextGenerator):
         """
         if with_attention:
             raise ConfigError(
-                f"{type(self).__name__} has no separate attention to a source. Use tools/explain.py --text for the "
+                f"{type(self).__name__} has no separate attention to a source. Use vitkit explain --text for the "
                 "attention within the text."
             )
         written = state.num_written

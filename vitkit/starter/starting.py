@@ -12,7 +12,7 @@ import torch
 
 from vitkit.config import load_config
 from vitkit.devices import default_device, has_bfloat16
-from vitkit.doctor import Options, diagnose, report
+from vitkit.doctor import diagnose, report
 from vitkit.engine import api
 from vitkit.engine.api import Run
 from vitkit.engine.hooks import EndAfter
@@ -344,7 +344,7 @@ def check(path: Path, request: Request) -> None:
     Raises:
         DataError: a check fails, so that training would end with an error.
     """
-    issues = diagnose(load_config(path), Options(device=torch.device(request.device)), checks=CHECKS)
+    issues = diagnose(path, only=CHECKS, device=request.device)
     issues = [issue for issue in issues if issue.verdict in ("warn", "fail")]
     print(report(issues) if issues else "doctor    no issues")
     if any(issue.verdict == "fail" for issue in issues):

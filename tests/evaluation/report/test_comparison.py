@@ -10,6 +10,7 @@ from browser import open_page
 from detection_files import CONFIG, evaluator_of, write_data
 from plain_dataset import PlainDataset
 
+import vitkit
 from vitkit.config import load_config, save_config
 from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.engine.results import score_file
@@ -20,7 +21,7 @@ from vitkit.evaluation.report import write_report
 from vitkit.evaluation.report.comparison import Compared, compare, is_better, write_comparison
 from vitkit.registry import EVALUATORS
 from vitkit.tools import compare as compare_tool
-from vitkit.tools import report as report_tool
+from vitkit.tools import test as test_tool
 
 
 @pytest.fixture
@@ -123,6 +124,15 @@ def test_the_tool_compares_results_files_on_a_page(folder, capsys):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390 and not problems
 
 
+def test_compare_is_a_function_of_a_program(folder):
+    comparison = vitkit.compare("results.json", "perfect.json", annotations="truth.json", names=["old", "new"])
+    assert comparison.names == ["old", "new"] and not (folder / "comparison.html").exists()
+    each = comparison.differences[0]["bbox/AP"]
+    assert each.second == 1.0 > each.first and each.difference.value == pytest.approx(1.0 - each.first)
+    with pytest.raises(ConfigError, match="got 1 models; expected at least two"):
+        vitkit.compare("results.json", annotations="truth.json")
+
+
 def write_run(folder, name, results, **overrides):
     """Write the folder of a run whose predictions are newer than its checkpoint."""
     run = folder / name
@@ -199,11 +209,12 @@ def test_wrong_command_lines_are_one_line_errors(folder, capsys):
 
 
 def test_report_is_made_from_only_results_and_annotations(folder, capsys):
-    report_tool.main(["results.json", "--annotations", "truth.json", "--out", "alone.html"])
+    scored = ["--eval-only", "results.json", "--annotations", "truth.json", "--report", "alone.html"]
+    test_tool.main(scored)
     assert "the report is alone.html" in capsys.readouterr().out
     page = (folder / "alone.html").read_text()
     assert "Confusion matrix" in page and "data:image/jpeg" not in page
-    report_tool.main(["results.json", "--annotations", "truth.json", "--images", "images", "--out", "alone.html"])
+    test_tool.main([*scored, "--images", "images"])
     assert "data:image/jpeg" in (folder / "alone.html").read_text()
     with pytest.raises(SystemExit, match="contains boxes. Pass their annotations"):
-        report_tool.main(["results.json"])
+        test_tool.main(["--eval-only", "results.json"])

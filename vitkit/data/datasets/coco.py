@@ -171,7 +171,7 @@ class CocoDetection(ListedImages, DetectionDataset):
                 "image in the size that was annotated."
             )
         return (
-            "Width and height are swapped in the annotations: vitkit convert "
+            "Width and height are swapped in the annotations: vitkit data convert "
             f"{self.annotation_file} --images {self.folder} --fix sizes --out {self.annotation_file.stem}_fixed.json"
         )
 

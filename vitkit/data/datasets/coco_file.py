@@ -77,8 +77,8 @@ def _report(data: AnnotatedImages) -> None:
     for reason, names in data.left_out.items():
         if reason == UNREADABLE:
             raise DataError(
-                f"{names[0]} {len(names)} of the images in '{data.source}' cannot be read; `vitkit convert` leaves "
-                "them out."
+                f"{names[0]} {len(names)} of the images in '{data.source}' cannot be read; `vitkit data convert` "
+                "leaves them out."
             )
         logger.warning("%s: left out %d %s, such as %s", data.source, len(names), reason, names[0])
 

@@ -42,24 +42,24 @@ class FeatureFile:
         description_file = self.path.with_suffix(".json")
         if not self.path.is_file() or not description_file.is_file():
             raise DataError(
-                f"features: no file '{self.path}' with '{description_file.name}' beside it. Write them with tools/"
-                "cache_features.py, or leave `features` out of this dataset, and they are computed from the images."
+                f"features: no file '{self.path}' with '{description_file.name}' beside it. Write them by vitkit "
+                "data cache-features, or leave `features` out of this dataset, and they are computed from the images."
             )
         description = read_json(description_file, key="features")
         if not isinstance(description, dict) or type(description.get("weights_key")) is not int:
             raise DataError(
-                f"features: '{description_file}' contains {reprlib.repr(description)}; expected what tools/"
-                "cache_features.py wrote. Write it again."
+                f"features: '{description_file}' contains {reprlib.repr(description)}; expected what vitkit "
+                "data cache-features wrote. Write it again."
             )
         if description.get("images") != images_key:
             raise DataError(
                 f"features: '{self.path}' belongs to {description.get('images')}; this dataset has {images_key}. Is it "
-                "another dataset's file? If not, write it again with tools/cache_features.py."
+                "another dataset's file? If not, write it again with vitkit data cache-features."
             )
         if description.get("transforms") != transforms_key:
             raise DataError(
                 f"features: '{self.path}' was computed with the transforms {description.get('transforms')}; this "
-                f"dataset has {transforms_key}. Write it again with tools/cache_features.py."
+                f"dataset has {transforms_key}. Write it again with vitkit data cache-features."
             )
         self._shape = description.get("shape")
         self.weights_key: int = description["weights_key"]
@@ -74,12 +74,12 @@ class FeatureFile:
         except Exception as error:  # a damaged file can make numpy raise anything
             reason = str(error) or type(error).__name__
             raise DataError(
-                f"features: cannot read '{self.path}': {reason:.200}. Write it again with tools/cache_features.py."
+                f"features: cannot read '{self.path}': {reason:.200}. Write it again with vitkit data cache-features."
             ) from error
         if stored != f"float32 {self._shape}" or not self._shape[1:]:
             raise DataError(
                 f"features: '{self.path}' contains {stored:.200}, and '{self.path.with_suffix('.json').name}' says "
-                f"float32 {self._shape}. Write both again with tools/cache_features.py."
+                f"float32 {self._shape}. Write both again with vitkit data cache-features."
             )
         return array
 

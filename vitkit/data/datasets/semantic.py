@@ -45,7 +45,7 @@ class SemanticFolder(BaseImageDataset):
         zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K).
         image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png".
         names: use only images whose ids match one of these patterns, such as "0001TP_*"; or a text file with one id per
-            line, as `vitkit split` writes it; None: all.
+            line, as `vitkit data split` writes it; None: all.
         transforms: see `BaseImageDataset`.
     Raises:
         DataError: a folder is missing, there is no image, no image matches `names`, or an image has no label map.

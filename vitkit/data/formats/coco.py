@@ -31,7 +31,7 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     for path in paths:
         content = _read(path)
         if data.categories and data.categories != content["categories"]:
-            raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit merge`.")
+            raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit data merge`.")
         data.categories[:] = content["categories"]
         _add_file(data, files, path, content, _split_of(path, annotations))
     return data

@@ -58,7 +58,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
     if formats:
         options = " and ".join(f"{FORMAT_NAMES[name]} ({evidence})" for name, evidence in formats.items())
         names = " or ".join(f"format={name}" for name in formats)
-        raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit convert`: --from).")
+        raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit data convert`: --from).")
     formats = "; ".join(f"{name}: {text}" for name, text in FORMAT_NAMES.items())
     raise DataError(f"annotations: '{path}' is in none of the supported formats ({formats}). Correct the path.")
 

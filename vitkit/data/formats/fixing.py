@@ -199,7 +199,7 @@ def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:
     if None in by_id or len(by_id) < len(data.annotations):
         raise DataError(
             f"'{data.source}' has annotations without an id, or with the same id, so that {path.name} cannot name "
-            "them. Number them by `vitkit convert … --fix ids`, and export the corrections of the result."
+            "them. Number them by `vitkit data convert … --fix ids`, and export the corrections of the result."
         )
     categories = {category["name"]: category["id"] for category in data.categories}
     done: Counter[str] = Counter()

@@ -137,7 +137,7 @@ def check_size(image: Mapping[str, Any], size: tuple[int, int]) -> None:
     if size != (image["width"], image["height"]):
         raise DataError(
             f"image {image['file_name']!r} is {size[0]}x{size[1]} pixels (width x height) and annotated as "
-            f"{image['width']}x{image['height']}. Fix it: vitkit convert … --fix sizes"
+            f"{image['width']}x{image['height']}. Fix it: vitkit data convert … --fix sizes"
         )
 
 

@@ -307,7 +307,7 @@ def sentence_faults(content: Any, num_sentences: int) -> list[Fault]:
     """
     sentences = content.get("sentences") if isinstance(content, dict) else None
     if not isinstance(sentences, list) or not sentences:
-        return [_file_fault(content, "texts that tools/test.py wrote: {'sentences': [{...}, ...]}, not empty")]
+        return [_file_fault(content, "texts that vitkit test wrote: {'sentences': [{...}, ...]}, not empty")]
     if no_objects := _object_faults(sentences, "sentences"):
         return no_objects
     entries = _Entries("sentences", sentences, "entry {}".format)
@@ -329,7 +329,7 @@ def raise_faults(faults: Sequence[Fault], name: str) -> None:
     if len(faults) > 1:
         fields = Counter(fault.field for fault in faults[1:])
         counts = ", ".join(f"{count} x {field}" for field, count in fields.most_common())
-        more = f" And {len(faults) - 1} more: {counts}; tools/doctor.py lists all faults of datasets."
+        more = f" And {len(faults) - 1} more: {counts}; vitkit doctor lists all faults of datasets."
     raise DataError(f"{name}: {faults[0]}{more}")
 
 

@@ -48,9 +48,13 @@ def _explanation(path: Path, data: bytes) -> str:
     """Explain what a file that is not JSON may be instead."""
     start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if start == b"<":
-        return "This is XML or HTML. Give the JSON, or convert Pascal VOC's and CVAT's XML: vitkit convert --to coco"
+        return (
+            "This is XML or HTML. Give the JSON, or convert Pascal VOC's and CVAT's XML: vitkit data convert --to coco"
+        )
     if path.suffix.lower() in (".yaml", ".yml", ".txt", ".csv") or start not in (b"{", b"["):
-        return f"This is text, not JSON. Give the JSON, or convert it: vitkit convert {path} --to coco --out NEW.json"
+        return (
+            f"This is text, not JSON. Give the JSON, or convert it: vitkit data convert {path} --to coco --out NEW.json"
+        )
     return "A truncated download looks like this: fetch the file again."
 
 

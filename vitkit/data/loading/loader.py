@@ -50,7 +50,7 @@ class DataSettings:
     val: Spec | None = None
     """The dataset evaluated on during training; the same rules apply."""
     test: Spec | None = None
-    """A dataset that training never sees, and that chooses nothing, for tools/test.py --split test; likewise. It has
+    """A dataset that training never sees, and that chooses nothing, for vitkit test --split test; likewise. It has
     the transforms of `val` unless it sets its own."""
     root: str = "data"
     """Folder that contains the data."""

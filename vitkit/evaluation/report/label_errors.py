@@ -25,7 +25,7 @@ _TEXTS = {
 _NOTE = (
     "The most likely errors first. The label is drawn in black and white, the detection in the colour of its class, "
     "other labels in thin white. Keys: a accepts the correction, r rejects it, the arrows move on and back. The export "
-    "contains the accepted corrections; vitkit convert --fix applies them."
+    "contains the accepted corrections; vitkit data convert --fix applies them."
 )
 _STRONG = 0.7
 """Fraction of the labels that a detector should find for its other objections to be worth a look."""

@@ -1,6 +1,5 @@
-"""Shared parts of the tools on annotations: reading, printing summaries, and drawing a sheet of pictures."""
+"""Shared parts of the data commands: reading annotations, printing summaries, and drawing a sheet of images."""
 
-import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.formats import FORMAT_NAMES, READERS, AnnotatedImages, read_annotations
+from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import left_out_lines
 from vitkit.data.formats.writing import WRITERS, Lost, check_size
 from vitkit.data.io.image_files import path_inside, read_image
@@ -21,38 +20,34 @@ from vitkit.visualization.masks import draw_masks
 from vitkit.words import counted
 
 NUM_DRAWN = 12
-"""The default number of pictures on a sheet."""
+"""The number of images on a sheet."""
 _MAX_DRAWN, _MAX_MASK_PIXELS = 200, 1 << 28
-"""The most objects of an image that are drawn, and the most pixels of their masks: one image may have thousands."""
+"""The maximum numbers of objects of an image that are drawn, and of pixels of their masks: one may have thousands."""
 
 
-def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -> None:
-    """Add the options that tell where annotations are; `read_source` reads them."""
-    text = "folder of the pictures (default: where the format usually has them)"
-    parser.add_argument("--images", type=Path, metavar="DIR", help=text)
-    text = "format of the annotations, if it is ambiguous: " + ", ".join(READERS)
-    parser.add_argument("--from", dest="format", choices=READERS, metavar="FORMAT", help=text)
-    if with_split:
-        parser.add_argument(
-            "--split", metavar="NAME", help="read only this split: train, val or test, if the format names splits"
-        )
+def read_source(
+    source: str | Path,
+    images: Path | None,
+    *,
+    format: str | None = None,
+    split: str | None = None,
+    check_segmentations: bool = True,
+) -> AnnotatedImages:
+    """Read annotations, and print their format, their summary, and what was left out.
 
-
-def read_source(source: str | Path, args: argparse.Namespace, *, check_segmentations: bool = True) -> AnnotatedImages:
-    """Read annotations as the options say, and print their format, their summary, and what was left out."""
-    data = read_annotations(source, args.images, format=args.format, check_segmentations=check_segmentations)
+    Args:
+        source: a file or a folder.
+        images: the folder of the images; None: where the format usually has them.
+        format: one of READERS; None: it is detected.
+        split: read only this split; None: all.
+        check_segmentations: whether faults of segmentations are errors.
+    """
+    data = read_annotations(source, images, format=format, check_segmentations=check_segmentations)
     print(f"{source}: {FORMAT_NAMES[data.format]}: {data.summary()}")
     for note in data.notes:
         print(f"  note: {note}")
     print_left_out(data.left_out, "left out")
-    return data if getattr(args, "split", None) is None else data.split(args.split)
-
-
-def add_out(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a tool that writes annotations into a folder; `check_out` checks them."""
-    parser.add_argument("--to", choices=WRITERS, default="coco", help="the format to write (default: coco)")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace files of the same names in OUT")
+    return data if split is None else data.split(split)
 
 
 def check_out(out: Path, *, overwrite: bool, can_be_file: bool = False) -> None:
@@ -78,7 +73,7 @@ def check_out(out: Path, *, overwrite: bool, can_be_file: bool = False) -> None:
             if existing and not overwrite:
                 raise DataError(f"--out {out}: '{existing}' exists already. Choose another name, or add --overwrite.")
         folder = next(parent for parent in (out, *out.parents) if os.path.isdir(parent))
-        with tempfile.TemporaryFile(dir=folder):  # rights alone do not tell, for instance in /proc
+        with tempfile.TemporaryFile(dir=folder):  # permissions do not tell everything, for instance in /proc
             pass
         blocking = next((p for p in out.parents if os.path.lexists(p) and not os.path.isdir(p)), None)
     except OSError as error:
@@ -129,7 +124,7 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
         lost.setdefault(reason, []).extend(names)
     print(f"{out}: {FORMAT_NAMES[to]}: {after.summary()}")
     if len(after.images) > max(len(data.images), sum(map(len, data.splits.values()))):
-        print(f"  note: {out} holds images that were there before. Remove it and write again if they do not belong.")
+        print(f"  note: {out} has images that were there before. Remove it and write again if they do not belong.")
     print_left_out(lost, "lost")
     before, now = data.class_counts(), after.class_counts()
     width = max(map(len, before), default=0)
@@ -153,23 +148,23 @@ def draw_sheet(data: AnnotatedImages, path: Path) -> None:
     names = [category["name"] for category in data.categories]
     label_of = {category["id"]: label for label, category in enumerate(data.categories)}
     chosen = np.unique(np.linspace(0, len(images) - 1, min(NUM_DRAWN, len(images))).round().astype(int)).tolist()
-    pictures, titles = [], []
+    panels, titles = [], []
     for image in (images[k] for k in chosen):
         annotations = objects.get(image["id"], [])
         labels = [label_of[annotation["category_id"]] for annotation in annotations]
         pixels = read_image(path_inside(data.folder, image["file_name"], data.source.name))
         check_size(image, (pixels.shape[1], pixels.shape[0]))
         titles.append(image["file_name"])
-        most = min(_MAX_DRAWN, max(1, _MAX_MASK_PIXELS // (image["height"] * image["width"])))
-        if len(annotations) > most:
-            titles[-1] += f" ({most} of {counted(len(annotations), 'objects')})"
-            annotations, labels = annotations[:most], labels[:most]
+        limit = min(_MAX_DRAWN, max(1, _MAX_MASK_PIXELS // (image["height"] * image["width"])))
+        if len(annotations) > limit:
+            titles[-1] += f" ({limit} of {counted(len(annotations), 'objects')})"
+            annotations, labels = annotations[:limit], labels[:limit]
         if annotations and all(annotation.get("segmentation") for annotation in annotations):
             size = pixels.shape[:2]
             masks = np.stack([decode_segmentation(a["segmentation"], *size) for a in annotations]).astype(bool)
-            pictures.append(draw_masks(pixels, masks, labels, names))
+            panels.append(draw_masks(pixels, masks, labels, names))
         else:
             boxes = np.array([annotation["bbox"] for annotation in annotations], np.float32).reshape(-1, 4)
             boxes[:, 2:] += boxes[:, :2]
-            pictures.append(draw_detections(pixels, boxes, labels, names))
-    save_grid(pictures, titles, path)
+            panels.append(draw_detections(pixels, boxes, labels, names))
+    save_grid(panels, titles, path)

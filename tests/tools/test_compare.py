@@ -1,13 +1,17 @@
-"""tools/plot_log.py: the curves of several runs in one picture."""
+"""The figures of vitkit compare: training curves of runs, and metrics by source length."""
 
+import importlib
 import json
 
 import cv2
 import numpy as np
 import pytest
 
-from vitkit.errors import DataError
-from vitkit.tools import plot_log
+from vitkit.engine.comparing import draw_lengths
+from vitkit.engine.results import ScoredResults
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation.text import TextEvaluator
+from vitkit.tools import compare
 from vitkit.visualization.curves import _colors, plot_runs, smooth
 
 
@@ -27,7 +31,7 @@ def test_runs_are_compared_and_their_best_metrics_printed(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     write_log(tmp_path / "a" / "detr", best_epoch=2)
     write_log(tmp_path / "b" / "detr", best_epoch=5)
-    plot_log.main(["a/detr", "b/detr/log.jsonl", "--losses", "loss", "labels"])
+    compare.main(["a/detr", "b/detr/log.jsonl", "--curves", "curves.png", "--losses", "loss", "labels"])
     printed = capsys.readouterr().out
     assert "a/detr  best bbox/AP 0.5 at epoch 2" in printed and "b/detr  best bbox/AP 0.5 at epoch 5" in printed
     picture = cv2.imread("curves.png")
@@ -36,14 +40,14 @@ def test_runs_are_compared_and_their_best_metrics_printed(tmp_path, monkeypatch,
 
 def test_axis_names_and_metrics_can_be_chosen(tmp_path, capsys):
     log = write_log(tmp_path / "run", best_epoch=3)
-    plot_log.main(
-        [str(log), "--x", "step", "--names", "mine", "--metrics", "bbox/AP", "--out", str(tmp_path / "c.png")]
+    compare.main(
+        [str(log), "--x", "step", "--names", "mine", "--metrics", "bbox/AP", "--curves", str(tmp_path / "c.png")]
     )
     assert "mine  best bbox/AP 0.5 at step 30" in capsys.readouterr().out
 
 
 def test_single_run_shows_every_loss(tmp_path):
-    plot_log.main([str(write_log(tmp_path / "run", best_epoch=3)), "--out", str(tmp_path / "new" / "c.png")])
+    compare.main([str(write_log(tmp_path / "run", best_epoch=3)), "--curves", str(tmp_path / "new" / "c.png")])
     assert (tmp_path / "new" / "c.png").is_file()
 
 
@@ -58,15 +62,15 @@ def test_smoothing_is_a_fraction_of_the_curve():
         (["none"], "no log 'none"),
         (["{run}", "--metrics", "bbox/APP"], "no run has a 'bbox/APP'. Did you mean 'bbox/AP'"),
         (["{run}", "--losses", "label"], "no run has a 'label'. Did you mean 'labels'"),
-        (["{run}", "--names", "a", "b"], "--names: got 2 for 1 run"),
+        (["{run}", "--names", "a", "b"], "--names: got 2 for 1 model"),
         (["{run}", "{run}", "--names", "a", "a"], "are not different"),
-        (["{run}", "--smooth", "2"], "--smooth is a part of the curve"),
+        (["{run}", "--smooth", "2"], "expected a number from 0 to 1"),
     ],
 )
 def test_wrong_arguments_are_helpful_errors(tmp_path, capsys, arguments, message):
     run = write_log(tmp_path / "run", best_epoch=3)
     with pytest.raises(SystemExit) as error:
-        plot_log.main([argument.format(run=run) for argument in arguments])
+        compare.main([argument.format(run=run) for argument in arguments] + ["--curves", str(tmp_path / "c.png")])
     assert message in f"{error.value.code}\n{capsys.readouterr().err}"
 
 
@@ -93,10 +97,57 @@ def test_records_that_are_not_of_a_run_are_named(tmp_path, changes):
     lines = [json.dumps(record), "not JSON", "[" * 100_000, json.dumps(record | changes)]
     (tmp_path / "log.jsonl").write_text("\n".join(lines))
     with pytest.raises(SystemExit, match=r"log.jsonl' line 4: \w+ is ") as stopped:
-        plot_log.main([str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "a.png")])
+        compare.main([str(tmp_path / "log.jsonl"), "--curves", str(tmp_path / "a.png")])
     assert "\n" not in str(stopped.value)
 
 
 def test_each_term_of_the_loss_has_a_colour_of_its_own(tmp_path):
     for count in (3, 10, 25):
         assert len({str(color) for color in _colors(count)}) == count
+
+
+def write_texts(path, **settings):
+    evaluator = TextEvaluator(range(1), **settings)
+    evaluator.update([{"text": "a b c d"}], [{"index": 0, "source_text": "w x", "references": ["a b c d"]}])
+    evaluator.compute()
+    evaluator.write_results(path)
+    return str(path)
+
+
+def test_metrics_are_drawn_by_source_length(tmp_path, capsys):
+    files = [write_texts(tmp_path / f"{name}.json") for name in ("rnn", "transformer")]
+    page = ["--out", str(tmp_path / "page.html")]
+    compare.main([*files, "--by-length", str(tmp_path / "new" / "a.png"), *page])
+    assert (tmp_path / "new" / "a.png").is_file() and (tmp_path / "page.html").is_file()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["rnn", "1-5:", "100", "(1)"] and lines[1].startswith("transformer ")
+
+
+def test_boxes_have_no_source_length(tmp_path):
+    other = TextEvaluator(range(1))
+    with pytest.raises(ConfigError, match="boxes: is not scored by the length of texts"):
+        draw_lengths([ScoredResults("boxes", object(), None, None)], tmp_path / "a.png")
+    chrf = TextEvaluator(range(1), metrics=["chrf"])
+    with pytest.raises(ConfigError, match="the models have different metrics: BLEU, chrF"):
+        draw_lengths([ScoredResults("a", other, None, None), ScoredResults("b", chrf, None, None)], tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("content", ['{"sentences": [{"index": 0}]}', "[]", '{"sentences": 5}', "[" * 200_000])
+def test_files_that_are_not_of_a_text_model_are_one_line_errors(tmp_path, content):
+    good = write_texts(tmp_path / "good.json")
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"bad\.json") as caught:
+        compare.main([good, str(tmp_path / "bad.json"), "--by-length", str(tmp_path / "a.png")])
+    assert "\n" not in str(caught.value) and not (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize("tool", ["compare", "data.label_errors", "test"])
+def test_outputs_that_cannot_be_written_are_refused_before_the_work(tool, tmp_path):
+    (tmp_path / "a.html").mkdir()
+    (tmp_path / "file").touch()
+    main = importlib.import_module(f"vitkit.tools.{tool}").main
+    inputs = ["none.json", "other.json"] if tool == "compare" else ["none.json"]
+    for out, message in (("a.html", "is a folder; expected a file"), ("file/b.html", "cannot be written")):
+        with pytest.raises(SystemExit, match=message) as caught:
+            main([*inputs, "--out", str(tmp_path / out)])
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,1 @@
+"""The commands `vitkit data VERB`: they read, check and write annotated images."""

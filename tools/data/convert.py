@@ -1,0 +1,86 @@
+"""Convert a dataset's annotations to another format, or repair them.
+
+SOURCE is a file or a folder of COCO, YOLO (Ultralytics, Roboflow), Pascal VOC, LabelMe, CVAT, CSV, or label maps. The
+numbers before and after are printed, and what was left out or lost and why; a sheet of images is drawn for a visual
+check. --fix repairs what vitkit doctor finds:
+
+  fractions             boxes are fractions of their images
+  xyxy, cxcywh, xywh    boxes are corners; centre and size; corner and size
+  sizes                 images have another width and height than listed, such as exchanged ones
+  classes               class names differ by case, blanks or plural, or two ids have one name
+  empty                 boxes have no area inside their image
+  ids                   annotations have no id, or two have the same
+  FILE.json             corrections of labels: [{"image": "a.jpg", "action": "add", "remove" or "change",
+                        "annotation_id": 17 or null, "bbox": [x, y, w, h] or null, "category": "cat" or null}, ...]
+
+Examples:
+    vitkit data convert cells/data.yaml --out cells/annotations
+    vitkit data convert VOCdevkit/VOC2012 --to yolo --out voc_as_yolo
+    vitkit data convert own.json --images photos --fix fractions cxcywh --out fixed.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitkit.errors import ConfigError
+from vitkit.tools.common import errors_in_one_line
+from vitkit.tools.data.options import SOURCE_HELP, add_out, add_source
+
+if TYPE_CHECKING:
+    from vitkit.data.formats import AnnotatedImages
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+    add_source(parser)
+    parser.add_argument("--fix", nargs="+", default=[], metavar="FIX", help="repairs, see above")
+    add_out(parser, what="folder, or for COCO's format the JSON file,")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    from vitkit.data.io.coco_schema import raise_faults, segmentation_faults
+    from vitkit.tools.data.annotations import check_out, read_source, write_annotations
+
+    with errors_in_one_line():
+        check_fixes(args.fix)
+        check_out(args.out, overwrite=args.overwrite, can_be_file=args.to == "coco")
+        data = read_source(
+            args.source, args.images, format=args.format, split=args.split, check_segmentations=not args.fix
+        )
+        if args.fix:
+            apply_fixes(data, args.fix)
+            raise_faults(segmentation_faults(data.content, required=False), data.source.name)
+        write_annotations(data, args.to, args.out)
+
+
+def check_fixes(names: Sequence[str]) -> None:
+    """Raise a ConfigError if there is no such fix."""
+    from vitkit.data.formats.fixing import FIXES
+
+    unknown = [name for name in names if name not in FIXES and Path(name).suffix != ".json"]
+    if unknown:
+        raise ConfigError(f"--fix {unknown[0]}: expected {', '.join(FIXES)}, or a JSON file of corrections.")
+
+
+def apply_fixes(data: AnnotatedImages, names: Sequence[str]) -> None:
+    """Apply fixes in order, and print what each changed."""
+    from vitkit.data.formats.fixing import FIXES, apply_corrections
+
+    for name in names:
+        if name in FIXES:
+            fix, meaning = FIXES[name]
+            print(f"  {name}: {fix(data)} {meaning}")
+        else:
+            done = apply_corrections(data, Path(name))
+            print(f"  {name}: " + ", ".join(f"{count} x {action}" for action, count in done.items()))
+
+
+if __name__ == "__main__":
+    main()

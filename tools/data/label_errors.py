@@ -1,0 +1,109 @@
+"""Find labels that a detector contradicts: missing and superfluous boxes, wrong classes, badly placed boxes.
+
+OUT.html    a page to review them, the most likely errors first, which exports the accepted corrections
+OUT.json    all of them as corrections, which vitkit data convert SOURCE --images DIR --fix OUT.json applies
+
+A model that was trained on the labels has learned some of their errors: judge each part of the data by a model that was
+trained on the others.
+
+Examples:
+    vitkit data label-errors runs/detr
+    vitkit data label-errors runs/detr --split train --max-labels 500 --out suspicious.html
+    vitkit data label-errors configs/bccd/dino.py --eval-only results.json
+"""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from vitkit.errors import ConfigError
+from vitkit.tools.common import (
+    add_device,
+    add_model,
+    add_trust,
+    check_out,
+    errors_in_one_line,
+    new_file,
+    positive,
+    sort_model,
+)
+from vitkit.words import counted
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
+    parser.add_argument(
+        "--split", choices=("train", "val", "test"), default="val", help="split whose labels are checked (default: val)"
+    )
+    text = "score these predictions, which vitkit test has written, instead of running a model"
+    parser.add_argument("--eval-only", type=Path, metavar="RESULTS", help=text)
+    text = "maximum number of labels to list (default: 200)"
+    parser.add_argument("--max-labels", type=positive, default=200, metavar="N", help=text)
+    parser.add_argument("--out", type=Path, help="the page to write (default: label_errors.html in the run's folder)")
+    add_trust(parser)
+    add_device(parser)
+    args = parser.parse_intermixed_args(argv)
+    sort_model(args)
+    args.out = args.out or new_file("label_errors.html", args.model)
+    if args.out.suffix != ".html":
+        parser.error(f"--out {args.out}: expected a name that ends in .html")
+    if args.eval_only and args.eval_only.resolve() == args.out.with_suffix(".json").resolve():
+        parser.error(f"--out {args.out}: the corrections would replace {args.eval_only}; choose another name")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    from vitkit.config import Config
+    from vitkit.data.loading.loader import DataSettings
+    from vitkit.distributed import close_distributed, init_distributed, is_main
+    from vitkit.engine.settings import require
+    from vitkit.engine.testing import evaluate_model
+    from vitkit.evaluation import CocoEvaluator
+    from vitkit.evaluation.report.label_errors import weakness, write_label_errors
+    from vitkit.inference import find_model, find_trained
+    from vitkit.logging import setup_logging
+
+    try:
+        with errors_in_one_line():
+            check_out("--out", args.out)
+            find = find_model if args.eval_only else find_trained
+            config, weights = find(args.model, args.weights, overrides=args.overrides, trust=args.trust)
+            config = Config({**config, "evaluator": {"type": "CocoEvaluator"}}, path=config.path)
+            require(config, "data")
+            dataset = DataSettings(**config["data"]).evaluated(args.split)
+            if "objects" not in dataset.annotations:
+                raise ConfigError(
+                    f"data.{args.split}: {type(dataset).__name__} has no boxes, whose labels this command judges."
+                )
+            device = init_distributed(args.device)
+            setup_logging()
+            if args.eval_only:
+                evaluator = CocoEvaluator(dataset)
+                evaluator.load_results(args.eval_only)
+            else:
+                evaluator = evaluate_model(config, weights, device, split=args.split).evaluator
+            if not is_main():
+                return
+            facts = {"model": str(args.model), "labels of": args.split}
+            trained_on = args.split == "train" and not args.eval_only
+            errors, corrections = write_label_errors(
+                evaluator, args.out, title="Suspicious labels", most=args.max_labels, facts=facts, trained_on=trained_on
+            )
+            if trained_on:
+                print("the model was trained on these labels, and may have learned their errors")
+            if weak := weakness(evaluator):
+                print(weak)
+            counts = Counter(error.kind for error in errors)
+            print(
+                f"{counted(len(errors), 'suspicious labels')}: "
+                f"{', '.join(f'{n} {kind}' for kind, n in counts.most_common()) or 'none'}"
+            )
+            print(f"{args.out} shows them; {corrections} has their corrections, for vitkit data convert --fix")
+    finally:
+        close_distributed()
+
+
+if __name__ == "__main__":
+    main()

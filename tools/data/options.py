@@ -1,0 +1,40 @@
+"""The options that the data commands share."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitkit.tools.common import add_overwrite, one_of
+
+SOURCE_HELP = "annotations: a file or a folder of COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV or label maps"
+
+
+def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -> None:
+    """Add the options that tell where annotations are; `read_source` reads them."""
+    text = "folder of the images (default: where the format usually has them)"
+    parser.add_argument("--images", type=Path, metavar="DIR", help=text)
+    text = "format of the annotations, if it is ambiguous, such as coco or voc"
+    parser.add_argument("--from", dest="format", type=one_of(_readers), metavar="FORMAT", help=text)
+    if with_split:
+        text = "read only this split: train, val or test, if the format names splits"
+        parser.add_argument("--split", help=text)
+
+
+def add_out(parser: argparse.ArgumentParser, *, what: str = "folder") -> None:
+    """Add the options of a command that writes annotations."""
+    text = "format to write: coco, yolo or voc (default: coco)"
+    parser.add_argument("--to", type=one_of(_writers), default="coco", metavar="FORMAT", help=text)
+    parser.add_argument("--out", type=Path, required=True, help=f"the {what} to write")
+    add_overwrite(parser)
+
+
+def _readers() -> Sequence[str]:
+    from vitkit.data.formats import READERS
+
+    return tuple(READERS)
+
+
+def _writers() -> Sequence[str]:
+    from vitkit.data.formats.writing import WRITERS
+
+    return tuple(WRITERS)
