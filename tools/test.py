@@ -261,7 +261,7 @@ def print_thresholds(evaluator: Any, thresholds: Sequence[float], iou_type: str)
     for row in [*rows, best]:
         last = "  highest F1" if row is best else ""
         print(
-            f"  {row.threshold:5.3f}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.right:7}"
+            f"  {row.threshold:5.3f}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.correct:7}"
             f"  {row.wrong:7}  {row.missed:7}{last}"
         )
 

@@ -24,6 +24,14 @@ def small(model):
     return model | dict(num_queries=80, num_detections=100, training_queries=[DENOISING])
 
 
+def without_mosaics():
+    single = dino_r18()["data"]["train"]["transforms"]["transforms"][1]
+    single["transforms"][2].update(
+        scales=[192, 224, 256], max_size=360, crop_scales=[272, 320, 368], crop_range=[176, 256]
+    )
+    return single
+
+
 def ablation():
     rf_detr_n = rf_detr(resolution=384, num_decoder_layers=2)
     d_fine = {"criterion": dfine_n()["criterion"]}
@@ -33,7 +41,8 @@ def ablation():
         minutes=15.0,
         evaluations=3,
         settings={
-            "data.train.transforms": dino_r18()["data"]["train"]["transforms"]["transforms"][1],
+            "data.train.transforms": without_mosaics(),
+            "data.val.transforms.short_side": 240,
             "schedule": dict(type="CosineLR", warmup_steps=200),
         },
         arms={

@@ -5,18 +5,20 @@ trained as DEIM trains (https://arxiv.org/abs/2412.04234): MAL, mosaics in the f
 to there and then a cosine, and an average of the weights.
 
 Run:  python tools/train.py configs/bccd/dino_r18.py data.root=DIR    (DIR holds images/ and annotations/)
-Here: AP 0.587, AP50 0.863, AP75 0.659 (seed 42) on the 87 validation images, which also chose the best epoch, the last;
-      36 min of one core of an AMD EPYC with AVX-512, reading of data included and evaluation not; bf16, torch 2.14.1.
-      After 8, 16, 24, 32 and 40 of the 48 epochs, 6 min each: AP 0.337, 0.476, 0.528, 0.552, 0.580.
-      config(epochs=20, mosaics_until=12): AP 0.525, AP50 0.816 in 14 min.
-      With the photos of held_out.py kept apart, config(epochs=40, mosaics_until=24): AP 0.624, AP50 0.916 on these 35
-      photos and 0.563, 0.830 on the 87 in 23 min.
+Here: AP 0.605, AP50 0.879, AP75 0.678 (seed 42) on the 87 validation images, which also chose the best epoch, the last;
+      50 min of one core of an AMD EPYC with AVX-512, reading of data included and evaluation not; bf16, torch 2.14.1.
+      After 12, 24, 36 and 48 of the 60 epochs, 10 min each: AP 0.467, 0.555, 0.570, 0.595.
+      AP50 is 0.83 for red cells, of which recall is 0.998: not all are labelled, and some are detected twice. Without
+      boxes that overlap a better one by 0.7 and more AP is 0.609 and AP50 0.896.
+      At 240 pixels, the scales 32 less: config(epochs=48, mosaics_until=28) AP 0.587, AP50 0.863 in 36 min,
+      config(epochs=20, mosaics_until=12) 0.525, 0.816 in 14 min. With the photos of held_out.py kept apart,
+      config(epochs=40, mosaics_until=24): AP 0.624, AP50 0.916 on these 35 photos and 0.563, 0.830 on the 87 in 23 min.
 """
 
 from vitkit.configs.bccd.deformable_detr import config as deformable_detr
 
 
-def config(epochs=48, mosaics_until=28):
+def config(epochs=60, mosaics_until=36):
     """Return the config; a shorter run ends its mosaics, and its constant rate, at the same share of the epochs."""
     cfg = deformable_detr()
     cfg["model"].update(
@@ -31,18 +33,18 @@ def config(epochs=48, mosaics_until=28):
     single = cfg["data"]["train"]["transforms"]
     single.update(min_visible=0.2, min_box_side=2.0)
     single["transforms"][2].update(
-        scales=[192, 224, 256], max_size=360, crop_scales=[272, 320, 368], crop_range=[176, 256]
+        scales=[224, 256, 288], max_size=400, crop_scales=[320, 368, 416], crop_range=[208, 288]
     )
     cfg["data"]["train"]["transforms"] = dict(
         type="TransformsByEpoch", until_epochs=[mosaics_until],
         transforms=[dict(type="MultiImageTransforms", mosaic=0.3, transforms=single), single],
     )  # fmt: skip
-    cfg["data"]["val"]["transforms"] = dict(type="EvalResize", short_side=240, max_size=400)
+    cfg["data"]["val"]["transforms"] = dict(type="EvalResize", short_side=272, max_size=400)
     cfg["data"].update(images_per_gpu=2, num_workers=0)
     cfg["optimizer"] = dict(type="AdamW", lr=5e-4, weight_decay=1e-4)
     cfg["schedule"] = dict(type="FlatCosineLR", warmup_steps=200, flat_until_epoch=mosaics_until, end_factor=0.02)
     cfg["train"].update(
-        precision="auto", epochs=epochs, eval_every=8, best_metric="bbox/AP", reference_batch_size=2,
+        precision="auto", epochs=epochs, eval_every=12, best_metric="bbox/AP", reference_batch_size=2,
         ema_decay=0.999, ema_ramp_steps=500,
     )  # fmt: skip
     return cfg

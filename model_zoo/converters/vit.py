@@ -9,7 +9,18 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, State, below, prefix_of
+from vitkit.model_zoo.converters.key_table import (
+    Alias,
+    Custom,
+    Drop,
+    Format,
+    KeyTable,
+    Rename,
+    Rule,
+    State,
+    below,
+    prefix_of,
+)
 from vitkit.model_zoo.converters.layers import join_qkv
 from vitkit.model_zoo.converters.resnet import without_prefix
 
@@ -128,6 +139,88 @@ _LIBRARY_VIT = KeyTable(
         Rename("^classifier.", "^head."),
     ]
 )
+_BLOCK = "backbone.blocks.{i}."
+LIBRARY_DINO: list[Rule] = [
+    *(
+        rule
+        for name in ("embeddings", "patch_embed")
+        for rule in below(
+            f"backbone.{name}.",
+            "backbone.",
+            [
+                *(f"{token}$" for token in ("cls_token", "register_tokens", "mask_token")),
+                ("patch_embeddings.projection.", "patch_embed.proj."),
+                ("patch_embeddings.", "patch_embed.proj."),
+            ],
+        )
+    ),
+    *(
+        Rename(f"^backbone.{model}{layers}.{{i}}.", f"^{_BLOCK}")
+        for model in ("", "model.")
+        for layers in ("layer", "layers", "blocks")
+    ),
+    *below(
+        _BLOCK,
+        _BLOCK,
+        [
+            ("attention.o_proj.", "attn.proj."),
+            ("attention.out_proj.", "attn.proj."),
+            ("attention.", "attn."),
+            ("layer_scale1.lambda1$", "ls1.gamma$"),
+            ("layer_scale2.lambda1$", "ls2.gamma$"),
+            ("mlp.weights_in.", "mlp.fc1."),
+            ("mlp.weights_out.", "mlp.fc2."),
+        ],
+    ),
+]
+"""Renames from the transformers library's names of DINOv2 and DINOv3 to timm's, except for separate projections."""
+
+
+def join_projections(state: State, model: nn.Module) -> State:
+    """Join the projections to queries, keys and values, and those of a gated MLP to gate and values."""
+    joined: State = {}
+    for key, value in state.items():
+        match = re.match(r"(backbone\.blocks\.\d+)\.(attn\.[qkv]|mlp\.(?:gate|up|down))_proj\.(weight|bias)$", key)
+        if match is None:
+            joined[key] = value
+            continue
+        block, part, leaf = match.groups()
+        if part == "mlp.down":
+            joined[f"{block}.mlp.fc2.{leaf}"] = value
+        elif part == "mlp.up":
+            gate = state.get(f"{block}.mlp.gate_proj.{leaf}")
+            joined[f"{block}.mlp.fc1.{leaf}"] = value if gate is None else torch.cat((gate, value))
+        elif part == "attn.q":
+            rest = [state.get(f"{block}.attn.{name}_proj.{leaf}", torch.zeros_like(value)) for name in "kv"]
+            joined[f"{block}.attn.qkv.{leaf}"] = torch.cat((value, *rest))
+    return joined
+
+
+def _to_vit(state: State, model: nn.Module) -> State:
+    """Move the entries from `backbone.` to where the model has its ViT."""
+    prefix = prefix_of(model, "patch_embed.proj.weight")
+    return {key.replace("backbone.", prefix, 1) if key.startswith("backbone.") else key: state[key] for key in state}
+
+
+_DINO = KeyTable(
+    [
+        Drop("^classifier."),
+        *(Rename(f"^{name}.", "^") for name in ("dinov2", "dinov2_with_registers", "dinov3_vit")),
+        *below("", "backbone.", ["embeddings.", "layer.", ("layernorm.", "norm."), "norm."]),
+        *(Rename(f"^{name}.layer.", "^backbone.layer.") for name in ("encoder", "model")),
+        Rename("^backbone.embeddings.position_embeddings$", "^backbone.pos_embed$"),
+        *(
+            Rename(f"^backbone.layer.{{i}}.attention.{theirs}.", f"^backbone.layer.{{i}}.attention.{ours}.")
+            for theirs, ours in (
+                *((f"attention.{name}", f"{name[0]}_proj") for name in _QKV),
+                ("output.dense", "o_proj"),
+            )
+        ),
+        *LIBRARY_DINO,
+        Custom(join_projections),
+        Custom(_to_vit),
+    ]
+)
 _LIBRARY_TIMESFORMER = KeyTable(
     [
         *without_prefix("timesformer.", "embeddings.", "encoder.", "layernorm."),
@@ -171,6 +264,11 @@ _TORCHVISION = KeyTable(
 )
 
 TRANSFORMERS = [
+    Format(
+        "transformers DINOv2 or DINOv3",
+        _DINO,
+        marks=(".embeddings.cls_token", ".embeddings.mask_token", ".layer.0.layer_scale1.lambda1"),
+    ),
     Format(
         "transformers TimeSformer",
         _LIBRARY_TIMESFORMER,

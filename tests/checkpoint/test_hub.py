@@ -9,11 +9,11 @@ from urllib.parse import unquote
 import huggingface_hub
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 import vitkit
 from vitkit import CheckpointError, ConfigError, load_weights
-from vitkit.checkpoint import hub
+from vitkit.checkpoint import folders, hub
 from vitkit.models import build_model
 
 COMMIT = "a" * 40
@@ -111,10 +111,8 @@ def test_repository_is_loaded_as_a_model_and_downloaded_once(repositories):
 
 
 def test_each_file_of_weights_is_read_once(repositories, monkeypatch):
-    import safetensors.torch
-
-    read, load_file = [], safetensors.torch.load_file
-    monkeypatch.setattr(safetensors.torch, "load_file", lambda path: (read.append(path.name), load_file(path))[1])
+    read = []
+    monkeypatch.setattr(folders, "load_file", lambda path: (read.append(path.name), load_file(path))[1])
     repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(weights())}
     assert vitkit.load("hf:cats/large").classes == ["cat", "dog"]
     assert sorted(read) == ["model-0.safetensors", "model-1.safetensors"]

@@ -132,6 +132,53 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     assert all(torch.equal(a["ema"][k], b["ema"][k]) for k in a.get("ema", {}))
 
 
+class PowerFailure(Exception):
+    pass
+
+
+class FailingBatches(Batches):
+    """Fails before the batch with this number over all epochs."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def __iter__(self):
+        for k, batch in enumerate(super().__iter__(), start=8 * self.epoch + self.batch):
+            if k == self.number:
+                raise PowerFailure
+            yield batch
+
+
+def test_run_resumes_exactly_after_a_failure_at_any_step(tmp_path):
+    hypothesis = pytest.importorskip("hypothesis")
+    st = hypothesis.strategies
+    wholes = {}
+
+    # Deterministic, and with different folders for each example.
+    @hypothesis.settings(derandomize=True, deadline=None, max_examples=12, database=None)
+    @hypothesis.given(
+        failures=st.lists(st.integers(1, 31), min_size=1, max_size=2, unique=True).map(sorted),
+        accumulate=st.sampled_from([1, 2]),
+        save_every_steps=st.integers(1, 3),
+    )
+    def check(failures, accumulate, save_every_steps):
+        options = dict(accumulate=accumulate, ema_decay=0.9, save_every_steps=save_every_steps)
+        if accumulate not in wholes:
+            wholes[accumulate] = run(tmp_path / f"whole-{accumulate}", **options)[0].state_dict()
+        folder = tmp_path / f"{failures}-{accumulate}-{save_every_steps}"
+        for number in failures:
+            resume = folder / LAST_NAME if (folder / LAST_NAME).exists() else None
+            with pytest.raises(PowerFailure):
+                run(folder, loader=FailingBatches(number), resume=resume, **options)
+        resume = folder / LAST_NAME if (folder / LAST_NAME).exists() else None
+        resumed, progress = run(folder, resume=resume, **options)
+        assert progress.epoch == 4
+        assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in wholes[accumulate].items())
+
+    check()
+
+
 @pytest.mark.parametrize(
     "schedule",
     [dict(type="CosineLR"), dict(type="PolyLR"), dict(type="PolyLR", warmup_steps=0)],

@@ -99,7 +99,7 @@ def test_threshold_counts_equal_those_of_the_matches(tmp_path):
     ranking = statistics.ranking(0, iou=0)
     level = int(np.flatnonzero(THRESHOLDS == 0.4)[0])
     one, all_of_one, objects_of_one = statistics.threshold_counts([0])
-    assert one[level].sum() == (ranking.right & (ranking.scores >= 0.4)).sum()
+    assert one[level].sum() == (ranking.correct & (ranking.scores >= 0.4)).sum()
     assert all_of_one[level].sum() == (ranking.scores >= 0.4).sum()
     assert objects_of_one.sum() == ranking.num_objects.sum() <= objects.sum()
     assert (right <= predicted).all() and (np.diff(predicted.sum(axis=1)) <= 0).all()

@@ -10,28 +10,10 @@ from vitkit.evaluation.caption_metrics import bleu, cider_d, rouge_l
 
 pytestmark = pytest.mark.peers
 
-WORDS = [
-    "a",
-    "an",
-    "the",
-    "dog",
-    "cat",
-    "man",
-    "bench",
-    "red",
-    "blue",
-    "ball",
-    "runs",
-    "sits",
-    "on",
-    "under",
-    "with",
-    "two",
-    "fast",
-    "park",
-    "in",
-    "of",
-]
+WORDS = (
+    *("a", "an", "the", "dog", "cat", "man", "bench", "red", "blue", "ball"),
+    *("runs", "sits", "on", "under", "with", "two", "fast", "park", "in", "of"),
+)
 
 
 def random_captions(seed, *, num_images=30):

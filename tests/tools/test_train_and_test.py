@@ -431,7 +431,7 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
     assert re.search(r"circle +AP \S+ +AP50 \S+ .* objects?\n", printed)
     assert re.search(r"small +AP \S+ .* objects?\n", printed)
     assert re.search(r"precision +recall +F1", printed) and "highest F1" in printed
-    assert re.search(r"\d+ (\w+ missed|\w+ where nothing is|\w+ taken for \w+)\n", printed)
+    assert re.search(r"\d+ (\w+ missed|\w+, no object|\w+ taken for \w+)\n", printed)
     assert re.search(r"\d ms per image on cpu", printed)
     assert cv2.imread("out/results_confusion.png").std() > 10
     test_tool.main([tiny, "--eval-only", "out/results.json", *options, "--out", "again.json"])
@@ -444,7 +444,8 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--thresholds", "2"], "--thresholds, --confusion and --iou are 0 to 1"),
+        (["--thresholds", "--iou", "0.62"], "--iou: invalid choice: 0.62"),
+        (["--thresholds", "2"], "--thresholds and --confusion are 0 to 1"),
         (["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"], "cannot read predictions"),
         (["--eval-only", "none.json", "--confusion"], "no file 'none.json'"),
     ],

@@ -44,5 +44,5 @@ def test_path_of_the_picture_is_printed_in_a_script(picture, monkeypatch, capsys
 
 
 def test_a_missing_picture_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no picture '.*b.png'"):
+    with pytest.raises(FileNotFoundError, match=r"no image '.*b.png'"):
         show(tmp_path / "b.png")

@@ -259,8 +259,8 @@ def draw_confusion_matrix(
     # Confusions are rare: on a linear scale only the diagonal would be visible.
     least = 10 ** np.floor(np.log10(1 / max(matrix.sum(axis=1).max(), 10)))
     shown = axes.imshow(np.where(parts > 0, parts, np.nan), cmap="Blues", norm=LogNorm(least, 1.0))
-    figure.colorbar(shown, ax=axes, label=f"part of the class's {what}", shrink=0.8)
-    axes.set(xlabel="predicted", ylabel="true", title=f"{int(matrix.trace())} of {int(matrix.sum())} {what} right")
+    figure.colorbar(shown, ax=axes, label=f"fraction of the class's {what}", shrink=0.8)
+    axes.set(xlabel="predicted", ylabel="true", title=f"{int(matrix.trace())} of {int(matrix.sum())} {what} correct")
     if num_classes <= _MOST_NAMED:
         axes.set_xticks(range(num_classes), class_names, rotation=90)
         axes.set_yticks(range(num_classes), class_names)

@@ -163,8 +163,8 @@ def _crowding(
         parts = np.zeros((2, len(statistics.sample_ids)))
         np.add.at(parts[0], errors.objects.image[chosen & detected], 1)
         np.add.at(parts[1], errors.objects.image[chosen], 1)
-        right, total = parts @ weights.T
-        recall = np.divide(right, total, out=np.full(len(weights), np.nan), where=total > 0)
+        correct, total = parts @ weights.T
+        recall = np.divide(correct, total, out=np.full(len(weights), np.nan), where=total > 0)
         rows.append([name, int(chosen.sum()), estimate(recall)])
     return [images, Table(("objects, by IoU with another", "objects", f"recall from score {threshold:.2f}"), rows)]
 
@@ -208,14 +208,14 @@ class ThresholdTable:
         chosen: list[tuple[str, list[int] | None]] = [("all classes", None)]
         chosen += [(name, [label]) for label, name in enumerate(statistics.class_names)]
         for name, labels in chosen:
-            right, predicted, num_objects = statistics.threshold_counts(labels)
+            correct, predicted, num_objects = statistics.threshold_counts(labels)
             if not num_objects.sum():
                 continue
-            values = self._values(weights @ right.T, weights @ predicted.T, (weights @ num_objects)[:, None])
+            values = self._values(weights @ correct.T, weights @ predicted.T, (weights @ num_objects)[:, None])
             if not self.curves["names"]:
                 self.overall = values
                 self.best = float(THRESHOLDS[values[0, :, 2].argmax()])
-            counts = np.stack([right.sum(axis=1), predicted.sum(axis=1) - right.sum(axis=1)], axis=1)
+            counts = np.stack([correct.sum(axis=1), predicted.sum(axis=1) - correct.sum(axis=1)], axis=1)
             self.curves["names"].append(name)
             self.curves["values"].append(
                 [
@@ -228,11 +228,11 @@ class ThresholdTable:
             self.overall, self.best = np.zeros((3, len(THRESHOLDS), 3)), 0.5
 
     @staticmethod
-    def _values(right: np.ndarray, predicted: np.ndarray, num_objects: np.ndarray) -> np.ndarray:
+    def _values(correct: np.ndarray, predicted: np.ndarray, num_objects: np.ndarray) -> np.ndarray:
         """Return (3, 101, 3): value, low and high of precision, recall and F1, from (R, 101) counts."""
-        precision = np.divide(right, predicted, out=np.ones(right.shape), where=predicted > 0)
-        recall = np.divide(right, num_objects, out=np.zeros(right.shape), where=num_objects > 0)
-        all_three = np.stack([precision, recall, f1_score(right, predicted, num_objects)], axis=2)  # (R, 101, 3)
+        precision = np.divide(correct, predicted, out=np.ones(correct.shape), where=predicted > 0)
+        recall = np.divide(correct, num_objects, out=np.zeros(correct.shape), where=num_objects > 0)
+        all_three = np.stack([precision, recall, f1_score(correct, predicted, num_objects)], axis=2)  # (R, 101, 3)
         low, high = np.quantile(all_three[1:], [0.025, 0.975], axis=0)
         return np.stack([all_three[0], low, high])
 
@@ -293,9 +293,9 @@ def _detections(
 def _ranked_images(scores: np.ndarray, cells: Sequence[Counter[tuple[int, int]]]) -> tuple[list[int], list[int]]:
     """Return the images with the lowest and the highest scores; among equals, more errors or objects come first."""
     errors = np.array([sum(count for (t, p), count in each.items() if t != p) for each in cells])
-    right = np.array([sum(count for (t, p), count in each.items() if t == p) for each in cells])
+    correct = np.array([sum(count for (t, p), count in each.items() if t == p) for each in cells])
     lowest = [k for k in np.lexsort((-errors, scores)).tolist() if errors[k]][:_RANKED]
-    highest = [k for k in np.lexsort((-right, -scores)).tolist() if right[k] and k not in lowest][:_RANKED]
+    highest = [k for k in np.lexsort((-correct, -scores)).tolist() if correct[k] and k not in lowest][:_RANKED]
     return lowest, highest
 
 

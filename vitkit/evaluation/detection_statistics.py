@@ -32,7 +32,7 @@ class Ranking(NamedTuple):
     """(D,) float64."""
     image: np.ndarray
     """(D,) int64 indices of the predictions' images."""
-    right: np.ndarray
+    correct: np.ndarray
     """(D,) bool, whether each prediction is correct."""
     num_objects: np.ndarray
     """(N,) float64 number of objects to detect in each image."""
@@ -48,14 +48,14 @@ def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
         chunks = range(0, len(weights), rows)
         return np.concatenate([average_precision(ranking, weights[start : start + rows]) for start in chunks])
     num_objects = weights @ ranking.num_objects
-    hits = np.flatnonzero(ranking.right)
+    hits = np.flatnonzero(ranking.correct)
     precision_sum = np.zeros(len(weights))
     if len(hits):
         counted = weights[:, ranking.image[: hits[-1] + 1]]  # predictions after the last correct one change nothing
-        num_right, num_predicted = counted[:, hits].cumsum(axis=1), counted.cumsum(axis=1)[:, hits]
-        precision = num_right / (num_predicted + np.spacing(1))
+        num_correct, num_predicted = counted[:, hits].cumsum(axis=1), counted.cumsum(axis=1)[:, hits]
+        precision = num_correct / (num_predicted + np.spacing(1))
         envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        recall = num_right / np.maximum(num_objects, 1)[:, None]
+        recall = num_correct / np.maximum(num_objects, 1)[:, None]
         # Each of COCO's recalls takes the precision at which it is first reached.
         reached = np.searchsorted(RECALLS, recall, side="right")
         precision_sum = (np.diff(reached, axis=1, prepend=0) * envelope).sum(axis=1)
@@ -105,25 +105,25 @@ class DetectionStatistics:
         """
         if (label, size) not in self._matches_of:
             self._matches_of[label, size] = self._matches(label, size)
-        scores, image, right, counts, num_objects = self._matches_of[label, size]
+        scores, image, correct, counts, num_objects = self._matches_of[label, size]
         kept = counts[iou]
-        return Ranking(scores[kept], image[kept], right[iou, kept], num_objects)
+        return Ranking(scores[kept], image[kept], correct[iou, kept], num_objects)
 
     def _matches(self, label: int, size: int) -> tuple[np.ndarray, ...]:
         """Return a class's predictions, best first: scores, images, (IoUs, D) correct and counted; objects by image."""
         num_objects = np.zeros(len(self.sample_ids))
         none = np.zeros((len(self.ious), 0), bool)
-        scores, image, right, counts = [np.zeros(0)], [np.zeros(0, np.int64)], [none], [none]
+        scores, image, correct, counts = [np.zeros(0)], [np.zeros(0, np.int64)], [none], [none]
         for position, entry in self.images_of(label, size):
             num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
             scores.append(np.asarray(entry["dtScores"], np.float64))
             image.append(np.full(len(entry["dtScores"]), position))
-            right.append(entry["dtMatches"] > 0)
+            correct.append(entry["dtMatches"] > 0)
             counts.append(~entry["dtIgnore"].astype(bool))
         scores, image = np.concatenate(scores), np.concatenate(image)
         order = np.argsort(-scores, kind="mergesort")
-        right, counts = (np.concatenate(parts, axis=1)[:, order] for parts in (right, counts))
-        return scores[order], image[order], right, counts, num_objects
+        correct, counts = (np.concatenate(parts, axis=1)[:, order] for parts in (correct, counts))
+        return scores[order], image[order], correct, counts, num_objects
 
     def images_of(self, label: int, size: int = 0) -> list[tuple[int, dict]]:
         """Return the indices and matches of the images in which a class occurs or is predicted."""
@@ -152,8 +152,8 @@ class DetectionStatistics:
             detected, num_objects = np.zeros((2, len(self.sample_ids)))
             for position, entry in self.images_of(label, size):
                 num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
-                right = (entry["dtMatches"][:, :max_dets] > 0) & ~entry["dtIgnore"][:, :max_dets].astype(bool)
-                detected[position] = right.sum() / len(self.ious)
+                correct = (entry["dtMatches"][:, :max_dets] > 0) & ~entry["dtIgnore"][:, :max_dets].astype(bool)
+                detected[position] = correct.sum() / len(self.ious)
             total = weights @ num_objects
             np.divide(weights @ detected, total, out=result[:, label], where=total > 0)
         return result
@@ -191,20 +191,20 @@ class DetectionStatistics:
         Returns:
             (101, N) correct predictions, (101, N) all predictions, (N,) objects.
         """
-        right, predicted = np.zeros((2, len(THRESHOLDS), len(self.sample_ids)))
+        correct, predicted = np.zeros((2, len(THRESHOLDS), len(self.sample_ids)))
         num_objects = np.zeros(len(self.sample_ids))
         for ranking in self.rankings(labels):
             level = np.searchsorted(THRESHOLDS, ranking.scores, side="right") - 1
             np.add.at(predicted, (level, ranking.image), 1)
-            np.add.at(right, (level[ranking.right], ranking.image[ranking.right]), 1)
+            np.add.at(correct, (level[ranking.correct], ranking.image[ranking.correct]), 1)
             num_objects += ranking.num_objects
-        return right[::-1].cumsum(axis=0)[::-1], predicted[::-1].cumsum(axis=0)[::-1], num_objects
+        return correct[::-1].cumsum(axis=0)[::-1], predicted[::-1].cumsum(axis=0)[::-1], num_objects
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
         """Return the F1 of each image at the threshold that maximises F1 over all images; 1 for an empty image."""
-        right, predicted, num_objects = self.threshold_counts()
-        best = int(f1_score(right.sum(axis=1), predicted.sum(axis=1), num_objects.sum()).argmax())
-        return "F1", f1_score(right[best], predicted[best], num_objects)
+        correct, predicted, num_objects = self.threshold_counts()
+        best = int(f1_score(correct.sum(axis=1), predicted.sum(axis=1), num_objects.sum()).argmax())
+        return "F1", f1_score(correct[best], predicted[best], num_objects)
 
     def calibration_counts(self) -> np.ndarray:
         """Count predictions of all classes by score.
@@ -214,19 +214,19 @@ class DetectionStatistics:
             ones.
         """
         counts = np.zeros((3, NUM_BINS, len(self.sample_ids)))
-        for scores, image, right, _ in self.rankings():
+        for scores, image, correct, _ in self.rankings():
             meant = scores >= CALIBRATED
-            scores, image, right = scores[meant], image[meant], right[meant]
+            scores, image, correct = scores[meant], image[meant], correct[meant]
             bins = np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
-            for row, values in zip(counts, (1, scores, right)):
+            for row, values in zip(counts, (1, scores, correct)):
                 np.add.at(row, (bins, image), values)
         return counts
 
 
-def f1_score(right: np.ndarray, predicted: np.ndarray, num_objects: np.ndarray | float) -> np.ndarray:
+def f1_score(correct: np.ndarray, predicted: np.ndarray, num_objects: np.ndarray | float) -> np.ndarray:
     """Return F1; 1 where nothing is predicted and there is nothing to detect."""
     total = np.asarray(predicted + num_objects, np.float64)
-    return np.divide(2 * right, total, out=np.ones(total.shape), where=total > 0)
+    return np.divide(2 * correct, total, out=np.ones(total.shape), where=total > 0)
 
 
 def _numbers(precision: np.ndarray) -> Values:

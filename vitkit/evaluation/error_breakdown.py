@@ -31,7 +31,7 @@ class Predictions(NamedTuple):
     labels: np.ndarray
     image: np.ndarray
     """Indices of the predictions' images."""
-    right: np.ndarray
+    correct: np.ndarray
     kind: np.ndarray
     """Index into `KINDS`; -1 for correct predictions."""
     target: np.ndarray
@@ -80,7 +80,7 @@ class ErrorBreakdown:
     def detected_from(self, threshold: float) -> np.ndarray:
         """Return (M,) bool, whether each object is detected by a correct prediction with at least this score."""
         detected = np.zeros(len(self.objects.labels), bool)
-        detected[self.predictions.target[self.predictions.right & (self.predictions.scores >= threshold)]] = True
+        detected[self.predictions.target[self.predictions.correct & (self.predictions.scores >= threshold)]] = True
         return detected
 
     def fixed_ap(self, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -93,7 +93,7 @@ class ErrorBreakdown:
 
     def _average_precision(self, kind: str, weights: np.ndarray) -> np.ndarray:
         predictions, objects = self.predictions, self.objects
-        labels, right = predictions.labels.copy(), predictions.right.copy()
+        labels, correct = predictions.labels.copy(), predictions.correct.copy()
         kept = np.ones(len(labels), bool)
         if kind in ("both", "duplicate", "background"):
             kept = predictions.kind != KINDS.index(kind)
@@ -104,7 +104,7 @@ class ErrorBreakdown:
                 target = int(predictions.target[position])
                 if target in free:
                     free.remove(target)
-                    labels[position], right[position] = objects.labels[target], True
+                    labels[position], correct[position] = objects.labels[target], True
                 else:
                     kept[position] = False
         counted = ~objects.missed if kind == "missed" else np.ones(len(objects.labels), bool)
@@ -114,7 +114,7 @@ class ErrorBreakdown:
             chosen = chosen[np.argsort(-predictions.scores[chosen], kind="mergesort")]
             of_class = objects.image[counted & (objects.labels == label)]
             num_objects = np.bincount(of_class, minlength=len(self.statistics.sample_ids)).astype(np.float64)
-            ranking = Ranking(predictions.scores[chosen], predictions.image[chosen], right[chosen], num_objects)
+            ranking = Ranking(predictions.scores[chosen], predictions.image[chosen], correct[chosen], num_objects)
             precisions.append(average_precision(ranking, weights))
         return mean_of_finite(np.stack(precisions, axis=1))
 

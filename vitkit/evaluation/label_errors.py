@@ -55,7 +55,7 @@ def find_label_errors(
 def detected_share(
     truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], category_ids: Sequence[int]
 ) -> float:
-    """Return the fraction of labels that the model detects, 0 to 1, each counted by how often its scores are right.
+    """Return the fraction of labels that the model detects, 0 to 1, each counted by how often its scores are correct.
 
     Arguments as in `find_label_errors`.
     """
@@ -100,24 +100,24 @@ class _Image:
         self.same = self.labels[:, None] == self.true
         self.among, _ = overlaps_of(ours, [{**result, "iscrowd": 0} for result in ours], "bbox", (0, 0))
 
-    def right(self) -> np.ndarray:
+    def correct(self) -> np.ndarray:
         """Return (N,) bool, whether each prediction is the best of its class on a labelled object."""
         candidates = np.where(self.same & (self.overlaps >= _SAME), self.scores[:, None], -1.0)
-        right = np.zeros(len(self.scores), bool)
+        correct = np.zeros(len(self.scores), bool)
         if candidates.size:
             best = candidates.argmax(axis=0)
-            right[best[candidates.max(axis=0) >= 0]] = True
-        return right
+            correct[best[candidates.max(axis=0) >= 0]] = True
+        return correct
 
 
 class _Evidence:
-    """Statistics of the model over all images: how often a score is right, its median IoU, what it misses."""
+    """Statistics of the model over all images: how often a score is correct, its median IoU, what it misses."""
 
     def __init__(self, images: Sequence[_Image], category_ids: Sequence[int]):
         scores = np.concatenate([np.zeros(0), *(image.scores for image in images)])
-        right = np.concatenate([np.zeros(0, bool), *(image.right() for image in images)])
-        self._levels, self._parts = _reliability(scores, right)
-        overlaps = [image.overlaps[image.right()].max(axis=1) for image in images if image.right().any()]
+        correct = np.concatenate([np.zeros(0, bool), *(image.correct() for image in images)])
+        self._levels, self._parts = _reliability(scores, correct)
+        overlaps = [image.overlaps[image.correct()].max(axis=1) for image in images if image.correct().any()]
         self.median_iou = float(np.median(np.concatenate(overlaps))) if overlaps else 0.8
         self.seen = {}
         for category_id in category_ids:
@@ -137,17 +137,17 @@ class _Evidence:
         return (self.probability(image.scores)[:, None] * on_it * image.same).max(axis=0)
 
 
-def _reliability(scores: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _reliability(scores: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return scores in ascending order, and the fraction of correct predictions at each, which never decreases."""
     if not len(scores):
         return np.array([0.0, 1.0]), np.zeros(2)
     order = np.argsort(scores, kind="stable")
     # Most predictions have scores near zero, so each bin holds an equal share of the correct ones.
-    share = np.floor(_NUM_BINS * right[order].cumsum() / max(right.sum(), 1)).clip(max=_NUM_BINS - 1).astype(int)
+    share = np.floor(_NUM_BINS * correct[order].cumsum() / max(correct.sum(), 1)).clip(max=_NUM_BINS - 1).astype(int)
     count = np.bincount(share, minlength=_NUM_BINS)
     used = count > 0
     levels = (np.bincount(share, scores[order], _NUM_BINS) / np.maximum(count, 1))[used]
-    parts = (np.bincount(share, right[order], _NUM_BINS) / np.maximum(count, 1))[used]
+    parts = (np.bincount(share, correct[order], _NUM_BINS) / np.maximum(count, 1))[used]
     return np.r_[0.0, levels], np.r_[0.0, np.maximum.accumulate(parts)]
 
 
@@ -168,7 +168,7 @@ def _errors_in(image: _Image, evidence: _Evidence) -> list[LabelError]:
         k, of_other = best_of(other)
         _, of_same = best_of(probability * (same & (overlap >= _SAME)))
         wrong_class = of_other * (1 - of_same)
-        # A prediction of the right class nearby, and no label that is better placed.
+        # A prediction of the correct class nearby, and no label that is better placed.
         near = probability * (same & (overlap >= _NEAR) & (of_own_class <= overlap + 1e-9) & ~image.on_crowd)
         i, of_near = best_of(near)
         iou = float(overlap[i]) if i >= 0 else 0.0

@@ -147,11 +147,11 @@ def _confusions(
     statistics: SemanticStatistics, matrix: np.ndarray, pair_of: Callable[[int], MapPair]
 ) -> ConfusionMatrix:
     """Return the confusion matrix; a cell shows the images with the most pixels of its confusion."""
-    missed = statistics.true - statistics.right
+    missed = statistics.true - statistics.correct
     names = [*statistics.class_names, "(nothing)"]
 
     def images_of(row: int, column: int) -> Iterator[Image]:
-        worth = statistics.right[:, row] if row == column else missed[:, row]
+        worth = statistics.correct[:, row] if row == column else missed[:, row]
         for k in np.argsort(-worth, kind="stable")[: 2 * _MAX_IMAGES].tolist():
             if not worth[k]:
                 continue

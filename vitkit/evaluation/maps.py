@@ -26,9 +26,9 @@ def encode_ids(ids: np.ndarray) -> bytes:
     return _encode(cv2.cvtColor(ids_to_colors(ids), cv2.COLOR_RGB2BGR))
 
 
-def _encode(picture: np.ndarray) -> bytes:
+def _encode(image: np.ndarray) -> bytes:
     # Level 1 of 9 is several times faster than the default; a 640x480 map takes 5 to 20 kB either way.
-    _, data = cv2.imencode(".png", picture, [cv2.IMWRITE_PNG_COMPRESSION, 1])
+    _, data = cv2.imencode(".png", image, [cv2.IMWRITE_PNG_COMPRESSION, 1])
     return data.tobytes()
 
 

@@ -21,7 +21,7 @@ class SemanticStatistics(NamedTuple):
 
     sample_ids: list
     class_names: Sequence[str]
-    right: np.ndarray
+    correct: np.ndarray
     """(N, C) pixels of each class that are predicted as that class."""
     predicted: np.ndarray
     true: np.ndarray
@@ -30,10 +30,10 @@ class SemanticStatistics(NamedTuple):
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return the evaluator's metrics, and IoU, accuracy and boundary IoU of each class."""
-        union = self.true + self.predicted - self.right
+        union = self.true + self.predicted - self.correct
         per_class = {
-            "IoU": weighted_ratio(weights, self.right, union),
-            "accuracy": weighted_ratio(weights, self.right, self.true),
+            "IoU": weighted_ratio(weights, self.correct, union),
+            "accuracy": weighted_ratio(weights, self.correct, self.true),
         }
         is_true = weights @ self.true > 0
         if self.boundaries is not None:
@@ -44,7 +44,7 @@ class SemanticStatistics(NamedTuple):
             values[~is_true] = np.nan
         overall = {
             "mIoU": mean_of_finite(per_class["IoU"]),
-            "pixel_accuracy": weighted_ratio(weights, self.right.sum(axis=1), self.true.sum(axis=1)),
+            "pixel_accuracy": weighted_ratio(weights, self.correct.sum(axis=1), self.true.sum(axis=1)),
             "mean_accuracy": mean_of_finite(per_class["accuracy"]),
         }
         if self.boundaries is not None:
@@ -53,8 +53,8 @@ class SemanticStatistics(NamedTuple):
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
         """Return each image's mean IoU over the classes in it."""
-        union = self.true + self.predicted - self.right
-        iou = np.where(self.true > 0, self.right / np.maximum(union, 1), np.nan)
+        union = self.true + self.predicted - self.correct
+        iou = np.where(self.true > 0, self.correct / np.maximum(union, 1), np.nan)
         return "mIoU", mean_of_finite(iou)
 
 
@@ -70,8 +70,8 @@ class PanopticStatistics(NamedTuple):
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return PQ, SQ and RQ over all classes, things and stuff, and for each class."""
-        iou, right, too_many, missed = np.moveaxis(np.tensordot(weights, self.matches, 1), 2, 0)  # (R, C) each
-        quality = _panoptic_quality(iou, right, too_many, missed)
+        iou, correct, too_many, missed = np.moveaxis(np.tensordot(weights, self.matches, 1), 2, 0)  # (R, C) each
+        quality = _panoptic_quality(iou, correct, too_many, missed)
         overall: Values = {}
         for suffix, chosen in (("", self.things | True), ("_things", self.things), ("_stuff", ~self.things)):
             overall |= {f"{name}{suffix}": mean_of_finite(values[:, chosen]) for name, values in quality.items()}
@@ -82,11 +82,11 @@ class PanopticStatistics(NamedTuple):
         return "PQ", mean_of_finite(_panoptic_quality(*np.moveaxis(self.matches, 2, 0))["PQ"])
 
 
-def _panoptic_quality(iou: np.ndarray, right: np.ndarray, too_many: np.ndarray, missed: np.ndarray) -> Values:
+def _panoptic_quality(iou: np.ndarray, correct: np.ndarray, too_many: np.ndarray, missed: np.ndarray) -> Values:
     """Return PQ, SQ and RQ; NaN for classes without any segment."""
-    weight = right + 0.5 * too_many + 0.5 * missed
+    weight = correct + 0.5 * too_many + 0.5 * missed
     divisor = np.maximum(weight, 0.5)
-    quality = {"PQ": iou / divisor, "SQ": iou / np.maximum(right, 1), "RQ": right / divisor}
+    quality = {"PQ": iou / divisor, "SQ": iou / np.maximum(correct, 1), "RQ": correct / divisor}
     return {name: np.where(weight > 0, values, np.nan) for name, values in quality.items()}
 
 
@@ -111,8 +111,8 @@ class ClassificationStatistics(NamedTuple):
             "top5": weighted_ratio(weights, hits.any(axis=1), all_images),
         }
         true, predicted = self._by_label(weights, self.labels), self._by_label(weights, self.best[:, 0])
-        right = self._by_label(weights, np.where(hits[:, 0], self.labels, -1))
-        ratios = {"accuracy": (right, true), "precision": (right, predicted), "F1": (2 * right, true + predicted)}
+        correct = self._by_label(weights, np.where(hits[:, 0], self.labels, -1))
+        ratios = {"accuracy": (correct, true), "precision": (correct, predicted), "F1": (2 * correct, true + predicted)}
         per_class = {
             name: np.divide(part, total, out=np.full(part.shape, np.nan), where=total > 0)
             for name, (part, total) in ratios.items()
@@ -137,9 +137,9 @@ class ClassificationStatistics(NamedTuple):
         """Return (3, NUM_BINS, N): predictions in each tenth of the score range, their scores, the correct ones."""
         counts = np.zeros((3, NUM_BINS, len(self.labels)))
         seen = np.flatnonzero(self.labels >= 0)
-        scores, right = self.best_scores[seen, 0], self.best[seen, 0] == self.labels[seen]
+        scores, correct = self.best_scores[seen, 0], self.best[seen, 0] == self.labels[seen]
         bins = np.clip((scores * NUM_BINS).astype(int), 0, NUM_BINS - 1)
-        for row, values in zip(counts, (1, scores, right)):
+        for row, values in zip(counts, (1, scores, correct)):
             row[bins, seen] = values
         return counts
 
@@ -220,14 +220,14 @@ class LikelihoodStatistics(NamedTuple):
 
     sample_ids: list
     tokens: np.ndarray
-    right: np.ndarray
+    correct: np.ndarray
     log_likelihoods: np.ndarray
     class_names: Sequence[str] = ()
 
     def scores(self, weights: np.ndarray) -> Scores:
         """Return perplexity, log-likelihood and token accuracy."""
         mean = weighted_ratio(weights, self.log_likelihoods, self.tokens)
-        accuracy = weighted_ratio(weights, self.right, self.tokens)
+        accuracy = weighted_ratio(weights, self.correct, self.tokens)
         return Scores({"perplexity": np.exp(-mean), "log_likelihood": mean, "token_accuracy": accuracy}, {})
 
     def sample_scores(self) -> tuple[str, np.ndarray]:

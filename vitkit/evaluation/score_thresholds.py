@@ -20,7 +20,7 @@ class ThresholdRow(NamedTuple):
     recall: float
     """Fraction of objects that are detected; 0 if there are none."""
     f1: float
-    right: int
+    correct: int
     wrong: int
     missed: int
 
@@ -32,43 +32,43 @@ def threshold_rows(rankings: Sequence[Ranking], thresholds: Sequence[float]) -> 
         rankings: the predictions of each class, `DetectionStatistics.rankings()`.
         thresholds: scores in 0..1.
     """
-    scores, right, num_objects = _joined(rankings)
-    return [_row(threshold, scores, right, num_objects) for threshold in thresholds]
+    scores, correct, num_objects = _joined(rankings)
+    return [_row(threshold, scores, correct, num_objects) for threshold in thresholds]
 
 
 def _joined(rankings: Sequence[Ranking]) -> tuple[np.ndarray, np.ndarray, int]:
     scores = np.concatenate([np.zeros(0), *(ranking.scores for ranking in rankings)])
-    right = np.concatenate([np.zeros(0, bool), *(ranking.right for ranking in rankings)])
-    return scores, right, int(sum(ranking.num_objects.sum() for ranking in rankings))
+    correct = np.concatenate([np.zeros(0, bool), *(ranking.correct for ranking in rankings)])
+    return scores, correct, int(sum(ranking.num_objects.sum() for ranking in rankings))
 
 
-def _row(threshold: float, scores: np.ndarray, right: np.ndarray, num_objects: int) -> ThresholdRow:
+def _row(threshold: float, scores: np.ndarray, correct: np.ndarray, num_objects: int) -> ThresholdRow:
     kept = scores >= threshold
-    num_right, num_wrong = int((right & kept).sum()), int((~right & kept).sum())
-    precision = num_right / (num_right + num_wrong) if num_right + num_wrong else 1.0
-    recall = num_right / num_objects if num_objects else 0.0
+    num_correct, num_wrong = int((correct & kept).sum()), int((~correct & kept).sum())
+    precision = num_correct / (num_correct + num_wrong) if num_correct + num_wrong else 1.0
+    recall = num_correct / num_objects if num_objects else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    return ThresholdRow(threshold, precision, recall, f1, num_right, num_wrong, num_objects - num_right)
+    return ThresholdRow(threshold, precision, recall, f1, num_correct, num_wrong, num_objects - num_correct)
 
 
 def best_row(rankings: Sequence[Ranking]) -> ThresholdRow:
     """Return the row with the highest F1 among all scores that occur; if no prediction is correct, a row at 1."""
-    scores, right, num_objects = _joined(rankings)
-    if not right.any():
-        return _row(1.0, scores[:0], right[:0], num_objects)
+    scores, correct, num_objects = _joined(rankings)
+    if not correct.any():
+        return _row(1.0, scores[:0], correct[:0], num_objects)
     order = np.argsort(-scores, kind="stable")
-    num_right = right[order].cumsum()
-    f1 = 2 * num_right / (np.arange(1, len(order) + 1) + num_objects)
+    num_correct = correct[order].cumsum()
+    f1 = 2 * num_correct / (np.arange(1, len(order) + 1) + num_objects)
     # A threshold includes all predictions of the same score or none.
     last_of_score = np.append(scores[order][1:] != scores[order][:-1], True)
     best = np.where(last_of_score, f1, -1).argmax()
-    return _row(float(scores[order][best]), scores, right, num_objects)
+    return _row(float(scores[order][best]), scores, correct, num_objects)
 
 
 def robust_threshold(rankings: Sequence[Ranking]) -> float | None:
     """Return the threshold with the highest F1, halfway to the next lower score; None if no prediction is correct."""
     row = best_row(rankings)
-    if not row.right:
+    if not row.correct:
         return None
     scores = _joined(rankings)[0]
     return float((row.threshold + scores[scores < row.threshold].max(initial=0.0)) / 2)

@@ -264,11 +264,11 @@ def calibration_section(counts: np.ndarray, weights: np.ndarray, note: str) -> S
         weights: (1 + R, N) weights of the resamples.
     """
     sums = np.einsum("kbn,rn->rkb", counts, weights)
-    predictions, total, right = sums.transpose(1, 0, 2)
+    predictions, total, correct = sums.transpose(1, 0, 2)
     if not predictions[0].sum():
         return Section("Calibration", [Alert("There is no prediction.")], note)
-    accuracy = np.divide(right, predictions, out=np.full(right.shape, np.nan), where=predictions > 0)
-    confidence = np.divide(total, predictions, out=np.full(right.shape, np.nan), where=predictions > 0)[0]
+    accuracy = np.divide(correct, predictions, out=np.full(correct.shape, np.nan), where=predictions > 0)
+    confidence = np.divide(total, predictions, out=np.full(correct.shape, np.nan), where=predictions > 0)[0]
     bins = [estimate(column) for column in accuracy.T]
     low, high = (np.array([getattr(each, end) for each in bins]) for end in ("low", "high"))
     rows: list[list[Cell]] = [

@@ -55,7 +55,7 @@ def draw_detections(
     if scores is not None:
         order.sort(key=torch.as_tensor(scores).tolist().__getitem__)
     boxes = torch.as_tensor(boxes_xyxy, dtype=torch.float32).reshape(-1, 4) * scale
-    # Pillow takes time and memory in proportion to what is drawn, even outside of the picture.
+    # Pillow takes time and memory in proportion to what is drawn, even outside of the image.
     sides = torch.tensor(canvas.size, dtype=torch.float32).repeat(2)
     boxes = boxes.nan_to_num().minimum(sides + 2 * line).maximum(torch.tensor(-2.0 * line)).tolist()
     for i in order:

@@ -1,4 +1,4 @@
-"""Shared parts of all drawings on images: colours of classes, name tags, figures of pictures side by side."""
+"""Shared parts of all drawings on images: colours of classes, name tags, figures of images side by side."""
 
 import colorsys
 import io
@@ -67,7 +67,7 @@ def _plain_name(name: str) -> str:
     return re.sub(r"[-_](other|merged|stuff).*$", "", name.casefold()).strip()
 
 
-def to_picture(image: np.ndarray | Tensor) -> Image.Image:
+def to_pil(image: np.ndarray | Tensor) -> Image.Image:
     """Convert an image for drawing.
 
     Args:
@@ -96,9 +96,9 @@ def enlarge(image: np.ndarray | Tensor, min_side: int = 320) -> tuple[Image.Imag
 
     Integer factors keep the pixels of a small image square. The longer side is not upscaled beyond `MAX_ENLARGED`.
     """
-    picture = to_picture(image)
-    factor = max(1, min(math.ceil(min_side / min(picture.size)), MAX_ENLARGED // max(picture.size)))
-    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST), factor
+    drawing = to_pil(image)
+    factor = max(1, min(math.ceil(min_side / min(drawing.size)), MAX_ENLARGED // max(drawing.size)))
+    return drawing.resize((drawing.width * factor, drawing.height * factor), Image.Resampling.NEAREST), factor
 
 
 def labels_and_texts(labels: Labels, class_names: Sequence[str], scores: Scores | None) -> tuple[list[int], list[str]]:
@@ -111,9 +111,9 @@ def labels_and_texts(labels: Labels, class_names: Sequence[str], scores: Scores 
     return labels, texts
 
 
-def font_for(picture: Image.Image) -> ImageFont.FreeTypeFont:
-    """Return a font for names whose size suits the picture."""
-    return ImageFont.load_default(max(13, round(min(picture.size) / 28)))
+def font_for(image: Image.Image) -> ImageFont.FreeTypeFont:
+    """Return a font for names whose size suits the image."""
+    return ImageFont.load_default(max(13, round(min(image.size) / 28)))
 
 
 def draw_tag(
@@ -138,7 +138,7 @@ def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, 
 
 
 def save_grid(
-    pictures: Sequence[np.ndarray],
+    images: Sequence[np.ndarray],
     titles: Sequence[str],
     path: str | Path,
     *,
@@ -146,23 +146,23 @@ def save_grid(
     per_line: int = 4,
     panel: int = 420,
 ) -> None:
-    """Save a PNG with rows of pictures, each under its title.
+    """Save a PNG with rows of images, each below its title.
 
     Args:
-        pictures: (H, W, 3) uint8 RGB of any sizes, at least one.
-        titles: one for each picture; long titles are wrapped.
+        images: (H, W, 3) uint8 RGB of any sizes, at least one.
+        titles: one for each image; long titles are wrapped.
         path: the PNG's path; its folder is made.
         colors: the colour of each title; none: black.
-        per_line: pictures per row.
-        panel: the maximum length of a picture's longer side in pixels.
+        per_line: images per row.
+        panel: the maximum length of an image's longer side in pixels.
     """
     colors = colors or ["black"] * len(titles)
     font = ImageFont.load_default(max(11, round(panel / 26)))
     line_height = round(panel / 16)
     broken = [break_lines(title[:_MAX_TITLE], font, panel) for title in titles]
-    across = min(per_line, len(pictures))
-    fitted = [Image.fromarray(scaled(picture, panel)[0]) for picture in pictures]
-    lines = [range(i, min(i + across, len(pictures))) for i in range(0, len(pictures), across)]
+    across = min(per_line, len(images))
+    fitted = [Image.fromarray(scaled(image, panel)[0]) for image in images]
+    lines = [range(i, min(i + across, len(images))) for i in range(0, len(images), across)]
     headings = [line_height * max(len(broken[k]) for k in line) for line in lines]
     heights = [heading + max(fitted[k].height for k in line) + _GAP for line, heading in zip(lines, headings)]
     canvas = Image.new("RGB", (across * (panel + _GAP) + _GAP, sum(heights) + _GAP), "white")

@@ -24,17 +24,17 @@ def draw_classes(
     Returns:
         (H', W', 3) uint8 RGB, with the list below the image.
     """
-    picture, _ = enlarge(image)
-    font = font_for(picture)
-    line = round(tag_size(ImageDraw.Draw(picture), "", font)[1]) + 2
+    base, _ = enlarge(image)
+    font = font_for(base)
+    line = round(tag_size(ImageDraw.Draw(base), "", font)[1]) + 2
     scores, labels = class_scores.float().topk(min(most, len(class_names)))
     names = [f"{score:.2f} {class_names[label]}" for label, score in zip(labels.tolist(), scores.tolist())]
-    width = max(picture.width, *(round(font.getlength(name)) + 8 for name in names))
-    canvas = Image.new("RGB", (width, picture.height + line * len(labels) + 4), "white")
-    canvas.paste(picture, (0, 0))
+    width = max(base.width, *(round(font.getlength(name)) + 8 for name in names))
+    canvas = Image.new("RGB", (width, base.height + line * len(labels) + 4), "white")
+    canvas.paste(base, (0, 0))
     draw = ImageDraw.Draw(canvas)
     for k, (name, score) in enumerate(zip(names, scores.tolist())):
-        top = picture.height + 2 + k * line
+        top = base.height + 2 + k * line
         draw.rectangle((0, top + 1, round(score * (canvas.width - 1)), top + line - 2), fill=_BAR)
         draw.text((4, top + 1), name, fill="black", font=font, anchor="la")
     return np.asarray(canvas)
@@ -48,13 +48,13 @@ def draw_caption(image: np.ndarray | Tensor, text: str) -> np.ndarray:
     Returns:
         (H', W', 3) uint8 RGB, with the caption below the image.
     """
-    picture, _ = enlarge(image)
-    font = font_for(picture)
-    line = round(tag_size(ImageDraw.Draw(picture), "", font)[1])
-    lines = break_lines(text or "(nothing)", font, picture.width - 8)
-    canvas = Image.new("RGB", (picture.width, picture.height + (line + 2) * len(lines) + 4), "white")
-    canvas.paste(picture, (0, 0))
+    base, _ = enlarge(image)
+    font = font_for(base)
+    line = round(tag_size(ImageDraw.Draw(base), "", font)[1])
+    lines = break_lines(text or "(nothing)", font, base.width - 8)
+    canvas = Image.new("RGB", (base.width, base.height + (line + 2) * len(lines) + 4), "white")
+    canvas.paste(base, (0, 0))
     draw = ImageDraw.Draw(canvas)
     for k, words in enumerate(lines):
-        draw.text((4, picture.height + 2 + k * (line + 2)), words, fill="black", font=font, anchor="la")
+        draw.text((4, base.height + 2 + k * (line + 2)), words, fill="black", font=font, anchor="la")
     return np.asarray(canvas)

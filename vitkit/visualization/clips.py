@@ -1,4 +1,4 @@
-"""Draw videos as pictures: strips of frames, and the classes of clips over time."""
+"""Draw videos as images: strips of frames, and the classes of clips over time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from vitkit.visualization.canvas import class_color, save_figure, to_picture
+from vitkit.visualization.canvas import class_color, save_figure, to_pil
 
 _PER_LINE = 8
 _GAP = 2  # pixels between the frames of a strip
@@ -26,17 +26,17 @@ def draw_strip(frames: Sequence[np.ndarray] | Tensor, *, height: int = 112, per_
         (H', W', 3) uint8 RGB.
     """
     frames = list(frames.unbind(1)) if isinstance(frames, Tensor) else frames
-    pictures = [to_picture(frame) for frame in frames]
-    width = max(1, round(height * pictures[0].width / pictures[0].height))
+    shown = [to_pil(frame) for frame in frames]
+    width = max(1, round(height * shown[0].width / shown[0].height))
     # Nearest-neighbour resampling keeps enlarged pixels sharp.
-    resample = Image.Resampling.LANCZOS if pictures[0].height > height else Image.Resampling.NEAREST
-    columns = min(per_line, len(pictures))
-    lines = -(-len(pictures) // columns)
+    resample = Image.Resampling.LANCZOS if shown[0].height > height else Image.Resampling.NEAREST
+    columns = min(per_line, len(shown))
+    lines = -(-len(shown) // columns)
     size = columns * (width + _GAP) - _GAP, lines * (height + _GAP) - _GAP
     canvas = Image.new("RGB", size, "white")
-    for number, picture in enumerate(pictures):
+    for number, frame in enumerate(shown):
         line, column = divmod(number, columns)
-        canvas.paste(picture.resize((width, height), resample), (column * (width + _GAP), line * (height + _GAP)))
+        canvas.paste(frame.resize((width, height), resample), (column * (width + _GAP), line * (height + _GAP)))
     return np.asarray(canvas)
 
 

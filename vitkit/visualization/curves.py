@@ -46,7 +46,7 @@ def read_log(log_path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
             records[record["kind"]][record["step"]] = record
     train, val = ([by_step[step] for step in sorted(by_step)] for by_step in records.values())
     if not train and not val:
-        raise DataError(f"{str(path)!r} holds no train or val record: expected one JSON object with 'kind' per line.")
+        raise DataError(f"{str(path)!r} has no train or val record: expected one JSON object with 'kind' per line.")
     return train, val
 
 

@@ -15,8 +15,8 @@ class Card:
     """One image of a gallery."""
 
     title: str
-    picture: np.ndarray
-    """(H, W, 3) uint8 RGB, the image."""
+    image: np.ndarray
+    """(H, W, 3) uint8 RGB."""
     text: str = ""
     classes: list[str] = field(default_factory=list)
     """Names of the classes in the image, by which the gallery can be filtered."""
@@ -34,6 +34,6 @@ def write_gallery(cards: Sequence[Card], path: str | Path, *, title: str) -> Non
     if not cards:
         raise ValueError("cards: got none, expected at least one image.")
     names = sorted({name for card in cards for name in card.classes})
-    shown = [(card, jpeg_url(card.picture)) for card in cards]
+    shown = [(card, jpeg_url(card.image)) for card in cards]
     page = render_page(Path(__file__).with_suffix(".html"), title=title, classes=names, cards=shown)
     write_text(Path(path), page)

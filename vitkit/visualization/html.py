@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +35,6 @@ def render_page(template: Path, *, title: str, **values: Any) -> str:
     base_style = Markup((_FOLDER / "page.css").read_text(encoding="utf-8"))
     page = environment.get_template(template.name)
     return page.render(title=title, base_style=base_style, style=style, script=script, **values)
-
-
-def html_page(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """Return an HTML file.
-
-    Args:
-        title: plain text.
-        body, style, script: HTML, CSS and JavaScript, inserted verbatim.
-    """
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True)
-    page = environment.from_string('{% extends "page.html" %}{% block body %}{{ body }}{% endblock %}')
-    base_style = Markup((_FOLDER / "page.css").read_text(encoding="utf-8"))
-    parts = {name: Markup(part) for name, part in (("body", body), ("style", style), ("script", script))}
-    return page.render(title=title, base_style=base_style, **parts)
-
-
-def script_json(data: Any) -> str:
-    """Return data as JSON that is safe inside a script element, with "<" escaped, as it could end the element."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def jpeg_url(image: np.ndarray, quality: int = 85) -> str:

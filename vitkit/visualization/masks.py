@@ -24,8 +24,8 @@ from vitkit.visualization.canvas import (
 )
 
 _OPACITY = 0.35
-"""The opacity of masks, low enough to see the picture below; their edges are drawn in full colour."""
-_LEAST_NAMED = 0.002  # regions below this fraction of the image get no name
+"""The opacity of masks, low enough to see the image below; their edges are drawn in full colour."""
+_MIN_NAMED = 0.002  # regions below this fraction of the image get no name
 
 
 def draw_masks(
@@ -69,10 +69,10 @@ def draw_masks(
         mask, corner = regions[k]
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner)
         cv2.drawContours(drawn, contours, -1, named_color(labels[k], class_names), thickness)
-    named = [k for k in order if areas[k] >= _LEAST_NAMED * masks[k].size]
-    picture = Image.fromarray(drawn)
-    _write_names(picture, [(*regions[k], texts[k], named_color(labels[k], class_names)) for k in named])
-    return _with_legend(picture, sorted(set(labels)), class_names)
+    named = [k for k in order if areas[k] >= _MIN_NAMED * masks[k].size]
+    drawing = Image.fromarray(drawn)
+    _write_names(drawing, [(*regions[k], texts[k], named_color(labels[k], class_names)) for k in named])
+    return _with_legend(drawing, sorted(set(labels)), class_names)
 
 
 def _region(mask: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:
@@ -115,10 +115,10 @@ def draw_panoptic(
 
 
 def _write_names(
-    picture: Image.Image, regions: Sequence[tuple[np.ndarray, tuple[int, int], str, tuple[int, int, int]]]
+    drawing: Image.Image, regions: Sequence[tuple[np.ndarray, tuple[int, int], str, tuple[int, int, int]]]
 ) -> None:
     """Write each region's name where the region is widest, unless another name is already written there."""
-    draw, font = ImageDraw.Draw(picture), font_for(picture)
+    draw, font = ImageDraw.Draw(drawing), font_for(drawing)
     taken: list[Any] = []
     for mask, (x, y), text, color in regions:
         inner = cv2.distanceTransform(
@@ -127,34 +127,34 @@ def _write_names(
         row, column = np.unravel_index(inner.argmax(), inner.shape)
         row, column = row + y, column + x
         width, height = tag_size(draw, text, font)
-        left = min(max(0, column - width / 2), max(0, picture.width - width))
-        top = min(max(0, row - height / 2), max(0, picture.height - height))
+        left = min(max(0, column - width / 2), max(0, drawing.width - width))
+        top = min(max(0, row - height / 2), max(0, drawing.height - height))
         tag = (left, top, left + width, top + height)
         if not any(overlap(tag, other) for other in taken):
             draw_tag(draw, tag, text, font, color)
             taken.append(tag)
 
 
-def _with_legend(picture: Image.Image, labels: Sequence[int], class_names: Sequence[str]) -> np.ndarray:
-    """Add one or more lines with the classes' colours and names below a picture."""
+def _with_legend(drawing: Image.Image, labels: Sequence[int], class_names: Sequence[str]) -> np.ndarray:
+    """Add one or more lines with the classes' colours and names below an image."""
     if not labels:
-        return np.asarray(picture)
-    font = font_for(picture)
-    measure = ImageDraw.Draw(picture)
+        return np.asarray(drawing)
+    font = font_for(drawing)
+    measure = ImageDraw.Draw(drawing)
     corners, left, top = [], 4.0, 4.0
     height = tag_size(measure, "", font)[1]
     for label in labels:
         width = tag_size(measure, class_names[label], font)[0] + height + 8
-        if left > 4 and left + width > picture.width:
+        if left > 4 and left + width > drawing.width:
             left, top = 4.0, top + height + 4
         corners.append((left, top))
         left += width
-    width = max(picture.width, round(max(tag_size(measure, class_names[k], font)[0] for k in labels) + height + 12))
-    canvas = Image.new("RGB", (width, picture.height + round(top + height + 4)), "white")
-    canvas.paste(picture, (0, 0))
+    width = max(drawing.width, round(max(tag_size(measure, class_names[k], font)[0] for k in labels) + height + 12))
+    canvas = Image.new("RGB", (width, drawing.height + round(top + height + 4)), "white")
+    canvas.paste(drawing, (0, 0))
     draw = ImageDraw.Draw(canvas)
     for label, (left, top) in zip(labels, corners):
-        top += picture.height
+        top += drawing.height
         color_box = (left, top + 2, left + height - 4, top + height - 2)
         draw.rectangle(color_box, fill=named_color(label, class_names), outline="black")
         draw.text((left + height, top + 1), class_names[label], fill="black", font=font, anchor="la")

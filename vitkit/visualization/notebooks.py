@@ -1,20 +1,20 @@
-"""Show saved pictures in notebooks."""
+"""Show saved images in notebooks."""
 
 import sys
 from pathlib import Path
 
 
 def show(path: str | Path, *, width: int | None = None) -> None:
-    """Show a saved picture below the cell of a notebook; outside a notebook, print its path.
+    """Show a saved image below the cell of a notebook; outside a notebook, print its path.
 
     Args:
         path: path of a PNG or JPEG.
-        width: width in the notebook in pixels; None: that of the picture.
+        width: width in the notebook in pixels; None: that of the image.
     Raises:
-        FileNotFoundError: there is no such picture.
+        FileNotFoundError: there is no such image.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"show: no picture {str(path)!r}. Draw and save it first.")
+        raise FileNotFoundError(f"show: no image {str(path)!r}. Draw and save it first.")
     # A notebook has always imported IPython; elsewhere it is not needed.
     ipython = sys.modules.get("IPython")
     if ipython is None or ipython.get_ipython() is None:

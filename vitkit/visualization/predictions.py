@@ -12,7 +12,7 @@ from vitkit.data.io.channel_files import as_rgb
 from vitkit.protocols import Dataset
 from vitkit.structures import ScoreThresholds
 from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy
-from vitkit.visualization.canvas import save_grid, to_picture
+from vitkit.visualization.canvas import save_grid, to_pil
 from vitkit.visualization.classification import draw_caption, draw_classes
 from vitkit.visualization.clips import draw_strip
 from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
@@ -64,7 +64,7 @@ def draw_prediction(
 
 def draw_truth(image: np.ndarray, target: Mapping[str, Any], class_names: Sequence[str]) -> np.ndarray:
     """Draw a target's masks, which cover the image at any resolution, or its boxes if it has no masks."""
-    size = to_picture(image).size
+    size = to_pil(image).size
     if "masks" not in target:
         return draw_detections(image, target_boxes_xyxy(target, size), target["labels"], class_names)
     masks = np.zeros((len(target["masks"]), *size[::-1]), bool)
@@ -109,14 +109,14 @@ def draw_predictions(
     if field not in ("text", "class_scores"):
         save_pairs(rows, classes, field, path, thresholds=thresholds)
         return True
-    pictures = [draw_prediction(image, row, classes, field) for image, row, _ in rows]
+    images = [draw_prediction(image, row, classes, field) for image, row, _ in rows]
     if field == "text":
-        save_grid(pictures, [f"ground truth: {target['references'][0]}" for _, _, target in rows], path)
+        save_grid(images, [f"ground truth: {target['references'][0]}" for _, _, target in rows], path)
     else:
         labels = [target["label"] for _, _, target in rows]
         is_right = [int(row["class_scores"].argmax()) == label for (_, row, _), label in zip(rows, labels)]
         colors = ["green" if right else "firebrick" for right in is_right]
-        save_grid(pictures, [f"ground truth: {classes[label]}" for label in labels], path, colors=colors)
+        save_grid(images, [f"ground truth: {classes[label]}" for label in labels], path, colors=colors)
     return True
 
 
@@ -129,10 +129,10 @@ def save_pairs(
     thresholds: ScoreThresholds | None = None,
 ) -> None:
     """Save a PNG with a field of each image's prediction beside its target, two pairs per row."""
-    pictures = []
+    images = []
     for image, prediction, target in rows:
         drawn = draw_prediction(image, prediction, class_names, field, thresholds=thresholds)
-        pictures += [drawn, draw_truth(image, target, class_names)]
+        images += [drawn, draw_truth(image, target, class_names)]
     thresholds = thresholds or ScoreThresholds()
     title = f"prediction (score from {thresholds.interval})" if field in ("masks", "boxes_xyxy") else "prediction"
-    save_grid(pictures, [title, "ground truth"] * len(rows), path, per_line=_COLUMNS)
+    save_grid(images, [title, "ground truth"] * len(rows), path, per_line=_COLUMNS)

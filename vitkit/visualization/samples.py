@@ -25,7 +25,7 @@ def draw_sample(
     Args:
         sample: a dataset's sample with a uint8 image.
         class_names: names of the target's labels.
-        with_boxes: whether the boxes of masks are drawn, too.
+        with_boxes: whether the boxes of masks are also drawn.
         min_side: an image with a shorter side below this is upscaled to it, so that text on it is legible.
     Returns:
         (H', W', 3) uint8 RGB.
@@ -33,18 +33,18 @@ def draw_sample(
     target = sample["target"]
     if sample["image"].ndim > 3:
         return draw_strip(sample["image"] if sample["image"].ndim == 4 else sample["image"][0], per_line=4)
-    picture, scale = enlarge(sample["image"], min_side)
+    canvas, scale = enlarge(sample["image"], min_side)
     if "boxes_cxcywh" not in target:
-        return np.asarray(picture)
-    boxes_xyxy, labels = target_boxes_xyxy(target, picture.size), target["labels"]
+        return np.asarray(canvas)
+    boxes_xyxy, labels = target_boxes_xyxy(target, canvas.size), target["labels"]
     if "masks" not in target:
-        return draw_detections(np.asarray(picture), boxes_xyxy, labels, class_names, min_side=1)
+        return draw_detections(np.asarray(canvas), boxes_xyxy, labels, class_names, min_side=1)
     if with_boxes:
-        draw = ImageDraw.Draw(picture)
+        draw = ImageDraw.Draw(canvas)
         for box, label in zip(boxes_xyxy.tolist(), labels.tolist()):
-            draw.rectangle(box, outline=named_color(label, class_names), width=max(1, round(min(picture.size) / 300)))
+            draw.rectangle(box, outline=named_color(label, class_names), width=max(1, round(min(canvas.size) / 300)))
     masks = target["masks"].cpu().repeat_interleave(scale, dim=1).repeat_interleave(scale, dim=2)
-    return draw_masks(np.asarray(picture), masks, labels, class_names, min_side=1)
+    return draw_masks(np.asarray(canvas), masks, labels, class_names, min_side=1)
 
 
 def classes_of(target: Mapping[str, Any], class_names: Sequence[str]) -> Counter[str]:

@@ -125,7 +125,7 @@ def test_panoptic_pixel_counts_equal_those_of_a_semantic_evaluator():
         other.update([dict(semantic=torch.from_numpy(complete))], [dict(image_id=image_id)])
     other.compute()
     assert (other.confusion_matrix().sum(axis=1) == matrix.sum(axis=1)).all()
-    assert (matrix.diagonal() == statistics.right.sum(axis=0)).all() and matrix[:, -1].sum() > 0
+    assert (matrix.diagonal() == statistics.correct.sum(axis=0)).all() and matrix[:, -1].sum() > 0
     assert (statistics.true == other.statistics().true).all()
 
 

@@ -10,7 +10,7 @@ from vitkit.errors import DataError
 from vitkit.evaluation.sections import BoxOverlay, Image, Overlay, PanopticOverlay, PixelOverlay, SemanticOverlay
 from vitkit.protocols import Dataset
 from vitkit.visualization.boxes import draw_detections
-from vitkit.visualization.canvas import enlarge, to_picture
+from vitkit.visualization.canvas import enlarge, to_pil
 from vitkit.visualization.html import jpeg_url
 from vitkit.visualization.masks import draw_panoptic, draw_semantic
 
@@ -89,7 +89,7 @@ def drawn(image: np.ndarray, overlay: Overlay) -> np.ndarray:
 
 def _highlighted(image: np.ndarray, chosen: np.ndarray, hidden: np.ndarray | None) -> np.ndarray:
     """Return an image in dimmed grey, with the chosen pixels in red and hidden ones in black."""
-    grey = (0.7 * np.asarray(to_picture(image).convert("L")) + 40).clip(0, 255).astype(np.uint8)
+    grey = (0.7 * np.asarray(to_pil(image).convert("L")) + 40).clip(0, 255).astype(np.uint8)
     result = np.repeat(grey[:, :, None], 3, axis=2)
     result[chosen] = (0.4 * result[chosen] + 0.6 * np.array([230, 30, 40])).astype(np.uint8)
     if hidden is not None:

@@ -1,0 +1,42 @@
+"""MACs equal those that fvcore counts, by module, for models of each kind."""
+
+import pytest
+import torch
+
+from vitkit import BACKBONES, build_model
+from vitkit.analysis.fvcore_macs import count_macs_by_fvcore
+from vitkit.analysis.macs import count_macs
+from vitkit.config import load_config
+from vitkit.errors import ConfigError
+
+BACKBONE_SIZES = {"resnet18": (96, 64), "vit_tiny_patch16": (224, 224), "swin_tiny": (64, 96)}
+MODELS = ("quickstart/detr", "quickstart/mask2former_instance")
+
+
+def build(name):
+    if name in BACKBONE_SIZES:
+        return BACKBONES.build({"type": name, "num_classes": 10}), BACKBONE_SIZES[name]
+    return build_model(load_config(f"configs/{name}.py")["model"]), (96, 128)
+
+
+@pytest.mark.parametrize("name", [*BACKBONE_SIZES, *MODELS])
+def test_macs_equal_those_of_fvcore(name):
+    model, size = build(name)
+    model.train()
+    image = torch.zeros(1, 3, *size)
+    expected, got = count_macs_by_fvcore(model, image), count_macs(model, image)
+    assert got.total == pytest.approx(expected.total, rel=1e-4) and got.total > 1e6
+    children = [name for name, _ in model.named_children()]
+    assert {child: got.by_module[child] for child in children} == pytest.approx(
+        {child: expected.by_module[child] for child in children}, rel=1e-3, abs=1e5
+    )
+    assert model.training and not {"aten::conv2d", "aten::matmul", "aten::linear"} & expected.uncounted.keys()
+
+
+def test_models_that_cannot_be_traced_are_named():
+    class Constant(torch.nn.Module):
+        def forward(self, images):
+            return len(images)
+
+    with pytest.raises(ConfigError, match="torch.jit cannot trace Constant"):
+        count_macs_by_fvcore(Constant(), torch.zeros(1))
