@@ -170,14 +170,15 @@ def test_detections_are_those_that_the_librarys_tests_state(name, photo):
     """With vitkit's own preparation of the photo, whose resizing may differ by a rounding."""
     expected = EXPECTED[name]
     prediction = vitkit.load(f"hf:{name}")(photo, threshold=0.3)
+    names = ["couch" if found == "sofa" else found for found in prediction.names]  # RT-DETR's repository says sofa
     if expected.is_complete:
-        assert len(prediction.names) == len(expected.found)
+        assert len(names) == len(expected.found)
     num = len(expected.found)
-    assert sorted(prediction.names[:num]) == sorted(found for found, _ in expected.found)
+    assert sorted(names[:num]) == sorted(found for found, _ in expected.found)
     scores = sorted((score for _, score in expected.found), reverse=True)
     assert prediction.scores[:num].tolist() == pytest.approx(scores, abs=0.02)
     label, box = expected.box
-    same = torch.tensor([found == label for found in prediction.names])
+    same = torch.tensor([found == label for found in names])
     assert box_iou(torch.tensor([box]), prediction.boxes[same]).max() > 0.97
 
 
