@@ -20,7 +20,7 @@ from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config, trust
 from vitkit.deployment import export as export_module
 from vitkit.deployment import exported
-from vitkit.deployment.checks import image_inputs, image_size, run_graph
+from vitkit.deployment.checks import differences, image_inputs, image_size, run_graph
 from vitkit.deployment.export import ExportSettings, Part, check_out, export_model, write_part
 from vitkit.deployment.exported import ExportedGenerator, ExportedModel, open_exported
 from vitkit.deployment.graphs import ExportGraph, image_graph, mask_multiple
@@ -76,7 +76,7 @@ def run(tmp_path_factory):
     cfg = load_config("quickstart/detr", [*overrides, val, "data.val.num_images=4", "data.val_images_per_gpu=2"])
     torch.manual_seed(0)
     model = build_model(cfg["model"], classes=CLASSES)
-    thresholds = ScoreThresholds(0.0, (0.0, 0.0), "chosen").as_json(CLASSES)
+    thresholds = ScoreThresholds(0.0, (0.0, 0.0), "chosen").to_json(CLASSES)
     state = {"model": model.state_dict(), "classes": CLASSES, "config": json.dumps(cfg)}
     save_checkpoint(folder / "run" / "best.pth", state | {"measured": {"score_thresholds": thresholds}})
     save_config(cfg, folder / "run" / "config.json")
@@ -391,6 +391,31 @@ def test_fixed_size_models_are_exported_for_their_size():
     assert image_size(predictor, None) == (96, 96)
     with pytest.raises(ConfigError, match=r"got size 64x96, but EoMT pads images to 96x96 .* Leave size out"):
         image_size(predictor, (64, 96))
+
+
+class Scored(ExportGraph):
+    """Two detections, and one that is not compared."""
+
+    axes = {"x": ("batch",)}
+
+    def forward(self, x):
+        return {"scores": self.model.scores, "labels": torch.tensor([[0, 1, 2]])}
+
+
+class Swapped:
+    """A file that has the first two detections in the other order."""
+
+    def run(self, inputs):
+        return {"scores": torch.tensor([[0.9, 0.9, 0.1]]), "labels": torch.tensor([[1, 0, 2]])}
+
+
+@pytest.mark.parametrize(("second", "expected"), [(0.9, 0.0), (0.9 - 1e-7, 0.0), (0.8, 1.0)])
+def test_order_of_detections_with_equal_scores_is_not_a_difference(second, expected):
+    model = torch.nn.Module()
+    model.scores = torch.tensor([[0.9, second, 0.1]])
+    scores, labels = differences(Scored(model), Swapped(), [{"x": torch.zeros(1)}], 1e-3)
+    assert labels.output == "labels" and labels.largest == expected
+    assert scores.largest == pytest.approx(0.9 - second, abs=1e-6)
 
 
 OWN_MODEL = """
