@@ -178,7 +178,8 @@ def test_assignments_of_masks_of_mmdetection(costs, mask_cost):
 def test_coco_metrics_of_mmdetection():
     """mmdetection (16bb3f6), test_coco_metric.py: right boxes and masks score 1 at every size.
 
-    A category and the image have id 0. Theirs has masks of 10 by 10 pixels in an image of 640 by 640; here, a mask has the size of its image.
+    A category and the image have id 0. Theirs has masks of 10 by 10 pixels in an image of 640 by 640; here, a mask has
+    the size of its image.
     """
     boxes = torch.tensor([[50.0, 60, 70, 80], [100, 120, 130, 150], [150, 160, 190, 200], [250, 260, 350, 360]])
     labels, areas = torch.tensor([0, 0, 1, 0]), [400, 900, 1600, 10000]
