@@ -189,7 +189,7 @@ def card_of(sample: Sample, image_id: Any, names: Sequence[str], *, with_boxes: 
     target = sample["target"]
     return Card(
         title=f"{image_id}  {width}x{height}",
-        picture=draw_sample(sample, names, with_boxes=with_boxes),
+        image=draw_sample(sample, names, with_boxes=with_boxes),
         text=describe(target, names),
         classes=list(classes_of(target, names)),
     )
