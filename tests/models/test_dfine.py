@@ -264,7 +264,7 @@ def test_wrong_settings_and_images_are_named():
         small(reg_max=2)
     with pytest.raises(ConfigError, match=r"num_points=\[3, 6, 3\] are for 3 levels, but there are 2"):
         small(num_points=[3, 6, 3])
-    with pytest.raises(ConfigError, match="activation: got 'tanh'; expected one of relu, gelu, silu"):
+    with pytest.raises(ConfigError, match="activation: got 'tanh'; expected one of relu, gelu, gelu_tanh, silu"):
         small(activation="tanh")
     with pytest.raises(ConfigError, match="num_queries=0, num_decoder_layers=3: expected at least 1"):
         small(num_queries=0)

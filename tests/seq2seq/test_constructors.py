@@ -16,6 +16,7 @@ STACK = dict(
     d_model=16, num_heads=2, d_ffn=24, dropout=0.2, norm_first=True, activation="gelu", final_norm=True,
     positions="learned", max_length=20, tied_output=False,
 )  # fmt: skip
+ONE_TEXT = dict(scale_embedding=False, norm_eps=1e-3)
 IMAGE = dict(
     backbone=dict(type="ResNet", depth=18, pretrained=False, out_features=["res2"]), freeze_backbone=True,
     target_size=SIZE,
@@ -24,10 +25,18 @@ MODELS_OF_TEXT = {
     "Transformer": SOURCE
     | STACK
     | DECODING
-    | dict(num_layers=[1, 2], shared_embeddings=False, output_bias=True),
-    "CausalLanguageModel": STACK | DECODING | dict(target_size=SIZE, num_layers=1, output_bias=True),
-    "PrefixLanguageModel": SOURCE | STACK | DECODING | dict(num_layers=1, output_bias=True),
-    "MaskedLanguageModel": STACK | dict(target_size=SIZE, num_layers=1, mask_id=4, mask_share=0.3),
+    | dict(num_layers=[1, 2], shared_embeddings=False, output_bias=True, word_vectors=None),
+    "CausalLanguageModel": STACK
+    | DECODING
+    | ONE_TEXT
+    | dict(target_size=SIZE, num_layers=1, output_bias=True, word_vectors=None),
+    "PrefixLanguageModel": SOURCE | STACK | DECODING | dict(num_layers=1, output_bias=True, word_vectors=None),
+    "MaskedLanguageModel": STACK
+    | ONE_TEXT
+    | dict(
+        target_size=SIZE, num_layers=1, mask_id=4, mask_share=0.3, embedding_norm=True, class_token=True,
+        word_vectors=None,
+    ),
     "RNNTranslator": SOURCE
     | DECODING
     | dict(

@@ -73,7 +73,7 @@ def test_glove_and_word2vec_vectors_are_read(tmp_path):
         assert load_word_vectors(embedding, tokens, path) == 3
         assert embedding.weight[1:4].tolist() == [[1, 2], [1, 2], [3, 4]]
         assert torch.equal(embedding.weight[[0, 4]], before[[0, 4]])
-    with pytest.raises(DataError, match=r"glove\.txt', line 1: expected a word and 3 numbers \(d_embedding\), got"):
+    with pytest.raises(DataError, match=r"glove\.txt', line 1: expected a word and 3 numbers, the model's d_embedding"):
         load_word_vectors(torch.nn.Embedding(5, 3), tokens, glove)
     with pytest.raises(DataError, match=r"line 1: expected a word and 1 numbers"):
         load_word_vectors(torch.nn.Embedding(5, 1), tokens, glove)
@@ -97,5 +97,34 @@ def test_a_translator_starts_from_the_vectors_of_its_source_words(tmp_path):
     assert MODELS.build(dict(type="RNNTranslator"), **sizes).load_pretrained() is None
     del sizes["source_vocabulary"]
     spec = dict(type="RNNTranslator", word_vectors="v.txt", source_size=6)
-    with pytest.raises(ConfigError, match=r"word_vectors='v\.txt': needs a source_vocabulary"):
+    with pytest.raises(ConfigError, match=r"word_vectors='v\.txt': needs a vocabulary"):
         MODELS.build(spec, **sizes).load_pretrained()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "is_of_target"),
+    [
+        ("Transformer", {}, True),
+        ("Transformer", dict(shared_embeddings=False), False),
+        ("CausalLanguageModel", {}, True),
+        ("CausalLanguageModel", dict(scale_embedding=False), True),
+        ("PrefixLanguageModel", {}, True),
+        ("MaskedLanguageModel", dict(mask_id=4), True),
+    ],
+)
+def test_models_of_text_start_from_word_vectors(name, options, is_of_target, tmp_path):
+    (tmp_path / "v.txt").write_text("one 1 2 3 4\n")
+    words = Vocabulary("word", ["<pad>", "<unk>", "<s>", "</s>", "one", "two"])
+    names = ["source_vocabulary", "target_vocabulary"] if name.startswith(("Transformer", "Prefix")) else []
+    sizes = dict(num_layers=1, d_model=4, num_heads=2, d_ffn=8) | dict.fromkeys(names or ["target_vocabulary"], words)
+    model = MODELS.build(dict(type=name, word_vectors=str(tmp_path / "v.txt"), **options), **sizes)
+    table = model.decoder.embedding if name == "Transformer" else model.embedding
+    before = table(torch.tensor([4, 5]))
+    assert model.load_pretrained() == f"{tmp_path / 'v.txt'} (1 of 6 tokens)"
+    assert torch.equal(table(torch.tensor([5])), before[1:])
+    if is_of_target:
+        assert table(torch.tensor([4])).tolist() == [[1, 2, 3, 4]]
+    else:  # only the source's words are in the file's language
+        assert torch.equal(table(torch.tensor([4])), before[:1])
+        assert model.source_embedding(torch.tensor([4])).tolist() == [[1, 2, 3, 4]]
+    assert MODELS.build(dict(type=name, **options), **sizes).load_pretrained() is None

@@ -99,6 +99,8 @@ def text_attention(
     with AttentionRecorder(model) as maps:
         logits = predict()
     expected = most_probable(logits[0], target, ids, num_expected)
+    if isinstance(model, MaskedLanguageModel) and model.class_token:
+        ids = [BOS, *ids]
     # A prefix language model reads its source and its target as one sequence.
     tokens = [*(source if isinstance(model, PrefixLanguageModel) else ()), *target.token_texts(ids)]
     return TextAttention(_layers(model, maps, tokens, source, written), expected)

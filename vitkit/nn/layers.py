@@ -1,10 +1,10 @@
 """Small layers, and activation checkpointing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,13 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's
+    "silu": F.silu,
+}
 
 
 def check_activation(activation: str) -> str:
@@ -48,7 +54,7 @@ class MLP(nn.Module):
 
     Args:
         channels: sizes from input to output; (256, 256, 4) makes two layers.
-        activation: "relu", "gelu" or "silu".
+        activation: one of `ACTIVATIONS`.
     Raises:
         ConfigError: the activation is unknown.
     """
@@ -69,7 +75,7 @@ class FeedForward(nn.Module):
     """The two-layer network of a transformer layer, with an activation and dropout between the layers.
 
     Args:
-        activation: "relu", as published; "gelu" or "silu", as in some later models.
+        activation: "relu", as published; another of `ACTIVATIONS`, as in some later models.
     Raises:
         ConfigError: the activation is unknown.
     """

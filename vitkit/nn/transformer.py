@@ -9,17 +9,17 @@ Dropout follows each attention and feed-forward network. All layers and stacks t
     dropout: fraction dropped after each attention and feed-forward network, and inside both, in training.
     norm_first: False: normalise after each residual sum (post-norm, as originally published); True: the input of each
         branch, and the output of the stack once (pre-norm, Xiong et al. 2020, https://arxiv.org/abs/2002.04745).
-    activation: "relu" (as originally published), "gelu" or "silu", between the feed-forward network's layers.
+    activation: "relu" (as originally published), "gelu", "gelu_tanh" (its approximation in GPT-2) or "silu", between
+        the feed-forward network's layers.
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.nn.attention import MultiHeadAttention
-from vitkit.nn.layers import FeedForward, checkpoint_block
+from vitkit.nn.layers import Activation, FeedForward, checkpoint_block
 
 
 def with_positions(x: Tensor, positions: Tensor | None) -> Tensor:
@@ -42,7 +42,7 @@ class TransformerEncoderLayer(nn.Module):
         d_ffn: int = 2048,
         dropout: float = 0.1,
         norm_first: bool = False,
-        activation: Literal["relu", "gelu", "silu"] = "relu",
+        activation: Activation = "relu",
     ):
         super().__init__()
         self.norm_first = norm_first
@@ -90,7 +90,7 @@ class TransformerDecoderLayer(nn.Module):
         d_ffn: int = 2048,
         dropout: float = 0.1,
         norm_first: bool = False,
-        activation: Literal["relu", "gelu", "silu"] = "relu",
+        activation: Activation = "relu",
     ):
         super().__init__()
         self.norm_first = norm_first
@@ -163,7 +163,7 @@ class TransformerEncoder(nn.Module):
         d_ffn: int = 2048,
         dropout: float = 0.1,
         norm_first: bool = False,
-        activation: Literal["relu", "gelu", "silu"] = "relu",
+        activation: Activation = "relu",
         final_norm: bool | None = None,
     ):
         super().__init__()
@@ -199,7 +199,7 @@ class TransformerDecoder(nn.Module):
         d_ffn: int = 2048,
         dropout: float = 0.1,
         norm_first: bool = False,
-        activation: Literal["relu", "gelu", "silu"] = "relu",
+        activation: Activation = "relu",
         final_norm: bool | None = True,
         all_layers: bool = True,
     ):

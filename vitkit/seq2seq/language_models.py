@@ -1,4 +1,9 @@
-"""Language models made of the Transformer's layers: decoder-only, with or without a prefix, and encoder-only."""
+"""Language models made of the Transformer's layers: decoder-only, with or without a prefix, and encoder-only.
+
+Besides the arguments of `vitkit.nn.transformer` and `vitkit.seq2seq.transformer`, those that predict one text take
+    scale_embedding: whether token embeddings are multiplied by sqrt(d_model); BERT and GPT-2 do not.
+    norm_eps: the number that all layer norms add to the variance.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +32,8 @@ from vitkit.seq2seq.transformer import (
     init_matrices,
 )
 from vitkit.seq2seq.vocabulary import Vocabulary
-from vitkit.structures import EOS, PAD
+from vitkit.seq2seq.word_vectors import init_embedding
+from vitkit.structures import BOS, EOS, PAD
 
 
 @dataclass
@@ -63,6 +69,7 @@ class DecoderOnly(TextGenerator):
         vocabulary: vocabulary of the text.
         embedding, positions, tied_output, output_bias: see `TextDecoder`.
         stack: the layers.
+        word_vectors: see `Transformer`.
         decoding: arguments of `DecodingSettings`.
     """
 
@@ -75,6 +82,7 @@ class DecoderOnly(TextGenerator):
         *,
         tied_output: bool,
         output_bias: bool,
+        word_vectors: str | None,
         decoding: Mapping[str, Any] | DecodingSettings | None,
     ):
         super().__init__(vocabulary, decoding)
@@ -84,7 +92,12 @@ class DecoderOnly(TextGenerator):
         self.stack = stack
         self.output = None if tied_output else Linear(d_model, size, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(size)) if output_bias else None
+        self.word_vectors = word_vectors
         init_matrices(self)
+
+    def load_pretrained(self) -> str | None:
+        """Load the word vectors; see `init_embedding`."""
+        return init_embedding(self.embedding, self.vocabulary, self.word_vectors)
 
     def encode_prompt(
         self, prompt: Tensor, padding_mask: Tensor, bias: Tensor, *, next_tokens: Tensor | None = None
@@ -139,11 +152,13 @@ class DecoderOnly(TextGenerator):
 @MODELS.register
 class CausalLanguageModel(DecoderOnly):
     """Decoder-only: predicts each token from those before it (Radford et al. 2019, "Language Models are Unsupervised
-    Multitask Learners"). The default sizes are those of GPT-2's smallest model.
+    Multitask Learners"). The default sizes are those of GPT-2's smallest model, which also has
+    `activation="gelu_tanh"` and `scale_embedding=False`.
 
     Args:
         target_vocabulary: a run sets its dataset's.
         target_size: number of tokens, if there is no vocabulary.
+        norm_eps, scale_embedding: see `vitkit.seq2seq.language_models`.
         decoding: arguments of `DecodingSettings`.
         The other arguments: see `Transformer`.
     """
@@ -161,16 +176,19 @@ class CausalLanguageModel(DecoderOnly):
         norm_first: bool = True,
         activation: Activation = "relu",
         final_norm: bool | None = None,
+        norm_eps: float = 1e-5,
+        scale_embedding: bool = True,
         positions: PositionEncoding = "learned",
         max_length: int = 1024,
         tied_output: bool = True,
         output_bias: bool = False,
+        word_vectors: str | None = None,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         size = vocabulary_size("target", target_vocabulary, target_size)
         super().__init__(
             target_vocabulary,
-            ScaledEmbedding(size, d_model),
+            ScaledEmbedding(size, d_model, scale=scale_embedding),
             TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
             IncrementalEncoder(
                 num_layers,
@@ -184,8 +202,10 @@ class CausalLanguageModel(DecoderOnly):
             ),
             tied_output=tied_output,
             output_bias=output_bias,
+            word_vectors=word_vectors,
             decoding=decoding,
         )
+        set_norm_eps(self, norm_eps)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Predict the token that follows each position.
@@ -249,6 +269,7 @@ class PrefixLanguageModel(DecoderOnly):
         max_length: int = 1024,
         tied_output: bool = True,
         output_bias: bool = False,
+        word_vectors: str | None = None,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         size = vocabulary_size("target", target_vocabulary, target_size)
@@ -276,6 +297,7 @@ class PrefixLanguageModel(DecoderOnly):
             ),
             tied_output=tied_output,
             output_bias=output_bias,
+            word_vectors=word_vectors,
             decoding=decoding,
         )
 
@@ -331,7 +353,8 @@ def prefix_mask(source_padding: Tensor, target_length: int) -> Tensor:
 @MODELS.register
 class MaskedLanguageModel(Model):
     """Encoder-only: predicts masked tokens from both sides (Devlin et al. 2019, section 3.1,
-    https://arxiv.org/abs/1810.04805). The default sizes are those of BERT's base model.
+    https://arxiv.org/abs/1810.04805). The default sizes are those of BERT's base model, which also has
+    `activation="gelu"`, `scale_embedding=False`, `embedding_norm=True`, `norm_eps=1e-12` and `class_token=True`.
 
     A fraction `mask_share` of the tokens is chosen; 80 % of these become the mask token, 10 % a random one, 10 % stay.
     In evaluation the choice is always the same.
@@ -340,6 +363,9 @@ class MaskedLanguageModel(Model):
         target_vocabulary: a run sets its dataset's; it must have a mask token (`vocabulary.mask_id`).
         target_size, mask_id: number of tokens and id of the mask token, if there is no vocabulary.
         mask_share: fraction of chosen tokens, 0.15 in the paper.
+        embedding_norm: whether embeddings and positions are normalised before the first layer.
+        class_token: whether the model puts BOS, as BERT's [CLS], before each text; its output is not returned.
+        norm_eps, scale_embedding: see `vitkit.seq2seq.language_models`.
         The other arguments: see `Transformer`; the logits always have a bias.
     Raises:
         ConfigError: a size is missing, there is no mask token, or mask_share is not in 0..1.
@@ -360,9 +386,14 @@ class MaskedLanguageModel(Model):
         norm_first: bool = False,
         activation: Activation = "relu",
         final_norm: bool | None = None,
+        norm_eps: float = 1e-5,
+        scale_embedding: bool = True,
+        embedding_norm: bool = False,
+        class_token: bool = False,
         positions: PositionEncoding = "learned",
         max_length: int = 512,
         tied_output: bool = True,
+        word_vectors: str | None = None,
     ):
         super().__init__()
         size = vocabulary_size("target", target_vocabulary, target_size)
@@ -375,8 +406,12 @@ class MaskedLanguageModel(Model):
         self.vocabulary = target_vocabulary
         self.mask_id = mask_id
         self.mask_share = mask_share
-        self.embedding = ScaledEmbedding(size, d_model)
-        self.positions = TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout)
+        self.class_token = class_token
+        self.word_vectors = word_vectors
+        self.embedding = ScaledEmbedding(size, d_model, scale=scale_embedding)
+        self.positions = TextPositions(
+            d_model, positions=positions, max_length=max_length, dropout=dropout, norm=embedding_norm
+        )
         self.encoder = TransformerEncoder(
             num_layers,
             d_model,
@@ -391,6 +426,11 @@ class MaskedLanguageModel(Model):
         self.output = None if tied_output else Linear(d_model, size, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(size))
         init_matrices(self)
+        set_norm_eps(self, norm_eps)
+
+    def load_pretrained(self) -> str | None:
+        """Load the word vectors; see `init_embedding`."""
+        return init_embedding(self.embedding, self.vocabulary, self.word_vectors)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Mask tokens, and predict the token at each position.
@@ -409,8 +449,12 @@ class MaskedLanguageModel(Model):
 
     def predict(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Return logits (B, S, V) for the token at each position, for texts that are already masked or unmasked."""
+        if self.class_token:
+            tokens = F.pad(tokens, (1, 0), value=BOS)
+            padding_mask = None if padding_mask is None else F.pad(padding_mask, (1, 0))
         bias = None if padding_mask is None else padding_bias(padding_mask)
         x = self.encoder(self.positions(self.embedding(tokens)), bias=bias)
+        x = x[:, 1:] if self.class_token else x
         table = self.embedding if self.output is None else self.output
         return linear(self.head(x), table.weight, self.output_bias)
 
@@ -423,3 +467,16 @@ class MaskedLanguageModel(Model):
         masked = (tokens > EOS) & (chance < self.mask_share)
         hidden = tokens.masked_fill(masked & (fate < 0.8), self.mask_id)
         return torch.where(masked & (fate >= 0.9), others, hidden), masked
+
+
+def set_norm_eps(model: nn.Module, eps: float) -> None:
+    """Set the number that every layer norm of a model adds to the variance.
+
+    Raises:
+        ConfigError: it is not above 0.
+    """
+    if not eps > 0:
+        raise ConfigError(f"norm_eps={eps}: expected above 0.")
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = eps

@@ -13,7 +13,7 @@ from vitkit.nn.additive_attention import AlignmentAttention
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.vocabulary import Vocabulary
-from vitkit.seq2seq.word_vectors import load_word_vectors
+from vitkit.seq2seq.word_vectors import init_embedding
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -302,7 +302,7 @@ class RNNTranslator(TextGenerator):
             attention=attention,
             scheduled_sampling=scheduled_sampling,
         )
-        self.source_tokens = None if source_vocabulary is None else source_vocabulary.tokens
+        self.source_vocabulary = source_vocabulary
         self.word_vectors = word_vectors
 
     def set_sampling(self, fraction: float) -> None:
@@ -310,20 +310,8 @@ class RNNTranslator(TextGenerator):
         self.decoder.scheduled_sampling = fraction
 
     def load_pretrained(self) -> str | None:
-        """Load the word vectors; see `load_word_vectors`.
-
-        Raises:
-            ConfigError: the model has no vocabulary to match rows to words.
-        """
-        if self.word_vectors is None:
-            return None
-        if self.source_tokens is None:
-            raise ConfigError(
-                f"word_vectors={self.word_vectors!r}: needs a source_vocabulary, but the model only has a source_size. "
-                "Train on a dataset of text, or leave the vectors out."
-            )
-        num_loaded = load_word_vectors(self.encoder.embedding, self.source_tokens, self.word_vectors)
-        return f"{self.word_vectors} ({num_loaded} of {len(self.source_tokens)} tokens)"
+        """Load the word vectors; see `init_embedding`."""
+        return init_embedding(self.encoder.embedding, self.source_vocabulary, self.word_vectors)
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
         """Predict the token that follows each position of the target (teacher forcing).

@@ -18,36 +18,51 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError, DataError
 from vitkit.kernels import linear
 from vitkit.nn.attention import mask_bias, padding_bias
-from vitkit.nn.layers import Linear
+from vitkit.nn.layers import Activation, Linear
 from vitkit.nn.position import fairseq_positions_1d, sine_positions_1d
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalDecoder, KeyValueCache
 from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.seq2seq.word_vectors import init_embedding
 
-Activation = Literal["relu", "gelu", "silu"]
 PositionEncoding = Literal["sine", "fairseq", "learned"]
 POSITION_CODES = {"sine": sine_positions_1d, "fairseq": fairseq_positions_1d}
 
 
 class ScaledEmbedding(nn.Embedding):
-    """Token embeddings times sqrt(d_model), initialised so that the products have variance 1 (section 3.4)."""
+    """Token embeddings times sqrt(d_model), initialised so that the products have variance 1 (section 3.4).
 
-    def __init__(self, size: int, d_model: int):
+    Args:
+        scale: False: without the factor, as in BERT and GPT-2, and with their initial standard deviation of 0.02.
+    """
+
+    def __init__(self, size: int, d_model: int, *, scale: bool = True):
         super().__init__(size, d_model)
-        nn.init.normal_(self.weight, std=d_model**-0.5)
+        self.factor = d_model**0.5 if scale else 1.0
+        nn.init.normal_(self.weight, std=d_model**-0.5 if scale else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embed tokens, times sqrt(d_model): (...) int64 -> (..., d_model)."""
-        return super().forward(tokens) * self.embedding_dim**0.5
+        """Embed tokens, times the factor: (...) int64 -> (..., d_model)."""
+        return super().forward(tokens) * self.factor
 
 
 class TextPositions(nn.Module):
-    """Adds position encodings to embeddings, then applies dropout (section 5.4)."""
+    """Adds position encodings to embeddings, then applies dropout (section 5.4).
+
+    Args:
+        norm: whether to normalise the sums before the dropout, as BERT does.
+    """
 
     def __init__(
-        self, d_model: int, *, positions: PositionEncoding = "sine", max_length: int = 1024, dropout: float = 0.1
+        self,
+        d_model: int,
+        *,
+        positions: PositionEncoding = "sine",
+        max_length: int = 1024,
+        dropout: float = 0.1,
+        norm: bool = False,
     ):
         super().__init__()
         if positions not in (*POSITION_CODES, "learned"):
@@ -58,6 +73,7 @@ class TextPositions(nn.Module):
             self.register_buffer("codes", POSITION_CODES[positions](max_length, d_model), persistent=False)
         else:
             self.codes = nn.Parameter(torch.randn(max_length, d_model) * d_model**-0.5)
+        self.norm = nn.LayerNorm(d_model) if norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, *, offset: int = 0, positions: Tensor | None = None) -> Tensor:
@@ -76,7 +92,7 @@ class TextPositions(nn.Module):
                 f"a text of {end} tokens or more, but the model has positions for {len(self.codes)}. Shorten the text "
                 "(or decoding.max_length), or set the model's max_length."
             )
-        return self.dropout(x + (self.codes[offset:end] if positions is None else self.codes[positions]))
+        return self.dropout(self.norm(x + (self.codes[offset:end] if positions is None else self.codes[positions])))
 
 
 def causal_bias(length: int, device: torch.device) -> Tensor:
@@ -213,6 +229,8 @@ class Transformer(TextGenerator):
         d_model: number of channels of the tokens.
         num_heads, d_ffn, dropout, norm_first, activation, final_norm: see `vitkit.nn.transformer`.
         positions, max_length, tied_output, output_bias: see `vitkit.seq2seq.transformer`.
+        word_vectors: a file of word vectors of d_model numbers (see vitkit.seq2seq.word_vectors), with which the
+            embeddings begin training: those of the source, and of the target if they are shared.
         shared_embeddings: source and target share one embedding table; their vocabularies must then be the same.
         decoding: arguments of `DecodingSettings`.
     Raises:
@@ -239,9 +257,12 @@ class Transformer(TextGenerator):
         shared_embeddings: bool = True,
         tied_output: bool = True,
         output_bias: bool = False,
+        word_vectors: str | None = None,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
         super().__init__(target_vocabulary, decoding)
+        self.source_vocabulary = source_vocabulary
+        self.word_vectors = word_vectors
         source_size = vocabulary_size("source", source_vocabulary, source_size)
         target_size = vocabulary_size("target", target_vocabulary, target_size)
         if shared_embeddings and (
@@ -282,11 +303,17 @@ class Transformer(TextGenerator):
         memory = self.encode(source, source_padding)
         return {"logits": self.decoder(target_in, memory, memory_padding=source_padding)}
 
+    def load_pretrained(self) -> str | None:
+        """Load the word vectors; see `init_embedding`."""
+        return init_embedding(self._embedding_of_source(), self.source_vocabulary, self.word_vectors)
+
     def encode(self, source: Tensor, source_padding: Tensor | None = None) -> Tensor:
         """Encode the sources, (B, S, d_model); arguments as in `forward`."""
-        embedding = self.decoder.embedding if self.source_embedding is None else self.source_embedding
         bias = None if source_padding is None else padding_bias(source_padding)
-        return self.encoder(self.source_positions(embedding(source)), bias=bias)
+        return self.encoder(self.source_positions(self._embedding_of_source()(source)), bias=bias)
+
+    def _embedding_of_source(self) -> ScaledEmbedding:
+        return self.decoder.embedding if self.source_embedding is None else self.source_embedding
 
     def start(self, source: Tensor, source_padding: Tensor | None = None) -> TextState:
         """Encode the sources and return the decoder's initial state."""

@@ -7,8 +7,28 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitkit.errors import DataError
-from vitkit.seq2seq.vocabulary import SPACE
+from vitkit.errors import ConfigError, DataError
+from vitkit.seq2seq.vocabulary import SPACE, Vocabulary
+
+
+def init_embedding(embedding: nn.Embedding, vocabulary: Vocabulary | None, path: str | None) -> str | None:
+    """Initialise a model's embeddings with the vectors of a file, as its argument `word_vectors` says.
+
+    Returns:
+        the path and how many tokens have a vector; None without a path.
+    Raises:
+        ConfigError: the model has no vocabulary to match rows to words.
+        DataError: see `load_word_vectors`.
+    """
+    if path is None:
+        return None
+    if vocabulary is None:
+        raise ConfigError(
+            f"word_vectors={path!r}: needs a vocabulary, but the model only has a number of tokens. Train on a dataset "
+            "of text, or leave the vectors out."
+        )
+    num_loaded = load_word_vectors(embedding, vocabulary.tokens, path)
+    return f"{path} ({num_loaded} of {len(vocabulary)} tokens)"
 
 
 @torch.no_grad()
@@ -16,6 +36,7 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str 
     """Set the rows of tokens for which a file has vectors; a word is looked up as it is, or else in lower case.
 
     Args:
+        embedding: if it multiplies its rows by a `factor`, as `ScaledEmbedding` does, the products are the vectors.
         tokens: the tokens of the rows, as in a vocabulary; word pieces are looked up like words.
     Returns:
         the number of rows that were set.
@@ -27,6 +48,7 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str 
     for row, word in enumerate(words):
         for form in {word, word.lower()}:
             rows_of.setdefault(form, []).append(row)
+    factor = getattr(embedding, "factor", 1.0)
     is_exact: dict[int, bool] = {}
     """Row -> whether its vector is for the word as it is, rather than in lower case."""
     for word, values in read_lines(path, embedding.embedding_dim):
@@ -40,7 +62,7 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str 
                     ) from error
                 if not vector.isfinite().all():
                     raise DataError(f"word vectors '{path}': the vector of {word!r} has a value that is not finite.")
-                embedding.weight[row] = vector
+                embedding.weight[row] = vector / factor
                 is_exact[row] = words[row] == word
     return len(is_exact)
 
@@ -57,8 +79,8 @@ def read_lines(path: str | Path, dimensions: int) -> Iterator[tuple[str, list[st
                 # look the same.
                 if len(values) != dimensions or (number <= 2 and " " in word):
                     raise DataError(
-                        f"word vectors '{path}', line {number}: expected a word and {dimensions} numbers "
-                        f"(d_embedding), got {len(line.split())} values that begin {line[:30]!r}."
+                        f"word vectors '{path}', line {number}: expected a word and {dimensions} numbers, "
+                        f"the model's d_embedding or d_model, got {len(line.split())} values that begin {line[:30]!r}."
                     )
                 yield word, values
     except OSError as error:
