@@ -9,7 +9,8 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.heads import DETRHead, Mask2FormerHead
 from vitkit.matchers import FixedMaskMatcher
 from vitkit.nn.layers import FeedForward
-from vitkit.registry import BACKBONES, HEADS
+from vitkit.protocols import Dataset
+from vitkit.registry import BACKBONES, DATASETS, HEADS
 from vitkit.structures import FeatureInfo
 
 SIZES = dict(d_model=16, num_heads=2, d_ffn=32, num_decoder_layers=2)
@@ -158,7 +159,18 @@ def test_images_outside_the_fraction_are_not_drawn_for_mosaics_or_in_place_of_ba
     assert loader.num_skipped > 0 and drawn == chosen
 
 
-def test_a_fraction_of_sentences_is_refused():
-    data = DataSettings(train=dict(type="NumberWords", num_pairs=9, fraction=0.5), tokens_per_gpu=100)
-    with pytest.raises(ConfigError, match=r"data\.train\.fraction: only images and videos have one, not NumberWords"):
+def test_a_fraction_of_samples_of_another_kind_is_refused(monkeypatch):
+    DATASETS.load_packages()
+    monkeypatch.setattr(DATASETS, "_constructors", dict(DATASETS._constructors))
+
+    @DATASETS.register
+    class Sounds(Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return index
+
+    data = DataSettings(train=dict(type="Sounds", fraction=0.5))
+    with pytest.raises(ConfigError, match=r"data\.train\.fraction: only images, videos and text have one, not Sounds"):
         data.dataset("train")

@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from vitkit.data.loading.loader import DataSettings, build_dataset
+from vitkit.data.loading.loader import DataSettings, build_dataset, choose_fraction
 from vitkit.data.text.datasets import TextLines, VocabularySettings
 from vitkit.data.text.monolingual import MonolingualText
 from vitkit.data.text.pairs import ParallelText
@@ -194,3 +194,25 @@ def test_tokens_per_gpu_requires_text():
 
 def test_batches_are_padded_with_the_padding_token():
     assert Vocabulary.train("word", ["a"]).tokens[PAD] == "<pad>"
+
+
+def test_a_fraction_of_lines_is_trained_on_and_makes_the_vocabulary(tmp_path):
+    empty = choose_fraction(40, 0.1)[0]
+    (tmp_path / "a.en").write_text("\n".join("" if k == empty else f"word{k} word{k % 7}" for k in range(40)))
+    (tmp_path / "a.de").write_text("\n".join(f"Wort{k}" for k in range(40)))
+    pairs = dict(type="ParallelText", source="{root}/a.en", target="{root}/a.de", vocabulary=WORDS, max_length=8)
+    trained = {}
+    for fraction in (0.1, 0.5, 1.0):
+        settings = DataSettings(train=dict(**pairs, fraction=fraction), root=str(tmp_path), tokens_per_gpu=20)
+        dataset, chosen = settings.dataset("train"), choose_fraction(40, fraction)
+        samples = [dataset[k] for k in range(len(dataset))]
+        trained[fraction] = {sample["target"]["references"][0] for sample in samples}
+        assert trained[fraction] == {f"Wort{k}" for k in chosen if k != empty}
+        words = {token.removeprefix("\u2581") for token in dataset.target_vocabulary.tokens[4:]}
+        assert words == {f"Wort{k}" for k in chosen}
+        assert dataset.location(0, 2) == f"{tmp_path / 'a.en'}, line {chosen[2] + 1}"
+    assert trained[0.1] < trained[0.5] < trained[1.0]
+    assert len(settings.evaluated("train").sides[0]) == 40  # evaluation has all of them
+    causal = dict(type="MonolingualText", file="{root}/a.de", vocabulary=dict(kind="char"), fraction=0.25)
+    dataset = DataSettings(train=causal, root=str(tmp_path), tokens_per_gpu=20).dataset("train")
+    assert [dataset[k]["target"]["text"] for k in range(10)] == [f"Wort{k}" for k in choose_fraction(40, 0.25)]

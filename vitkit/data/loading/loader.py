@@ -22,6 +22,7 @@ from vitkit.data.loading.batch_augmentation import BatchAugmentation, MixupOptio
 from vitkit.data.loading.collate import collate
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
+from vitkit.data.text.datasets import TextDataset
 from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
@@ -44,9 +45,9 @@ class DataSettings:
     """The config's `data` section."""
 
     train: Spec | None = None
-    """The training dataset; `{root}` in its strings stands for `root`. With `fraction` in the spec of an image dataset,
-    only that fraction of the images is trained on: the same ones in every run, and a smaller fraction is always a
-    subset of a larger one."""
+    """The training dataset; `{root}` in its strings stands for `root`. With `fraction` in the spec of a dataset of
+    images or text, only that fraction of the images or lines is trained on: the same ones in every run, and a smaller
+    fraction is always a subset of a larger one. A text's vocabulary is made from these lines only."""
     val: Spec | None = None
     """The dataset evaluated on during training; the same rules apply."""
     test: Spec | None = None
@@ -131,9 +132,14 @@ class DataSettings:
             spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels
         )
         if fraction is not None:
-            if not isinstance(dataset, BaseImageDataset):
-                raise ConfigError(f"{key}.fraction: only images and videos have one, not {type(dataset).__name__}.")
-            dataset.chosen_indices = choose_fraction(len(dataset), fraction)
+            if isinstance(dataset, BaseImageDataset):
+                dataset.chosen_indices = choose_fraction(len(dataset), fraction)
+            elif isinstance(dataset, TextDataset):
+                dataset.choose(choose_fraction(len(dataset.sides[0]), fraction))
+            else:
+                raise ConfigError(
+                    f"{key}.fraction: only images, videos and text have one, not {type(dataset).__name__}."
+                )
         if split != "train" and isinstance(dataset, BaseImageDataset) and dataset.transforms_by_epoch is not None:
             raise ConfigError(
                 f"{key}.transforms: TransformsByEpoch is for training; results of all epochs are compared. Use it only "
@@ -250,9 +256,9 @@ def _fraction(spec: Spec | None) -> float | None:
     return spec.get("fraction") if isinstance(spec, Mapping) else None
 
 
-def choose_fraction(num_images: int, fraction: float) -> np.ndarray:
-    """Choose a fraction of the images, at least one: their indices, ascending."""
-    return np.sort(np.random.default_rng(0).permutation(num_images)[: max(1, round(fraction * num_images))])
+def choose_fraction(count: int, fraction: float) -> np.ndarray:
+    """Choose a fraction of so many images or lines, at least one: their indices, ascending."""
+    return np.sort(np.random.default_rng(0).permutation(count)[: max(1, round(fraction * count))])
 
 
 class BatchLoader:

@@ -56,6 +56,24 @@ class TextLines(Sequence[str]):
         return self._bytes[start : self._ends[index]].decode("utf-8").removesuffix("\r")
 
 
+class ChosenLines(Sequence[str]):
+    """Some of the lines of a text.
+
+    Args:
+        lines: all lines.
+        numbers: the numbers of the chosen ones, from 0.
+    """
+
+    def __init__(self, lines: Sequence[str], numbers: np.ndarray):
+        self.lines, self.numbers = lines, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> str:
+        return self.lines[int(self.numbers[index])]
+
+
 def _read_bytes(path: Path) -> bytes:
     if not path.is_file():
         raise DataError(f"no file '{path}'. Correct its path; a dataset's begins at data.root.")
@@ -154,7 +172,14 @@ class TextDataset(Dataset):
     def location(self, side: int, line: int) -> str:
         """Describe the location of a line for error messages."""
         lines = self.sides[side]
+        if isinstance(lines, ChosenLines):
+            lines, line = lines.lines, int(lines.numbers[line])
         return f"{lines.path if isinstance(lines, TextLines) else f'side {side}'}, line {line + 1}"
+
+    def choose(self, numbers: np.ndarray) -> None:
+        """Keep only the lines with these numbers, from 0; a vocabulary is also trained on them only."""
+        self.sides = [ChosenLines(side, numbers) for side in self.sides]
+        self._tokens = self._lines = None
 
     # Vocabularies are trained, and lines encoded, on first use: until then other vocabularies can be set.
 
