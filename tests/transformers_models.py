@@ -28,6 +28,15 @@ _MARIAN = dict(
     decoder_attention_heads=2, decoder_ffn_dim=16, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
     scale_embedding=True, max_position_embeddings=16,
 )  # fmt: skip
+_BERT = dict(
+    vocab_size=110, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+    max_position_embeddings=20,
+)  # fmt: skip
+_GPT2 = dict(
+    vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=20, bos_token_id=3, eos_token_id=3,
+    layer_norm_epsilon=1e-6,
+)  # fmt: skip
+TEXT_MODELS = ("marian", "marian_swish", "bert", "bert_untied", "gpt2", "gpt2_untied")
 
 
 def _detr(transformers, name="DetrForObjectDetection", **options):
@@ -132,6 +141,10 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "timesformer_joint": lambda t: _timesformer(t, attention_type="joint_space_time"),
     "timesformer_space": lambda t: _timesformer(t, attention_type="space_only"),
     "marian": lambda t: t.MarianMTModel(t.MarianConfig(**_MARIAN, activation_function="relu")),
+    "bert": lambda t: t.BertForMaskedLM(t.BertConfig(**_BERT)),
+    "bert_untied": lambda t: t.BertForMaskedLM(t.BertConfig(**_BERT, tie_word_embeddings=False)),
+    "gpt2": lambda t: t.GPT2LMHeadModel(t.GPT2Config(**_GPT2)),
+    "gpt2_untied": lambda t: t.GPT2LMHeadModel(t.GPT2Config(**_GPT2, tie_word_embeddings=False)),
     "marian_swish": lambda t: t.MarianMTModel(t.MarianConfig(**_MARIAN, activation_function="swish")),
 }
 
@@ -149,7 +162,7 @@ def build_theirs(transformers, name: str, *, num_labels: int = 3) -> nn.Module:
         if name.startswith("d_fine") and parameter.dim() > 1:
             nn.init.kaiming_normal_(parameter, nonlinearity="linear")  # smaller ones leave maps nearly constant
         elif "embed_positions" not in key and not key.endswith(("reg_scale", ".up")):
-            is_scale = ("norm" in key and "weight" in key) or key.endswith("lab.scale")
+            is_scale = ("norm" in key.lower() and "weight" in key) or key.endswith("lab.scale")
             nn.init.normal_(parameter, mean=float(is_scale), std=0.1)
     for key, buffer in model.named_buffers():
         if key.endswith("running_var"):
@@ -168,6 +181,16 @@ def compare(theirs: nn.Module, ours: nn.Module) -> None:
         source, target = torch.randint(3, 20, (2, 7)), torch.randint(3, 20, (2, 5))
         expected = theirs(input_ids=source, attention_mask=torch.ones_like(source), decoder_input_ids=target).logits
         return _close(ours(source, None, target)["logits"], expected)
+    if kind == "bert":
+        tokens, padding = torch.randint(4, 110, (2, 7)), torch.zeros(2, 7, dtype=torch.bool)
+        padding[1, 4:] = True
+        with_class = torch.nn.functional.pad(tokens, (1, 0), value=2)  # vitkit's model adds this token by itself
+        attended = torch.nn.functional.pad(~padding, (1, 0), value=True)
+        expected = theirs(input_ids=with_class, attention_mask=attended.long()).logits[:, 1:]
+        return _close(ours.predict(tokens, padding), expected)
+    if kind == "gpt2":
+        tokens = torch.randint(4, 30, (2, 7))
+        return _close(ours(tokens)["logits"], theirs(input_ids=tokens).logits)
     if kind == "timesformer":
         clips = torch.randn(2, 2, 3, 32, 32)
         expected = theirs(clips).logits

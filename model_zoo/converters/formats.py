@@ -6,6 +6,7 @@ from vitkit.model_zoo.converters import (
     dfine,
     eomt,
     fairseq,
+    language_models,
     maskformer,
     mvit,
     resnet,
@@ -19,7 +20,10 @@ from vitkit.model_zoo.converters import (
 # A file has the first format whose marks it contains, so models precede the backbones that are their parts.
 TRANSFORMERS = [
     form
-    for file in (detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt, vit, resnet, swin, transformer)
+    for file in (
+        *(detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt),
+        *(vit, resnet, swin, transformer, language_models),
+    )
     for form in file.TRANSFORMERS
 ]
 """The formats of the transformers library."""

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers_models import BUILDERS, build_theirs, compare
+from transformers_models import BUILDERS, TEXT_MODELS, build_theirs, compare
 
 from vitkit import CheckpointError, ConfigError, load, load_weights
 from vitkit.checkpoint.folders import is_transformers_folder
@@ -24,7 +24,7 @@ def ours_for(folder):
     """vitkit's model of a folder, with random weights."""
     torch.manual_seed(5)
     model = find_model(folder)
-    classes = {} if model.config["model"]["type"] == "Transformer" else {"num_classes": 3}
+    classes = {} if "target_size" in model.config["model"] else {"num_classes": 3}
     return build_model(model.config["model"] | classes).eval()
 
 
@@ -84,7 +84,7 @@ def folder_of(tmp_path, name="detr", **changes):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"detr_own_resnet", "marian", "marian_swish"}))
+@pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"detr_own_resnet", *TEXT_MODELS}))
 def test_a_folder_that_names_no_classes_has_the_default_of_two(name, tmp_path):
     theirs = build_theirs(transformers, name, num_labels=2)
     theirs.save_pretrained(tmp_path)
@@ -289,6 +289,8 @@ def test_error_for_weights_of_another_model_names_their_format(tmp_path):
         ("marian", "d_model"),
         ("marian", "vocab_size"),
         ("marian", "max_position_embeddings"),
+        ("bert", "num_hidden_layers"),
+        ("gpt2", "n_layer"),
     ],
 )
 @pytest.mark.parametrize("value", [16384, 1 << 62])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers_models import BUILDERS, build_theirs, compare
+from transformers_models import BUILDERS, TEXT_MODELS, build_theirs, compare
 
 from vitkit import CheckpointError, load
 from vitkit.checkpoint import save_checkpoint
@@ -30,7 +30,7 @@ def trained(tmp_path, name):
     return str(tmp_path / "ours.pth"), theirs
 
 
-@pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"detr_own_resnet", "marian", "marian_swish"}))
+@pytest.mark.parametrize("name", sorted(BUILDERS.keys() - {"detr_own_resnet", *TEXT_MODELS}))
 def test_library_builds_and_loads_written_folders(name, tmp_path, capsys):
     path, theirs = trained(tmp_path, name)
     folder = tmp_path / "folder"

@@ -12,7 +12,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitkit.checkpoint.marian import Tokens, read_tokens, renumbered
+from vitkit.checkpoint import marian, tokenizer_files
+from vitkit.checkpoint.marian import Tokens
 from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.errors import CheckpointError
 
@@ -77,7 +78,11 @@ def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
         raise CheckpointError(f"'{folder}' has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     state = read_shards(path, read) if path.name.endswith(INDEX_SUFFIX) else read(path)
     tokens = tokens_in(folder)
-    return {"model": renumbered(state, tokens) if tokens else state, **_metadata(folder, tokens)}
+    if "source" in tokens:
+        state = marian.renumbered(state, tokens)
+    elif tokens:
+        state = tokenizer_files.renumbered(state, tokens["target"].vocabulary)
+    return {"model": state, **_metadata(folder, tokens)}
 
 
 def read_folder_metadata(folder: Path) -> dict[str, Any]:
@@ -90,9 +95,14 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
 
 
 def tokens_in(folder: Path) -> dict[str, Tokens]:
-    """Return a translation model's tokens, "source" and "target"; an empty dict for other folders."""
-    config = folder / CONFIG
-    return read_tokens(folder, read_object(config), read_object) if config.is_file() else {}
+    """Return a translation model's tokens, "source" and "target", or a language model's, "target"; an empty dict for
+    other folders."""
+    if not (folder / CONFIG).is_file():
+        return {}
+    config = read_object(folder / CONFIG)
+    if config.get("model_type") in tokenizer_files.KINDS:
+        return tokenizer_files.read_tokens(folder, config)
+    return marian.read_tokens(folder, config, read_object)
 
 
 def _metadata(folder: Path, tokens: Mapping[str, Tokens]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from huggingface_hub import errors
 from vitkit.checkpoint.folders import CONFIG, INDEX_SUFFIX, WEIGHTS, files_in_index, read_object
 from vitkit.checkpoint.marian import FILES as TOKEN_FILES
 from vitkit.checkpoint.marian import TARGET_NUMBERS
+from vitkit.checkpoint.tokenizer_files import KINDS as TOKENIZER_KINDS
+from vitkit.checkpoint.tokenizer_files import TOKENIZER
 from vitkit.errors import CheckpointError
 
 logger = logging.getLogger("vitkit")
@@ -54,8 +56,8 @@ def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) 
         if download.not_cached:
             raise download.unreachable(WEIGHTS[0])
         raise CheckpointError(f"{source}: has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
-    is_text = read_object(config).get("model_type") == "marian"
-    for name in (GENERATION, *TOKEN_FILES, TARGET_NUMBERS) if is_text else (PREPROCESSOR,):
+    others = {"marian": (GENERATION, *TOKEN_FILES, TARGET_NUMBERS)} | dict.fromkeys(TOKENIZER_KINDS, (TOKENIZER,))
+    for name in others.get(read_object(config).get("model_type"), (PREPROCESSOR,)):
         download(name)
     return config.parent
 

@@ -15,6 +15,7 @@ from vitkit.checkpoint import LoadReport, classes_of, load_weights
 from vitkit.checkpoint.files import read_metadata
 from vitkit.checkpoint.hub import is_hub_name
 from vitkit.checkpoint.marian import FILES as TOKEN_FILES
+from vitkit.checkpoint.tokenizer_files import TOKENIZER
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
 from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
@@ -87,8 +88,9 @@ def load(
         if "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0]):
             raise CheckpointError(
                 f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
-                f"transformers library with {', '.join(TOKEN_FILES)}. To translate token ids, build the model "
-                "(vitkit.inference.find_model) and load its weights (load_weights)."
+                f"transformers library with {', '.join(TOKEN_FILES)} (Marian) or {TOKENIZER} (BERT, GPT-2; needs "
+                "pip install tokenizers). For token ids only, build the model (vitkit.inference.find_model) and load "
+                "its weights (load_weights)."
             )
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things

@@ -99,8 +99,8 @@ def config_of(folder: Path, name: str | None = None) -> Section:
     # The owner and the parent folders say nothing about the task.
     last_name = name.partition("@")[0].rpartition("/")[2] if name else folder.resolve().name
     base, model = KINDS[kind].read(settings, last_name)
-    if tokens_in(folder):  # the sizes are those of the vocabularies
-        del model["source_size"], model["target_size"]
+    if tokens_in(folder):  # the sizes and the mask token are those of the vocabularies
+        model = {name: value for name, value in model.items() if name not in ("source_size", "target_size", "mask_id")}
     stated = stated_classes(path)
     things = settings.sub("vitkit").get("things")
     if things is not None and "tasks" in model:
@@ -109,7 +109,8 @@ def config_of(folder: Path, name: str | None = None) -> Section:
         model |= _things_of(stated["classes"])
     config = json.loads(json.dumps(load_config(base, check=False)))
     config["model"] = model
-    _check_size(model, folder, None if kind == "marian" else stated.get("classes"))
+    is_text = KINDS[kind] in text.KINDS
+    _check_size(model, folder, None if is_text else stated.get("classes"))
     path = folder / PREPROCESSOR
     if path.is_file():
         preprocess(config, Settings(read_object(path), str(path)))

@@ -8,35 +8,41 @@ from typing import Any
 from vitkit.checkpoint.folders import CONFIG, WEIGHTS
 from vitkit.checkpoint.hub import PREPROCESSOR
 from vitkit.checkpoint.marian import FILES, TARGET_NUMBERS
+from vitkit.checkpoint.tokenizer_files import TOKENIZER as TOKENIZER_FILE
+from vitkit.checkpoint.tokenizer_files import in_file_order
 from vitkit.checkpoint.writing import write_bytes, write_safetensors
 from vitkit.config.schema import Slot, slots_in
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.clips import ClipEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import CheckpointError
+from vitkit.inference.language import LanguageModel
 from vitkit.inference.predictor import Predictor
-from vitkit.inference.translator import Translator
+from vitkit.inference.translator import TextModel, Translator
 from vitkit.interop.transformers_configs import KINDS
 from vitkit.interop.transformers_settings import INTERPOLATIONS, Section, Settings
 from vitkit.model_zoo.converters import Written, written
 from vitkit.models.classifier import Classifier
 from vitkit.ops.images import pixel_statistics
 from vitkit.registry import MODELS, REGISTRIES, Registry
+from vitkit.seq2seq.tokenizer import TokenizerVocabulary
 from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.structures import EOS
 
 TOKENIZER = "tokenizer_config.json"
 _NOT_COMPARED = (
     *("pretrained", "frozen_stages", "frozen_stem", "freeze_detr", "drop_path", "dropout", "position_std"),
     *("norm", "out_features", "num_classes", "source_size", "target_size", "output_bias", "tasks", "things"),
     *("training_queries", "pixel_mean", "pixel_std", "size_divisibility", "isolate_padding", "decoding"),
-    "num_detections",
+    *("num_detections", "mask_id", "mask_share", "word_vectors"),
 )
 """Arguments that are not compared: those of training, those that follow from the weights, and those of pre- and
 post-processing."""
 
 
-def write_folder(folder: Path, loaded: Predictor | Translator, spec: str | Mapping[str, Any]) -> Written:
-    """Write a model as a folder for the library's `from_pretrained`: settings, weights, and a text model's tokens.
+def write_folder(folder: Path, loaded: Predictor | TextModel, spec: str | Mapping[str, Any]) -> Written:
+    """Write a model as a folder for the library's `from_pretrained`: settings, weights, and a text model's tokens, if
+    the library can read them.
 
     Args:
         spec: the model section of the config.
@@ -46,7 +52,11 @@ def write_folder(folder: Path, loaded: Predictor | Translator, spec: str | Mappi
     result = written(loaded.model, "transformers")
     values = config_json(loaded, spec)
     files = {CONFIG: _as_json(values)}
-    if isinstance(loaded, Translator):
+    if isinstance(loaded, LanguageModel):
+        if isinstance(loaded.vocabulary, TokenizerVocabulary):
+            files[TOKENIZER_FILE] = loaded.vocabulary.content.encode()
+            result = result._replace(state=in_file_order(result.state, loaded.vocabulary))
+    elif isinstance(loaded, Translator):
         files |= token_files(loaded.vocabularies)
     else:
         files[PREPROCESSOR] = _as_json(_preprocessor(loaded, values["model_type"]))
@@ -76,7 +86,7 @@ def token_files(vocabularies: Mapping[str, Vocabulary]) -> dict[str, bytes]:
     return {FILES[0]: source.pieces_model, FILES[1]: target.pieces_model, TOKENIZER: _as_json(settings), **numbers}
 
 
-def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Section:
+def config_json(loaded: Predictor | TextModel, spec: Mapping[str, Any]) -> Section:
     """Return the library's config of a model.
 
     Raises:
@@ -101,6 +111,8 @@ def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Sect
         model["num_layers"] = [values["encoder_layers"], values["decoder_layers"]]
         sizes = [len(vocabulary) for vocabulary in loaded.vocabularies.values()]
         values |= {"vocab_size": sizes[0], "decoder_vocab_size": sizes[-1]}
+    if isinstance(loaded, LanguageModel):
+        values |= _token_settings(loaded)
     if "tasks" in model:
         things = loaded.model.things
         values["vitkit"] = {"tasks": list(model["tasks"]), "things": None if things is None else list(things)}
@@ -109,6 +121,15 @@ def config_json(loaded: Predictor | Translator, spec: Mapping[str, Any]) -> Sect
     if differing:
         raise CheckpointError(f"{differing}: the transformers library's model has no such setting.")
     return values
+
+
+def _token_settings(loaded: LanguageModel) -> Section:
+    """Return the number of tokens and the numbers of the special ones."""
+    vocabulary, names = loaded.vocabulary, ("pad_token_id", None, "bos_token_id", "eos_token_id", "mask_token_id")
+    numbers = vocabulary.numbers if isinstance(vocabulary, TokenizerVocabulary) else range(len(vocabulary))
+    num_special = EOS + 1 if vocabulary.mask_id is None else vocabulary.mask_id + 1
+    special = {name: numbers[index] for index, name in enumerate(names[:num_special]) if name}
+    return {"vocab_size": max(numbers) + 1, **special}
 
 
 def _resolved(spec: Any, registry: Registry) -> Section:
@@ -132,8 +153,8 @@ def _difference(ours: Any, theirs: Any, where: str) -> str | None:
     return None if as_list[0] == as_list[1] else f"{where}={ours!r}"
 
 
-def _classes(loaded: Predictor | Translator) -> Section:
-    if isinstance(loaded, Translator) or not loaded.classes:
+def _classes(loaded: Predictor | TextModel) -> Section:
+    if isinstance(loaded, TextModel) or not loaded.classes:
         return {}
     names = dict(enumerate(loaded.classes))
     return {"id2label": names, "label2id": {name: number for number, name in names.items()}}

@@ -33,7 +33,7 @@ _RESERVED = "\0\u2585"
 """Characters that make sentencepiece leave out a line of the training text."""
 _WORDS = rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}"
 _LANGUAGE = re.compile(r">>.*?<<")
-_FORMAT = "vitkit vocabulary 1"
+FORMAT = "vitkit vocabulary 1"
 _MAX_TRAINED_LENGTH = 1000
 """The maximum length of a line that sentencepiece is trained on, in characters: its time grows with the square of the
 length of a repetitive line."""
@@ -77,17 +77,29 @@ class Vocabulary:
         self, kind: VocabularyKind, tokens: Sequence[str] = (), *, model: bytes | None = None, lowercase: bool = False
     ):
         _check_kind(kind)
-        self.kind = kind
-        self.lowercase = lowercase
-        self.unknown: Counter[str] = Counter()
-        self._pieces = None
-        self.tokens = list(tokens)
+        pieces = None
         if kind in SUBWORDS:
             if not model:
                 raise ValueError(f"model: not set; a {kind!r} vocabulary needs sentencepiece's serialised model.")
-            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
-            self.tokens = self.tokens or [self._pieces.id_to_piece(index) for index in range(len(self._pieces))]
-        self._has_own_ids = bool(self._pieces and tokens)
+            pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._has_own_ids = bool(pieces and tokens)
+        if pieces and not tokens:
+            tokens = [pieces.id_to_piece(index) for index in range(len(pieces))]
+        self._set_tokens(kind, tokens, pieces=pieces, lowercase=lowercase)
+
+    def _set_tokens(
+        self,
+        kind: str,
+        tokens: Sequence[str],
+        *,
+        pieces: sentencepiece.SentencePieceProcessor | None = None,
+        lowercase: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.lowercase = lowercase
+        self.unknown: Counter[str] = Counter()
+        self._pieces = pieces
+        self.tokens = list(tokens)
         _check_tokens(self.tokens)
         self._ids = {token: index for index, token in enumerate(self.tokens)}
 
@@ -191,8 +203,7 @@ class Vocabulary:
         Raises:
             ConfigError: the vocabulary has no mask token.
         """
-        if self.mask_id is None:
-            raise ConfigError(f"the vocabulary has no {MASK_TOKEN}; expected that of a masked language model.")
+        self._check_has_mask()
         if MASK_TOKEN not in text:
             return self.encode(text)
         text = _prepared(text.replace(_HIDDEN, "\ufffd").replace(MASK_TOKEN, _HIDDEN), self.lowercase)
@@ -204,6 +215,10 @@ class Vocabulary:
             tokens = [part for piece in pieces for part in re.findall(f"{SPACE}?{_HIDDEN}|[^{_HIDDEN}]+", piece)]
             tokens = [token for token, after in zip(tokens, [*tokens[1:], ""]) if (token, after) != (SPACE, _HIDDEN)]
         return [self.mask_id if token.lstrip(SPACE) == _HIDDEN else self._known_id(token) for token in tokens]
+
+    def _check_has_mask(self) -> None:
+        if self.mask_id is None:
+            raise ConfigError(f"the vocabulary has no {MASK_TOKEN}; expected that of a masked language model.")
 
     def _known_id(self, token: str) -> int:
         """Return the id of a token; an unknown token is counted, and its id is UNK."""
@@ -230,7 +245,7 @@ class Vocabulary:
 
     def to_json(self) -> str:
         """Return everything that `from_json` needs, without the counts of unknown tokens."""
-        content = {"format": _FORMAT, "kind": self.kind, "lowercase": self.lowercase}
+        content = {"format": FORMAT, "kind": self.kind, "lowercase": self.lowercase}
         if self._pieces is None or self._has_own_ids:
             content["tokens"] = self.tokens
         if self._pieces is not None:
@@ -243,11 +258,11 @@ class Vocabulary:
         """Rebuild a vocabulary from `to_json`.
 
         Raises:
-            CheckpointError: the text is not a result of `to_json`.
+            CheckpointError: the text is not a result of `to_json`, or needs a package that is not installed.
         """
         try:
             content = json.loads(text)
-            if content.pop("format") != _FORMAT:
+            if content.pop("format") != FORMAT:
                 raise ValueError("another format")
             if not isinstance(content.get("lowercase", False), bool):
                 raise ValueError("lowercase is neither true nor false")
@@ -256,7 +271,14 @@ class Vocabulary:
                 content["model"] = base64.b64decode(content["model"], validate=True)
                 if checksum not in (None, hashlib.sha256(content["model"]).hexdigest()):
                     raise ValueError("the checksum of its model is wrong")
-            return cls(content.pop("kind"), **content)
+            kind = content.pop("kind")
+            if kind == "tokenizer":
+                from vitkit.seq2seq.tokenizer import TokenizerVocabulary  # a vocabulary itself
+
+                return TokenizerVocabulary(**content)
+            return cls(kind, **content)
+        except CheckpointError:
+            raise
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError) as error:
             raise CheckpointError(
                 f"vocabulary: not one that vitkit saved ({error!r:.300}). Take the JSON of Vocabulary.to_json()."
