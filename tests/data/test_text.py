@@ -1,11 +1,12 @@
 import gzip
 
 import pytest
+import sacrebleu
 
 from vitkit.data.loading.loader import DataSettings, build_dataset, choose_fraction
 from vitkit.data.text.datasets import TextLines, VocabularySettings
 from vitkit.data.text.monolingual import MonolingualText
-from vitkit.data.text.pairs import ParallelText
+from vitkit.data.text.pairs import ParallelText, SacrebleuText
 from vitkit.errors import ConfigError, DataError
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
@@ -216,3 +217,26 @@ def test_a_fraction_of_lines_is_trained_on_and_makes_the_vocabulary(tmp_path):
     causal = dict(type="MonolingualText", file="{root}/a.de", vocabulary=dict(kind="char"), fraction=0.25)
     dataset = DataSettings(train=causal, root=str(tmp_path), tokens_per_gpu=20).dataset("train")
     assert [dataset[k]["target"]["text"] for k in range(10)] == [f"Wort{k}" for k in choose_fraction(40, 0.25)]
+
+
+def test_published_test_sets_come_from_sacrebleu(tmp_path, monkeypatch):
+    test_set = sacrebleu.dataset.DATASETS["wmt14/full"]
+    monkeypatch.setattr(test_set, "_outdir", str(tmp_path))
+    monkeypatch.setattr(test_set, "_rawdir", str(tmp_path / "raw"))
+    monkeypatch.setattr("sacrebleu.dataset.base.download_file", _no_network)
+    with pytest.raises(DataError, match=r"'wmt14/full' cannot be downloaded \(no network\)\. Go online"):
+        SacrebleuText("wmt14/full", "en-fr")
+    for field, text in {"src": "a\nb", "ref": "x\ny"}.items():
+        (tmp_path / f"wmt14_full.en-fr.{field}").write_text(text)
+    for field in test_set.fieldnames("en-fr")[2:]:
+        (tmp_path / f"wmt14_full.en-fr.{field}").write_text("1\n2")
+    dataset = SacrebleuText("wmt14/full", "en-fr")
+    assert [list(side) for side in dataset.sides] == [["a", "b"], ["x", "y"]]
+    with pytest.raises(ConfigError, match="sacrebleu has no such test set. Did you mean 'wmt14/full'"):
+        SacrebleuText("wmt14/ful", "en-fr")
+    with pytest.raises(ConfigError, match=r"languages='en-xx': wmt14/full is in .*en-fr"):
+        SacrebleuText("wmt14/full", "en-xx")
+
+
+def _no_network(*arguments, **options):
+    raise OSError("no network")

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.text.datasets import TextDataset, TextLines, UnfitLines, VocabularySettings, decoder_inputs, pad_tokens
-from vitkit.errors import DataError
-from vitkit.registry import DATASETS
+from vitkit.errors import ConfigError, DataError
+from vitkit.registry import DATASETS, nearest
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import PAD, Batch
 
@@ -105,3 +105,34 @@ class ParallelText(SentencePairs):
                 "line i of one the translation of line i of the other. Were lines added, lost, or split elsewhere?"
             )
         super().__init__(*self.files, vocabulary, max_length=max_length, unfit_lines=unfit_lines)
+
+
+@DATASETS.register
+class SacrebleuText(SentencePairs):
+    """A published test set by its name in sacrebleu, which downloads it once into ~/.sacrebleu (or $SACREBLEU).
+
+    Args:
+        name: such as "wmt14/full", newstest2014 with all of its 3003 sentences; `sacrebleu --list` shows them all.
+        languages: from and to, such as "en-de". Of several references the first is used.
+        max_length: see TextDataset.
+    Raises:
+        ConfigError: there is no such test set, or not in these languages.
+        DataError: it cannot be downloaded.
+    """
+
+    def __init__(self, name: str, languages: str, *, max_length: int = 256):
+        from sacrebleu.dataset import DATASETS as TEST_SETS
+
+        if name not in TEST_SETS:
+            raise ConfigError(f"name={name!r}: sacrebleu has no such test set. {nearest(name, TEST_SETS)}")
+        if languages not in TEST_SETS[name].langpairs:
+            pairs = ", ".join(TEST_SETS[name].langpairs)
+            raise ConfigError(f"languages={languages!r}: {name} is in {pairs}.")
+        try:
+            files = TEST_SETS[name].get_source_file(languages), TEST_SETS[name].get_reference_files(languages)[0]
+        except (OSError, SystemExit) as error:  # it exits if a checksum is wrong
+            raise DataError(
+                f"sacrebleu's test set {name!r} cannot be downloaded ({error}). Go online and try again, or use "
+                "ParallelText with its two files."
+            ) from error
+        super().__init__(*map(TextLines, files), max_length=max_length)
