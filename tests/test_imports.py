@@ -12,7 +12,7 @@ PACKAGE = ROOT / "vitkit"
 LAYERS = (
     ("words", "files"),
     ("errors", "structures"),
-    ("protocols", "registry", "devices", "data.io", "seq2seq.vocabulary", "seq2seq.tokenizer"),
+    ("protocols", "registry", "devices", "data.io", "seq2seq.vocabulary"),
     ("distributed",),
     ("logging",),
     ("config", "checkpoint"),

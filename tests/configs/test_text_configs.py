@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from vitkit.config import load_config
 from vitkit.errors import ConfigError
@@ -19,6 +20,8 @@ TRANSLATION = (
     "translation_transformer_multi30k",
     "transformer_base_wmt14",
     "transformer_big_wmt14",
+    "transformer_base_wmt14_fr",
+    "transformer_big_wmt14_fr",
 )
 CAPTIONING = (
     "quickstart/captioning",
@@ -27,7 +30,12 @@ CAPTIONING = (
     "caption_sat_hard_flickr8k",
     "caption_transformer_coco",
 )
-LANGUAGE_MODELS = ("language_model_causal_multi30k", "language_model_masked_multi30k")
+LANGUAGE_MODELS = (
+    "language_model_causal_multi30k",
+    "language_model_masked_multi30k",
+    "quickstart/causal_language_model",
+    "quickstart/masked_language_model",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in TRANSLATION if "big" not in name])
@@ -75,8 +83,20 @@ def test_every_docstring_states_the_command_and_the_expected_result():
 
 def test_transformer_settings_are_those_of_the_paper():
     # Section 5.3: the rate is d_model ** -0.5 * warmup_steps ** -0.5 at its peak.
-    for name, d_model in (("transformer_base_wmt14", 512), ("transformer_big_wmt14", 1024)):
+    for name, d_model, dropout in (
+        ("transformer_base_wmt14", 512, 0.1),
+        ("transformer_big_wmt14", 1024, 0.3),
+        ("transformer_base_wmt14_fr", 512, 0.1),
+        ("transformer_big_wmt14_fr", 1024, 0.1),
+    ):
         config = load_config(CONFIGS / f"{name}.py")
+        with torch.device("meta"):
+            model = build_model({**config["model"], "source_size": 50, "target_size": 50})
+        layer = model.encoder.layers[0]
+        assert (layer.norm1.normalized_shape, layer.dropout.p) == ((d_model,), dropout)
+        language = "fr" if name.endswith("_fr") else "de"
+        assert config["data"]["test"]["languages"] == f"en-{language}"
+        assert config["data"]["train"]["target"].endswith(f"train.{language}")
         optimizer = config["optimizer"]
         assert optimizer["lr"] == pytest.approx((d_model * config["schedule"]["warmup_steps"]) ** -0.5, rel=0.02)
         assert (optimizer["betas"], optimizer["eps"]) == ((0.9, 0.98), 1e-9)

@@ -1,6 +1,7 @@
 import pytest
 
 from vitkit.data.synthetic.number_words import (
+    Counting,
     NumberTasks,
     NumberWords,
     english_number,
@@ -8,6 +9,7 @@ from vitkit.data.synthetic.number_words import (
     is_training_number,
 )
 from vitkit.errors import ConfigError
+from vitkit.structures import UNK
 
 NUMBERS = {
     0: ("zero", "null"),
@@ -91,3 +93,21 @@ def test_both_directions_are_tasks_named_in_the_source():
         else:
             expected = f"translate English to German: {english}", [german]
         assert (target["source_text"], target["references"]) == expected
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_lines_count_from_numbers_that_the_other_split_does_not_begin_with(objective):
+    train = Counting(2000, objective=objective, vocabulary=dict(kind="word"))
+    val = Counting(300, split="val", objective=objective)
+    val.use_vocabularies_of(train)
+    assert not set(train.numbers.tolist()) & set(val.numbers.tolist())
+    for dataset in (train, val):
+        sample = dataset[7]
+        first = int(dataset.numbers[7])
+        text = ", ".join(english_number(first + k) for k in range(3))
+        assert sample["target"]["text"] == text
+        assert train.target_vocabulary.decode(sample["target"]["tokens"].tolist()) == text
+        assert not (sample["tokens"] == UNK).any()
+    assert (train.target_vocabulary.mask_id is None) == (objective == "causal")
+    with pytest.raises(ConfigError, match="num_lines: got 0; expected 1 to 50000"):
+        Counting(0)

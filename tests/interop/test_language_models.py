@@ -10,9 +10,7 @@ from vitkit.checkpoint.folders import tokens_in
 from vitkit.inference import find_model
 from vitkit.inference.language import MaskFiller, TextContinuer
 from vitkit.models import build_model
-from vitkit.seq2seq import tokenizer as tokenizer_module
-from vitkit.seq2seq.tokenizer import TokenizerVocabulary
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.seq2seq.vocabulary import TokenizerVocabulary, Vocabulary
 from vitkit.structures import BOS, EOS, PAD, UNK
 
 tokenizers = pytest.importorskip("tokenizers", reason="the comparison needs pip install tokenizers")
@@ -150,7 +148,7 @@ def test_folders_are_written_back_with_the_numbers_of_their_tokens(name, request
 def test_without_the_tokenizers_library_there_are_only_token_ids(name, request, monkeypatch):
     folder, theirs, their_tokenizer = request.getfixturevalue(name)
     saved = load(folder).vocabulary.to_json()
-    monkeypatch.setattr(tokenizer_module, "has_tokenizers", lambda: False)
+    monkeypatch.setattr("vitkit.seq2seq.vocabulary.has_tokenizers", lambda: False)
     monkeypatch.setattr("vitkit.checkpoint.tokenizer_files.has_tokenizers", lambda: False)
     with pytest.raises(CheckpointError, match=r"or tokenizer\.json \(BERT, GPT-2; needs pip install tokenizers\)"):
         load(folder)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitkit.checkpoint.marian import Tokens
 from vitkit.errors import CheckpointError
-from vitkit.seq2seq.tokenizer import TokenizerVocabulary, has_tokenizers
+from vitkit.seq2seq.vocabulary import TokenizerVocabulary, has_tokenizers
 from vitkit.structures import EOS
 
 TOKENIZER = "tokenizer.json"

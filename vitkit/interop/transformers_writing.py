@@ -25,8 +25,7 @@ from vitkit.model_zoo.converters import Written, written
 from vitkit.models.classifier import Classifier
 from vitkit.ops.images import pixel_statistics
 from vitkit.registry import MODELS, REGISTRIES, Registry
-from vitkit.seq2seq.tokenizer import TokenizerVocabulary
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.seq2seq.vocabulary import TokenizerVocabulary, Vocabulary
 from vitkit.structures import EOS
 
 TOKENIZER = "tokenizer_config.json"

@@ -1,4 +1,4 @@
-"""Numbers in English and German words: a translation task with a computable answer.
+"""Numbers in English and German words: a translation task with a computable answer, and counting for language models.
 
 German writes a number as one word with units before tens ("einundzwanzig"), so words must be split, reordered and
 joined.
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitkit.data.text.datasets import VocabularySettings
+from vitkit.data.text.monolingual import Objective, Sentences
 from vitkit.data.text.pairs import SentencePairs
 from vitkit.errors import ConfigError
 from vitkit.registry import DATASETS
@@ -131,9 +132,38 @@ class NumberTasks(NumberWords):
         return f"translate English to German: {english}", german
 
 
-def _draw(count: int, split: str) -> np.ndarray:
+@DATASETS.register
+class Counting(Sentences):
+    """Three numbers in succession in English words, for language models: "nine, ten, eleven". The first number is that
+    of a NumberWords pair; the others follow from it.
+
+    Args:
+        num_lines, split: see `num_pairs` and `split` of NumberWords.
+        objective: see Sentences.
+        vocabulary, max_length: see TextDataset.
+    Raises:
+        ConfigError: num_lines is out of range, or the split or the objective is unknown.
+    """
+
+    noun = "lines"
+
+    def __init__(
+        self,
+        num_lines: int,
+        *,
+        split: Literal["train", "val"] = "train",
+        objective: Objective = "causal",
+        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
+        max_length: int = 256,
+    ):
+        self.numbers = np.minimum(_draw(num_lines, split, name="num_lines"), NUMBERS_END - 3)
+        lines = [", ".join(map(english_number, range(first, first + 3))) for first in self.numbers.tolist()]
+        super().__init__(lines, objective=objective, vocabulary=vocabulary, max_length=max_length)
+
+
+def _draw(count: int, split: str, *, name: str = "num_pairs") -> np.ndarray:
     if not 1 <= count <= NUMBERS_END // 20:
-        raise ConfigError(f"num_pairs: got {count}; expected 1 to {NUMBERS_END // 20}.")
+        raise ConfigError(f"{name}: got {count}; expected 1 to {NUMBERS_END // 20}.")
     if split not in ("train", "val"):
         raise ConfigError(f"split: got {split!r}; expected 'train' or 'val'.")
     training = split == "train"

@@ -12,10 +12,11 @@ from vitkit.registry import DATASETS
 from vitkit.seq2seq.vocabulary import MASK_TOKEN, Vocabulary
 from vitkit.structures import BOS, PAD, Batch
 
+Objective = Literal["causal", "masked"]
 
-@DATASETS.register
-class MonolingualText(TextDataset):
-    """The lines of a text file, plain or gzip, for language models.
+
+class Sentences(TextDataset):
+    """Base of datasets of single sentences, for language models.
 
     A sample has
         tokens: (T,) int64, the input,
@@ -23,23 +24,22 @@ class MonolingualText(TextDataset):
             line's number from 0.
 
     Args:
-        file: text file with one sentence per line.
+        lines: the sentences.
         objective: "causal": the input is BOS and the text, and the target at each position is the next token, at the
             last EOS. "masked": the input is the text and EOS; the model masks some of these; the vocabulary has
             MASK_TOKEN.
         vocabulary, max_length, unfit_lines: see TextDataset.
     Raises:
         ConfigError: the objective is unknown.
-        DataError: see TextLines.
     """
 
     source_vocabulary = None
 
     def __init__(
         self,
-        file: str | Path,
+        lines: Sequence[str],
         *,
-        objective: Literal["causal", "masked"] = "causal",
+        objective: Objective = "causal",
         vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
         max_length: int = 256,
         unfit_lines: UnfitLines | None = None,
@@ -48,7 +48,7 @@ class MonolingualText(TextDataset):
             raise ConfigError(f"objective: got {objective!r}; expected 'causal' or 'masked'.")
         self.objective = objective
         super().__init__(
-            [TextLines(file)], vocabulary, max_length=max_length, unfit_lines=unfit_lines, mask=objective == "masked"
+            [lines], vocabulary, max_length=max_length, unfit_lines=unfit_lines, mask=objective == "masked"
         )
 
     @property
@@ -76,3 +76,30 @@ class MonolingualText(TextDataset):
         tokens = pad_tokens([sample["tokens"] for sample in samples])
         inputs = {"tokens": tokens, "padding_mask": tokens == PAD}
         return Batch(inputs=inputs, targets=[sample["target"] for sample in samples])
+
+
+@DATASETS.register
+class MonolingualText(Sentences):
+    """The lines of a text file, plain or gzip, for language models; samples are those of Sentences.
+
+    Args:
+        file: text file with one sentence per line.
+        objective: see Sentences.
+        vocabulary, max_length, unfit_lines: see TextDataset.
+    Raises:
+        ConfigError: the objective is unknown.
+        DataError: see TextLines.
+    """
+
+    def __init__(
+        self,
+        file: str | Path,
+        *,
+        objective: Objective = "causal",
+        vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
+        max_length: int = 256,
+        unfit_lines: UnfitLines | None = None,
+    ):
+        super().__init__(
+            TextLines(file), objective=objective, vocabulary=vocabulary, max_length=max_length, unfit_lines=unfit_lines
+        )
