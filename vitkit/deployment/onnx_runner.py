@@ -349,13 +349,17 @@ def main():
         runner = Runner(args.model, args.threshold)
     except Exception as error:  # ONNX Runtime's exceptions have no common base class
         sys.exit(f"error: {args.model}: {error}")
+    if args.out is not None:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            sys.exit(f"error: --out {args.out}: expected a folder ({error.strerror}).")
     failed = False
     for source in args.inputs:
         try:
             result = runner(source)
             print(json.dumps({"input": source} | as_json(result), ensure_ascii=False))
             if args.out is not None and "source" not in runner.inputs:
-                args.out.mkdir(parents=True, exist_ok=True)
                 image = open_image(source, runner.info["preprocessing"]["channels"])
                 draw(image, result).save(args.out / f"{Path(source).stem}.png")
         except Exception as error:
