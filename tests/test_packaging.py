@@ -70,6 +70,8 @@ def test_wheel_contains_configs_tools_and_model_zoo(wheel):
     names = set(wheel.namelist())
     for name in ("configs/detr_r50.py", "configs/quickstart/detr.py", "configs/parts/coco.py", "tools/train.py"):
         assert f"vitkit/{name}" in names
+    pages = ("evaluation/report/report.html", "evaluation/report/report.js", "visualization/page.html")
+    assert {f"vitkit/{page}" for page in (*pages, "explanations/attention.css")} <= names
     assert {"vitkit/model_zoo/index.json", "vitkit/model_zoo/README.md", "vitkit/engine/trainer.py"} <= names
     # Nothing may be installed beside the package, where it would occupy a name such as "tools".
     assert {name.split("/")[0] for name in names} == {"vitkit", f"vitkit-{vitkit.__version__}.dist-info"}

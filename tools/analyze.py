@@ -64,6 +64,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", type=positive, metavar="N", help=text)
     text = "report only parameters; counting MACs runs the model once"
     parser.add_argument("--no-macs", action="store_true", help=text)
+    text = "also count the MACs of an image model by fvcore, as an independent check"
+    parser.add_argument("--fvcore", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_trust(parser)
     add_device(parser, default="cpu")
@@ -94,6 +96,7 @@ def main(argv: list[str] | None = None) -> None:
             batch_size=args.batch_size,
             depth=args.depth,
             counts_macs=not args.no_macs,
+            fvcore=args.fvcore,
             time=args.time,
             repeats=args.repeats,
             device=args.device,
@@ -107,6 +110,7 @@ def main(argv: list[str] | None = None) -> None:
             raise ConfigError("--lengths: only for models of text. Give the --size of images.")
         of_images = {
             "--attention-matrices": args.attention_matrices,
+            "--fvcore": args.fvcore,
             "--time": args.time,
             "--training": args.training is not None,
         }

@@ -15,7 +15,7 @@ GROUPS = ("data",)
 """Folders of commands, whose names have two words: tools/data/split.py is `vitkit data split`."""
 REPLACED = {
     "cache-features": "data cache-features",
-    "caption": "predict MODEL --input INPUT",
+    "caption": "predict MODEL --input INPUT, or vitkit explain MODEL --image IMAGE for what each word looked at",
     "compare-layers": "explain; model_zoo/ablations/README.md shows how to score each decoder layer",
     "compare-lengths": "compare RESULTS RESULTS --by-length PNG",
     "label-errors": "data label-errors",

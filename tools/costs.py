@@ -15,6 +15,7 @@ from torch import nn
 from vitkit import BACKBONES, build_model, model_zoo
 from vitkit.analysis.activations import Activations, count_activations, countable_device
 from vitkit.analysis.clips import CLIPS, clip_cost
+from vitkit.analysis.fvcore_macs import count_macs_by_fvcore
 from vitkit.analysis.macs import count_macs
 from vitkit.analysis.memory import (
     OPTIMIZER_STATES,
@@ -58,6 +59,8 @@ class Request:
     """The depth of the parts: 2 includes head.encoder."""
     counts_macs: bool = True
     """Whether MACs are counted, for which the model is run once."""
+    fvcore: bool = False
+    """Whether MACs are also counted by fvcore."""
     time: bool = False
     repeats: int = 5
     device: str = "cpu"
@@ -134,12 +137,13 @@ def input_shape(request: Request, model: nn.Module) -> tuple[int, ...]:
 
 def costs(request: Request) -> dict[str, Any]:
     """Report parameters, MACs, time and memory by part."""
-    counting = request.counts_macs or request.time
+    counting = request.counts_macs or request.time or request.fvcore
     model = build(request, device="cpu" if counting else "meta")
     shape = input_shape(request, model)
     names = parts(model, request.depth)
     parameters = count_parameters(model)
     macs = None if not request.counts_macs else count_macs(model, torch.zeros(shape))
+    by_fvcore = count_macs_by_fvcore(model, torch.zeros(shape)) if request.fvcore else None
     measured = {}
     if request.time:
         model.to(request.device)
@@ -154,6 +158,8 @@ def costs(request: Request) -> dict[str, Any]:
     report = {"model": request.model, "input": shape, "parts": rows}
     if macs is not None:
         report |= {"by_operator": macs.by_operator, "not_counted": macs.uncounted, "unknown": macs.unknown}
+    if by_fvcore is not None:
+        report |= {"macs_by_fvcore": by_fvcore.total}
     if request.prints:
         print_costs(report, {name: type(model.get_submodule(name)).__name__ for name in rows}, request.device)
     return report
@@ -189,6 +195,8 @@ def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> N
         notes.append("not counted, as in papers: " + (join_counts(report["not_counted"]) or "nothing"))
         if report["unknown"]:
             notes.append(f"UNKNOWN, not counted: {join_counts(report['unknown'])}")
+    if "macs_by_fvcore" in report:
+        notes.append(f"counted by fvcore: {report['macs_by_fvcore'] / 1e9:.3f} G")
     print_table(report, "", lines, notes)
 
 

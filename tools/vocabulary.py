@@ -31,6 +31,7 @@ OPTIONS = {
     "--frame": "number of a frame, from 0",
     "--frames": "number of frames",
     "--from": "format of annotations that are read",
+    "--fvcore": "also count MACs by fvcore",
     "--gpus": "number of processes that will train",
     "--greedy": "choose the most probable token each time",
     "--host": "host to serve on",

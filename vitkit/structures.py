@@ -173,17 +173,17 @@ class ScoreThresholds:
             return torch.full(labels.shape, self.overall, device=labels.device)
         return torch.tensor(by_label, device=labels.device)[labels]
 
-    def as_json(self, classes: Sequence[str]) -> dict[str, Any]:
+    def to_json(self, classes: Sequence[str]) -> dict[str, Any]:
         """Return the thresholds as plain values that JSON can hold, with those of classes by class name."""
         by_class = {name: value for name, value in zip(classes, self.by_class) if value is not None}
         return {"overall": self.overall, "by_class": by_class, "origin": self.origin}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], classes: Sequence[str]) -> "ScoreThresholds":
-        """Restore the thresholds from the values that `as_json` returned, for a model with these classes.
+        """Restore the thresholds from the values that `to_json` returned, for a model with these classes.
 
         Raises:
-            ValueError: the values do not have the form that `as_json` writes.
+            ValueError: the values do not have the form that `to_json` writes.
         """
         try:
             overall, by_class, origin = values["overall"], values["by_class"], values["origin"]
@@ -231,16 +231,16 @@ class ImageSizes:
         shortest = f"{self.least_short} to " if self.least_short != self.most_short else ""
         return f"shorter side {shortest}{self.most_short}, longer side up to {self.most_long} pixels"
 
-    def as_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, int]:
         """Return the fields as plain values that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "ImageSizes":
-        """Restore the sizes from the values that `as_json` returned.
+        """Restore the sizes from the values that `to_json` returned.
 
         Raises:
-            ValueError: the values do not have the form that `as_json` writes.
+            ValueError: the values do not have the form that `to_json` writes.
         """
         try:
             sizes = cls(**values)

@@ -1,5 +1,7 @@
 """MACs equal those that fvcore counts, by module, for models of each kind."""
 
+import json
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from vitkit.analysis.fvcore_macs import count_macs_by_fvcore
 from vitkit.analysis.macs import count_macs
 from vitkit.config import load_config
 from vitkit.errors import ConfigError
+from vitkit.tools import analyze
 
 BACKBONE_SIZES = {"resnet18": (96, 64), "vit_tiny_patch16": (224, 224), "swin_tiny": (64, 96)}
 MODELS = ("quickstart/detr", "quickstart/mask2former_instance")
@@ -40,3 +43,11 @@ def test_models_that_cannot_be_traced_are_named():
 
     with pytest.raises(ConfigError, match="torch.jit cannot trace Constant"):
         count_macs_by_fvcore(Constant(), torch.zeros(1))
+
+
+def test_analyze_prints_both_counts(capsys):
+    analyze.main(["resnet18", "--size", "64x64", "--fvcore", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["macs_by_fvcore"] == pytest.approx(report["parts"][""]["macs"], rel=1e-4)
+    analyze.main(["resnet18", "--size", "64x64", "--fvcore"])
+    assert f"counted by fvcore: {report['macs_by_fvcore'] / 1e9:.3f} G" in capsys.readouterr().out

@@ -76,7 +76,7 @@ def run(tmp_path_factory):
     cfg = load_config("quickstart/detr", [*overrides, val, "data.val.num_images=4", "data.val_images_per_gpu=2"])
     torch.manual_seed(0)
     model = build_model(cfg["model"], classes=CLASSES)
-    thresholds = ScoreThresholds(0.0, (0.0, 0.0), "chosen").as_json(CLASSES)
+    thresholds = ScoreThresholds(0.0, (0.0, 0.0), "chosen").to_json(CLASSES)
     state = {"model": model.state_dict(), "classes": CLASSES, "config": json.dumps(cfg)}
     save_checkpoint(folder / "run" / "best.pth", state | {"measured": {"score_thresholds": thresholds}})
     save_config(cfg, folder / "run" / "config.json")

@@ -10,7 +10,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.explanations import clip_drawing, clips
 from vitkit.explanations.clips import GroupedAttention, clip_attention, clip_layers, clip_page
 from vitkit.explanations.request import Explanation, Request
-from vitkit.inference import Predictor
+from vitkit.inference.videos import VideoPredictor
 from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 
@@ -161,7 +161,7 @@ def test_arrows_lead_to_the_locations_with_the_largest_weights(monkeypatch, tmp_
 
 
 def test_clip_of_a_video_is_explained(monkeypatch, tmp_path):
-    predictor = Predictor(full_model("nonlocal"), ["a", "b"], sampling=ClipSampling(T, 1))
+    predictor = VideoPredictor(full_model("nonlocal"), ["a", "b"], sampling=ClipSampling(T, 1))
     clip = torch.randint(0, 255, (1, 3, T, 32, 48), dtype=torch.uint8)
     monkeypatch.setattr(clips, "clip_of", lambda *_: clip)
     result = Explanation(tmp_path, stem="run")

@@ -136,7 +136,7 @@ def test_titles_say_which_heads_layers_and_groups_are_left_out(monkeypatch, tmp_
     predictor = Predictor(build_model(dict(type="Classifier", backbone=backbone, num_classes=3)).eval(), list("abc"))
     result = explained(predictor, image, tmp_path, "lrnet", points=[(3, 4), (40, 30)])
     assert titles["lrnet_kernels"].endswith("; 4 of 9 layers")
-    assert "res2 block 1: prior alone; 8 of 13 groups, res2 block 1: at the point" in titles["lrnet_kernels rows"]
+    assert "res2 block 1: geometry prior; 8 of 13 groups, res2 block 1: at the point" in titles["lrnet_kernels rows"]
     assert "the kernels are drawn at the first of the 2 points only" in "\n".join(result.notes)
 
 

@@ -134,7 +134,7 @@ def check(folder: Path, world: Path) -> None:
     with guarded(folder, world) as options, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prediction = vitkit.load(f"data/{_FILE}", trust=options["trust"])(np.full((32, 32, 3), 128, np.uint8))
-        assert prediction.as_json()["classes"]
+        assert prediction.to_json()["classes"]
 
 
 FORMATS = [Format("programs", _write, check, VitkitError, 3, sound)]

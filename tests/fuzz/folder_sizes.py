@@ -86,7 +86,7 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
 def check(folder: Path, world: Path) -> None:
     """Check that an accepted model predicts."""
     predictor = vitkit.load(str(folder))
-    prediction = predictor(np.full((32, 32, 3), 128, np.uint8)).as_json()
+    prediction = predictor(np.full((32, 32, 3), 128, np.uint8)).to_json()
     assert prediction["width"] == prediction["height"] == 32
 
 

@@ -92,7 +92,7 @@ def check(folder: Path, world: Path) -> None:
     predictor = vitkit.load(str(folder))
     prediction = predictor(np.full((32, 32, 3), 128, np.uint8))
     finite = all(bool(value.isfinite().all()) for value in predictor.model.state_dict().values())
-    scores = [answer["score"] for answer in prediction.as_json()["classes"]]
+    scores = [answer["score"] for answer in prediction.to_json()["classes"]]
     assert scores and (not finite or np.isfinite(scores).all())
     assert finite or "NaN or infinite" in str(predictor.report)
 

@@ -144,7 +144,7 @@ def test_json_lists_objects_above_the_threshold_best_first():
         "masks": torch.zeros(3, 40, 56, dtype=torch.bool),
     }
     fields["masks"][1, :2, :3] = True
-    entry = Prediction("a", image(), fields, ["cat", "dog"]).as_json(score_threshold=0.5)
+    entry = Prediction("a", image(), fields, ["cat", "dog"]).to_json(score_threshold=0.5)
     assert [(o["class"], round(o["score"], 3)) for o in entry["objects"]] == [("dog", 0.9), ("cat", 0.6)]
     assert entry["objects"][0]["box_xyxy"] == [1, 2, 3, 4] and entry["objects"][0]["mask"]["size"] == [40, 56]
     assert (entry["width"], entry["height"]) == (56, 40)
@@ -160,7 +160,7 @@ def test_maps_and_classes_are_written_as_json():
         "semantic": (panoptic > 0).long(),
         "class_scores": torch.tensor([0.25, 0.75]),
     }
-    entry = Prediction("a", np.zeros((4, 5, 3), np.uint8), fields, ["sky", "sea"]).as_json()
+    entry = Prediction("a", np.zeros((4, 5, 3), np.uint8), fields, ["sky", "sea"]).to_json()
     assert entry["segments"] == [{"id": 7, "class": "sea", "score": 0.5, "area": 10}]
     assert entry["areas"] == {"sea": 0.5, "sky": 0.5}
     assert [c["class"] for c in entry["classes"]] == ["sea", "sky"]

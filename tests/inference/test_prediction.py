@@ -71,8 +71,8 @@ def test_drawn_and_written_objects_are_those_above_the_thresholds():
     nothing = detection(thresholds=ScoreThresholds(0.95))
     assert (nothing.draw() == detection().draw(score_threshold=0.95)).all()
     assert len(detection().draw()) > len(nothing.draw()) == 320  # the legend of the classes is below the image
-    assert detection().as_json()["threshold"] == {"score": 0.5, "origin": "the default"}
-    assert len(detection().as_json()["objects"]) == 2 and len(nothing.as_json()["objects"]) == 0
+    assert detection().to_json()["threshold"] == {"score": 0.5, "origin": "the default"}
+    assert len(detection().to_json()["objects"]) == 2 and len(nothing.to_json()["objects"]) == 0
     shown = Image.open(io.BytesIO(detection()._repr_png_()))
     assert (np.asarray(shown) == detection().draw()).all()
 
@@ -98,7 +98,7 @@ def test_classes_and_captions_share_the_prediction_interface():
     assert classified.summary() == "a.png: dog 0.75, cat 0.25"
     caption = Prediction("a.png", IMAGE, {"text": "a dog runs " * 30, "score": -1.5}, [])
     assert caption.task == "captioning" and caption.labels is None
-    assert caption.as_json()["text"] == caption.text and caption.as_json()["score"] == -1.5
+    assert caption.to_json()["text"] == caption.text and caption.to_json()["score"] == -1.5
     drawn = caption.draw()
     assert drawn.shape[1] == 8 * 56 and drawn.shape[0] > 8 * 40 + 30  # several lines of text
 

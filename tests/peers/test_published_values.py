@@ -24,7 +24,7 @@ pytestmark = pytest.mark.peers
 
 
 def test_pairwise_iou_of_detectron2():
-    """detectron2 (Apache-2.0), tests/structures/test_boxes.py: TestBoxIOU."""
+    """detectron2 (Apache-2.0, commit 0263797), tests/structures/test_boxes.py: TestBoxIOU."""
     whole = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
     others = torch.tensor(
         [
@@ -45,7 +45,7 @@ def test_box_formats_of_detectron2():
 
 
 def test_boxes_around_masks_of_detectron2():
-    """detectron2, tests/structures/test_masks.py: TestBitMask, from masks to boxes and back by polygons."""
+    """detectron2 (012c898), tests/structures/test_masks.py: TestBitMask, from masks to boxes and back by polygons."""
     rows = [["...#", "..##", ".##.", ".##."], ["....", "..#.", ".##.", ".##."], ["...."] * 4]
     masks = torch.tensor([[[pixel == "#" for pixel in row] for row in mask] for mask in rows])
     expected = torch.tensor([[1.0, 0, 4, 4], [1, 1, 3, 4], [0, 0, 0, 0]])
@@ -58,8 +58,10 @@ def test_boxes_around_masks_of_detectron2():
 
 @pytest.mark.parametrize(("shape", "area"), [("square", 1.0), ("triangle", 0.5)])
 def test_areas_of_polygons_of_detectron2(shape, area):
-    """detectron2, tests/layers/test_mask_ops.py: d^2 and d^2 / 2. Pixels are counted here, so along a triangle's
-    diagonal one row more or less may be covered."""
+    """detectron2 (1d650ef), tests/layers/test_mask_ops.py: d^2 and d^2 / 2.
+
+    Pixels are counted here, so along a triangle's diagonal one row more or less may be covered.
+    """
     for d in (5, 10, 1000):
         polygon = [0, 0, 0, d, d, d, *((d, 0) if shape == "square" else ())]
         got = int(coco_mask.area(encode_segmentation([polygon], d, d)))
@@ -67,7 +69,7 @@ def test_areas_of_polygons_of_detectron2(shape, area):
 
 
 def test_giou_of_fvcore():
-    """fvcore (Apache-2.0), tests/test_giou_loss.py: losses of pairs, 1 - GIoU."""
+    """fvcore (Apache-2.0, commit 242366f), tests/test_giou_loss.py: losses of pairs, 1 - GIoU."""
     whole, quarter, beside, diagonal = torch.tensor([[-1.0, -1, 1, 1], [0, 0, 1, 1], [0, 1, 1, 2], [1, 1, 2, 2]])
     pairs = [(whole, whole, 0.0), (whole, quarter, 0.75), (quarter, beside, 1.0), (quarter, diagonal, 1.5)]
     for a, b, loss in pairs:
@@ -82,7 +84,7 @@ TRUE_BOXES = torch.tensor([[300.0, 100, 315, 150], [330, 100, 350, 125], [350, 1
 
 
 def test_iou_and_giou_of_torchmetrics():
-    """torchmetrics (Apache-2.0), tests/unittests/detection: base_iou_test.py, test_iou.py and test_giou.py."""
+    """torchmetrics (Apache-2.0, commit 1c14524), base_iou_test.py, test_iou.py and test_giou.py."""
     iou = torch.diag(torch.tensor([0.6898, 0.5086, 0.5654]))
     giou = torch.tensor([[0.6895, -0.4964, -0.4944], [-0.5105, 0.4673, -0.3434], [-0.6024, -0.4021, 0.5345]])
     torch.testing.assert_close(box_iou(BOXES[:, None], TRUE_BOXES), iou, atol=5e-5, rtol=0)
@@ -117,8 +119,10 @@ def logit(*probabilities):
 @pytest.mark.parametrize("gamma", [0, 2])
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 1.0])
 def test_focal_loss_of_fvcore(alpha, gamma):
-    """fvcore, tests/test_focal_loss.py: examples of probability p cost cross entropy times alpha (1 - p)^gamma if they
-    are positive, (1 - alpha) p^gamma if not; alpha 1 ignores negatives, alpha 0 positives."""
+    """fvcore (1256a64), tests/test_focal_loss.py: alpha 1 ignores negatives, alpha 0 positives.
+
+    Examples of probability p cost cross entropy times alpha (1 - p)^gamma if positive, (1 - alpha) p^gamma if not.
+    """
     p = [[0.05, 0.9], [0.52, 0.45], [0.89, 0.8], [0.39, 0.5]]
     positive = [(0, 0), (1, 0), (2, 1), (3, 1)]  # theirs has two positives in the third row; a query has one label
     logits = torch.stack([logit(*row) for row in p])[None, None]
@@ -140,8 +144,10 @@ def test_focal_loss_of_fvcore(alpha, gamma):
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("costs", [(1, 5, 2), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
 def test_assignments_of_mmdetection(num_targets, activation, costs):
-    """mmdetection 3.3 (Apache-2.0), test_hungarian_assigner.py: each of the two objects gets one of ten random queries;
-    without objects, none is assigned."""
+    """mmdetection (Apache-2.0, commit 19bceba), test_hungarian_assigner.py.
+
+    Each of the two objects gets one of ten random queries; without objects, none is assigned.
+    """
     boxes, labels = torch.tensor([[0.0, 0, 5, 7], [3, 5, 7, 8]]), torch.tensor([1, 20])
     generator = torch.Generator().manual_seed(0)
     outputs = dict(
@@ -170,9 +176,10 @@ def test_assignments_of_masks_of_mmdetection(costs, mask_cost):
 
 
 def test_coco_metrics_of_mmdetection():
-    """mmdetection 3.3, test_coco_metric.py: right boxes and masks score 1 at every size, with category and image id 0.
+    """mmdetection (16bb3f6), test_coco_metric.py: right boxes and masks score 1 at every size.
 
-    Theirs has masks of 10 by 10 pixels in an image of 640 by 640; here, a mask has the size of its image.
+    A category and the image have id 0. Theirs has masks of 10 by 10 pixels in an image of 640 by 640; here, a mask has
+    the size of its image.
     """
     boxes = torch.tensor([[50.0, 60, 70, 80], [100, 120, 130, 150], [150, 160, 190, 200], [250, 260, 350, 360]])
     labels, areas = torch.tensor([0, 0, 1, 0]), [400, 900, 1600, 10000]

@@ -38,6 +38,8 @@ def save_run(folder, name, classes=("disc", "ring"), change=None, vocabularies=N
     torch.manual_seed(0)
     model = build_model(config["model"], classes=list(classes), vocabularies=vocabularies or {})
     state = {"model": model.state_dict(), "classes": list(classes), "config": json.dumps(config)}
+    if "panoptic" in name:
+        state["things"] = [True] * len(classes)
     if vocabularies:
         state |= {"classes": None, "vocabularies": {side: v.to_json() for side, v in vocabularies.items()}}
     save_checkpoint(folder / name / "best.pth", state)

@@ -193,7 +193,7 @@ def test_broken_pictures_are_named_and_left_out(run, capsys):
     assert len(predictions(run, "--input", "photos")["images"]) == 2
     error = capsys.readouterr().err
     assert "left out: " in error and all(f"{name}'" in error for name in ("broken.jpg", "endless.jpg", "huge.png"))
-    assert "3 of 5 pictures could not be read" in error
+    assert "3 of 5 images could not be read" in error
     assert "broken.jpg" in fails(capsys, run, "--input", "photos/broken.jpg")
 
 

@@ -217,9 +217,9 @@ def test_attention_over_space_and_time_is_drawn(run, capsys):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["--frame", "4"], "--frame: got 4; the clip's frames are 0 to 3"),
-        (["--points", "16,0"], "--points: 16,0 is outside the clip of 16x16 pixels"),
-        (["--encoder-layer", "1"], "block: got 1; the model's blocks are 0 to 0"),
+        (["--frame", "4"], "frame: got 4; the clip's frames are 0 to 3"),
+        (["--points", "16,0"], "points: 16,0 is outside the clip, which is 16x16 pixels"),
+        (["--encoder-layer", "1"], "encoder_layer: got 1; the model's layers are 0 to 0"),
     ],
 )
 def test_points_frames_and_blocks_that_do_not_exist_are_errors(run, wrong, message):

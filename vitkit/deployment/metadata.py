@@ -44,8 +44,8 @@ def describe(
         about |= {
             "classes": predictor.classes,
             "category_ids": predictor.category_ids,
-            "thresholds": predictor.thresholds.as_json(predictor.classes),
-            "image_sizes": None if predictor.image_sizes is None else predictor.image_sizes.as_json(),
+            "thresholds": predictor.thresholds.to_json(predictor.classes),
+            "image_sizes": None if predictor.image_sizes is None else predictor.image_sizes.to_json(),
             "preprocessing": _preprocessing(predictor),
         }
     return about | (_text(predictor) if isinstance(predictor.model, TextGenerator) else {})
@@ -85,7 +85,7 @@ def resize_of(predictor: Predictor) -> dict[str, Any] | None:
         )
     if sizes is None:
         return None
-    return {"short_side": sizes.median_short, "max_size": sizes.most_long, "unless_within": sizes.as_json()}
+    return {"short_side": sizes.median_short, "max_size": sizes.most_long, "unless_within": sizes.to_json()}
 
 
 def postprocessing(model: Any) -> dict[str, Any] | None:

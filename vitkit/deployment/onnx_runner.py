@@ -328,7 +328,7 @@ def draw(image, result):
     return drawn
 
 
-def as_json(result):
+def to_json(result):
     """Return the results as plain values; maps and masks are replaced with their numbers of pixels."""
     plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in result.items()}
     for field in {"semantic", "panoptic"} & plain.keys():
@@ -349,16 +349,16 @@ def main():
         runner = Runner(args.model, args.threshold)
     except Exception as error:  # ONNX Runtime's exceptions have no common base class
         sys.exit(f"error: {args.model}: {error}")
-    if args.out is not None:
-        try:
+    try:
+        if args.out is not None:
             args.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            sys.exit(f"error: --out {args.out}: expected a folder ({error.strerror}).")
+    except OSError as error:
+        sys.exit(f"error: --out {args.out}: expected a folder ({error.strerror}).")
     failed = False
     for source in args.inputs:
         try:
             result = runner(source)
-            print(json.dumps({"input": source} | as_json(result), ensure_ascii=False))
+            print(json.dumps({"input": source} | to_json(result), ensure_ascii=False))
             if args.out is not None and "source" not in runner.inputs:
                 image = open_image(source, runner.info["preprocessing"]["channels"])
                 draw(image, result).save(args.out / f"{Path(source).stem}.png")

@@ -50,9 +50,9 @@ class AnnotatedFile(_GroundTruth):
     """
 
     annotations = ("objects",)
-    has_images = True
 
     def __init__(self, annotations: str | Path, images: str | Path | None = None):
+        self.has_images = images is not None
         self.annotation_file, self._images = Path(annotations), None if images is None else Path(images)
         # For COCO's format, the folder of the images is not searched for annotations.
         source = AnnotationSource(self.annotation_file, self._images or self.annotation_file.parent)
@@ -105,7 +105,7 @@ class _Sentences(_GroundTruth):
 
 
 def score_file(
-    results: str | Path, *, annotations: str | Path | None = None, images: str | Path | None = None, iou: float = 0.5
+    results: str | Path, *, annotations: str | Path | None = None, images: str | Path | None = None
 ) -> ScoredResults:
     """Evaluate a results file without a config.
 
@@ -113,7 +113,6 @@ def score_file(
         results: a file written by vitkit test: boxes or masks, which need `annotations`; classes; or texts.
         annotations: annotations in COCO's format.
         images: folder of the images; None: no images are shown.
-        iou: IoU of a correct box or mask at a score threshold, see `CocoEvaluator`.
     Raises:
         DataError: a file is missing, truncated or invalid, or the files are about different images.
         ConfigError: annotations are needed, or results of this kind need a config.
@@ -136,7 +135,7 @@ def score_file(
         truth = dataset.ground_truth()["annotations"]
         has_masks = bool(content) and all(isinstance(e, dict) and e.get("segmentation") for e in content)
         masks = has_masks and all(annotation.get("segmentation") for annotation in truth)
-        evaluator = CocoEvaluator(dataset, iou_types=("bbox", "segm") if masks else ("bbox",), iou=iou)
+        evaluator = CocoEvaluator(dataset, iou_types=("bbox", "segm") if masks else ("bbox",))
         evaluator.load_results(results)
     else:
         raise ConfigError(f"{results}: results of this kind need their config: --data CONFIG or RUN.")

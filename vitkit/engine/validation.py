@@ -86,9 +86,9 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
         thresholds = evaluator.score_thresholds()
         if thresholds is not None:
             thresholds = replace(thresholds, origin="highest F1 in validation")
-            run.measured["score_thresholds"] = thresholds.as_json(loader.dataset.classes)
+            run.measured["score_thresholds"] = thresholds.to_json(loader.dataset.classes)
         if sizes.resized:
-            run.measured["image_sizes"] = ImageSizes.of(sizes.resized).as_json()
+            run.measured["image_sizes"] = ImageSizes.of(sizes.resized).to_json()
         path = run.run_dir / "predictions.png"
         with failed_drawing_reported(path):
             draw_predictions(samples[:NUM_DRAWN], loader.dataset, path, thresholds=thresholds)

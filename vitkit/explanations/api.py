@@ -125,7 +125,7 @@ def explain(
         beams: number of beams in the tree of a model that writes text.
         size: (height, width) in pixels to which images are resized; None: as by the validation transforms, or for a
             backbone's name to a short side of 480 pixels (for clips 224).
-        compare: another model, or a config and its weights, whose attention distances are drawn beside.
+        compare: another model, or a config or backbone and its weights, whose attention distances are drawn alongside.
         html: also write an HTML page that shows what attends to what under the mouse pointer.
         out: folder to write.
         overrides: `key.sub=value` changes to the config; for a backbone's name `key=value`, its arguments.
@@ -195,7 +195,10 @@ def explain(
         predictors = {name: predictor}
         if compare:
             # Named by their weights, as two checkpoints may share a config.
-            other = load(*compare, device=device, trust=trust)
+            if is_backbone(compare[0]):
+                other = load_backbone(*compare, device=device)
+            else:
+                other = load(*compare, device=device, trust=trust)
             predictors[str(compare[-1])] = _resized(_of_images(other), size)
         explain_distances(predictors, images, result)
     if split is not None:

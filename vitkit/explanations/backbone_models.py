@@ -108,7 +108,7 @@ def load_backbone(
     Args:
         name: a name for which `is_backbone` is true.
         weights: a value of the backbone's argument `pretrained`: a file, a folder of the transformers library or
-            "hf:OWNER/NAME", "timm/NAME" or an address; None: the published weights of the backbone's family.
+            "hf:OWNER/NAME", "timm/NAME" or a URL; None: the published weights of the backbone's family.
         overrides: `key=value` for the backbone's arguments; pretrained=false leaves its random weights.
     Raises:
         ConfigError: an argument is wrong, or there are no published weights.
@@ -135,6 +135,10 @@ def load_backbone(
             f"{name}: has no published weights. Give a file of weights after the name, or pretrained=false to see "
             "random ones."
         ) from error
+    except CheckpointError as error:
+        if weights is not None:
+            raise
+        raise CheckpointError(f"{error} With explain, a file follows the backbone's name.") from error
     num_frames, model = frames_of(backbone), Classifier(backbone).to(device)
     report = None if source is None else LoadReport(source)
     if num_frames is not None:

@@ -324,7 +324,7 @@ def draw_kernels(
     *,
     num_layers: int | None = None,
 ) -> Path:
-    """Save a PNG of LR-Net's kernels: for each layer the geometry prior alone, and the weights at a point.
+    """Save a PNG of LR-Net's kernels: for each layer the geometry prior, and the weights at a point.
 
     Args:
         num_layers: the number of all layers of the model; None: `layers` are all.
@@ -337,7 +337,7 @@ def draw_kernels(
         kernels = layer.weights[int(far.argmin()), :, 0].view_as(prior)
         groups = range(min(MAX_GROUPS, len(prior)))
         of_groups = left_out((len(groups), len(prior), "groups"))
-        for name, maps in ((f"prior alone{of_groups}", geometry), ("at the point", kernels)):
+        for name, maps in ((f"geometry prior{of_groups}", geometry), ("at the point", kernels)):
             shown = [Panel(f"group {k}" if not rows else "", image=maps[k].numpy()) for k in groups]
             rows.append((f"{layer.label}: {name}", [None if rows else Panel("image", points=[point]), *shown]))
     title = "Local kernels: softmax of the geometry prior, and of prior and similarity at the point (each on its scale)"
@@ -376,7 +376,7 @@ def mean_distances(predictor: Predictor, images: Iterable[Picture]) -> dict[str,
     distances: dict[str, list[Tensor]] = {}
     for image in images:
         inputs = predictor.prepare([predictor.to_array(image)]).to(predictor.device).inputs
-        # A large image takes a forward pass for each layer, whose attention alone is in memory.
+        # A large image takes a forward pass for each layer, so that only one layer's attention is in memory.
         for part in [[name] for name in names] if is_large(model, inputs["images"]) else [names]:
             for layer in located_attention(model, names=part, **inputs):
                 located = layer.weights[:, :, layer.num_tokens :, layer.num_tokens :]

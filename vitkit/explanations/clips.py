@@ -176,9 +176,9 @@ def explain_clip(predictor: Predictor, video: str | Path, request: Request, resu
     layers = clip_layers(model)
     number = len(layers) - 1 if request.encoder_layer is None else request.encoder_layer
     kind = f"{model.backbone.attention} attention" if isinstance(model.backbone, TimeSformer) else "Attention"
-    title = f"{kind.capitalize()} over space and time, layer {number} of 0 to {len(layers) - 1}, mean of the heads"
+    title = f"{kind.capitalize()} over space and time, layer {number} (of 0 to {len(layers) - 1}), mean of the heads"
     if isinstance(layers[number], NonLocalBlock):
-        title = f"Non-local block {number} of 0 to {len(layers) - 1}"
+        title = f"Non-local block {number} (of 0 to {len(layers) - 1})"
         draw_clip_arrows(clip, maps, result.file("non_local.png"), title=title)
     draw_clip_attention(clip, attention.class_token, maps, result.file("attention.png"), title=title)
     if request.html:

@@ -16,11 +16,11 @@ from vitkit.visualization.masks import draw_panoptic
 
 RULES = (
     ("void: in no query's mask", (90, 90, 90)),
-    ("void: in the masks of queries that predict no object alone", (170, 170, 170)),
-    ("void: covered by queries below the object threshold alone", (255, 127, 14)),
+    ("void: only in the masks of queries that predict no object", (170, 170, 170)),
+    ("void: covered only by queries below the object threshold", (255, 127, 14)),
     ("void: assigned to a query whose mask does not cover it", (148, 103, 189)),
     ("void: its segment kept too little of its mask", (214, 39, 40)),
-    ("kept, though another confident query's mask covers it, too", (31, 119, 180)),
+    ("kept, although another confident query's mask also covers it", (31, 119, 180)),
     ("kept", (44, 160, 44)),
 )
 PER_ROW = 6

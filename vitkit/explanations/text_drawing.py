@@ -111,7 +111,7 @@ def draw_arcs(
     path: str | Path,
     *,
     title: str = "",
-    least: float = 0.2,
+    min_share: float = 0.2,
 ) -> None:
     """Save a PNG of attention as lines between two columns of tokens, a panel for each head (Vig 2019,
     https://arxiv.org/abs/1906.05714).
@@ -122,19 +122,19 @@ def draw_arcs(
         columns: the S tokens on the right, which are attended to.
         path: the PNG's path; its folder is made.
         title: the figure's title; a line that says which weights have no line is added.
-        least: weights below this fraction of the largest weight of their row get no line.
+        min_share: weights below this fraction of the largest weight of their row get no line.
     """
     across = min(4, len(heads))
     down = -(-len(heads) // across)
     longest = max(len(rows), len(columns))
-    title = f"{title}\nNo line: below {least:.0%} of the row's largest weight"
+    title = f"{title}\nNo line: below {min_share:.0%} of the row's largest weight"
     figure = _figure(2.4 * across + 0.3, (0.19 * longest + 0.5) * down + 0.4, title)
     for k, weights in enumerate(heads):
         axis = figure.add_subplot(down, across, k + 1)
         axis.set(xlim=(-0.9, 1.9), ylim=(longest - 0.5, -0.5))
         axis.set_axis_off()
         axis.set_title(f"head {k}", fontsize="small")
-        i, j = np.nonzero(weights >= least * weights.max(-1, keepdims=True))
+        i, j = np.nonzero(weights >= min_share * weights.max(-1, keepdims=True))
         lines = [[(0, start), (1, end)] for start, end in zip(i, j)]
         axis.add_collection(LineCollection(lines, colors=f"C{k % 10}", alpha=weights[i, j].clip(0.1, 1), linewidths=2))
         for tokens, x, side in ((rows, -0.05, "right"), (columns, 1.05, "left")):

@@ -168,7 +168,7 @@ class Prediction:
             best = [f"{name} {score:.2f}" for name, score in zip(self.names, self.scores.tolist())]
             return f"{self.name}: {', '.join(best)}"
         if self.semantic is not None and self.labels is None:
-            return f"{self.name}: {', '.join(self.as_json()['areas'])}"
+            return f"{self.name}: {', '.join(self.to_json()['areas'])}"
         if len(self):
             counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).most_common())
             return f"{self.name}: {counts}" + (f"; from {self.thresholds}" if "scores" in self.fields else "")
@@ -286,7 +286,7 @@ class Prediction:
             data={"class_name": np.array(self.names)},
         )
 
-    def as_json(self, *, score_threshold: float | None = None) -> dict[str, Any]:
+    def to_json(self, *, score_threshold: float | None = None) -> dict[str, Any]:
         """Return the predictions as plain values.
 
         Args:

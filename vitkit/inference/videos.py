@@ -77,7 +77,7 @@ class VideoPredictor(Predictor):
         classes: Sequence[str],
         *,
         sampling: ClipSampling,
-        transforms: Any,
+        transforms: Any = None,
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         max_image_pixels: int = MAX_PIXELS,
         report: LoadReport | None = None,

@@ -73,7 +73,7 @@ def predict_files(
     output.folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"model": name, "classes": predictor.classes}
     if predictor.finds_objects:
-        results["thresholds"] = predictor.thresholds.as_json(predictor.classes)
+        results["thresholds"] = predictor.thresholds.to_json(predictor.classes)
         if output.threshold is None:
             print(f"objects from {predictor.thresholds}")
     if images:
@@ -134,7 +134,7 @@ def noting_empty(predictions: Iterable[Prediction], threshold: float | None, emp
 def write_image(prediction: Prediction, names: Mapping[Path, str], output: Output) -> dict[str, Any]:
     """Write the files of an image's prediction; return its entry of the JSON."""
     name = names[Path(prediction.name)]
-    result = prediction.as_json(score_threshold=output.json_threshold) | write_maps(prediction, output.folder, name)
+    result = prediction.to_json(score_threshold=output.json_threshold) | write_maps(prediction, output.folder, name)
     if not output.draw:
         return result
     file = f"{name}.{output.image_format}"
@@ -242,7 +242,7 @@ def predict_clips(predictor: Predictor, path: Path, name: str, output: Output) -
 
 def draw_frame(prediction: Prediction, rate: float, output: Output) -> tuple[dict[str, Any], np.ndarray | None]:
     """Return a frame's entry of the JSON, and the frame with its predictions drawn; None if nothing is drawn."""
-    entry = prediction.as_json(score_threshold=output.json_threshold)
+    entry = prediction.to_json(score_threshold=output.json_threshold)
     del entry["image"]
     number = int(prediction.name)
     drawn = prediction.draw(task=output.task, score_threshold=output.threshold) if output.draw else None

@@ -110,7 +110,7 @@ def browse(
     for number, start in enumerate(range(0, len(cards), images_per_figure), start=1):
         panels = cards[start : start + images_per_figure]
         save_grid(
-            [card.picture for card in panels],
+            [card.image for card in panels],
             [f"{card.title}  {card.text}" for card in panels],
             out / f"figure_{number}.png",
             per_line=images_per_line,
@@ -189,7 +189,7 @@ def card_of(sample: Sample, image_id: Any, names: Sequence[str], *, with_boxes: 
     target = sample["target"]
     return Card(
         title=f"{image_id}  {width}x{height}",
-        picture=draw_sample(sample, names, with_boxes=with_boxes),
+        image=draw_sample(sample, names, with_boxes=with_boxes),
         text=describe(target, names),
         classes=list(classes_of(target, names)),
     )

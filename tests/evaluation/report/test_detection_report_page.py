@@ -10,6 +10,7 @@ from detection_files import CONFIG, evaluator_of, write_data
 
 from vitkit.engine.results import score_file
 from vitkit.errors import ConfigError
+from vitkit.evaluation import CocoEvaluator
 from vitkit.evaluation.detection_sections import count_groups
 from vitkit.evaluation.matching import confusion_matrix
 from vitkit.evaluation.report import write_report
@@ -70,11 +71,12 @@ def test_images_are_shown_under_their_own_ids(tmp_path):
     assert [image["name"] for image in data["images"] if "url" not in image] == ["2.png"]
 
 
-def test_report_follows_the_iou(tmp_path):
+def test_report_follows_the_iou(tmp_path, monkeypatch):
     write_data(tmp_path)
     counts = {}
     for iou in (0.5, 0.9):
-        scored = score_file(tmp_path / "results.json", annotations=tmp_path / "truth.json", iou=iou)
+        scored = score_file(tmp_path / "results.json", annotations=tmp_path / "truth.json")
+        scored.evaluator.iou = iou
         path = write_report(scored.evaluator, tmp_path / "report.html", title="report")
         data, page = page_data(path), path.read_text()
         assert f"at an IoU of {iou:g}" in page and f"AP{100 * iou:.0f} without" in page
@@ -86,7 +88,11 @@ def test_report_follows_the_iou(tmp_path):
         assert counts[iou] == threshold_rows(scored.evaluator.statistics().rankings(), [0.0])[0].correct
     assert counts[0.9] < counts[0.5]
     with pytest.raises(ConfigError, match=r"got iou=0.62; expected one of COCO's, 0.5, 0.55"):
-        score_file(tmp_path / "results.json", annotations=tmp_path / "truth.json", iou=0.62)
+        CocoEvaluator(scored.evaluator.dataset, iou=0.62)
+    options = ["--eval-only", "results.json", "--annotations", "truth.json", "--report", "again.html"]
+    monkeypatch.chdir(tmp_path)
+    test_tool.main([*options, "--iou", "0.9"])
+    assert page_data(tmp_path / "again.html")["curves"] == data["curves"]
 
 
 def test_images_are_grouped_by_their_number_of_objects():
