@@ -7,6 +7,7 @@ import torch
 
 from vitkit import CheckpointError, ConfigError, convert, load, load_weights
 from vitkit.checkpoint.folders import tokens_in
+from vitkit.explanations.text import text_attention
 from vitkit.inference import find_model
 from vitkit.inference.language import MaskFiller, TextContinuer
 from vitkit.models import build_model
@@ -100,6 +101,9 @@ def test_bert_fills_masks_as_in_the_library(bert):
     best = [their_tokenizer.convert_ids_to_tokens(i) for i in order if i not in their_tokenizer.all_special_ids][:3]
     fillings = filler("a dog <mask> over the <mask>.", n_best=3)
     assert [filling.token for filling in fillings[0]] == [token.removeprefix("##") for token in best]
+    layers = text_attention(filler.model, filler.vocabularies, "a dog <mask>").layers
+    assert layers[0].rows == layers[0].columns == ["<s>", "\u2581a", "\u2581dog", "<mask>", "</s>"]
+    assert layers[0].weights.shape == (2, 5, 5)
 
 
 @torch.no_grad()
