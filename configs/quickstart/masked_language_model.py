@@ -3,7 +3,8 @@ https://arxiv.org/abs/1810.04805): "nine, <mask>, eleven". No download, minutes.
 
 Run:  python tools/train.py configs/quickstart/masked_language_model.py
       vitkit generate runs/masked_language_model "four hundred nineteen, four hundred <mask>, four hundred twenty-one"
-Here: not yet run.
+Here: perplexity 4.66 of the masked words of 1000 unseen lines in a trial of two epochs (train.epochs=2), half a minute
+      of one core of an AMD EPYC.
 """
 
 from vitkit.configs.quickstart.causal_language_model import config as causal
@@ -17,5 +18,5 @@ def config():
     )  # fmt: skip
     for split in ("train", "val"):
         cfg["data"][split]["objective"] = "masked"
-    cfg["train"]["epochs"] = 5
+    cfg["train"]["epochs"] = 10
     return cfg
