@@ -1,6 +1,7 @@
 """Repositories of the Hugging Face hub, stored as folders in its own cache; interrupted downloads are continued."""
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class _Download:
         self.source, self.repository, self.revision = source, repository, revision
         self.not_cached: list[str] = []
         """Files for which it is unknown, while offline, whether the repository has them."""
+        self.is_reachable = True
 
     def __call__(self, name: str, *, required: bool = False) -> Path | None:
         """Return the local copy of a file, or None if the repository has no file of this name.
@@ -76,7 +78,14 @@ class _Download:
         When offline, the result is also None, with a warning, for files that are not `required` and not in the cache.
         """
         try:
-            path = huggingface_hub.hf_hub_download(self.repository, name, revision=self.revision, endpoint=_ENDPOINT)
+            self.is_reachable = self.is_reachable and self._hub_responds(name)
+            path = huggingface_hub.hf_hub_download(
+                self.repository,
+                name,
+                revision=self.revision,
+                endpoint=_ENDPOINT,
+                local_files_only=not self.is_reachable,
+            )
         except errors.HFValidationError as error:
             raise CheckpointError(f"{self.source}: not the name of a repository; expected hf:OWNER/NAME.") from error
         except errors.GatedRepoError as error:
@@ -109,6 +118,30 @@ class _Download:
             ) from error
         return Path(path)
 
+    def _hub_responds(self, name: str) -> bool:
+        """Whether the hub responds to one request for a file's metadata, within twice HF_HUB_ETAG_TIMEOUT (10 s).
+
+        The client itself retries six times for up to a minute each, and each of a host's addresses has that timeout.
+        """
+        url = huggingface_hub.hf_hub_url(self.repository, name, revision=self.revision, endpoint=_ENDPOINT)
+        seconds = huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT
+        responses = []
+
+        def request() -> None:
+            try:
+                huggingface_hub.get_hf_file_metadata(url, timeout=seconds)
+            except errors.HfHubHTTPError:
+                pass  # an answer, which hf_hub_download explains
+            except (OSError, *errors.HfHubHTTPError.__bases__):
+                return
+            responses.append(name)
+
+        # A daemon, because looking up an address cannot be interrupted and must not delay the end of the program.
+        thread = threading.Thread(target=request, daemon=True)
+        thread.start()
+        thread.join(2 * seconds)
+        return bool(responses)
+
     def _is_known_to_lack(self, name: str) -> bool:
         """Whether the cache records an earlier answer of the hub that the repository has no such file."""
         cache = huggingface_hub.constants.HF_HUB_CACHE
@@ -118,6 +151,6 @@ class _Download:
     def unreachable(self, name: str) -> CheckpointError:
         return CheckpointError(
             f"{self.source}: cannot be reached, and {name} is not in the cache "
-            f"({huggingface_hub.constants.HF_HUB_CACHE}). Go online, unset HF_HUB_OFFLINE, or give a folder with its "
-            "files."
+            f"({huggingface_hub.constants.HF_HUB_CACHE}). Go online, unset HF_HUB_OFFLINE, raise HF_HUB_ETAG_TIMEOUT "
+            "on a slow network, or give a folder with its files."
         )
