@@ -41,7 +41,7 @@ MODELS_OF_TEXT = {
     | DECODING
     | dict(
         attention="dot", bidirectional=True, cell="lstm", num_layers=2, d_embedding=8, d_hidden=12, dropout=0.2,
-        scheduled_sampling=0.5, word_vectors=None,
+        scheduled_sampling=0.5, word_vectors=None, max_source_length=30,
     ),
     "TransformerCaptioner": IMAGE
     | STACK
