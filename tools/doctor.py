@@ -53,12 +53,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     from vitkit.doctor import CHECKS, diagnose, report
+    from vitkit.logging import setup_logging
 
     if args.list:
         print("\n".join(f"{name:<22}{(check.__doc__ or '').splitlines()[0]}" for name, check in CHECKS.items()))
         return 0
-    # The issues repeat what datasets log while they are built.
+    setup_logging()
+    # The issues repeat what datasets log while they are built. The progress of the checks goes to standard error.
     logging.getLogger("vitkit").setLevel(logging.ERROR)
+    logging.getLogger("vitkit.doctor").setLevel(logging.INFO)
     with errors_in_one_line():
         issues = diagnose(
             args.config,

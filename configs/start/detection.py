@@ -26,6 +26,7 @@ def config(size=320, pretrained=True, frozen_stages=1):
     """
     cfg = bccd_dino()
     features = ["res3", "res4"]
+    cfg["model"]["nms_iou"] = 0.8  # after few steps queries still find objects twice, see configs/bccd/dino_r18.py
     cfg["model"]["backbone"] = resnet50_for_transfer(
         norm="frozen_bn", out_features=features, frozen_stages=frozen_stages
     )

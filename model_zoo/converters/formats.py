@@ -16,19 +16,19 @@ from vitkit.model_zoo.converters import (
     vit,
 )
 
-# A file has the first format whose marks it contains, so models precede the backbones that are their parts.
-TRANSFORMERS = [
-    form
-    for file in (detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt, vit, resnet, swin, transformer)
-    for form in file.TRANSFORMERS
-]
+_MODELS = (detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt)
+_BACKBONES_AND_TEXT = (vit, resnet, mvit, swin, transformer, fairseq)
+
+TRANSFORMERS = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in getattr(file, "TRANSFORMERS", ())]
 """The formats of the transformers library."""
-OFFICIAL = [
-    form
-    for file in (
-        *(detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt),
-        *(vit, resnet, mvit, swin, transformer, fairseq),
-    )
-    for form in file.OFFICIAL
-]
+OFFICIAL = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in file.OFFICIAL]
 """The formats of the original repositories and of other libraries."""
+READ_ORDER = [
+    form
+    for files in (_MODELS, _BACKBONES_AND_TEXT)
+    for project in ("TRANSFORMERS", "OFFICIAL")
+    for file in files
+    for form in getattr(file, project, ())
+]
+"""All formats. A file has the first one whose marks it contains, so models precede the backbones that are their parts,
+also those of other projects: the official RF-DETR contains the transformers library's DINOv2."""

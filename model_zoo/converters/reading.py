@@ -17,7 +17,7 @@ from vitkit.data.io.coco_classes import (
 )
 from vitkit.data.io.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
 from vitkit.data.io.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
-from vitkit.model_zoo.converters.formats import OFFICIAL, TRANSFORMERS
+from vitkit.model_zoo.converters.formats import READ_ORDER
 from vitkit.model_zoo.converters.key_table import Format, State
 
 _PANOPTIC_ROWS = 251
@@ -69,7 +69,7 @@ def convert_official(
     """
     if isinstance(state.get("model"), Mapping):
         state = state["model"]
-    for converter in (*TRANSFORMERS, *OFFICIAL):
+    for converter in READ_ORDER:
         if converter.matches(state):
             state = converter.table.read(dict(state), model)
             is_coco = has_coco_head(state, converter)

@@ -3,8 +3,8 @@
 #
 # A translation model must look back at the source sentence while it writes. This notebook follows how attention was
 # formulated over time: with an additive score (Bahdanau et al. 2015), with a dot product (Luong et al. 2015), and with
-# scaled dot products in several heads (Vaswani et al. 2017). Each step is a few lines of code and a figure. Everything
-# runs on the CPU in about a minute.
+# scaled dot products in several heads (Vaswani et al. 2017). It begins with the idea that all of them share, a soft
+# look-up in a dictionary. Each step is a few lines of code and a figure. Everything runs on the CPU in about a minute.
 
 # %%
 from pathlib import Path
@@ -22,7 +22,65 @@ from vitkit.nn.position import sine_positions_1d
 from vitkit.visualization.notebooks import show
 
 out = Path("pictures/attention")
+out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
+
+# %% [markdown]
+# ## A soft dictionary
+#
+# A dictionary returns the value whose key *equals* the query, and nothing if there is none. Attention is a look-up that
+# always has an answer: it compares the query with every key, turns the scores into weights that sum to 1, and returns
+# the weighted mean of all values. With dot products as scores, and a strength $\beta$,
+#
+# $$w_j = \frac{\exp(\beta\, q^\top k_j)}{\sum_i \exp(\beta\, q^\top k_i)}, \qquad
+# \operatorname{look-up}(q) = \sum_j w_j v_j.$$
+#
+# As an example, the keys are four directions and the values are temperatures measured there. The query points 20
+# degrees east of north, where nothing was measured.
+
+# %%
+directions = {"north": (0.0, 1.0), "east": (1.0, 0.0), "south": (0.0, -1.0), "west": (-1.0, 0.0)}
+keys = torch.tensor(list(directions.values()))  # (4 keys, 2)
+values = torch.tensor([[2.0], [10.0], [25.0], [14.0]])  # (4 keys, 1), in degrees Celsius
+
+
+def look_up(queries, strength):
+    """The weighted mean of the values for each query, and the weights."""
+    weights = (strength * queries @ keys.T).softmax(-1)  # (queries, 4 keys)
+    return weights @ values, weights
+
+
+def pointing(degrees):
+    """The unit vector at an angle from north, clockwise."""
+    angle = torch.deg2rad(torch.as_tensor(degrees, dtype=torch.float32))
+    return torch.stack((angle.sin(), angle.cos()), dim=-1)
+
+
+query = pointing([20.0])
+for strength in (0.0, 1.0, 4.0, 100.0):
+    value, weights = look_up(query, strength)
+    listed = ", ".join(f"{name} {float(w):.2f}" for name, w in zip(directions, weights[0]))
+    print(f"strength {strength:5.0f}: {float(value):5.2f} degrees   weights: {listed}")
+core = attend(query[None, None], keys[None, None], values[None, None], scale=4.0)  # vitkit's attention
+assert torch.allclose(core[0, 0], look_up(query, 4.0)[0])
+
+# %% [markdown]
+# With strength 0, the answer is the mean of all values; with a large one, it is the value of the nearest key, as in a
+# dictionary. In between, it is a smooth function of the query, the keys and the values, so all three can be learned by
+# gradient descent. The look-up itself has no parameters.
+
+# %%
+angles = torch.arange(0.0, 361.0)
+figure = Figure(figsize=(6.5, 3.2), layout="constrained")
+axes = figure.subplots()
+for strength in (1.0, 4.0, 100.0):
+    axes.plot(angles, look_up(pointing(angles), strength)[0], label=f"strength {strength:.0f}")
+axes.plot([0, 90, 180, 270], values, "ko", label="stored values")
+axes.set(xlabel="direction of the query, degrees from north", ylabel="answer, degrees C", xticks=range(0, 361, 90))
+axes.legend()
+axes.grid(alpha=0.3)
+figure.savefig(out / "dictionary.png", dpi=110)
+show(out / "dictionary.png")
 
 # %% [markdown]
 # ## A score for each pair

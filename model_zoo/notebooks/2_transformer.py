@@ -9,25 +9,64 @@
 # %%
 from pathlib import Path
 
+import numpy as np
 import torch
+from matplotlib import colormaps
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from torch import nn
 
 import vitkit
 from vitkit.explanations.text import draw_beam_tree, text_attention, text_inputs
 from vitkit.explanations.text_drawing import draw_alignment, draw_arcs, draw_expected, draw_heads, draw_positions
-from vitkit.nn.attention import attention_weights, mask_bias, padding_bias
+from vitkit.nn.attention import MultiHeadAttention, attend, attention_weights, mask_bias, padding_bias
 from vitkit.nn.position import sine_positions_1d
 from vitkit.seq2seq.transformer import causal_bias
 from vitkit.visualization.notebooks import show
 
 out = Path("pictures/transformer")
+out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
+
+# %% [markdown]
+# ## Attention has no order, and no parameters of its own
+#
+# An output of attention is a weighted sum, which does not depend on the order of its terms. If the tokens $X$ are
+# permuted, the outputs are the same ones, permuted in the same way: attention is *permutation-equivariant*,
+#
+# $$\operatorname{Attention}(PX) = P \operatorname{Attention}(X).$$
+#
+# It has no parameters either. Those of an attention layer are the projections before and after it, which see one token
+# at a time: their number does not depend on the number of tokens.
+
+# %%
+x, order = torch.randn(1, 10, 32), torch.randperm(10)
+layer, positions = MultiHeadAttention(32, num_heads=4), sine_positions_1d(10, 32)
+sizes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
+print("parameters of a layer with 32 channels, for any number of tokens:", sizes)
+
+
+def largest_difference(function, x):
+    """The largest difference between the outputs of permuted tokens and the permuted outputs."""
+    return float((function(x[:, order]) - function(x)[:, order]).abs().max())
+
+
+functions = {
+    "attend, which has no parameters": lambda x: attend(x[:, None], x[:, None], x[:, None])[:, 0],
+    "a layer with projections": lambda x: layer(x, x, x),
+    "the layer, after positions are added": lambda x: layer(x + positions, x + positions, x + positions),
+}
+with torch.no_grad():
+    differences = {name: largest_difference(function, x) for name, function in functions.items()}
+for name, difference in differences.items():
+    print(f"{name:38} differs by {difference:.1e}")
+assert differences["a layer with projections"] < 1e-5 < differences["the layer, after positions are added"]
 
 # %% [markdown]
 # ## Positions
 #
-# Attention is a weighted sum, which does not depend on the order of its terms. So each position $p$ gets an encoding,
-# which is added to the token's embedding: sines and cosines of decreasing frequencies,
+# So that order matters, each position $p$ gets an encoding, which is added to the token's embedding: sines and cosines
+# of decreasing frequencies,
 #
 # $$PE_{p, 2i} = \sin\!\left(p / 10000^{2i/d}\right), \qquad PE_{p, 2i+1} = \cos\!\left(p / 10000^{2i/d}\right).$$
 #
@@ -86,6 +125,80 @@ for panel, (name, bias) in zip(figure.subplots(1, 3), biases.items()):
 figure.suptitle("Weights of equal scores under three masks")
 figure.savefig(out / "masks.png", dpi=110)
 show(out / "masks.png")
+
+# %% [markdown]
+# ## What one output sees
+#
+# Which inputs does output $i$ depend on? The derivative $\partial y_i / \partial x_j$ answers this for any network: it
+# is zero where input $j$ is not seen. The figure shows its magnitude for stacks of one and of three layers with random
+# weights, each row relative to its maximum, and black where it is zero.
+#
+# - A *convolution* of three tokens sees one neighbour on each side, and each further layer one more. Distant tokens
+#   meet only after many layers.
+# - *Recurrence* sees all tokens before, but only through the states between: the influence of a token fades with every
+#   step, and the steps must be computed one after another.
+# - *Self-attention* sees every token in one step at any distance, and with the causal mask every token before.
+#
+# Here, the layers have no residual connections. So three layers of attention, whose weights are nearly uniform before
+# training, are means of means: all outputs are nearly the same mean of all tokens. Under the causal mask, the first
+# tokens count most, because every mean contains them.
+
+# %%
+LENGTH, CHANNELS = 32, 16
+
+
+class Convolution(nn.Conv1d):
+    """A convolution over three tokens."""
+
+    def forward(self, x):
+        return super().forward(x.mT).mT.tanh()
+
+
+class Recurrence(nn.GRU):
+    """A recurrent network that reads from left to right."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+class SelfAttention(MultiHeadAttention):
+    """Attention among the tokens, of all or only of those before."""
+
+    bias = None
+
+    def forward(self, x):
+        return super().forward(x, x, x, bias=self.bias)
+
+
+class CausalSelfAttention(SelfAttention):
+    bias = causal_bias(LENGTH, torch.device("cpu"))
+
+
+kinds = {
+    "convolution": lambda: Convolution(CHANNELS, CHANNELS, 3, padding=1),
+    "recurrence (GRU)": lambda: Recurrence(CHANNELS, CHANNELS, batch_first=True),
+    "self-attention": lambda: SelfAttention(CHANNELS, 4),
+    "causal self-attention": lambda: CausalSelfAttention(CHANNELS, 4),
+}
+tokens = torch.randn(1, LENGTH, CHANNELS)
+colors = colormaps["viridis"].with_extremes(bad="black")
+figure = Figure(figsize=(11, 5.6), layout="constrained")
+panels = figure.subplots(2, len(kinds), sharex=True, sharey=True)
+for row, depth in zip(panels, (1, 3)):
+    for panel, (name, kind) in zip(row, kinds.items()):
+        stack = nn.Sequential(*(kind() for _ in range(depth)))
+        jacobian = torch.autograd.functional.jacobian(stack, tokens)[
+            0, :, :, 0
+        ]  # (outputs, channels, inputs, channels)
+        sees = jacobian.norm(dim=(1, 3))  # (outputs, inputs)
+        relative = (sees / sees.amax(dim=1, keepdim=True)).numpy()
+        shown = panel.imshow(np.ma.masked_equal(relative, 0), norm=LogNorm(1e-4, 1), cmap=colors)
+        panel.set(title=f"{depth} x {name}" if depth > 1 else name, xlabel="input", ylabel="output")
+        middle = relative[LENGTH // 2]
+        print(f"{depth} x {name:22} output 16 sees {int((middle > 0).sum()):2} of 32; input 0 counts {middle[0]:.1e}")
+figure.colorbar(shown, ax=panels, label="relative size of the derivative")
+figure.savefig(out / "sees.png", dpi=110)
+show(out / "sees.png")
 
 # %% [markdown]
 # ## Training

@@ -6,6 +6,7 @@ import torch
 from vitkit.config import load_config
 from vitkit.models import build_model
 from vitkit.models.classifier import Classifier
+from vitkit.nn.additive_attention import SCORES
 from vitkit.registry import CRITERIA, DATASETS
 from vitkit.tools.ablate import read_set, set_files, summary_of, train_command
 
@@ -55,6 +56,10 @@ def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
     sum(losses.values()).backward()
     assert all(loss.isfinite() for loss in losses.values())
     assert all(p.grad is not None for p in model.head.parameters() if p.requires_grad)
+
+
+def test_every_alignment_score_is_an_arm():
+    assert {*SCORES} <= {*SETS["rnn_parts"].arms}
 
 
 def test_fixed_matching_has_a_query_for_each_class():

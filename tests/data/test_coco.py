@@ -276,7 +276,7 @@ BAD_FILES = {
     "width is true": (broken(lambda d: d["images"][0].update(width=True)), r"image 7 .* has width True"),
     "several faults": (
         broken(lambda d: [a.update(area=-1, iscrowd="0") for a in d["annotations"]]),
-        r"annotation 17 .* has area -1; .* And 3 more: 2 x iscrowd, 1 x area; tools/doctor\.py lists all",
+        r"annotation 17 .* has area -1; .* And 3 more: 2 x iscrowd, 1 x area; vitkit doctor lists all",
     ),
     "nested deep": ("[" * 200_000, r"nests lists too deep"),
     "many digits": ('{"images": [{"id": ' + "7" * 5000 + "}]}", r"a number that is too long"),

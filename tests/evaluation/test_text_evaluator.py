@@ -134,7 +134,7 @@ def test_results_can_be_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], r"the file contains \[\]; expected texts that tools/test\.py wrote"),
+        ([], r"the file contains \[\]; expected texts that vitkit test wrote"),
         ({"sentences": [7]}, "entry 0 of 'sentences' is 7"),
         ({"sentences": [{"index": [0], "text": "a", "source": "a", "references": ["a"]}]}, r"has index \[0\]"),
         ({"sentences": [{"index": 2, "text": "a", "source": "a", "references": ["a"]}]}, "has index 2"),

@@ -144,7 +144,7 @@ def test_attention_of_queries_among_vit_tokens_is_read():
 
 
 def test_image_processed_in_windows_is_refused():
-    with pytest.raises(ConfigError, match="EoMT takes a picture of this size in windows.* at most 64 x 64 pixels"):
+    with pytest.raises(ConfigError, match="EoMT takes an image of this size in windows.* at most 64 x 64 pixels"):
         image_attention(eomt("semantic"), IMAGE)
 
 

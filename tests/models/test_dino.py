@@ -154,6 +154,20 @@ def test_the_number_of_detections_is_set_by_the_config():
         build_model(test_deformable_detr.small_spec(num_detections=0))
 
 
+def test_duplicates_come_last_without_a_score():
+    boxes = torch.tensor([[0.5, 0.5, 0.2, 0.2], [0.5, 0.5, 0.2, 0.21], [0.2, 0.2, 0.2, 0.2]])
+    logits = torch.tensor([[3.0, -4.0], [2.0, -3.0], [1.0, -5.0]])
+    outputs = dict(pred_logits=logits[None], pred_boxes=boxes[None])
+    spec = make_spec("dino") | dict(num_detections=4, num_classes=2)
+    plain = build_model(spec).postprocess(outputs, [(10, 10)])[0]
+    assert plain["labels"].tolist() == [0, 0, 0, 1]
+    result = build_model(spec | dict(nms_iou=0.8)).postprocess(outputs, [(10, 10)])[0]
+    torch.testing.assert_close(result["scores"], torch.tensor([3.0, 1.0, -3.0, -torch.inf]).sigmoid())
+    torch.testing.assert_close(result["boxes_xyxy"][1], torch.tensor([1.0, 1.0, 3.0, 3.0]))
+    with pytest.raises(ConfigError, match="nms_iou=1.5: expected a number between 0 and 1"):
+        build_model(spec | dict(nms_iou=1.5))
+
+
 @pytest.mark.parametrize(
     ("head", "message"),
     [

@@ -1,7 +1,7 @@
 import torch
 from torchvision import ops as torchvision_ops
 
-from vitkit.ops.boxes import clamp_sizes, cxcywh_to_xyxy, generalized_box_iou, scale_boxes, xyxy_to_cxcywh
+from vitkit.ops.boxes import clamp_sizes, cxcywh_to_xyxy, duplicates, generalized_box_iou, scale_boxes, xyxy_to_cxcywh
 
 
 def random_boxes_xyxy(*shape: int) -> torch.Tensor:
@@ -60,3 +60,23 @@ def test_giou_gradient_equals_finite_differences():
 def test_negative_sizes_are_clamped_around_the_centre():
     boxes = torch.tensor([[0.5, 0.4, -0.2, 0.6], [-0.1, 0.2, 0.3, -0.1]])
     assert clamp_sizes(boxes).tolist() == torch.tensor([[0.5, 0.4, 0, 0.6], [-0.1, 0.2, 0.3, 0]]).tolist()
+
+
+def test_duplicates_are_those_that_nms_removes_if_each_object_has_two_boxes():
+    torch.manual_seed(0)
+    centers = torch.rand(3, 12, 2) * 900
+    objects = torch.cat([centers, centers + 20 + torch.rand(3, 12, 2) * 60], dim=-1)
+    boxes = torch.cat([objects, objects + torch.rand(3, 12, 4) * 12], dim=1)
+    labels = torch.randint(2, (3, 12)).repeat(1, 2)
+    found = duplicates(boxes, labels, iou=0.5)
+    scores = torch.linspace(1, 0.1, 24)
+    for b, l, removed in zip(boxes, labels, found):
+        kept = torchvision_ops.batched_nms(b, scores, l, 0.5)
+        assert removed[12:].sum() > 6
+        # Sequential NMS alone keeps a box that overlaps only removed ones; no object touches two others here.
+        assert (~removed).nonzero()[:, 0].tolist() == sorted(kept.tolist())
+
+
+def test_boxes_of_another_class_or_below_the_iou_are_not_duplicates():
+    boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 5]]])
+    assert duplicates(boxes, torch.tensor([[0, 1, 0, 0]]), iou=0.6).tolist() == [[False, False, True, False]]

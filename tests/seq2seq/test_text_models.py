@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.additive_attention import SCORES
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import MODELS
@@ -16,7 +17,6 @@ SIZES = dict(source_size=SIZE, target_size=SIZE)
 SMALL = dict(num_layers=2, d_model=16, num_heads=2, d_ffn=32)
 RNN = dict(d_embedding=8, d_hidden=12)
 LSTM = dict(cell="lstm", num_layers=2)
-SCORES = ("additive", "dot", "scaled_dot", "general", "cosine")
 
 make = MODELS.build
 TRANSLATORS = {
@@ -61,7 +61,7 @@ def test_every_parameter_trains(name, texts):
     assert not without
 
 
-@pytest.mark.parametrize("name", ["additive", "dot", "scaled_dot", "general", "cosine", "transformer"])
+@pytest.mark.parametrize("name", [*SCORES, "transformer"])
 def test_padding_never_receives_weight(name, texts):
     model = TRANSLATORS[name]().eval()
     source, padding, target_in = texts
@@ -153,6 +153,15 @@ def test_a_text_without_a_token_is_an_error(texts):
     padding[1] = True
     with pytest.raises(DataError, match="text 1 of the batch has no token; expected at least its EOS"):
         TRANSLATORS["additive"]()(source, padding, target_in)
+
+
+def test_location_attends_to_the_first_tokens_of_a_longer_source(texts):
+    model = make("RNNTranslator", **SIZES, **RNN, attention="location", max_source_length=3).eval()
+    with torch.no_grad(), AttentionRecorder(model) as maps:
+        model(*texts)
+    for weights in maps["decoder.attention"]:
+        assert weights.shape == (3, 1, 1, 7) and not weights[..., 3:].any()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 1, 1))
 
 
 def test_attention_of_a_model_without_attention_is_an_error(texts):

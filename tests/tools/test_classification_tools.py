@@ -129,7 +129,6 @@ def test_wrong_folders_are_errors_that_name_them(photos, change, expected):
         ("data.train.transforms.mixups=1.0", "mixups: unknown key 'mixups'. Did you mean 'mixup'"),
         ("data.train.transforms.rand_augment=m9", "rand_augment='m9'"),
         ("model.num_classes=5", "model.num_classes=5, but the dataset has 3 classes"),
-        ("optimizer.no_weight_decay=[table]", "no trainable parameter's name contains 'table'"),
         ("data.train.transforms=DETRTrainTransforms", "classifier needs images of one size"),
     ],
 )

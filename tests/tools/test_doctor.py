@@ -1,7 +1,9 @@
 """vitkit doctor: every problem that it looks for, made on purpose, and correct data of every kind."""
 
 import json
+import re
 import shlex
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from pycocotools import mask as coco_mask
 import vitkit
 from vitkit import load_config
 from vitkit.data.loading.loader import DataSettings
-from vitkit.doctor import CHECKS, VERDICTS, Case, Options, run_checks
+from vitkit.doctor import CHECKS, VERDICTS, Case, Issue, Options, run_checks
 from vitkit.doctor.training_checks import memory
 from vitkit.losses.class_weights import build_criterion
 from vitkit.tools import doctor
@@ -484,6 +486,33 @@ def test_report_has_json_and_an_exit_status(coco, capsys):
     assert doctor.main([*arguments[:2], "queries", "--json", "model.num_queries=1"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["issues"][0]["verdict"] == "fail" and report["issues"][0]["details"] == {"most": 2, "queries": 1}
+
+
+def test_slow_checks_and_the_steps_of_overfitting_are_shown_beside_the_report(coco, capsys, monkeypatch):
+    def slow(case):
+        time.sleep(1.5)
+        yield Issue("slow", "ok", "has run")
+
+    monkeypatch.setitem(CHECKS, "slow_check", slow)
+    monkeypatch.setattr("vitkit.doctor.training_checks._LOG_SECONDS", 0.0)
+    arguments = ["--only", "queries", "slow_check", "overfit", "--json", "--overfit-steps", "2", "--device", "cpu"]
+    doctor.main(["config.py", *arguments])
+    shown, errors = capsys.readouterr()
+    assert {issue["check"] for issue in json.loads(shown)["issues"]} == {"queries", "slow", "overfit"}
+    assert "checking slow check\n" in errors and "checking queries" not in errors
+    lines = [line for line in errors.splitlines() if "overfit: step" in line]
+    assert len(lines) == 3 and re.search(
+        r"step 1 of at most 2, \d s of 120, loss [\d.]+ \(at first [\d.]+\)$", lines[1]
+    )
+
+
+def test_names_in_the_optimizer_without_a_parameter_are_a_warning(coco):
+    names = "optimizer.no_weight_decay=[vectors,norms,cls_token]", "optimizer.lr_multipliers={'head': 2.0, 'heda': 3.0}"
+    issues = check_config(*names, checks=["parameter_names"])
+    assert [(issue.verdict, issue.where) for issue in issues] == [("warn", "optimizer")] * 2
+    assert "optimizer.no_weight_decay" in issues[0].message and "contains 'cls_token'" in issues[0].message
+    assert "optimizer.lr_multipliers" in issues[1].message and "Did you mean 'head'" in issues[1].message
+    assert check_config(names[0].replace(",cls_token", ""), checks=["parameter_names"]) == []
 
 
 def test_diagnose_is_a_function_of_a_program(coco):

@@ -113,7 +113,7 @@ def test_missing_vocabulary_and_missing_weights_are_errors(models, tmp_path):
     content = torch.load(models["CausalLanguageModel"], weights_only=True)
     del content["vocabularies"]
     torch.save(content, tmp_path / "a.pth")
-    assert "vocabularies; expected a checkpoint" in fails(generate, str(tmp_path / "a.pth"))
+    assert "a.pth: has no vocabularies. Expected" in fails(generate, str(tmp_path / "a.pth"))
     assert "a config has no weights" in fails(generate, "language_model_causal_multi30k", "one")
 
 

@@ -180,9 +180,9 @@ class TimmBackbone(BackboneBase):
         maps = self._run(images)
         if self.channels_last:
             maps = [x.permute(0, 3, 1, 2) for x in maps]
-        # torch.export cannot save math.ceil.
+        # torch.export cannot save math.ceil, and ONNX rounds the quotient of a negative number up.
         return {
-            name: x[..., : -(-height // info.stride), : -(-width // info.stride)]
+            name: x[..., : (height + info.stride - 1) // info.stride, : (width + info.stride - 1) // info.stride]
             for (name, info), x in zip(self.feature_info.items(), maps)
         }
 

@@ -1,6 +1,9 @@
 """Checks a config's data and settings before hours are spent on a run."""
 
+import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, VitkitError
 from vitkit.registry import nearest
 
+logger = logging.getLogger("vitkit.doctor")
 CHECKS: dict[str, Callable[[Case], Iterator[Issue]]] = {
     check.__name__: check
     for check in (
@@ -32,6 +36,7 @@ CHECKS: dict[str, Callable[[Case], Iterator[Issue]]] = {
         training_checks.random_evaluation,
         training_checks.step_budget,
         training_checks.learning_rate,
+        training_checks.parameter_names,
         training_checks.precision,
         training_checks.memory,
         training_checks.overfit,
@@ -100,23 +105,38 @@ def run_checks(
 ) -> Iterator[Issue]:
     """Yield the issues that checks find in a config and its data.
 
+    What takes more than a second is logged, at the level INFO of the logger "vitkit.doctor".
+
     Args:
         config: the result of `load_config`; if it only has `data`, only the data is checked.
         options: how thorough the checks are, and for which machine.
         checks: names from CHECKS.
     """
-    case = Case(config, options or Options())
+    with _logged_if_slow("reading the annotations"):
+        case = Case(config, options or Options())
     if "annotations" not in checks:  # this check reports such errors, and more
         for statistics in case.statistics.values():
             if statistics.dataset is None:
                 yield from (issue for issue in statistics.issues if issue.check == "builds")
     for name in checks:
         try:
-            yield from CHECKS[name](case)
+            with _logged_if_slow(f"checking {name.replace('_', ' ')}"):
+                yield from CHECKS[name](case)
         except VitkitError as error:
             yield Issue(name.replace("_", " "), "fail", str(error))
         except (RuntimeError, MemoryError) as error:  # from the model: wrong shapes, or no memory left
             yield Issue(name.replace("_", " "), "fail", f"ends with {type(error).__name__}: {error}")
+
+
+@contextmanager
+def _logged_if_slow(doing: str) -> Iterator[None]:
+    timer = threading.Timer(1.0, logger.info, (doing,))
+    timer.daemon = True  # ctrl-C must not wait for it
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 __all__ = ["CHECKS", "VERDICTS", "Case", "Issue", "Options", "diagnose", "report", "run_checks"]

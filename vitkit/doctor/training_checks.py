@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from vitkit.devices import autocast, total_memory
 from vitkit.doctor.case import Case
 from vitkit.doctor.issues import VERDICTS, Issue, percent
 from vitkit.doctor.statistics import DatasetStatistics
+from vitkit.engine.optimizers import unmatched_names
 from vitkit.engine.settings import slow_precision
 from vitkit.engine.step import training_inputs
 from vitkit.errors import VitkitError
@@ -27,6 +29,9 @@ from vitkit.registry import EVALUATORS, OPTIMIZERS, parameters_of
 from vitkit.structures import Batch
 from vitkit.words import counted
 
+logger = logging.getLogger("vitkit.doctor")
+_LOG_SECONDS = 5.0
+"""Seconds between the progress lines of the overfit check."""
 _NUM_SAMPLES = 48
 """Number of samples whose sizes are measured."""
 _MAX_BATCHES = 20  # number of batches searched for one with an object
@@ -271,6 +276,16 @@ def learning_rate(case: Case) -> Iterator[Issue]:
         yield Issue("learning rate", "warn", message, "optimizer")
 
 
+def parameter_names(case: Case) -> Iterator[Issue]:
+    """Check that each name in the optimizer's options is part of the name of a parameter that is trained."""
+    model, optimizer = case.initial_model[0], case.config.get("optimizer")
+    if model is None or not isinstance(optimizer, Mapping):
+        return
+    options = {key: optimizer[key] for key in ("no_weight_decay", "lr_multipliers") if optimizer.get(key)}
+    for message in unmatched_names(model, **options):
+        yield Issue("parameter names", "warn", message, "optimizer")
+
+
 def precision(case: Case) -> Iterator[Issue]:
     """Check that the device is not slow in the run's precision."""
     if case.settings is None:
@@ -373,7 +388,7 @@ def overfit(case: Case) -> Iterator[Issue]:
     _disable_dropout(model)
     losses: list[float] = []
     terms: dict[str, float] = {}
-    start = time.monotonic()
+    start = logged = time.monotonic()
     rates = [group["lr"] for group in optimizer.param_groups]
     for step in range(case.options.overfit_steps + 1):
         with autocast(case.options.device, case.settings.precision):
@@ -382,7 +397,12 @@ def overfit(case: Case) -> Iterator[Issue]:
             loss = sum(batch_losses.values())
         losses.append(float(loss.detach()))
         terms = {name: float(value.detach()) for name, value in batch_losses.items() if not name.startswith("aux")}
-        is_last = step == case.options.overfit_steps or time.monotonic() - start > case.options.overfit_seconds
+        now = time.monotonic()
+        if now - logged > _LOG_SECONDS:
+            logged = now
+            limits = f"of at most {case.options.overfit_steps}, {now - start:.0f} s of {case.options.overfit_seconds:g}"
+            logger.info("overfit: step %d %s, loss %.4g (at first %.4g)", step, limits, losses[-1], losses[0])
+        is_last = step == case.options.overfit_steps or now - start > case.options.overfit_seconds
         if is_last or not math.isfinite(losses[-1]):
             break
         for group, rate in zip(optimizer.param_groups, rates):

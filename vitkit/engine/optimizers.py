@@ -1,6 +1,7 @@
 """Optimisers: the trainable parameters in groups of equal learning rate and weight decay, given to torch's own."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -12,11 +13,13 @@ from vitkit.nn.layers import checkpointed_blocks
 from vitkit.protocols import child
 from vitkit.registry import OPTIMIZERS, nearest
 
+logger = logging.getLogger("vitkit")
 LayerDecayRule = Literal["beit", "eomt"]
 BACKBONE = "backbone"
 """The value of "part" in the groups of the backbone's parameters, if `layer_decay` is set."""
 _LAYER_KINDS = {"norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "embeddings": (nn.Embedding,)}
 _VECTORS = "vectors"
+_KINDS = (_VECTORS, *_LAYER_KINDS)
 
 
 @OPTIMIZERS.register(name="AdamW")
@@ -102,6 +105,9 @@ def parameter_groups(
 ) -> list[dict]:
     """Return the trainable parameters in groups of equal learning rate and weight decay, as torch's optimisers expect.
 
+    Names in `no_weight_decay` and `lr_multipliers` that match no parameter have no effect and are logged as a warning,
+    so that a recipe may be used with another backbone.
+
     Args:
         lr: the base learning rate, for parameters without a rate or factor below.
         no_weight_decay: parameters without weight decay: parts of their names, such as "pos_embed", or kinds of
@@ -115,12 +121,12 @@ def parameter_groups(
             the first block; "eomt": the last block has the full rate, and the stem that of the first block.
         full_rate_blocks: number of the backbone's last blocks that `layer_decay` does not apply to.
     Raises:
-        ConfigError: `backbone_lr` is combined with an `lr` of 0, a name in `lr_multipliers` or `no_weight_decay`
-            matches no parameter, or the backbone has no blocks for `layer_decay`.
+        ConfigError: `backbone_lr` is combined with an `lr` of 0, or the backbone has no blocks for `layer_decay`.
     """
     multipliers = dict(lr_multipliers or {})
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    _check_parts("lr_multipliers", multipliers, parameters)
+    for message in unmatched_names(model, no_weight_decay=no_weight_decay, lr_multipliers=multipliers):
+        logger.warning("%s", message)
     if backbone_lr is not None:
         if lr == 0:
             raise ConfigError(
@@ -145,17 +151,18 @@ def parameter_groups(
 
 def _undecayed(model: nn.Module, parameters: Mapping[str, nn.Parameter], no_weight_decay: Sequence[str]) -> set[str]:
     """Return the names of the parameters without weight decay."""
-    kinds = {_VECTORS, *_LAYER_KINDS}
     names = set()
     for item in no_weight_decay:
-        part, _, kind = item.rpartition(".")
-        if kind in kinds:
-            part, candidates = part and f"{part}.", _of_kind(model, parameters, kind)
-        else:
-            part, candidates = item, set(parameters)
-        _check_parts("no_weight_decay", [part], parameters, kinds)
+        part, kind = _part_and_kind(item)
+        candidates = _of_kind(model, parameters, kind) if kind else parameters
         names |= {name for name in candidates if part in name}
     return names
+
+
+def _part_and_kind(item: str) -> tuple[str, str | None]:
+    """Split an item of `no_weight_decay` into a part of the parameters' names, "" for all, and a kind, None for any."""
+    part, dot, kind = item.rpartition(".")
+    return (part + dot, kind) if kind in _KINDS else (item, None)
 
 
 def _of_kind(model: nn.Module, parameters: Mapping[str, nn.Parameter], kind: str) -> set[str]:
@@ -167,16 +174,23 @@ def _of_kind(model: nn.Module, parameters: Mapping[str, nn.Parameter], kind: str
     return {name for name, parameter in parameters.items() if id(parameter) in ids}
 
 
-def _check_parts(
-    option: str, parts: Iterable[str], parameters: Mapping[str, nn.Parameter], kinds: Iterable[str] = ()
-) -> None:
-    for part in parts:
-        if not any(part in name for name in parameters):
-            pieces = {piece for name in parameters for piece in name.split(".") if not piece.isdigit()}
-            raise ConfigError(
-                f"optimizer.{option}: no trainable parameter's name contains {part!r}. "
-                f"{nearest(part, {*pieces, *kinds})}"
-            )
+def unmatched_names(
+    model: nn.Module, *, no_weight_decay: Sequence[str] = (), lr_multipliers: Mapping[str, float] | None = None
+) -> list[str]:
+    """Return a message for each name in these options of `parameter_groups` that matches no trainable parameter."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    pieces = {piece for name in names for piece in name.split(".") if not piece.isdigit()}
+    options = (
+        ("no_weight_decay", [_part_and_kind(item)[0] for item in no_weight_decay], {*pieces, *_KINDS}),
+        ("lr_multipliers", list(lr_multipliers or {}), pieces),
+    )
+    return [
+        f"optimizer.{option}: no trainable parameter's name contains {part!r}, so it has no effect. "
+        f"{nearest(part, known)}"
+        for option, parts, known in options
+        for part in parts
+        if not any(part in name for name in names)
+    ]
 
 
 def layer_factors(

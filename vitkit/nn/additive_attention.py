@@ -63,15 +63,11 @@ class ScaledDotScore(DotScore):
         return (queries * queries.shape[-1] ** -0.5) @ keys.mT
 
 
-class CosineScore(DotScore):
-    """The score strength * cos(q, k), with a learned strength (Graves et al. 2014, section 3.3.1,
-    https://arxiv.org/abs/1410.5401).
-    """
+class PlainCosineScore(DotScore):
+    """The score cos(q, k) = q . k / (|q| |k|) (Graves et al. 2014, equation 6, https://arxiv.org/abs/1410.5401).
 
-    def __init__(self, d_query: int, d_key: int):
-        super().__init__(d_query, d_key)
-        # A softmax of plain cosines could never select one key among many.
-        self.strength = nn.Parameter(torch.tensor(10.0))
+    As scores are between -1 and 1, no weight is more than e^2 times another: attention cannot select one key of many.
+    """
 
     def keys(self, keys: Tensor) -> Tensor:
         """Return the normalised keys, for `compare`."""
@@ -79,7 +75,21 @@ class CosineScore(DotScore):
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the score of each pair of a query and a key."""
-        return self.strength * (F.normalize(queries, dim=-1) @ keys.mT)
+        return F.normalize(queries, dim=-1) @ keys.mT
+
+
+class CosineScore(PlainCosineScore):
+    """The score strength * cos(q, k), with a learned strength (Graves et al. 2014, equation 5,
+    https://arxiv.org/abs/1410.5401).
+    """
+
+    def __init__(self, d_query: int, d_key: int):
+        super().__init__(d_query, d_key)
+        self.strength = nn.Parameter(torch.tensor(10.0))
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the score of each pair of a query and a key."""
+        return self.strength * super().compare(queries, keys)
 
 
 class GeneralScore(AlignmentScore):
@@ -118,13 +128,68 @@ class AdditiveScore(AlignmentScore):
         return self.score_proj(sums.tanh())[..., 0]
 
 
+class ConcatScore(AlignmentScore):
+    """The score v . tanh(W [q; k]) (Luong et al. 2015, section 3.1, https://arxiv.org/abs/1508.04025).
+
+    This is `AdditiveScore` without its bias, and with its two matrices side by side in one.
+    """
+
+    def __init__(self, d_query: int, d_key: int):
+        super().__init__()
+        self.d_query = d_query
+        self.proj = nn.Linear(d_query + d_key, d_query, bias=False)
+        self.score_proj = nn.Linear(d_query, 1, bias=False)
+
+    def keys(self, keys: Tensor) -> Tensor:
+        """Return the keys times their columns of W, for `compare`."""
+        return F.linear(keys, self.proj.weight[:, self.d_query :])
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the score of each pair of a query and a key."""
+        sums = F.linear(queries, self.proj.weight[:, : self.d_query])[:, :, None] + keys[:, None]
+        return self.score_proj(sums.tanh())[..., 0]
+
+
+class LocationScore(AlignmentScore):
+    """The score (W q)_j of the key at position j, whatever that key is: a = softmax(W q) (Luong et al. 2015,
+    section 3.1, https://arxiv.org/abs/1508.04025).
+
+    W has a row for each of the first `max_keys` positions. As in the paper, fewer keys use only the first rows, and
+    keys at later positions get no weight.
+
+    Raises:
+        ConfigError: `max_keys` is less than 1.
+    """
+
+    def __init__(self, d_query: int, d_key: int, max_keys: int):
+        super().__init__()
+        if max_keys < 1:
+            raise ConfigError(f"LocationScore: max_keys={max_keys}; expected at least 1.")
+        self.position_proj = nn.Linear(d_query, max_keys, bias=False)
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the score of each pair of a query and a key's position."""
+        num_keys = keys.shape[1]
+        scores = self.position_proj(queries)[..., :num_keys]
+        # Above the bias of a padded key, and finite if that is added: see `mask_bias`.
+        return F.pad(scores, (0, num_keys - scores.shape[-1]), value=torch.finfo(scores.dtype).min / 4)
+
+
 SCORES = {
     "additive": AdditiveScore,
+    "concat": ConcatScore,
     "dot": DotScore,
     "scaled_dot": ScaledDotScore,
     "general": GeneralScore,
     "cosine": CosineScore,
+    "plain_cosine": PlainCosineScore,
+    "location": LocationScore,
 }
+
+
+def needs_equal_sizes(score: str | None) -> bool:
+    """Return whether a score of `SCORES` compares queries and keys channel by channel; unknown scores do not."""
+    return issubclass(SCORES.get(score, AlignmentScore), DotScore)
 
 
 class AlignmentAttention(nn.Module):
@@ -134,15 +199,17 @@ class AlignmentAttention(nn.Module):
         score: a key of `SCORES`.
         d_query: channels of the queries.
         d_key: channels of the keys.
+        max_keys: the number of keys that "location" can give weight to; the other scores have no limit.
     Raises:
         ConfigError: the score is unknown, or cannot compare these sizes.
     """
 
-    def __init__(self, score: str, d_query: int, *, d_key: int):
+    def __init__(self, score: str, d_query: int, *, d_key: int, max_keys: int = 100):
         super().__init__()
         if score not in SCORES:
             raise ConfigError(f"attention: unknown score {score!r}. {nearest(score, SCORES)}")
-        self.score = SCORES[score](d_query, d_key)
+        limits = {"max_keys": max_keys} if score == "location" else {}
+        self.score = SCORES[score](d_query, d_key, **limits)
 
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, *, padding_mask: Tensor | None = None

@@ -79,8 +79,9 @@ def sine_positions_grid(size: tuple[int, int], d_model: int, *, temperature: flo
     quarter = d_model // 4
     frequencies = temperature ** -(torch.arange(quarter, dtype=torch.float32, device=device) / quarter)
     rows, columns = (torch.arange(n, dtype=torch.float32, device=device)[:, None] * frequencies for n in size)
-    rows = rows.repeat_interleave(size[1], dim=0)
-    columns = columns.repeat(size[0], 1)
+    # An ONNX file would lose repeat_interleave's or repeat's factor for maps of another size than the traced one.
+    rows = rows[:, None].expand(-1, size[1], -1).flatten(0, 1)
+    columns = columns[None].expand(size[0], -1, -1).flatten(0, 1)
     return torch.cat((rows.sin(), rows.cos(), columns.sin(), columns.cos()), dim=1)
 
 

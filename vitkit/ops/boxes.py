@@ -53,6 +53,25 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
     return _divide(intersection, union)
 
 
+def duplicates(boxes_xyxy: Tensor, labels: Tensor, *, iou: float) -> Tensor:
+    """Find boxes that overlap a better one of the same class (fast NMS, Bolya et al. 2019,
+    https://arxiv.org/abs/1904.02689, section 3.3).
+
+    Unlike in sequential NMS, a box that is itself a duplicate also makes others duplicates, so the result has no loop
+    over boxes and can be exported.
+
+    Args:
+        boxes_xyxy: (B, N, 4) float, best first, any one length unit.
+        labels: (B, N) int.
+        iou: the IoU above which a box is a duplicate.
+    Returns:
+        (B, N) bool.
+    """
+    same_class = labels[:, :, None] == labels[:, None, :]
+    overlaps = (box_iou(boxes_xyxy[:, :, None], boxes_xyxy[:, None, :]) > iou) & same_class
+    return overlaps.triu(diagonal=1).any(dim=1)
+
+
 def inverse_sigmoid(x: Tensor, *, eps: float) -> Tensor:
     """Return the finite logits of numbers in 0..1, of which x and 1 - x are at least `eps`."""
     x = x.clamp(0, 1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.nn.additive_attention import AlignmentAttention
+from vitkit.nn.additive_attention import AlignmentAttention, needs_equal_sizes
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.vocabulary import Vocabulary
@@ -138,6 +138,7 @@ class RNNDecoder(nn.Module):
         size: number of tokens in the vocabulary.
         d_context: number of channels of the memory.
         attention: an alignment score of `AlignmentAttention`; None: the same summary of the source at every step.
+        max_keys: see `AlignmentAttention`.
         The other arguments: see `RNNTranslator`.
     """
 
@@ -149,6 +150,7 @@ class RNNDecoder(nn.Module):
         *,
         d_context: int,
         attention: str | None,
+        max_keys: int,
         cell: Literal["gru", "lstm"],
         num_layers: int,
         dropout: float,
@@ -158,7 +160,9 @@ class RNNDecoder(nn.Module):
         self.scheduled_sampling = scheduled_sampling
         self.embedding = nn.Embedding(size, d_embedding)
         self.dropout = nn.Dropout(dropout)
-        self.attention = None if attention is None else AlignmentAttention(attention, d_hidden, d_key=d_context)
+        self.attention = None
+        if attention is not None:
+            self.attention = AlignmentAttention(attention, d_hidden, d_key=d_context, max_keys=max_keys)
         self.num_states = 2 if cell == "lstm" else 1
         self.initial = nn.Linear(d_context, self.num_states * num_layers * d_hidden)
         self.rnn = recurrent_layers(cell, d_embedding + d_context, d_hidden, num_layers=num_layers, dropout=dropout)
@@ -241,16 +245,18 @@ class RNNTranslator(TextGenerator):
     Args:
         source_vocabulary, target_vocabulary: a run sets its dataset's.
         source_size, target_size: numbers of tokens, if there are no vocabularies.
-        attention: "additive" as published, "dot", "scaled_dot", "general", "cosine"; None for no attention.
+        attention: "additive" as published, or another score of `vitkit.nn.additive_attention.SCORES`, each of which has
+            its formula there; None for no attention.
         bidirectional: whether the encoder reads in both directions; None: only with attention, as published.
         cell, num_layers: kind and number of the recurrent layers, of the encoder and of the decoder.
         d_embedding: number of channels of the tokens.
-        d_hidden: hidden size of the decoder, and of each direction of the encoder. For "dot", "scaled_dot" and
-            "cosine", which compare the two, both directions together have this size.
+        d_hidden: hidden size of the decoder, and of each direction of the encoder. For "dot", "scaled_dot", "cosine"
+            and "plain_cosine", which compare the two, both directions together have this size.
         dropout: dropout probability of embeddings, between layers, and before the output.
         scheduled_sampling: in training, the fraction of the target's tokens that the decoder reads from its own
             predictions (Bengio et al. 2015, https://arxiv.org/abs/1506.03099); the hook `ScheduledSampling` increases
             it.
+        max_source_length: the number of source tokens that "location" can attend to; it ignores those after them.
         word_vectors: a file of word vectors (see vitkit.seq2seq.word_vectors) to initialise the encoder's embeddings
             with.
         decoding: arguments of `DecodingSettings`.
@@ -265,7 +271,8 @@ class RNNTranslator(TextGenerator):
         target_vocabulary: Vocabulary | None = None,
         source_size: int | None = None,
         target_size: int | None = None,
-        attention: Literal["additive", "dot", "scaled_dot", "general", "cosine"] | None = "additive",
+        attention: Literal["additive", "concat", "dot", "scaled_dot", "general", "cosine", "plain_cosine", "location"]
+        | None = "additive",
         bidirectional: bool | None = None,
         cell: Literal["gru", "lstm"] = "gru",
         num_layers: int = 1,
@@ -273,6 +280,7 @@ class RNNTranslator(TextGenerator):
         d_hidden: int = 1000,
         dropout: float = 0.0,
         scheduled_sampling: float = 0.0,
+        max_source_length: int = 100,
         word_vectors: str | None = None,
         decoding: Mapping[str, Any] | DecodingSettings | None = None,
     ):
@@ -282,7 +290,7 @@ class RNNTranslator(TextGenerator):
         if cell not in CELLS:
             raise ConfigError(f"cell={cell!r}: expected 'gru' or 'lstm'.")
         bidirectional = attention is not None if bidirectional is None else bidirectional
-        halved = bidirectional and attention in ("dot", "scaled_dot", "cosine")
+        halved = bidirectional and needs_equal_sizes(attention)
         if halved and d_hidden % 2:
             raise ConfigError(
                 f"d_hidden={d_hidden}: expected an even number, half for each direction of the encoder, as "
@@ -300,6 +308,7 @@ class RNNTranslator(TextGenerator):
             **layers,
             d_context=self.encoder.channels,
             attention=attention,
+            max_keys=max_source_length,
             scheduled_sampling=scheduled_sampling,
         )
         self.source_tokens = None if source_vocabulary is None else source_vocabulary.tokens
