@@ -168,17 +168,8 @@ def _device(text: str) -> str:
     return text
 
 
-_STORAGE_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EIO,
-    errno.ENOTDIR,
-    errno.EEXIST,
-}
+_STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+_FOLDER_ERRORS = {errno.ENOTDIR, errno.EEXIST}
 _NAME_ERRORS = {errno.ENAMETOOLONG, errno.ELOOP}
 _SHOWN_OF_NAME = 200
 
@@ -212,11 +203,13 @@ def machine_error_line(error: BaseException) -> str | None:
     if is_out_of_memory(error):
         reason = str(error).split("\n")[0] or type(error).__name__
         return f"error: out of memory ({reason}). End other programs, or give this one less to do."
-    if not isinstance(error, OSError) or error.errno not in _STORAGE_ERRORS | _NAME_ERRORS:
+    if not isinstance(error, OSError) or error.errno not in _STORAGE_ERRORS | _FOLDER_ERRORS | _NAME_ERRORS:
         return None
     name = str(error.filename or "a file")
     if error.errno in _NAME_ERRORS:
         return f"error: {name[:_SHOWN_OF_NAME]}: {error.strerror}. Expected the name of a file or a folder."
+    if error.errno in _FOLDER_ERRORS:
+        return f"error: {name}: expected a folder, but there is a file. Choose another folder."
     return f"error: {name}: {error.strerror}. Free space or set the rights there, or choose another folder."
 
 

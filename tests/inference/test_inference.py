@@ -308,7 +308,7 @@ def test_images_are_resized_to_the_validated_size_if_validation_did_not_resize(r
     shapes = [tuple(predictor.prepare([image(*size)]).inputs["images"].shape[-2:]) for size in ((320, 400), (20, 24))]
     assert shapes == [(48, 60), (48, 57)]
     assert [r.getMessage() for r in caplog.records] == [
-        "pictures are resized to a short side of 48 pixels, a long one of at most 64 (here from 400x320 to 60x48), the "
+        "images are resized to a short side of 48 pixels, a long one of at most 64 (here from 400x320 to 60x48), the "
         "size that the model was trained and evaluated at"
     ]
     # Sizes that were evaluated are predicted without a resize.

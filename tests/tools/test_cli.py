@@ -113,6 +113,8 @@ def test_closed_pipe_ends_the_printed_config_without_an_error(tool):
     "error, message",
     [
         (OSError(errno.ENOSPC, "No space left", "predictions/a.jpg"), "predictions/a.jpg: No space left. Free space"),
+        (FileExistsError(errno.EEXIST, "File exists", "a.txt"), "a.txt: expected a folder, but there is a file"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a.txt/b"), "a.txt/b: expected a folder, but"),
         (MemoryError(), r"out of memory \(MemoryError\)"),
         (RuntimeError("can't allocate memory: 7 bytes.\nmore"), r"out of memory \(can't allocate memory: 7 bytes\.\)"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory .*Cannot allocate memory"),

@@ -145,7 +145,7 @@ def test_missing_camera_is_a_one_line_error(run, capfd):
 def test_file_at_the_output_folder_is_a_one_line_error(run, capsys):
     with pytest.raises(SystemExit) as error:
         predict.main([run, "--input", "b.png", "--device", "cpu", "--out", "b.png/out"])
-    assert str(error.value.code).startswith("error: b.png/out: Not a directory.")
+    assert str(error.value.code).startswith("error: b.png/out: expected a folder, but there is a file.")
 
 
 def test_url_is_read_like_a_file(run, tmp_path, monkeypatch):

@@ -45,7 +45,9 @@ def count_macs_by_fvcore(model: nn.Module, *inputs: Tensor) -> FvcoreCount:
             analysis = FlopCountAnalysis(model.eval(), inputs)
             return FvcoreCount(Counter(analysis.by_module()), Counter(analysis.unsupported_ops()))
     except RuntimeError as error:
-        raise ConfigError(f"fvcore: torch.jit cannot trace {type(model).__name__}.") from error
+        raise ConfigError(
+            f"fvcore: torch.jit cannot trace {type(model).__name__}. Leave --fvcore out; the other count needs none."
+        ) from error
     finally:
         tracer.setLevel(level)
         model.train(was_training)

@@ -247,7 +247,7 @@ class Predictor:
             self._has_said_size = True
             height, width = picture.shape[:2]
             logger.warning(
-                "pictures are resized to a short side of %d pixels, a long one of at most %d (here from %dx%d to "
+                "images are resized to a short side of %d pixels, a long one of at most %d (here from %dx%d to "
                 "%dx%d), the size that the model was trained and evaluated at",
                 sizes.median_short,
                 sizes.most_long,
