@@ -427,7 +427,7 @@ from vitkit.ops.images import normalize_images
 
 
 @MODELS.register
-class Heatmap(Model):
+class OwnHeatmap(Model):
     def __init__(self, num_classes=2):
         super().__init__()
         self.layer = nn.Conv2d(3, num_classes, 8, stride=8)
@@ -443,7 +443,7 @@ class Heatmap(Model):
 
 
 def config():
-    return dict(model=dict(type="Heatmap"))
+    return dict(model=dict(type="OwnHeatmap"))
 """
 
 
