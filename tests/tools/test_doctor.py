@@ -109,6 +109,12 @@ def test_valid_data_causes_at_most_notes(coco):
     assert worst(issues, "leakage", where="data.train, data.val")[0] == "ok"
 
 
+def test_a_run_is_named_by_its_folder(tmp_path):
+    config = load_config("quickstart/dino", ["data.train.num_images=4", "data.val.num_images=2"])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert [issue.verdict for issue in vitkit.diagnose(tmp_path, only=["images"])] == ["ok", "ok"]
+
+
 @pytest.mark.parametrize(
     ("changes", "check", "verdict", "message"),
     [

@@ -14,6 +14,7 @@ from vitkit.devices import default_device
 from vitkit.doctor import data_checks, training_checks
 from vitkit.doctor.case import Case, Options
 from vitkit.doctor.issues import VERDICTS, Issue, report
+from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, VitkitError
 from vitkit.registry import nearest
@@ -65,7 +66,7 @@ def diagnose(
     `[issue.message for issue in diagnose("configs/detr_r50.py") if issue.verdict == "fail"]`
 
     Args:
-        config: a config: a file, the name of an installed one, or the result of `load_config`.
+        config: a config: a file, the name of an installed one, a run's folder, or the result of `load_config`.
         overrides: `key.sub=value` changes to a config that is named.
         init: the weights that the run will start from.
         gpus: number of processes that will train.
@@ -85,7 +86,8 @@ def diagnose(
         if name not in CHECKS:
             raise ConfigError(f"no check {name!r}. {nearest(name, CHECKS)}")
     if not isinstance(config, Mapping):
-        config = load_config(config, overrides, trust=trust)
+        saved = Path(config) / CONFIG_NAME
+        config = load_config(saved if saved.is_file() else config, overrides, trust=trust)
     require(config, "data")
     options = Options(
         device=torch.device(device or default_device()),
