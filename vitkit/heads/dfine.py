@@ -205,7 +205,7 @@ class DFINEDecoder(nn.Module):
             else:
                 corners = corner_embed(x)
                 initial_boxes = boxes_around(references, self.bbox_embed(x))
-            distances = corners.float().unflatten(-1, (4, -1)).softmax(-1) @ self.bins.float()
+            distances = (corners.float().unflatten(-1, (4, -1)).softmax(-1) * self.bins.float()).sum(-1)
             boxes = boxes_at_distances(initial_boxes.detach(), distances, self.reg_scale)
             decoded.append(DecodedLayer(x, references, initial_boxes, corners, boxes))
             references = boxes.detach()
