@@ -82,8 +82,9 @@ def read_pickled_arrays(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = _ArrayUnpickler(file, encoding="latin1").load()
     except pickle.UnpicklingError as error:
+        reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"{path}: refused or damaged ({error}). A .pkl file may contain only arrays, numbers and text: loading "
+            f"{path}: refused or damaged ({reason}). A .pkl file may contain only arrays, numbers and text: loading "
             "anything else could run code. Get the file again, or save its state dict with torch.save and load that."
         ) from error
     except Exception as error:  # a damaged file can make the unpickler raise anything

@@ -95,7 +95,8 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
 
 def raise_if_any(problems: list[str], path: str | Path) -> None:
     """Raise one ConfigError that lists all problems, each once; do nothing if there are none."""
-    problems = list(dict.fromkeys(problems))
+    # A key with a line break would look like two problems.
+    problems = list(dict.fromkeys(problem.replace("\n", "\\n") for problem in problems))
     if len(problems) == 1:
         raise ConfigError(f"{path}: {problems[0]}")
     if problems:
