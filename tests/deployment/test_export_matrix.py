@@ -22,7 +22,7 @@ from vitkit.errors import ConfigError
 from vitkit.inference import Predictor, Translator
 from vitkit.models.classifier import Classifier
 from vitkit.seq2seq.vocabulary import Vocabulary
-from vitkit.tools import export as export_tool
+from vitkit.tools.common import image_size as parse_size
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -160,7 +160,7 @@ def test_every_model_in_every_format(name, tmp_path, monkeypatch):
     for form, options in FORMATS.items():
         settings = ExportSettings(overwrite=True, **options)
         if isinstance(predictor, Predictor):
-            given = export_tool.size(SIZE) if SIZE and not isinstance(predictor.model, Classifier) else None
+            given = parse_size(SIZE) if SIZE and not isinstance(predictor.model, Classifier) else None
             settings = replace(settings, size=image_size(predictor, None) or given)
         out = tmp_path / f"a.{'onnx' if settings.format == 'onnx' else 'pt2'}"
         try:
