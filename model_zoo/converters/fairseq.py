@@ -55,6 +55,7 @@ def _reorder(table: Tensor) -> Tensor:
     return torch.cat([table[list(_ROWS)], table[len(_ROWS) :]])
 
 
+TRANSFORMERS: list[Format] = []
 OFFICIAL = [
     Format(
         "fairseq",

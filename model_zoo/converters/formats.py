@@ -20,16 +20,15 @@ from vitkit.model_zoo.converters import (
 _MODELS = (detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt)
 _BACKBONES_AND_TEXT = (vit, resnet, mvit, swin, transformer, fairseq, language_models)
 
-TRANSFORMERS = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in getattr(file, "TRANSFORMERS", ())]
+TRANSFORMERS = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in file.TRANSFORMERS]
 """The formats of the transformers library."""
-OFFICIAL = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in getattr(file, "OFFICIAL", ())]
+OFFICIAL = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in file.OFFICIAL]
 """The formats of the original repositories and of other libraries."""
 READ_ORDER = [
     form
     for files in (_MODELS, _BACKBONES_AND_TEXT)
-    for project in ("TRANSFORMERS", "OFFICIAL")
-    for file in files
-    for form in getattr(file, project, ())
+    for forms in (*(file.TRANSFORMERS for file in files), *(file.OFFICIAL for file in files))
+    for form in forms
 ]
 """All formats. A file has the first one whose marks it contains, so models precede the backbones that are their parts,
 also those of other projects: the official RF-DETR contains the transformers library's DINOv2."""

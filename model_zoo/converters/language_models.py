@@ -68,6 +68,7 @@ def _transposed(state: State) -> State:
 _BERT_LAYER, _BERT_OURS = "bert.encoder.layer.{i}.", "encoder.layers.{i}."
 _GPT2_LAYER, _GPT2_OURS = "transformer.h.{i}.", "stack.layers.{i}."
 
+OFFICIAL: list[Format] = []
 TRANSFORMERS = [
     Format(
         "transformers BERT",

@@ -48,6 +48,7 @@ _TORCHVISION = KeyTable(
     ]
 )
 
+TRANSFORMERS: list[Format] = []
 OFFICIAL = [
     Format("facebookresearch MViT", KeyTable(), model="MViT"),
     Format(
