@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ class Child:
     def __init__(self, command: list[str], output: Path, advice: str = ""):
         self.output, self.advice = output, advice
         output.parent.mkdir(parents=True, exist_ok=True)
-        module = [sys.executable, "-m", f"vitkit.tools.{command[1]}", *command[2:]]
+        # The file, as `python -m` would look for vitkit in the working directory, which may contain a clone.
+        module = [sys.executable, find_spec(f"vitkit.tools.{command[1]}").origin, *command[2:]]
         with output.open("a", encoding="utf-8") as file:
             # In a new process session ctrl-C reaches the tool only once, through `_forward`.
             self.process = subprocess.Popen(
