@@ -186,7 +186,7 @@ def test_folder_name_determines_the_mask_task(tmp_path):
 def test_error_for_an_unsupported_architecture_lists_the_supported_ones(tmp_path):
     folder = folder_of(tmp_path, model_type="conditional_detr", architectures=["ConditionalDetrForObjectDetection"])
     with pytest.raises(
-        ConfigError, match="'conditional_detr' .*ConditionalDetrForObjectDetection.* Known: deformable_detr, detr, "
+        ConfigError, match="'conditional_detr' .*ConditionalDetrForObjectDetection.* Known: .*deformable_detr, detr, "
     ):
         load(folder)
 
@@ -194,7 +194,7 @@ def test_error_for_an_unsupported_architecture_lists_the_supported_ones(tmp_path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(position_embedding_type="learned"), "position_embedding_type='learned': vitkit's model has 'sine' alone"),
+        (dict(position_embedding_type="learned"), "position_embedding_type='learned': vitkit's model only has 'sine'"),
         (dict(decoder_ffn_dim=99), "encoder_ffn_dim=16, decoder_ffn_dim=99: vitkit's model has one number for both"),
         (dict(id2label=[1, 2]), "id2label does not map"),
         (dict(backbone_config=dict(model_type="timm_backbone", backbone="convnext_tiny")), "backbone 'convnext_tiny'"),

@@ -1,6 +1,7 @@
 """Checks a config's data and settings before hours are spent on a run."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -86,8 +87,8 @@ def diagnose(
         if name not in CHECKS:
             raise ConfigError(f"no check {name!r}. {nearest(name, CHECKS)}")
     if not isinstance(config, Mapping):
-        saved = Path(config) / CONFIG_NAME
-        config = load_config(saved if saved.is_file() else config, overrides, trust=trust)
+        saved = os.path.join(config, CONFIG_NAME)
+        config = load_config(saved if os.path.isfile(saved) else config, overrides, trust=trust)
     require(config, "data")
     options = Options(
         device=torch.device(device or default_device()),
