@@ -107,7 +107,7 @@ class WindowedViT(ViT):
         del self.blocks[int(feature.removeprefix("block")) :]
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
-        """Return also those of the blocks after the last map."""
+        """Also return those of the blocks after the last map."""
         blocks = {name: re.match(r"blocks\.(\d+)\.", name) for name in names}
         deeper = [name for name, block in blocks.items() if block and int(block[1]) >= len(self.blocks)]
         return [*super().entries_to_leave_out(names), *deeper]
