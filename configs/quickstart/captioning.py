@@ -15,7 +15,7 @@ def config():
         model=dict(
             type="TransformerCaptioner", num_encoder_layers=1, num_decoder_layers=2, d_model=128, num_heads=4,
             d_ffn=256, dropout=0.0, decoding=dict(method="greedy", max_length=24),
-            backbone=dict(type="resnet18", pretrained=False, out_features=["res4"]),
+            backbone=dict(type="resnet18", base_channels=32, pretrained=False, out_features=["res4"]),
         ),
         criterion=dict(type="SequenceLoss", label_smoothing=0.0),
         data=dict(

@@ -15,13 +15,13 @@ from vitkit.configs.quickstart.deformable_detr import config as deformable_detr
 def config():
     cfg = deformable_detr()
     cfg["model"].update(type="DINO", num_queries=10)
-    cfg["model"]["backbone"]["out_features"] = ["res3"]
-    cfg["model"]["neck"]["num_levels"] = 1
+    cfg["model"]["backbone"].update(base_channels=32, out_features=["res3"])
+    cfg["model"]["neck"].update(num_levels=1, out_channels=96)
     cfg["model"]["head"] = dict(
-        type="DINOHead", d_model=128, num_heads=8, d_ffn=512, dropout=0.0, num_encoder_layers=1, num_decoder_layers=2,
+        type="DINOHead", d_model=96, num_heads=8, d_ffn=384, dropout=0.0, num_encoder_layers=1, num_decoder_layers=2,
     )  # fmt: skip
     cfg["model"]["training_queries"] = [dict(type="BoxDenoising", num_queries=20)]
     cfg["criterion"]["weights"]["labels"] = 8.0
     cfg["optimizer"]["lr"] = 2e-3
-    cfg["train"]["epochs"] = 3
+    cfg["train"]["epochs"] = 5
     return cfg
