@@ -14,7 +14,7 @@ from vitkit.configs.quickstart.classifier import config as classifier
 def config():
     cfg = classifier()
     cfg["model"]["backbone"] = dict(
-        type="ViT", image_size=64, patch_size=2, d_model=96, depth=4, num_heads=3, pretrained=False,
+        type="ViT", image_size=64, patch_size=8, d_model=96, depth=4, num_heads=3, pretrained=False,
         stem=dict(type="ResNet", depth=18, base_channels=32, out_features=["res2"], pretrained=False),
     )  # fmt: skip
     cfg["data"]["images_per_gpu"] = 32
