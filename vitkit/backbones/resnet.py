@@ -97,8 +97,8 @@ class ResNet(BackboneBase, tv.ResNet):
         depth: 18, 34, 50 or 101.
         norm: "bn", or "frozen_bn": a fixed scale and shift, for training with few images per GPU.
         dilation: keep res4's stride of 16 in the last stage and dilate its kernels (DC5).
-        base_channels: channels of the stem, and of the 3x3 convolutions of the first stage; each stage doubles them. The
-            paper's is 64; fewer make a small network to train from random weights, for which there are no weights.
+        base_channels: channels of the stem and of the 3x3 convolutions of the first stage; each stage doubles them. The
+            paper has 64; fewer make a small network, for which there are no published weights.
         stride_in_1x1: put the stride of a stage in its first 1x1 convolution, as required by the paper's own weights,
             detectron2's "MSRA" and Keras's, rather than in the 3x3 convolution after it, as by torchvision's. The names
             and shapes of weights are the same, so a wrong value only shows in worse results.
