@@ -153,8 +153,11 @@ def name_of(model: str | Path | Mapping[str, Any]) -> str:
 
 def zoo_licence(weights: str | Path | None) -> str | None:
     """Return the licence of weights of the model zoo; None for others, such as those fine-tuned from them."""
-    is_file = weights is not None and Path(weights).exists()
-    return None if is_file else model_zoo.index().get(model_zoo.listed_name(str(weights)), {}).get("licence")
+    if weights is None:
+        return None
+    is_file = Path(weights).exists()
+    name = model_zoo.published_name(weights) if is_file else model_zoo.listed_name(str(weights))
+    return model_zoo.index().get(name, {}).get("licence")
 
 
 def read_images(source: Any, predictor: Predictor) -> list[np.ndarray]:
