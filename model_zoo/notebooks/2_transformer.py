@@ -31,7 +31,7 @@ from vitkit.nn.position import sine_positions_1d
 from vitkit.seq2seq.transformer import causal_bias
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/transformer")
+out = Path("figures/transformer")
 out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
 

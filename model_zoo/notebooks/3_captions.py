@@ -17,7 +17,7 @@ from vitkit.explanations.text_drawing import draw_expected
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/captions")
+out = Path("figures/captions")
 
 # %% [markdown]
 # ## Synthetic images with captions
