@@ -27,11 +27,13 @@ from vitkit.analysis.memory import (
 )
 from vitkit.config import config_names
 from vitkit.config.overrides import apply_override, split_override
+from vitkit.data.loading.loader import DataSettings
 from vitkit.engine.settings import require
-from vitkit.errors import ConfigError
-from vitkit.inference import find_model, names_config_alone
+from vitkit.errors import ConfigError, DataError
+from vitkit.inference import find_model, is_config_only
 from vitkit.inference.load import FoundModel
 from vitkit.models.classifier import Classifier
+from vitkit.protocols import Dataset
 from vitkit.registry import nearest
 from vitkit.visualization.costs import plot_costs
 
@@ -66,6 +68,10 @@ class Request:
     device: str = "cpu"
     training: int = 1
     """Number of GPUs."""
+    training_macs: bool = False
+    """Whether the MACs of the whole training are reported."""
+    samples: int | None = None
+    """The images or texts of an epoch for that; None: those of data.train."""
     lengths: Sequence[int] | None = None
     """Lengths of texts in tokens."""
     clips: str | None = None
@@ -96,7 +102,7 @@ def find_named(
     """
     if not is_config(name):
         return None
-    if names_config_alone(name) and not name.endswith((".py", ".json")) and name not in config_names():
+    if is_config_only(name) and not name.endswith((".py", ".json")) and name not in config_names():
         names = {*BACKBONES.names(), *config_names()}
         raise ConfigError(f"{name!r} is neither a backbone nor a model or a config. {nearest(name, names)}")
     named = find_model(name, weights, overrides=overrides, trust=trust)
@@ -160,9 +166,59 @@ def costs(request: Request) -> dict[str, Any]:
         report |= {"by_operator": macs.by_operator, "not_counted": macs.uncounted, "unknown": macs.unknown}
     if by_fvcore is not None:
         report |= {"macs_by_fvcore": by_fvcore.total}
+    if request.training_macs and macs is not None:
+        images = request.samples or len(training_dataset(request).training_indices())
+        report["training"] = training_cost(request, macs.total // request.batch_size, images)
     if request.prints:
         print_costs(report, {name: type(model.get_submodule(name)).__name__ for name in rows}, request.device)
     return report
+
+
+def training_dataset(request: Request) -> Dataset:
+    """Build the training data of a config.
+
+    Raises:
+        ConfigError: the config has none; the message says how a number is given instead.
+        DataError: it cannot be read; likewise.
+    """
+    remedy = "Give the images or texts of an epoch: --samples N."
+    data = DataSettings(**(request.config or {}).get("data") or {})
+    if data.train is None:
+        raise ConfigError(f"--training-macs: {request.model} has no data.train. {remedy}")
+    try:
+        return data.dataset("train")
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"--training-macs: {error} {remedy}") from error
+
+
+def training_cost(request: Request, forward: int, samples: int) -> dict[str, Any]:
+    """Return the MACs of a whole training, in which a backward pass costs as much as two forward passes.
+
+    Args:
+        forward: MACs of a forward pass of one image or text.
+        samples: the images or texts of an epoch.
+    Raises:
+        ConfigError: the number of epochs is unknown.
+    """
+    epochs = ((request.config or {}).get("train") or {}).get("epochs")
+    if epochs is None:
+        raise ConfigError(f"--training-macs: {request.model} has no train.epochs. Analyze a config that sets it.")
+    return {"forward": forward, "samples": samples, "epochs": epochs, "macs": 3 * forward * samples * epochs}
+
+
+def training_cost_text(cost: Mapping[str, Any], noun: str, note: str = "") -> str:
+    """Return a line such as "training: 3 x 4.1 G MACs x 1.28 M images x 300 epochs = 4.7e18 MACs (9.4e18 FLOPs)"."""
+    forward, samples, macs = short(cost["forward"]), short(cost["samples"]), cost["macs"]
+    text = f"training: 3 x {forward} MACs{note} x {samples} {noun} x {cost['epochs']} epochs = {macs:.2g} MACs"
+    return f"{text} ({2 * macs:.2g} FLOPs)".replace("e+", "e")
+
+
+def short(number: float) -> str:
+    """Return a number in four digits with a prefix: "4.112 G", "128 k", "640"."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.4g} {prefix}"
+    return f"{number:.4g}"
 
 
 def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> None:
@@ -197,6 +253,8 @@ def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> N
             notes.append(f"UNKNOWN, not counted: {join_counts(report['unknown'])}")
     if "macs_by_fvcore" in report:
         notes.append(f"counted by fvcore: {report['macs_by_fvcore'] / 1e9:.3f} G")
+    if "training" in report:
+        notes.append("\n" + training_cost_text(report["training"], "clips" if len(report["input"]) == 5 else "images"))
     print_table(report, "", lines, notes)
 
 

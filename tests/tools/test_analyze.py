@@ -335,3 +335,39 @@ def test_activations_saved_for_a_clip_are_counted_without_computing_them(scheme)
     model = BACKBONES.build(f"timesformer_{scheme}", num_classes=400, **settings).train()
     measured = analysis.saved_bytes(lambda: model(torch.zeros(1, 3, 4, 64, 64)).sum(), [model])
     assert clip_cost(f"timesformer_{scheme}", 4, 64).saved_bytes == pytest.approx(measured, rel=0.01)
+
+
+def test_cost_of_a_training_is_three_forward_passes_of_each_image_in_each_epoch(capsys):
+    command = ["quickstart/classifier", "train.epochs=3", "--size", "64x64", "--training-macs"]
+    analyze.main([*command, "--batch-size", "2", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["input"] == [2, 3, 64, 64]
+    forward = report["parts"][""]["macs"] // 2
+    assert report["training"] == {"forward": forward, "samples": 6400, "epochs": 3, "macs": 3 * forward * 6400 * 3}
+    analyze.main([*command, "data.train.fraction=0.5"])
+    macs, images = f"{forward / 1e6:.4g} M MACs", "3.2 k images"
+    total = 3 * forward * 3200 * 3
+    line = f"training: 3 x {macs} x {images} x 3 epochs = {total:.2g} MACs ({2 * total:.2g} FLOPs)"
+    assert line.replace("e+", "e") in capsys.readouterr().out
+
+
+def test_cost_of_a_published_training(capsys):
+    cost = costs.training_cost(costs.Request(config={"train": {"epochs": 300}}), 4_100_000_000, 1_280_000)
+    expected = "training: 3 x 4.1 G MACs x 1.28 M images x 300 epochs = 4.7e18 MACs (9.4e18 FLOPs)"
+    assert costs.training_cost_text(cost, "images") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["resnet18", "--samples", "10"], r"resnet18 has no train\.epochs\. Analyze a config"),
+        (["resnet18", "--training-macs"], r"resnet18 has no data\.train\. Give .*--samples N"),
+        (
+            ["resnet50_in1k", "data.root=nowhere", "--training-macs"],
+            r"no folder 'nowhere/train'.*Give the images or texts of an epoch: --samples N",
+        ),
+    ],
+)
+def test_cost_of_a_training_of_unknown_length_is_refused(words, message):
+    with pytest.raises(SystemExit, match=message):
+        analyze.main(words)

@@ -18,7 +18,7 @@ from vitkit.explanations.pages import backbone_page
 from vitkit.explanations.panels import Panel, draw_rows
 from vitkit.explanations.regions import attention_ratio
 from vitkit.explanations.request import Explanation, Point, Request, shown_image
-from vitkit.inference.inputs import Picture
+from vitkit.inference.inputs import ImageLike
 from vitkit.inference.predictor import Predictor
 from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
@@ -398,7 +398,7 @@ def draw_arrows(image: np.ndarray, layers: Sequence[LocatedAttention], points: S
     return path
 
 
-def mean_distances(predictor: Predictor, images: Iterable[Picture]) -> dict[str, Tensor]:
+def mean_distances(predictor: Predictor, images: Iterable[ImageLike]) -> dict[str, Tensor]:
     """Return each layer's mean attention distance over images, (heads,) in pixels of the model's input.
 
     Raises:
