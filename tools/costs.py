@@ -31,7 +31,7 @@ from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.loading.loader import DataSettings
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference import find_model, names_config_alone
+from vitkit.inference import find_model, is_config_only
 from vitkit.inference.load import FoundModel
 from vitkit.models.classifier import Classifier
 from vitkit.protocols import Dataset
@@ -105,7 +105,7 @@ def find_named(
     """
     if not is_config(name):
         return None
-    if names_config_alone(name) and not name.endswith((".py", ".json")) and name not in config_names():
+    if is_config_only(name) and not name.endswith((".py", ".json")) and name not in config_names():
         names = {*BACKBONES.names(), *config_names()}
         raise ConfigError(f"{name!r} is neither a backbone nor a model or a config. {nearest(name, names)}")
     named = find_model(name, weights, overrides=overrides, trust=trust)

@@ -18,7 +18,11 @@ def ablation():
     return dict(
         base="quickstart/detr",
         metrics=["bbox/AP50", "bbox/AP"],
-        settings={"train.epochs": 3},
+        # A wider DETR than the quickstart's.
+        settings={
+            "train.epochs": 3, "model.backbone.base_channels": 64, "model.neck.out_channels": 128,
+            "model.head.d_model": 128, "model.head.d_ffn": 512,
+        },
         arms={
             "DETR": {},
             "no encoder": {"model.head.num_encoder_layers": 0},
@@ -34,4 +38,4 @@ def ablation():
             "no GIoU": without("giou"),
             "300 slots": {"model.num_queries": 300},
         },
-    )
+    )  # fmt: skip

@@ -272,10 +272,10 @@ def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
 
 
 def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Check that each tensor is of the same kind as the model's: layout, floating point, complex.
+    """Check that each tensor has the same kind as the model's: layout, floating point, complex.
 
     Raises:
-        CheckpointError: a tensor is of another kind, or has no data.
+        CheckpointError: a tensor has another kind, or no data.
     """
 
     # Copying would silently turn integers or complex numbers into floats, or the reverse.

@@ -22,7 +22,7 @@ def read_resnet(settings: Settings) -> Section:
     settings.expect(hidden_sizes=widths)
     if (layer, depths) not in RESNETS:
         raise ConfigError(
-            f"{settings.where}: a ResNet of {layer} blocks {list(depths)} is none that vitkit has. It has ResNets of "
+            f"{settings.where}: vitkit has no ResNet of {layer} blocks {list(depths)}; expected one of "
             f"{', '.join(map(str, RESNETS.values()))} layers."
         )
     stride = dict(stride_in_1x1=True) if settings.get("downsample_in_bottleneck") else {}

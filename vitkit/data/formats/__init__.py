@@ -15,7 +15,7 @@ from vitkit.data.formats.coco import read_coco
 from vitkit.data.formats.csv_files import read_csv
 from vitkit.data.formats.cvat import read_cvat
 from vitkit.data.formats.detecting import FORMAT_NAMES, detect_format
-from vitkit.data.formats.label_images import read_instance_pictures, read_semantic_pictures
+from vitkit.data.formats.label_images import read_instance_maps, read_semantic_maps
 from vitkit.data.formats.labelme import read_labelme
 from vitkit.data.formats.voc import read_voc
 from vitkit.data.formats.yolo import read_yolo
@@ -32,8 +32,8 @@ READERS: dict[str, Callable[[Path, Path | None], AnnotatedImages]] = {
     "labelme": read_labelme,
     "cvat": read_cvat,
     "csv": read_csv,
-    "instance_pictures": read_instance_pictures,
-    "semantic_pictures": read_semantic_pictures,
+    "instance_maps": read_instance_maps,
+    "semantic_maps": read_semantic_maps,
 }
 
 

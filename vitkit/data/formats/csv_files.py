@@ -69,7 +69,7 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         data.add_object(image["id"], label, xywh)
     for name in files.names:
         if name not in by_name:
-            data.leave_out("images that no line names", name)
+            data.leave_out("images that are in no line", name)
     if not data.images:
         raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
     data.sort_classes()

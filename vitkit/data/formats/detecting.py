@@ -21,8 +21,8 @@ FORMAT_NAMES = {
     "labelme": "LabelMe's JSON files",
     "cvat": "CVAT for images 1.1, an XML file",
     "csv": "a CSV file of boxes",
-    "instance_pictures": "label images of instances",
-    "semantic_pictures": "label images of classes",
+    "instance_maps": "label images of instances",
+    "semantic_maps": "label images of classes",
 }
 _MAX_SNIFFED = 50
 """Maximum number of files per extension that are opened to detect the format."""
@@ -133,9 +133,9 @@ def _formats_of_label_images(folder: Path) -> dict[str, str]:
     evidence = paths[0].name
     if not all(map(has_one_channel, paths)):
         class_file = class_file_near(folder)
-        return {"semantic_pictures": evidence} if class_file and parse_class_file(class_file).colors else {}
+        return {"semantic_maps": evidence} if class_file and parse_class_file(class_file).colors else {}
     if any(read_label_map(path).max() >= CLASS_FACTOR for path in paths):
-        return {"instance_pictures": evidence}
+        return {"instance_maps": evidence}
     if class_file_near(folder):
-        return {"semantic_pictures": evidence}
-    return {"semantic_pictures": evidence, "instance_pictures": evidence}
+        return {"semantic_maps": evidence}
+    return {"semantic_maps": evidence, "instance_maps": evidence}
