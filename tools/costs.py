@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,7 +36,7 @@ from vitkit.inference.load import FoundModel
 from vitkit.models.classifier import Classifier
 from vitkit.protocols import Dataset
 from vitkit.registry import nearest
-from vitkit.visualization.costs import plot_costs
+from vitkit.visualization.costs import Accuracy, plot_accuracy, plot_costs
 
 DETECTION_SIZE = (800, 1066)
 """Height and width of an image with short side 800 and COCO's most frequent aspect ratio."""
@@ -74,6 +75,8 @@ class Request:
     """The images or texts of an epoch for that; None: those of data.train."""
     lengths: Sequence[int] | None = None
     """Lengths of texts in tokens."""
+    plot: str | None = None
+    """The file of the plot of accuracy against MACs that is drawn of a table."""
     clips: str | None = None
     """The PNG of the costs of clips."""
     prints: bool = True
@@ -390,9 +393,9 @@ def table(request: Request) -> list[dict[str, Any]]:
     """
     names = variants_like(request.model)
     width = max(map(len, names))
-    form = f"{{:{width}}}  {{:>10}}  {{:>11}}  {{:>11}}  {{:>8}}  {{:>11}}".format
+    form = f"{{:{width}}}  {{:>10}}  {{:>11}}  {{:>11}}  {{:>8}}  {{:>11}}  {{:>5}}".format
     if request.prints:
-        print(form("backbone", "input", "parameters", "published M", "G MACs", "published G"))
+        print(form("backbone", "input", "parameters", "published M", "G MACs", "published G", "top-1"))
     report = []
     for name in names:
         report.append(row := count_variant(name, macs=request.counts_macs))
@@ -400,11 +403,40 @@ def table(request: Request) -> list[dict[str, Any]]:
             continue
         macs = "-" if row["macs"] is None else f"{row['macs'] / 1e9:.3f}"
         figures = [str(row["published"].get(key, "-")) for key in ("published_m", "published_g")]
+        accuracy = f"{row['top1']:.1f}" if row["top1"] else "-"
         size = "x".join(map(str, row["input"][1:]))
-        print(form(name, size, f"{row['parameters']:,}", figures[0], macs, figures[1]), flush=True)
+        print(form(name, size, f"{row['parameters']:,}", figures[0], macs, figures[1], accuracy), flush=True)
         if "note" in row["published"]:
             print(f"    {row['published']['note']}")
+    if request.plot:
+        plot_accuracy(published_accuracies(names), request.plot)
+        if request.prints:
+            print(f"\nThe plot is {request.plot}.")
     return report
+
+
+def published_accuracies(names: Sequence[str]) -> list[Accuracy]:
+    """Return the published top-1 and MACs of the ImageNet-1k classifiers among some backbones.
+
+    Raises:
+        ConfigError: none of them has both.
+    """
+    sizes = r"(?<=_)(tiny|small|base|large|huge)(?=_|$)|(?<=resnet)\d+"
+    classifiers = []
+    for name in names:
+        entry, macs, size = zoo_entry(name), published().get(name, {}).get("published_g"), re.search(sizes, name)
+        if entry.get("dataset") == "ImageNet-1k" and macs and size:
+            family, label = re.sub(sizes, "*", name), size[0] if size[0].isdigit() else size[0][0].upper()
+            pretraining = "ImageNet-22k" if "22k" in entry["url"] else ""
+            classifiers.append(Accuracy(family, label, 1e9 * macs, entry["published"]["top-1"], pretraining))
+    if not classifiers:
+        raise ConfigError("--plot: none of these backbones has a published top-1 on ImageNet-1k and published MACs.")
+    return classifiers
+
+
+def zoo_entry(name: str) -> dict[str, Any]:
+    """Return the entry of the model zoo with a backbone's published weights; {} if there is none."""
+    return model_zoo.index().get(published().get(name, {}).get("weights"), {})
 
 
 def variants() -> list[str]:
@@ -473,4 +505,5 @@ def count_variant(name: str, *, macs: bool = True) -> dict[str, Any]:
         "macs": counted and counted.total,
         "unknown": counted.unknown if counted else {},
         "published": figures,
+        "top1": zoo_entry(name).get("published", {}).get("top-1"),
     }

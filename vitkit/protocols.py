@@ -224,6 +224,9 @@ class Dataset(ABC):
     def __getitem__(self, index: int | tuple[int, int]) -> Sample:
         """Return one sample; for (index, seed) its random transforms depend only on the seed."""
 
+    def set_num_epochs(self, num_epochs: int) -> None:  # noqa: B027
+        """Take the number of epochs of the training, before the first of them."""
+
     def set_epoch(self, epoch: int) -> None:  # noqa: B027
         """Prepare for samples of an epoch of training, counted from 0; called in the process that loads them."""
 

@@ -1,6 +1,7 @@
 """vitkit analyze: counts equal those by hand, those of the originals and the published ones."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -322,6 +323,42 @@ def test_joint_attention_costs_more_than_divided_for_many_frames_or_large_crops(
         assert macs["joint", frames, crop] > macs["divided", frames, crop]
     assert macs["joint", 96, 224] > 3 * macs["divided", 96, 224]
     assert (tmp_path / "cost.png").stat().st_size > 10_000
+
+
+def test_accuracy_against_macs_is_plotted_by_family(tmp_path, monkeypatch, capsys):
+    figures = []
+    monkeypatch.setattr("vitkit.visualization.costs.save_figure", lambda figure, path, **_: figures.append(figure))
+    analyze.main(["--table", "[sr][ew][is]*", "--no-macs", "--plot", "out.png", "--json"])
+    rows = {row["backbone"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["swin_tiny"]["top1"] == 81.2 and rows["swinv2_base_window12"]["top1"] is None
+    (axes,) = figures[0].axes
+    curves = {line.get_label(): list(zip(*line.get_data())) for line in axes.get_lines()}
+    assert curves["swin_*"] == [(4.5, 81.2), (8.7, 83.2), (15.4, 83.5)]
+    assert curves["swin_*, ImageNet-22k"] == [(34.5, 86.3)]
+    assert [x for x, _ in curves["resnet*"]] == [1.814, 3.664, 4.089, 7.801]
+    assert axes.get_xscale() == "log" and {"T", "S", "B", "L", "18", "101"} <= {text.get_text() for text in axes.texts}
+
+    monkeypatch.undo()
+    analyze.main(["--table", "resnet*", "--no-macs", "--plot", str(tmp_path / "plots" / "accuracy.png")])
+    assert (tmp_path / "plots" / "accuracy.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["swin_tiny", "--plot", "a.png"], r"--plot is drawn of --table"),
+        (["--table", "--plot", "swin*"], r"--plot: 'swin\*' has no ending such as \.png"),
+    ],
+)
+def test_plot_of_accuracy_without_a_table_or_a_file_is_refused(words, message, capsys):
+    with pytest.raises(SystemExit):
+        analyze.main(words)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_plot_of_backbones_without_published_accuracy_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match=r"--plot: none of these backbones has a published top-1 on ImageNet-1k"):
+        analyze.main(["--table", "lrnet50", "--no-macs", "--plot", str(tmp_path / "a.png")])
 
 
 def test_image_backbones_are_refused_for_clips(tmp_path):

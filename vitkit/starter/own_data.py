@@ -42,6 +42,8 @@ class OwnData:
     """The median short side of the images in pixels."""
     config_lines: list[str]
     """Lines of Python that set the data in `cfg`."""
+    fewest_objects: int = 0
+    """The number of training objects of the rarest class that has any; 0 for data without objects."""
 
 
 def read_own_data(task: str, images: Path, annotations: Path | None, *, share: float, out: Path) -> OwnData:
@@ -91,7 +93,8 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
         lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
     sides = [min(image["width"], image["height"]) for image in data.images]
     summary = f"{FORMATS[data.format].text}: {data.summary()}"
-    return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines)
+    fewest = min(filter(None, data.split("train").class_counts().values()), default=0)
+    return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines, fewest)
 
 
 def read_instance(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
