@@ -71,7 +71,7 @@ def published_weights(name: str) -> Path:
         name: see `listed_name`.
 
     Raises:
-        CheckpointError: the address cannot be reached, or the file is damaged.
+        CheckpointError: the URL cannot be reached, or the file is damaged.
     """
     entry = index()[listed_name(name) or name]
     if is_packaged(name):

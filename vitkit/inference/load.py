@@ -293,7 +293,7 @@ _IN_EXPORTED_FILES = tuple(
 """Beginnings of the keys of what an exported file computes; others belong to the processing of its outputs."""
 
 
-def names_config_alone(source: str | Path) -> bool:
+def is_config_only(source: str | Path) -> bool:
     """Whether `find_model` takes a name for a config without weights, so that weights must be given as well."""
     path = Path(source)
     if is_hub_name(source):

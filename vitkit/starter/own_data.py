@@ -13,7 +13,7 @@ import numpy as np
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_names
-from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
+from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, left_out_lines
 from vitkit.data.formats.class_files import class_file_near, read_class_file
 from vitkit.data.formats.splitting import split_dataset
@@ -42,6 +42,8 @@ class OwnData:
     """The median short side of the images in pixels."""
     config_lines: list[str]
     """Lines of Python that set the data in `cfg`."""
+    fewest_objects: int = 0
+    """The number of training objects of the rarest class that has any; 0 for data without objects."""
 
 
 def read_own_data(task: str, images: Path, annotations: Path | None, *, share: float, out: Path) -> OwnData:
@@ -90,8 +92,9 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
         write_coco(data.split(name), out / f"{name}.json", {})
         lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
     sides = [min(image["width"], image["height"]) for image in data.images]
-    summary = f"{FORMAT_NAMES[data.format]}: {data.summary()}"
-    return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines)
+    summary = f"{FORMATS[data.format].text}: {data.summary()}"
+    fewest = min(filter(None, data.split("train").class_counts().values()), default=0)
+    return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines, fewest)
 
 
 def read_instance(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
