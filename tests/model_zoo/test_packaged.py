@@ -20,6 +20,7 @@ SLICE = {
     "numbers_translator": ("exact_match", 0.9),
     "shapes_vit": ("top1", 0.9),
     "shapes_detr": ("bbox/AP50", 0.7),
+    "shapes_mask2former": ("PQ", 0.75),
 }
 """A metric of each model, and its least value on a few images."""
 
