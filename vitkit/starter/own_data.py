@@ -82,10 +82,10 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
         print(f"  note: {note}")
     for line in left_out_lines(left_out | data.left_out):
         print(f"  left out: {line}")
-    most_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
-    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * most_objects / 10))
+    max_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
+    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * max_objects / 10))
     lines = [
-        f"# the image with the most objects has {counted(most_objects, 'objects')}",
+        f"# the image with the most objects has {counted(max_objects, 'objects')}",
         f'cfg["model"]["num_queries"] = {num_queries}',
     ]
     for name in ("train", "val"):
