@@ -304,6 +304,7 @@ class Evaluator(ABC):
     """Base of the evaluators in EVALUATORS, which are built with `dataset`: computes metrics from predictions."""
 
     dataset: Dataset
+    """The evaluated dataset, which the constructor sets."""
     takes_outputs: bool = False
     """Whether it reads each sample's raw outputs in place of predictions."""
     per_class_metric: str = "AP"

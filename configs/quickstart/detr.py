@@ -14,10 +14,12 @@ def config():
     return dict(
         model=dict(
             type="DETR", num_queries=10,
-            backbone=dict(type="ResNet", depth=18, norm="bn", out_features=["res3"], pretrained=False),
-            neck=dict(type="ChannelProjection", out_channels=128),
+            backbone=dict(
+                type="ResNet", depth=18, base_channels=32, norm="bn", out_features=["res3"], pretrained=False
+            ),
+            neck=dict(type="ChannelProjection", out_channels=96),
             head=dict(
-                type="DETRHead", d_model=128, num_heads=8, d_ffn=512, dropout=0.0,
+                type="DETRHead", d_model=96, num_heads=8, d_ffn=384, dropout=0.0,
                 num_encoder_layers=2, num_decoder_layers=3, norm_first=True,
             ),
         ),

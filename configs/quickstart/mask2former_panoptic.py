@@ -1,6 +1,6 @@
 """A small Mask2Former on the synthetic world, a mask for every thing and for the ground: no download, minutes on a CPU.
 
-The model of mask2former_instance.py, which it repeats for panoptic maps.
+The model of mask2former_instance.py, which it repeats for panoptic maps, with a narrower backbone.
 
 Run:  python tools/train.py configs/quickstart/mask2former_panoptic.py
 Here: PQ 0.875 (things 0.799, stuff 0.988) for seed 42; as many steps as mask2former_instance.py beside it.
@@ -13,6 +13,8 @@ from vitkit.configs.quickstart.mask2former_instance import config as mask2former
 def config():
     cfg = mask2former_instance()
     cfg["model"]["tasks"] = ["panoptic"]
+    cfg["model"]["backbone"]["base_channels"] = 32
+    cfg["model"]["neck"]["d_ffn"] = cfg["model"]["head"]["d_ffn"] = 192
     for split in ("train", "val"):
         cfg["data"][split]["task"] = "panoptic"
     cfg["evaluator"] = dict(type="PanopticEvaluator")

@@ -29,7 +29,7 @@ from vitkit.visualization.costs import plot_costs
 from vitkit.visualization.curves import plot_distances
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/backbones")
+out = Path("figures/backbones")
 
 # %% [markdown]
 # ## Computational cost
@@ -76,8 +76,8 @@ for title, name in NAMES.items():
         totals = [count_macs(backbone, torch.zeros(1, 3, side, side)).total for side in sides]
     gmacs[title] = (sides, [total / 1e9 for total in totals])
     per_pixel[title] = (sides, [total / side**2 / 1e3 for total, side in zip(totals, sides)])
-panels = [("side of the picture (pixels)", "G multiply-accumulates", gmacs)]
-panels += [("side of the picture (pixels)", "thousand per pixel", per_pixel)]
+panels = [("side of the image (pixels)", "G multiply-accumulates", gmacs)]
+panels += [("side of the image (pixels)", "thousand per pixel", per_pixel)]
 plot_costs(panels, out / "costs.png")
 show(out / "costs.png")
 
@@ -206,7 +206,7 @@ show(out / "kernels.png")
 # %% [markdown]
 # ## Where to go from here
 #
-# - `vitkit explain runs/classifier --image picture.png --html` draws all of these figures for any backbone, also in a
+# - `vitkit explain runs/classifier --image photo.png --html` draws all of these figures for any backbone, also in a
 #   detector, and an interactive page.
 # - `vitkit analyze --table` lists all backbones with parameters and multiply-accumulates beside the published ones.
 # - `configs/ablations/vit_parts.py` removes components one by one; `data_needs.py` varies the amount of training data.

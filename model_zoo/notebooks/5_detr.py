@@ -25,7 +25,7 @@ from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.curves import plot_runs
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/detr")
+out = Path("figures/detr")
 torch.manual_seed(0)
 
 # %% [markdown]
@@ -131,7 +131,7 @@ FEW = dict(
 
 
 def train_short(config, epochs):
-    """Train a quickstart config on sixteen pictures."""
+    """Train a quickstart config on sixteen images."""
     return vitkit.train(
         config,
         data=FEW,

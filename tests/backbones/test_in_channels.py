@@ -15,6 +15,7 @@ SPECS = {
     "resnet_vd": dict(type="ResNetVD", depth=18, pretrained=False),
     "nonlocal_resnet": dict(type="NonLocalResNet", depth=50, pretrained=False),
     "vit": dict(type="ViT", d_model=32, depth=1, num_heads=2, image_size=64),
+    "windowed_vit": dict(type="WindowedViT", d_model=32, depth=4, num_heads=2, image_size=64, global_blocks=[2]),
     "swin": dict(type="Swin", **SWIN),
     "swinv2": dict(type="SwinV2", **SWIN),
     "mvit": dict(type="MViT", embed_dim=16, depths=[1, 1, 1, 1], num_heads=1, image_size=64),

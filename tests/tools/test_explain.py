@@ -119,7 +119,7 @@ def test_detr_attention_is_drawn_over_the_image(detr, tmp_path, capsys):
         assert np.asarray(Image.open(tmp_path / "out" / name).convert("RGB")).std() > 10
     printed = capsys.readouterr().out
     assert "no query reaches score 0.50 (the default); the best one, " in printed
-    assert "share of its attention in its box: 0." in printed
+    assert "): attention in its box, relative to uniform attention: " in printed
     assert "wrote out/noise_encoder.png" in printed
 
 

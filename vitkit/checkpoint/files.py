@@ -16,6 +16,7 @@ from vitkit.checkpoint.folders import (
     read_folder,
     read_folder_metadata,
     read_safetensors,
+    read_safetensors_entries,
     read_shards,
 )
 from vitkit.checkpoint.other_formats import SAFE_GLOBALS, read_arrays, read_pickled_arrays
@@ -32,8 +33,8 @@ _STARTS = (b"PK", b"\x80")
 
 
 def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, Any]:
-    """Read a PyTorch file, arrays saved by numpy (.npz, .pkl), or weights of the transformers library (.safetensors,
-    the index of several files, a folder), on the CPU; only tensors and plain values are read.
+    """Read a PyTorch file, arrays saved by numpy (.npz, .pkl), or weights of vitkit or the transformers library
+    (.safetensors, the index of several files, a folder), on the CPU; only tensors and plain values are read.
 
     Args:
         with_shards: also read the full tensors of a sharded checkpoint; otherwise they are left out, and "shards" says
@@ -46,7 +47,8 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
         return read_folder(path, read_checkpoint)
     _check_exists(path)
     if path.suffix == ".safetensors":
-        return read_safetensors(path)
+        state, entries = read_safetensors(path), read_safetensors_entries(path)
+        return {"model": state, **entries} if entries else state
     if path.name.endswith(INDEX_SUFFIX):
         return read_shards(path, read_checkpoint)
     if path.suffix == ".npz":
@@ -75,7 +77,9 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     if os.path.isdir(path) and is_transformers_folder(path):
         return read_folder_metadata(path)
     _check_exists(path)
-    if path.suffix in (".safetensors", ".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
+    if path.suffix == ".safetensors":
+        return read_safetensors_entries(path)
+    if path.suffix in (".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
         return {}
     _check_checksums(path, of_tensors=False)
     # Memory-mapped tensors are only read when used. Files from before PyTorch 1.6 cannot be mapped.

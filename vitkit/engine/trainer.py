@@ -71,7 +71,7 @@ def run_training(
         resume: the folder of a run to resume.
         init: weights to start from, see `find_weights`.
         trust: see `load_config`.
-        hooks: hooks beside those of the config.
+        hooks: hooks in addition to those of the config.
     Returns:
         the run's folder.
     Raises:
@@ -241,7 +241,7 @@ def fit(
         validate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
         resume: a checkpoint of this run to resume from.
         on_start: called after that checkpoint was found to fit.
-        hooks: hooks beside those of the settings.
+        hooks: hooks in addition to those of the settings.
     Raises:
         ConfigError: the disk has no room for the run's checkpoints.
         TrainingError: several steps in a row had a loss or gradient that is not finite, memory ran out, or the loader

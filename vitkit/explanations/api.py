@@ -19,8 +19,8 @@ from vitkit.explanations.dense import explain_attention, explain_sampling, expla
 from vitkit.explanations.images import decoder_layers, encoder_layers, samples_points
 from vitkit.explanations.request import Draw, Explanation, Point, Request, check_points
 from vitkit.explanations.sentences import explain_caption, explain_text
-from vitkit.inference import Loaded, Predictor, find_trained, load, pictures_in
-from vitkit.inference.inputs import Picture
+from vitkit.inference import Loaded, Predictor, find_trained, images_in, load
+from vitkit.inference.inputs import ImageLike
 from vitkit.losses.class_weights import build_criterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
@@ -83,7 +83,7 @@ def explain(
     model: str | Path | Mapping[str, Any] | Loaded,
     weights: str | Path | None = None,
     *,
-    image: Picture | None = None,
+    image: ImageLike | None = None,
     text: str | None = None,
     video: str | Path | None = None,
     images: str | Path | None = None,
@@ -242,7 +242,7 @@ def _resized(predictor: Predictor, size: tuple[int, int] | None) -> Predictor:
 
 
 def explain_image(
-    predictor: Predictor, image: Picture, request: Request, result: Explanation, *, options: Sequence[str] = ()
+    predictor: Predictor, image: ImageLike, request: Request, result: Explanation, *, options: Sequence[str] = ()
 ) -> None:
     """Draw everything that applies to a model of images.
 
@@ -278,7 +278,7 @@ def explain_image(
 
 def explain_distances(predictors: Mapping[str, Predictor], images: str | Path, result: Explanation) -> None:
     """Draw the mean attention distances of each layer's heads over a folder's images, for one or two models."""
-    paths = pictures_in(Path(images))
+    paths = images_in(Path(images))
     distances = {name: mean_distances(predictor, paths) for name, predictor in predictors.items()}
     as_arrays = {name: {layer: heads.numpy() for layer, heads in layers.items()} for name, layers in distances.items()}
     plot_distances(as_arrays, result.file("attention_distance.png"), num_images=len(paths))

@@ -296,7 +296,7 @@ class Gate(nn.Module):
 
 
 class LocationQuality(nn.Module):
-    """Adds to a query's class logits by how certain its edges are: by each edge's largest probabilities (Generalized
+    """Adjusts a query's class logits by how certain its edges are: by each edge's largest probabilities (Generalized
     Focal Loss V2, Li et al. 2021, https://arxiv.org/abs/2011.12885).
 
     Args:

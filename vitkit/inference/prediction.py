@@ -206,7 +206,7 @@ class Prediction:
         """
         path = Path(path)
         if path.suffix.lower() not in Image.registered_extensions():
-            raise ConfigError(f"save: '{path}' has no ending of a format of pictures, such as .jpg or .png.")
+            raise ConfigError(f"save: '{path}' does not have the extension of an image format, such as .jpg or .png.")
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without subsampling, thin lines keep their colours.
         options = {"quality": 90, "subsampling": 0} if path.suffix.lower() in (".jpg", ".jpeg") else {}

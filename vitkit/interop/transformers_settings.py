@@ -1,8 +1,10 @@
 """Read settings, and the preparation of images, from folders of the transformers library."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
+from vitkit.config.load import value_at
 from vitkit.errors import ConfigError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 
@@ -91,14 +93,40 @@ class Settings:
             if theirs != value:
                 raise ConfigError(f"{self.where}: {name}={theirs!r}: vitkit's model only has {value!r}.")
 
-    def same(self, first: str, second: str) -> int:
-        """Return the common value of two numbers that are a single one in vitkit."""
-        values = self.number(first), self.number(second)
-        if values[0] != values[1]:
+
+class Row(NamedTuple):
+    """A setting that vitkit has under another name."""
+
+    theirs: str
+    ours: str
+    """The key in the model section, dotted."""
+    read: Callable[[Settings, str, Any], Any] = Settings.number
+    default: Any = None
+    """The value if the setting is missing; None: it is required, unless `read` is `Settings.get`."""
+
+
+def read_rows(settings: Settings, rows: Sequence[Row], section: Section) -> Section:
+    """Add the library's settings to a model section, and return it.
+
+    Raises:
+        ConfigError: a value is wrong, or two settings that are a single one in vitkit differ.
+    """
+    names: dict[str, str] = {}
+    for theirs, ours, read, default in rows:
+        value = read(settings, theirs, default)
+        *path, key = ours.split(".")
+        place = reduce(dict.__getitem__, path, section)
+        first = names.setdefault(ours, theirs)
+        if place.setdefault(key, value) != value:
             raise ConfigError(
-                f"{self.where}: {first}={values[0]}, {second}={values[1]}: vitkit's model has one number for both."
+                f"{settings.where}: {first}={place[key]}, {theirs}={value}: vitkit's model has one number for both."
             )
-        return values[0]
+    return section
+
+
+def write_rows(section: Section, rows: Sequence[Row]) -> Section:
+    """Return the library's settings of a model section; a key that the section lacks gives None."""
+    return {row.theirs: value_at(section, row.ours) for row in rows}
 
 
 class Kind(NamedTuple):

@@ -32,10 +32,10 @@ class DensePredictionModel(ModelOnBackbone):
     """A model of backbone, neck and head.
 
     Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised by ImageNet's
-    mean and standard deviation, even if the backbone's differ. With a backbone of other `in_channels` they have as many
-    channels, uint16 or uint8, or float, already normalised by the backbone's. Their padding mask is (B, H, W) bool,
-    True = padding; None if no image is padded. A DataError is raised for images of other channels, or smaller than one
-    location of the coarsest map.
+    mean and standard deviation, even if the backbone's differ. For a backbone with other `in_channels` they have that
+    many channels, uint16 or uint8, or float, already normalised by the backbone's. Their padding mask is (B, H, W)
+    bool, True = padding; None if no image is padded. A DataError is raised for images with other channels, or smaller
+    than one location of the coarsest map.
 
     Args:
         backbone, neck, head: spec or module.

@@ -13,7 +13,7 @@ import numpy as np
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_names
-from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
+from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, left_out_lines
 from vitkit.data.formats.class_files import class_file_near, read_class_file
 from vitkit.data.formats.splitting import split_dataset
@@ -92,7 +92,7 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
         write_coco(data.split(name), out / f"{name}.json", {})
         lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
     sides = [min(image["width"], image["height"]) for image in data.images]
-    summary = f"{FORMAT_NAMES[data.format]}: {data.summary()}"
+    summary = f"{FORMATS[data.format].text}: {data.summary()}"
     fewest = min(filter(None, data.split("train").class_counts().values()), default=0)
     return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines, fewest)
 
