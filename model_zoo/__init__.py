@@ -1,16 +1,21 @@
 """Published models: the index of their weights, and converters from and to other projects' key names."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from vitkit.checkpoint.download import cached_file
+from vitkit.errors import CheckpointError
 
 _FOLDER = Path(__file__).parent
 
 
 def index() -> dict[str, dict[str, Any]]:
-    """Return the index: model name -> config, URL and checksum of the weights, published figures, licence."""
+    """Return the index: model name -> config, URL and checksum of the weights, figures, licence.
+
+    A URL without "https:" is a file in the package, beside the index.
+    """
     return json.loads((_FOLDER / "index.json").read_text(encoding="utf-8"))
 
 
@@ -41,14 +46,34 @@ def published_name(path: str | Path) -> str | None:
     return None
 
 
+def is_packaged(name: str) -> bool:
+    """Whether a name is that of a model in the index whose weights are part of the package."""
+    entry = index().get(name)
+    return entry is not None and "://" not in entry["url"]
+
+
+def _packaged_file(entry: dict[str, Any]) -> Path:
+    path = _FOLDER / entry["url"]
+    remedy = "Install vitkit again (pip install --force-reinstall), or get the file from its sources."
+    if not path.is_file():
+        raise CheckpointError(f"{path}: is missing, although it is part of vitkit. {remedy}")
+    algorithm, _, expected = entry["checksum"].partition(":")
+    digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()
+    if not digest.startswith(expected):
+        raise CheckpointError(f"{path}: {algorithm} begins {digest[: len(expected)]}, expected {expected}. {remedy}")
+    return path
+
+
 def published_weights(name: str) -> Path:
-    """Return the file with the weights of a model in the index, downloaded unless it is in the cache.
+    """Return the file with the weights of a model in the index, downloaded unless it is in the package or the cache.
 
     Args:
         name: see `listed_name`.
 
     Raises:
-        CheckpointError: the address cannot be reached, or the file is damaged.
+        CheckpointError: the URL cannot be reached, or the file is damaged.
     """
     entry = index()[listed_name(name) or name]
+    if is_packaged(name):
+        return _packaged_file(entry)
     return cached_file(entry["url"], checksum=entry["checksum"], name=entry.get("file"))

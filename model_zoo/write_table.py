@@ -1,4 +1,4 @@
-"""Write the table of models in model_zoo/README.md from index.json.
+"""Write the tables of models in model_zoo/README.md from index.json.
 
 Run:  python model_zoo/write_table.py
 """
@@ -8,16 +8,19 @@ from pathlib import Path
 from vitkit import model_zoo
 
 README = Path(__file__).with_name("README.md")
-BEGIN, END = "<!-- models: python model_zoo/write_table.py -->\n", "<!-- end of models -->\n"
+BEGIN = "<!-- {}: python model_zoo/write_table.py -->\n"
+END = "<!-- end of {} -->\n"
 
 
-def table() -> str:
-    """Format the index in Markdown: one row for each name."""
+def published_table() -> str:
+    """Format the models that are downloaded in Markdown: one row for each name."""
     lines = [
         "| name, with its config | data | published | parameters | licence | weights |",
         "|---|---|---|--:|---|---|",
     ]
     for name, entry in model_zoo.index().items():
+        if model_zoo.is_packaged(name):
+            continue
         published = ", ".join(f"{metric} {value}" for metric, value in list(entry["published"].items())[:2])
         parameters = f"{entry['parameters'] / 1e6:.1f} M" if "parameters" in entry else ""
         file = f"[file]({entry.get('page', entry['url'])})"
@@ -26,11 +29,27 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(text: str) -> str:
-    """Return the README's text with the current table."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
+def packaged_table() -> str:
+    """Format the models in the package in Markdown: one row for each name."""
+    lines = ["| name | trained by | processor minutes | measured | MB |", "|---|---|--:|---|--:|"]
+    for name, entry in model_zoo.index().items():
+        if model_zoo.is_packaged(name):
+            measured = ", ".join(f"{metric} {value}" for metric, value in entry["measured"].items())
+            config = entry["config"].removeprefix("configs/").removesuffix(".py")
+            commands = [f"[`vitkit train {config}`](../{entry['config']})"]
+            commands += [f"`{command}`" for command in entry.get("then", ())]
+            cells = f"`{name}`", ", ".join(commands), str(entry["processor_minutes"]), measured, str(entry["size_mb"])
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """Return the README's text with the current tables."""
+    for name, table in (("models", published_table()), ("models in the package", packaged_table())):
+        before, _, rest = text.partition(BEGIN.format(name))
+        text = before + BEGIN.format(name) + table + END.format(name) + rest.partition(END.format(name))[2]
+    return text
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")

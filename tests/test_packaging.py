@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vitkit
+from vitkit import model_zoo
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -73,6 +74,8 @@ def test_wheel_contains_configs_tools_and_model_zoo(wheel):
     pages = ("evaluation/report/report.html", "evaluation/report/report.js", "visualization/page.html")
     assert {f"vitkit/{page}" for page in (*pages, "explanations/attention.css")} <= names
     assert {"vitkit/model_zoo/index.json", "vitkit/model_zoo/README.md", "vitkit/engine/trainer.py"} <= names
+    weights = {entry["url"] for name, entry in model_zoo.index().items() if model_zoo.is_packaged(name)}
+    assert weights and {f"vitkit/model_zoo/{file}" for file in weights} <= names
     # Nothing may be installed beside the package, where it would occupy a name such as "tools".
     assert {name.split("/")[0] for name in names} == {"vitkit", f"vitkit-{vitkit.__version__}.dist-info"}
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vitkit.configs.ablations
 from vitkit.data.io.json_files import read_json
@@ -32,6 +32,11 @@ from vitkit.errors import ConfigError, DataError, TrainingError
 from vitkit.registry import nearest
 from vitkit.starter.child_runs import run_to_end, time_steps
 from vitkit.tools.common import errors_in_one_line, is_override
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from vitkit.analysis.power_law import PowerLaw
 
 _SETS = Path(vitkit.configs.ablations.__path__[0])
 _SHOWN = ("vitkit", "torch", "torchvision")
@@ -72,6 +77,8 @@ class Ablation:
     """The plot's curves, each x -> arm, on a logarithmic axis; None: a curve for each arm, over its training."""
     x_label: str = ""
     """What x is in `curves`."""
+    power_law: bool = False
+    """Whether a power law a x^-b is fitted to the first metric of each of the `curves`."""
 
 
 _KEYS = f"dict({', '.join(f'{item.name}=…' for item in fields(Ablation))})"
@@ -176,9 +183,12 @@ def read_set(path: Path) -> Ablation:
         ConfigError: the file has no function `ablation()` that returns the fields of a set.
     """
     try:
-        return Ablation(**runpy.run_path(str(path))["ablation"]())
+        ablation = Ablation(**runpy.run_path(str(path))["ablation"]())
     except (KeyError, TypeError, SyntaxError) as error:
         raise ConfigError(f"{path}: expected a function ablation() that returns {_KEYS} ({error}).") from error
+    if ablation.power_law and not ablation.curves:
+        raise ConfigError(f"{path}: power_law is fitted to curves; give curves=dict(name={{x: arm, …}}).")
+    return ablation
 
 
 def summary_of(path: Path) -> str:
@@ -350,6 +360,9 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
         for metric in ablation.metrics:
             cells.append(_mean_and_spread([row["evaluations"][-1]["metrics"].get(metric) for row in runs]))
         lines.append("| " + " | ".join(cells) + " |")
+    if ablation.power_law and rows:
+        lines += ["", f"Power laws of {ablation.metrics[0]}, a x^-b; x is {ablation.x_label}:", ""]
+        lines += [f"- {name}: {law}" for name, law in power_laws(last_values(ablation, rows)).items()]
     if rows:
         versions = sorted({", ".join(f"{k} {v}" for k, v in row["versions"].items() if k in _SHOWN) for row in rows})
         threads = sorted({f"{row['threads']} thread(s) of {row['device']}" for row in rows})
@@ -367,7 +380,8 @@ def _mean_and_spread(values: Sequence[float | None]) -> str:
 
 
 def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
-    """Draw the first metric: the mean over seeds, with their range shaded."""
+    """Draw the first metric: the mean over seeds, with their range shaded; or the points and their power law, with its
+    95 % interval shaded."""
     from matplotlib.figure import Figure
 
     from vitkit.visualization.canvas import save_figure
@@ -377,31 +391,76 @@ def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
     else:
         x = "processor_minutes" if ablation.minutes else "epoch"
         curves = values_over_training(ablation, rows, x)
+    laws = power_laws(curves) if ablation.power_law else {}
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, points) in enumerate(curves.items()):
         style = dict(color=f"C{number % 10}", linestyle=("-", "--", ":")[number // 10])
-        positions = list(points)
-        axes.plot(
-            positions, [statistics.mean(v) for v in points.values()], marker="o", markersize=3, label=name, **style
-        )
-        lowest, highest = [min(v) for v in points.values()], [max(v) for v in points.values()]
-        axes.fill_between(positions, lowest, highest, alpha=0.15, color=style["color"])
+        law = laws.get(name)
+        if law is None or isinstance(law, str) or not law.falls:
+            _draw_means(axes, points, label=name, **style)
+        else:
+            _draw_power_law(axes, points, law, label=name, **style)
     axes.set(xlabel=x.replace("_", " "), ylabel=ablation.metrics[0], title=path.stem)
-    axes.set_ylim(bottom=0)
+    if ablation.power_law:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+    else:
+        axes.set_ylim(bottom=0)
     if ablation.curves:
         ticks = sorted({x for points in curves.values() for x in points})
         axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+        axes.xaxis.minorticks_off()
     else:
         axes.set_xlim(left=0)
     if x == "epoch":
         axes.locator_params(axis="x", integer=True)
-    axes.grid(alpha=0.3)
+    axes.grid(alpha=0.3, which="both")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False)
     save_figure(figure, path, dpi=110)
+
+
+def _draw_means(axes: "Axes", points: Mapping[float, list[float]], *, label: str, color: str, linestyle: str) -> None:
+    positions = list(points)
+    means = [statistics.mean(values) for values in points.values()]
+    axes.plot(positions, means, marker="o", markersize=3, label=label, color=color, linestyle=linestyle)
+    lowest, highest = [min(values) for values in points.values()], [max(values) for values in points.values()]
+    axes.fill_between(positions, lowest, highest, alpha=0.15, color=color)
+
+
+def _draw_power_law(
+    axes: "Axes", points: Mapping[float, list[float]], law: "PowerLaw", *, label: str, color: str, linestyle: str
+) -> None:
+    import numpy as np
+
+    positions, values = flat(points)
+    axes.plot(positions, values, marker="o", markersize=4, linestyle="none", color=color)
+    line = np.geomspace(min(positions), max(positions))
+    text = rf"{label}: {law.scale:.3g} $x^{{-{law.exponent:.2f} \pm {law.margin:.2f}}}$"
+    axes.plot(line, law.at(line), label=text, color=color, linestyle=linestyle)
+    axes.fill_between(line, *law.band(line), alpha=0.15, color=color)
+
+
+def flat(points: Mapping[float, list[float]]) -> tuple[list[float], list[float]]:
+    """Return the x and the y of a curve's points, one for each seed."""
+    pairs = [(x, value) for x, values in points.items() for value in values]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def power_laws(curves: "Curves") -> "dict[str, PowerLaw | str]":
+    """Return the power law of each curve, or why it has none."""
+    from vitkit.analysis.power_law import fit_power_law
+
+    laws: dict[str, PowerLaw | str] = {}
+    for name, points in curves.items():
+        try:
+            laws[name] = fit_power_law(*flat(points))
+        except ValueError as error:
+            laws[name] = str(error)
+    return laws
 
 
 Curves = dict[str, dict[float, list[float]]]

@@ -11,10 +11,13 @@ Examples:
     vitkit analyze configs/detr_r50.py --size 800x1199 --depth 3
     vitkit analyze configs/deformable_detr_r50.py model.num_queries=100 --time --device cuda
     vitkit analyze --table "swin*"
+    vitkit analyze --table --no-macs --plot accuracy.png
     vitkit analyze configs/mask2former_swin_large_coco_instance.py train.precision=bf16 \\
         train.activation_checkpointing=true --training 8 --size 1024x1024
     vitkit analyze "timesformer_???*" --clips runs/timesformer_cost.png
     vitkit analyze configs/translation_transformer_multi30k.py --lengths 16 64 256
+    vitkit analyze quickstart/classifier --training-macs
+    vitkit analyze configs/resnet50_in1k.py --training-macs --samples 1281167
 
 The memory of the attention matrices of a transformer with 48 layers of 16 heads, on the pixels of an image, and on its
 14 x 14 patches (768 GiB and 112 MiB):
@@ -26,6 +29,7 @@ The memory of the attention matrices of a transformer with 48 layers of 16 heads
 
 import argparse
 import json
+from pathlib import Path
 
 from vitkit.errors import ConfigError
 from vitkit.tools.common import (
@@ -57,7 +61,16 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=positive, default=5, metavar="N", help=text)
     text = "report only the memory of a training step on this many GPUs: replicated (DDP) and sharded (FSDP)"
     parser.add_argument("--training", type=positive, metavar="GPUS", help=text)
+    text = (
+        "also report the MACs of all the training that a config describes: 3 x those of a forward pass, since the "
+        "backward pass takes about two, x the images or texts of data.train x the epochs"
+    )
+    parser.add_argument("--training-macs", action="store_true", help=text)
+    text = "the images or texts of an epoch for --training-macs, without reading data.train"
+    parser.add_argument("--samples", type=positive, metavar="N", help=text)
     parser.add_argument("--table", action="store_true", help="list all backbones beside their published figures")
+    text = "with --table: plot the classifiers' published accuracy against their published MACs (default: accuracy.png)"
+    parser.add_argument("--plot", nargs="?", const="accuracy.png", metavar="FILE", help=text)
     text = "plot the MACs and memory of clip backbones by frames and crop size into this file; MODEL is a pattern"
     parser.add_argument("--clips", metavar="PNG", help=text)
     text = "text lengths in tokens, for text models"
@@ -73,6 +86,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args.weights, args.overrides = split_weights(args.overrides)
     if args.model is None and not args.table:
         parser.error("a model is needed: a config file or a backbone's name (or --table)")
+    if args.no_macs and (args.training_macs or args.samples):
+        parser.error("--training-macs needs what --no-macs leaves out")
+    if args.plot and not args.table:
+        parser.error("--plot is drawn of --table")
+    if args.plot and not Path(args.plot).suffix:
+        parser.error(f"--plot: {args.plot!r} has no ending such as .png; a pattern of names stands before --plot")
     if args.depth < 0:
         parser.error("--depth is at least 0")
     return args
@@ -90,6 +109,7 @@ def main(argv: list[str] | None = None) -> None:
         request = costs.Request(
             model=args.model or "*",
             config=named and named.config,
+            classes=named and costs.trained_classes(named),
             overrides=args.overrides,
             size=args.size,
             frames=args.frames,
@@ -101,8 +121,11 @@ def main(argv: list[str] | None = None) -> None:
             repeats=args.repeats,
             device=args.device,
             training=args.training or 1,
+            training_macs=args.training_macs or args.samples is not None,
+            samples=args.samples,
             lengths=args.lengths,
             clips=args.clips,
+            plot=args.plot,
             prints=not args.json,
         )
         is_text = named is not None and analyze_text.takes_text(named.config)

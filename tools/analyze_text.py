@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from vitkit import build_model
 from vitkit.analysis.macs import count_call, count_macs, count_step
 from vitkit.analysis.memory import count_parameters, parts
+from vitkit.data.text.datasets import TextDataset
+from vitkit.errors import ConfigError
 from vitkit.inference.load import FoundModel, own_checkpoint
+from vitkit.protocols import Dataset
 from vitkit.registry import MODELS, parameters_of
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import decode
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
-from vitkit.seq2seq.vocabulary import vocabularies_from_json
+from vitkit.seq2seq.vocabulary import vocabularies_from_json, vocabularies_of
 from vitkit.structures import BOS, EOS
-from vitkit.tools.costs import Request
+from vitkit.tools.costs import Request, short, training_cost, training_cost_text, training_dataset
 
 TEXT_LENGTHS = (16, 32, 64)
 METHODS = ("start", "step", "attend_on", "attend_to", "project_memory", "encode", "look", "logits", "predict")
@@ -31,16 +34,18 @@ def takes_text(config: Mapping[str, Any]) -> bool:
     return "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0])
 
 
-def build_text_model(found: FoundModel) -> nn.Module:
-    """Build an untrained text model, with the vocabularies of its checkpoint or the vocabulary sizes in its config.
+def build_text_model(found: FoundModel, dataset: Dataset | None = None) -> nn.Module:
+    """Build an untrained text model, with the vocabularies of its checkpoint or its training data, or the vocabulary
+    sizes in its config.
 
     Raises:
-        ConfigError: neither tells the number of tokens.
+        ConfigError: none of them tells the number of tokens.
     """
     config = found.config
     saved = {} if found.weights is None else own_checkpoint(found.weights).get("vocabularies")
-    if saved:
-        return build_model(config["model"], vocabularies=vocabularies_from_json(saved)).eval()
+    vocabularies = vocabularies_from_json(saved) if saved else {} if dataset is None else vocabularies_of(dataset)
+    if vocabularies:
+        return build_model(config["model"], vocabularies=vocabularies).eval()
     spec = {"type": config["model"]} if isinstance(config["model"], str) else dict(config["model"])
     train = (config.get("data") or {}).get("train") or {}
     vocabulary = train.get("vocabulary") if isinstance(train, Mapping) else None
@@ -93,7 +98,8 @@ def text_costs(found: FoundModel, request: Request) -> dict[str, Any]:
         ConfigError: the number of tokens is unknown.
         DataError: a length exceeds the model's number of positions.
     """
-    model = build_text_model(found)
+    dataset = training_dataset(request) if request.training_macs and request.samples is None else None
+    model = build_text_model(found, dataset)
     lengths = request.lengths or TEXT_LENGTHS
     names, parameters = parts(model, request.depth), count_parameters(model)
     rows: dict[str, dict[str, Any]] = {name: asdict(parameters[name]) for name in names}
@@ -112,9 +118,31 @@ def text_costs(found: FoundModel, request: Request) -> dict[str, Any]:
                     rows[name].setdefault(kind, {})[length] = macs.by_module[name]
     rows = {name: row for name, row in rows.items() if row["total"] or any(row.get("forward", {}).values())}
     report = {"model": request.model, "lengths": list(lengths), "parts": rows, "step": step, "unknown": sorted(unknown)}
+    if request.training_macs:
+        report["training"] = text_training_cost(model, request, dataset)
     if request.prints:
         print_text_costs(report, {name: type(model.get_submodule(name)).__name__ for name in rows})
     return report
+
+
+def text_training_cost(model: nn.Module, request: Request, dataset: Dataset | None) -> dict[str, Any]:
+    """Return the MACs of a whole training on texts of the mean length, or of the only one of `request.lengths`.
+
+    Raises:
+        ConfigError: the length or the number of epochs is unknown.
+    """
+    if request.lengths:
+        (length, *others) = request.lengths
+    elif isinstance(dataset, TextDataset):
+        length, others = round(float(dataset.lengths().mean())), []
+    else:
+        length, others = None, []
+    if length is None or others:
+        raise ConfigError("--training-macs: the mean length of the texts is unknown. Give it: --lengths TOKENS.")
+    with without_onednn():
+        forward = count_macs(model, **inputs_of(model, length, request.size or (224, 224))).total
+    samples = request.samples or len(dataset.training_indices())
+    return training_cost(request, forward, samples) | {"length": length, "per_token": forward / length}
 
 
 def print_text_costs(report: dict[str, Any], types: dict[str, str]) -> None:
@@ -139,5 +167,8 @@ def print_text_costs(report: dict[str, Any], types: dict[str, str]) -> None:
             "a training step, forward and backward: "
             + ", ".join(f"{macs / 1e6:,.2f} M at {length}" for length, macs in report["step"].items())
         )
+    if cost := report.get("training"):
+        note = f" (a text of {cost['length']} tokens, {short(cost['per_token'])} MACs per token)"
+        print(training_cost_text(cost, "texts", note))
     if report["unknown"]:
         print(f"UNKNOWN, not counted: {', '.join(report['unknown'])}")

@@ -1,9 +1,9 @@
 """Convert a model's weights to other names: the official ones, those of the transformers library, or vitkit's.
 
 MODEL is anything that vitkit loads: a name of the model zoo, a run, a config with its weights, a folder of the
-transformers library or hf:OWNER/NAME. Reading the result back gives the same weights, bit for bit. With vitkit's names,
-a .pth file also holds the config, the classes or vocabularies, and what evaluation has measured, so that it can be
-loaded by itself. For the transformers library OUT may be a folder, which its from_pretrained reads: config.json,
+transformers library or hf:OWNER/NAME. Reading the result back gives the same weights, bit for bit in fp32. With
+vitkit's names, a file also holds the config, the classes or vocabularies, and what evaluation has measured, so that it
+can be loaded by itself. For the transformers library OUT may be a folder, which its from_pretrained reads: config.json,
 weights, the preparation of images, a text model's tokens.
 
 Annotations are converted by vitkit data convert.
@@ -11,6 +11,7 @@ Annotations are converted by vitkit data convert.
 Examples:
     vitkit convert runs/detr --to official --out detr.pth
     vitkit convert mask2former_r50_coco_instance --to transformers --out mask2former
+    vitkit convert runs/detr --to vitkit --precision fp16 --out detr.safetensors
     vitkit convert hf:facebook/detr-resnet-50 --to vitkit --out detr.pth
 """
 
@@ -31,6 +32,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = f"whose names the weights get: {', '.join(NAMES)}"
     parser.add_argument("--to", required=True, metavar="FORMAT", help=text)
     parser.add_argument("--out", type=Path, required=True, help="the file or folder to write")
+    text = "precision of the stored numbers (default: fp32)"
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=text)
     add_overwrite(parser)
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
@@ -44,7 +47,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
-        how = dict(overrides=args.overrides, overwrite=args.overwrite, trust=args.trust)
+        how = dict(precision=args.precision, overrides=args.overrides, overwrite=args.overwrite, trust=args.trust)
         done = vitkit.convert(args.model, args.out, to=args.to, weights=args.weights, **how)
         print(f"{done.report}\nwrote {done.path}: {counted(done.num_entries, 'entries')}, names of {done.names}")
 

@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,13 +28,15 @@ from vitkit.analysis.memory import (
 )
 from vitkit.config import config_names
 from vitkit.config.overrides import apply_override, split_override
+from vitkit.data.loading.loader import DataSettings
 from vitkit.engine.settings import require
-from vitkit.errors import ConfigError
-from vitkit.inference import find_model, names_config_alone
-from vitkit.inference.load import FoundModel
+from vitkit.errors import ConfigError, DataError
+from vitkit.inference import find_model, is_config_only
+from vitkit.inference.load import FoundModel, own_checkpoint
 from vitkit.models.classifier import Classifier
-from vitkit.registry import nearest
-from vitkit.visualization.costs import plot_costs
+from vitkit.protocols import Dataset
+from vitkit.registry import MODELS, nearest, parameters_of
+from vitkit.visualization.costs import Accuracy, plot_accuracy, plot_costs
 
 DETECTION_SIZE = (800, 1066)
 """Height and width of an image with short side 800 and COCO's most frequent aspect ratio."""
@@ -49,6 +52,8 @@ class Request:
     """A backbone's name, or what `find_model` takes; for a table and for clips a pattern of names."""
     config: Mapping[str, Any] | None = None
     """The config of a model; None: a backbone."""
+    classes: Sequence[str] | None = None
+    """The classes that the model was trained on; None: as many as its config sets, or the model's default."""
     overrides: Sequence[str] = ()
     """For a backbone, `key=value`."""
     size: tuple[int, int] | None = None
@@ -66,8 +71,14 @@ class Request:
     device: str = "cpu"
     training: int = 1
     """Number of GPUs."""
+    training_macs: bool = False
+    """Whether the MACs of the whole training are reported."""
+    samples: int | None = None
+    """The images or texts of an epoch for that; None: those of data.train."""
     lengths: Sequence[int] | None = None
     """Lengths of texts in tokens."""
+    plot: str | None = None
+    """The file of the plot of accuracy against MACs that is drawn of a table."""
     clips: str | None = None
     """The PNG of the costs of clips."""
     prints: bool = True
@@ -96,7 +107,7 @@ def find_named(
     """
     if not is_config(name):
         return None
-    if names_config_alone(name) and not name.endswith((".py", ".json")) and name not in config_names():
+    if is_config_only(name) and not name.endswith((".py", ".json")) and name not in config_names():
         names = {*BACKBONES.names(), *config_names()}
         raise ConfigError(f"{name!r} is neither a backbone nor a model or a config. {nearest(name, names)}")
     named = find_model(name, weights, overrides=overrides, trust=trust)
@@ -109,7 +120,21 @@ def build(request: Request, *, device: str) -> nn.Module:
     if request.config is None:
         return build_backbone(request.model, request.overrides, device=device)
     with torch.device(device):
-        return build_model(request.config["model"]).eval()
+        return build_model(request.config["model"], classes=request.classes).eval()
+
+
+def trained_classes(found: FoundModel) -> list[str] | None:
+    """Return the classes that a model's checkpoint names; None if it names none or there is no checkpoint."""
+    return None if found.weights is None else own_checkpoint(found.weights).get("classes")
+
+
+def default_classes(request: Request) -> int | None:
+    """Return the number of classes that a model has only by default; None if it is known or the model has none."""
+    if request.config is None or request.classes is not None:
+        return None
+    constructor, arguments = MODELS.resolve(request.config["model"])
+    parameter = parameters_of(constructor).get("num_classes")
+    return None if parameter is None or "num_classes" in arguments else parameter.default
 
 
 def build_backbone(name: str, overrides: Sequence[str] = (), *, device: str) -> nn.Module:
@@ -160,9 +185,61 @@ def costs(request: Request) -> dict[str, Any]:
         report |= {"by_operator": macs.by_operator, "not_counted": macs.uncounted, "unknown": macs.unknown}
     if by_fvcore is not None:
         report |= {"macs_by_fvcore": by_fvcore.total}
+    if request.training_macs and macs is not None:
+        images = request.samples or len(training_dataset(request).training_indices())
+        report["training"] = training_cost(request, macs.total // request.batch_size, images)
+    if (num_classes := default_classes(request)) is not None:
+        report["default_classes"] = num_classes
     if request.prints:
         print_costs(report, {name: type(model.get_submodule(name)).__name__ for name in rows}, request.device)
     return report
+
+
+def training_dataset(request: Request) -> Dataset:
+    """Build the training data of a config.
+
+    Raises:
+        ConfigError: the config has none; the message says how a number is given instead.
+        DataError: it cannot be read; likewise.
+    """
+    remedy = "Give the images or texts of an epoch: --samples N."
+    data = DataSettings(**(request.config or {}).get("data") or {})
+    if data.train is None:
+        raise ConfigError(f"--training-macs: {request.model} has no data.train. {remedy}")
+    try:
+        return data.dataset("train")
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"--training-macs: {error} {remedy}") from error
+
+
+def training_cost(request: Request, forward: int, samples: int) -> dict[str, Any]:
+    """Return the MACs of a whole training, in which a backward pass costs as much as two forward passes.
+
+    Args:
+        forward: MACs of a forward pass of one image or text.
+        samples: the images or texts of an epoch.
+    Raises:
+        ConfigError: the number of epochs is unknown.
+    """
+    epochs = ((request.config or {}).get("train") or {}).get("epochs")
+    if epochs is None:
+        raise ConfigError(f"--training-macs: {request.model} has no train.epochs. Analyze a config that sets it.")
+    return {"forward": forward, "samples": samples, "epochs": epochs, "macs": 3 * forward * samples * epochs}
+
+
+def training_cost_text(cost: Mapping[str, Any], noun: str, note: str = "") -> str:
+    """Return a line such as "training: 3 x 4.1 G MACs x 1.28 M images x 300 epochs = 4.7e18 MACs (9.4e18 FLOPs)"."""
+    forward, samples, macs = short(cost["forward"]), short(cost["samples"]), cost["macs"]
+    text = f"training: 3 x {forward} MACs{note} x {samples} {noun} x {cost['epochs']} epochs = {macs:.2g} MACs"
+    return f"{text} ({2 * macs:.2g} FLOPs)".replace("e+", "e")
+
+
+def short(number: float) -> str:
+    """Return a number in four digits with a prefix: "4.112 G", "128 k", "640"."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.4g} {prefix}"
+    return f"{number:.4g}"
 
 
 def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> None:
@@ -197,6 +274,13 @@ def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> N
             notes.append(f"UNKNOWN, not counted: {join_counts(report['unknown'])}")
     if "macs_by_fvcore" in report:
         notes.append(f"counted by fvcore: {report['macs_by_fvcore'] / 1e9:.3f} G")
+    if "default_classes" in report:
+        notes.append(
+            f"\nclasses: {report['default_classes']}, the model's default; a run has those of its data: "
+            "model.num_classes=N"
+        )
+    if "training" in report:
+        notes.append("\n" + training_cost_text(report["training"], "clips" if len(report["input"]) == 5 else "images"))
     print_table(report, "", lines, notes)
 
 
@@ -332,9 +416,9 @@ def table(request: Request) -> list[dict[str, Any]]:
     """
     names = variants_like(request.model)
     width = max(map(len, names))
-    form = f"{{:{width}}}  {{:>10}}  {{:>11}}  {{:>11}}  {{:>8}}  {{:>11}}".format
+    form = f"{{:{width}}}  {{:>10}}  {{:>11}}  {{:>11}}  {{:>8}}  {{:>11}}  {{:>5}}".format
     if request.prints:
-        print(form("backbone", "input", "parameters", "published M", "G MACs", "published G"))
+        print(form("backbone", "input", "parameters", "published M", "G MACs", "published G", "top-1"))
     report = []
     for name in names:
         report.append(row := count_variant(name, macs=request.counts_macs))
@@ -342,11 +426,40 @@ def table(request: Request) -> list[dict[str, Any]]:
             continue
         macs = "-" if row["macs"] is None else f"{row['macs'] / 1e9:.3f}"
         figures = [str(row["published"].get(key, "-")) for key in ("published_m", "published_g")]
+        accuracy = f"{row['top1']:.1f}" if row["top1"] else "-"
         size = "x".join(map(str, row["input"][1:]))
-        print(form(name, size, f"{row['parameters']:,}", figures[0], macs, figures[1]), flush=True)
+        print(form(name, size, f"{row['parameters']:,}", figures[0], macs, figures[1], accuracy), flush=True)
         if "note" in row["published"]:
             print(f"    {row['published']['note']}")
+    if request.plot:
+        plot_accuracy(published_accuracies(names), request.plot)
+        if request.prints:
+            print(f"\nThe plot is {request.plot}.")
     return report
+
+
+def published_accuracies(names: Sequence[str]) -> list[Accuracy]:
+    """Return the published top-1 and MACs of the ImageNet-1k classifiers among some backbones.
+
+    Raises:
+        ConfigError: none of them has both.
+    """
+    sizes = r"(?<=_)(tiny|small|base|large|huge)(?=_|$)|(?<=resnet)\d+"
+    classifiers = []
+    for name in names:
+        entry, macs, size = zoo_entry(name), published().get(name, {}).get("published_g"), re.search(sizes, name)
+        if entry.get("dataset") == "ImageNet-1k" and macs and size:
+            family, label = re.sub(sizes, "*", name), size[0] if size[0].isdigit() else size[0][0].upper()
+            pretraining = "ImageNet-22k" if "22k" in entry["url"] else ""
+            classifiers.append(Accuracy(family, label, 1e9 * macs, entry["published"]["top-1"], pretraining))
+    if not classifiers:
+        raise ConfigError("--plot: none of these backbones has a published top-1 on ImageNet-1k and published MACs.")
+    return classifiers
+
+
+def zoo_entry(name: str) -> dict[str, Any]:
+    """Return the entry of the model zoo with a backbone's published weights; {} if there is none."""
+    return model_zoo.index().get(published().get(name, {}).get("weights"), {})
 
 
 def variants() -> list[str]:
@@ -415,4 +528,5 @@ def count_variant(name: str, *, macs: bool = True) -> dict[str, Any]:
         "macs": counted and counted.total,
         "unknown": counted.unknown if counted else {},
         "published": figures,
+        "top1": zoo_entry(name).get("published", {}).get("top-1"),
     }

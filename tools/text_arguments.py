@@ -33,9 +33,9 @@ def model_and_text(model: str, words: Sequence[str], *, has_input: bool) -> tupl
     Raises:
         ConfigError: there are texts, and --input as well.
     """
-    from vitkit.inference import names_config_alone
+    from vitkit.inference import is_config_only
 
-    weights, texts = split_weights(words) if names_config_alone(model) else (None, list(words))
+    weights, texts = split_weights(words) if is_config_only(model) else (None, list(words))
     if texts and has_input:
         raise ConfigError("give either TEXT or --input FILE.")
     return weights, texts

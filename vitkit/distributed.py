@@ -21,7 +21,7 @@ def init_distributed(device_type: str) -> torch.device:
     """Join torchrun's process group, if there is one, and return this process's device.
 
     Args:
-        device_type: such as "cuda" (NCCL), "cpu" (gloo) or "mps" (one process alone).
+        device_type: such as "cuda" (NCCL), "cpu" (gloo) or "mps" (a single process).
     """
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device(device_type) if device_type in ("cpu", "mps") else torch.device(device_type, local_rank)

@@ -8,6 +8,8 @@ Run:  vitkit ablate detr_convergence
 Here: see model_zoo/ablations/detr_convergence.md.
 """
 
+from vitkit.configs.parts.wide_detr import wide_detr_settings
+
 PLAIN = {
     "base": "quickstart/deformable_detr",
     "model.num_queries": 10,
@@ -23,7 +25,7 @@ def ablation():
         base="quickstart/detr",
         metrics=["bbox/AP50", "bbox/AP"],
         evaluations=5,
-        settings={"train.epochs": 5},
+        settings=wide_detr_settings() | {"train.epochs": 5},
         arms={
             "DETR": {},
             "Deformable DETR, one map": PLAIN | {"model.backbone.out_features": ["res3"], "model.neck.num_levels": 1},

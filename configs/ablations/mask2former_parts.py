@@ -12,7 +12,10 @@ def ablation():
     return dict(
         base="quickstart/mask2former_instance",
         metrics=["segm/AP", "segm/AP50"],
-        settings={"train.epochs": 2},
+        # A wider Mask2Former than the quickstart's.
+        settings={
+            "train.epochs": 2, "model.backbone.base_channels": 64, "model.neck.d_ffn": 384, "model.head.d_ffn": 384,
+        },
         arms={
             "Mask2Former": {},
             "full cross-attention": {"model.head.masked_attention": False},
@@ -26,4 +29,4 @@ def ablation():
                 ),
             },
         },
-    )
+    )  # fmt: skip

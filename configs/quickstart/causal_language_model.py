@@ -2,9 +2,9 @@
 Multitask Learners"): "nine, ten, eleven". No download, minutes.
 
 Run:  python tools/train.py configs/quickstart/causal_language_model.py
-      vitkit generate runs/causal_language_model "four hundred nineteen," --method greedy
-Here: perplexity 2.36 of 1000 unseen lines in a trial with train.epochs=4 and data.tokens_per_gpu and
-      train.reference_batch_size of 4096, a minute of one core of an AMD EPYC. The first number of a line is random.
+      vitkit generate runs/causal_language_model "four hundred nineteen,"
+Here: perplexity 1.672 of 1000 unseen lines for seed 42; 1.2 minutes of one core of an AMD EPYC. The first number of a
+      line is random: no model can have a perplexity below 1.65.
 """
 
 

@@ -3,8 +3,7 @@ https://arxiv.org/abs/1810.04805): "nine, <mask>, eleven". No download, minutes.
 
 Run:  python tools/train.py configs/quickstart/masked_language_model.py
       vitkit generate runs/masked_language_model "four hundred nineteen, four hundred <mask>, four hundred twenty-one"
-Here: perplexity 4.66 of the masked words of 1000 unseen lines in a trial of two epochs (train.epochs=2), half a minute
-      of one core of an AMD EPYC.
+Here: perplexity 1.761 of the masked words of 1000 unseen lines for seed 42; 2.6 minutes of one core of an AMD EPYC.
 """
 
 from vitkit.configs.quickstart.causal_language_model import config as causal

@@ -4,7 +4,7 @@
 # A translation model must look back at the source sentence while it writes. This notebook follows how attention was
 # formulated over time: with an additive score (Bahdanau et al. 2015), with a dot product (Luong et al. 2015), and with
 # scaled dot products in several heads (Vaswani et al. 2017). It begins with the idea that all of them share, a soft
-# look-up in a dictionary. Each step is a few lines of code and a figure. Everything runs on the CPU in about a minute.
+# look-up in a dictionary. Each step is a few lines of code and a figure. Everything runs on the CPU in a minute or two.
 
 # %%
 from pathlib import Path
@@ -15,13 +15,15 @@ from torch import nn
 
 import vitkit
 from vitkit import AttentionRecorder
+from vitkit.explanations.text import text_inputs
 from vitkit.explanations.text_drawing import draw_alignment, draw_heads
 from vitkit.nn.additive_attention import AlignmentAttention
 from vitkit.nn.attention import MultiHeadAttention, attend
 from vitkit.nn.position import sine_positions_1d
+from vitkit.structures import BOS, EOS
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/attention")
+out = Path("figures/attention")
 out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
 
@@ -114,6 +116,7 @@ assert torch.allclose(context, weights @ states)
 # change; the run is a folder with its checkpoints, log and training curves.
 
 # %%
+exact_match = {}
 RNN = dict(type="RNNTranslator", d_embedding=64, d_hidden=128, decoding=dict(method="greedy", max_length=48))
 
 
@@ -125,7 +128,8 @@ def train_translator(score):
         data=dict(train=dict(num_pairs=6000), val=dict(num_pairs=200), tokens_per_gpu=1024),
         train=dict(epochs=4, eval_every=4, reference_batch_size=1024),
     )
-    print(score, {name: round(value, 3) for name, value in run.metrics.items()})
+    exact_match[score] = run.metrics["exact_match"]
+    print(f"{score}: {exact_match[score]:.1%} of the numbers are right, chrF {run.metrics['chrf']:.1f}")
     return run.load()
 
 
@@ -142,6 +146,85 @@ print(additive("one hundred twenty-three"))
 # %%
 draw_alignment(*additive.align("one hundred twenty-three"), out / "additive.png")
 show(out / "additive.png")
+
+# %% [markdown]
+# ## The decoder, unrolled in five steps
+#
+# `additive("...")` hides what happens between the tokens. We take the trained model apart and write each step by hand.
+#
+# **Step 1: a fixed context.** Without attention, the encoder's last state is the only thing that the decoder gets to
+# know about the source: the same context $c = h_S$ at every step, however long the sentence is. We train this model
+# too, on the same data.
+
+# %%
+fixed = train_translator(None)
+assert exact_match[None] < exact_match["additive"] / 2
+for translator in (fixed, additive):
+    print(translator("ninety-four thousand eight hundred sixty-four"))
+
+# %% [markdown]
+# It translates far fewer numbers correctly: one vector of 128 channels must hold the whole sentence. Its mistakes have
+# the right form and the wrong digits. The remaining steps give the decoder a new context at every step.
+#
+# **Step 2: scores.** The encoder's states are kept, and the decoder's state $s_{i-1}$ is compared with each of them.
+# **Step 3: weights.** A softmax turns the scores into weights that sum to 1.
+# **Step 4: a context per step.** The weighted mean of the states is what the decoder reads beside its last token.
+# **Step 5: the alignment.** The weights of all steps, one below the other, are the matrix above.
+
+
+# %%
+def unroll(translator, text):
+    """Translate a text greedily, token by token: the tokens, and what each step read of the source's states."""
+    decoder, source = translator.model.decoder, text_inputs(translator.model, translator.vocabularies, text)["source"]
+    states, summary = translator.model.encoder(source)  # (1, S, C), (1, C)
+    hidden = decoder.initial(summary).tanh()[None]  # s_0
+    token, tokens, rows = BOS, [], []
+    while token != EOS and len(tokens) < 48:
+        if decoder.attention is None:
+            weights = torch.eye(states.shape[1])[-1:]  # step 1: only the last state, which is the summary
+            assert torch.equal(states[:, -1], summary)
+        else:
+            score = decoder.attention.score
+            scores = score(hidden[-1], score.keys(states))  # step 2, e_i: (1, S)
+            weights = scores.softmax(-1)  # step 3, alpha_i
+        context = weights[:, None] @ states  # step 4, c_i: (1, 1, C)
+        word = decoder.embedding(torch.tensor([[token]]))
+        output, hidden = decoder.rnn(torch.cat((word, context), -1), hidden)  # s_i
+        logits = decoder.output(decoder.maxout(torch.cat((output, word, context), -1)).unflatten(-1, (-1, 2)).amax(-1))
+        token = int(logits.argmax())
+        tokens.append(token)
+        rows.append(weights[0])
+    return tokens, torch.stack(rows)  # step 5: (T, S)
+
+
+text = "one hundred twenty-three"
+alignment = additive.align(text)
+with torch.no_grad():
+    tokens, weights = unroll(additive, text)
+    fixed_tokens, fixed_weights = unroll(fixed, text)
+written = additive.vocabularies["target"].token_texts(tokens)
+assert written[:-1] == list(alignment.target_tokens)  # which leave out the end of the sentence
+assert torch.allclose(weights[:-1], alignment.attention, atol=1e-5)
+for token, row in zip(written, weights):
+    source_token = alignment.source_tokens[int(row.argmax())]
+    print(f"writes {token:8} with the largest weight, {float(row.max()):.2f}, at {source_token}")
+
+# %% [markdown]
+# By hand, we get the model's own tokens and weights. Both figures show what each written token reads: always the last
+# state without attention, and the states that it needs with attention.
+
+# %%
+fixed_written = fixed.vocabularies["target"].token_texts(fixed_tokens)
+figure = Figure(figsize=(9, 5.4), layout="constrained")
+panels = figure.subplots(1, 2)
+for panel, rows, texts in zip(panels, (fixed_weights, weights), (fixed_written, written)):
+    panel.imshow(rows, cmap="gray", vmin=0, vmax=1)
+    panel.set_xticks(range(len(alignment.source_tokens)), alignment.source_tokens, rotation=90)
+    panel.set_yticks(range(len(texts)), texts)
+panels[0].set_title("a fixed context: the last state")
+panels[1].set_title("a context per step: attention")
+figure.savefig(out / "unrolled.png", dpi=110)
+show(out / "unrolled.png")
 
 # %% [markdown]
 # ## The dot product

@@ -18,13 +18,20 @@ from torch import nn
 
 import vitkit
 from vitkit.explanations.text import draw_beam_tree, text_attention, text_inputs
-from vitkit.explanations.text_drawing import draw_alignment, draw_arcs, draw_expected, draw_heads, draw_positions
+from vitkit.explanations.text_drawing import (
+    animate_decoding,
+    draw_alignment,
+    draw_arcs,
+    draw_expected,
+    draw_heads,
+    draw_positions,
+)
 from vitkit.nn.attention import MultiHeadAttention, attend, attention_weights, mask_bias, padding_bias
 from vitkit.nn.position import sine_positions_1d
 from vitkit.seq2seq.transformer import causal_bias
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/transformer")
+out = Path("figures/transformer")
 out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
 
@@ -118,10 +125,13 @@ biases = {
     "causal": causal_bias(6, scores.device),
     "a band, by hand": mask_bias(window),
 }
-figure = Figure(figsize=(9, 3.8), layout="constrained")
-for panel, (name, bias) in zip(figure.subplots(1, 3), biases.items()):
-    panel.imshow(attention_weights(scores, bias)[0, 0], vmin=0, vmax=1, cmap="magma")
+figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+panels = figure.subplots(1, 3)
+for panel, (name, bias) in zip(panels, biases.items()):
+    weights = np.ma.masked_equal(attention_weights(scores, bias)[0, 0].numpy(), 0)
+    shown = panel.imshow(weights, vmin=0, vmax=1, cmap=colormaps["viridis"].with_extremes(bad="0.9"))
     panel.set(title=name, xlabel="key", ylabel="query")
+figure.colorbar(shown, ax=panels, label="weight; grey: masked, exactly 0", shrink=0.8)
 figure.suptitle("Weights of equal scores under three masks")
 figure.savefig(out / "masks.png", dpi=110)
 show(out / "masks.png")
@@ -201,6 +211,127 @@ figure.savefig(out / "sees.png", dpi=110)
 show(out / "sees.png")
 
 # %% [markdown]
+# ## Layer norm, not batch norm
+#
+# Both subtract a mean and divide by a standard deviation. **Layer norm** takes them over the channels of one token;
+# **batch norm** takes them for each channel over all tokens of all sequences in the batch. In images, each of which
+# fills its tensor, the second works well. Sequences have different lengths: then the statistics of batch norm contain
+# the other sequences and the padding.
+#
+# The figure shows, as above, which inputs the third token of the first sequence depends on. The batch has three
+# sequences of 8, 3 and 5 tokens; the rest is padding.
+
+# %%
+lengths = [8, 3, 5]
+batch = 1 + torch.randn(len(lengths), max(lengths), CHANNELS)
+for row, length in zip(batch, lengths):
+    row[length:] = 0
+norms = {
+    "layer norm": lambda x: nn.functional.layer_norm(x, (CHANNELS,)),
+    "batch norm": lambda x: nn.functional.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x),
+}
+figure = Figure(figsize=(9, 2.6), layout="constrained")
+for panel, (name, norm) in zip(figure.subplots(1, 2), norms.items()):
+    jacobian = torch.autograd.functional.jacobian(lambda x, norm=norm: norm(x)[0, 2], batch)
+    depends = jacobian.norm(dim=(0, 3))  # (sequences, tokens)
+    panel.imshow(np.ma.masked_equal(depends.numpy(), 0), norm=LogNorm(1e-2, 1), cmap=colors)
+    for y, length in enumerate(lengths):
+        for x in range(length, max(lengths)):
+            panel.text(x, y, "pad", ha="center", va="center", fontsize=7, color="white")
+    panel.set(title=name, xlabel="token", ylabel="sequence", yticks=range(len(lengths)))
+    alone, longer = batch[:1], nn.functional.pad(batch, (0, 0, 0, 8))
+    change = [float((norm(x)[0, 2] - norm(batch)[0, 2]).abs().max()) for x in (alone, longer)]
+    print(f"{name}: the third token depends on {int((depends > 0).sum())} of {depends.numel()} tokens; it changes by")
+    print(f"  {change[0]:.3f} without the other sequences, by {change[1]:.3f} with 8 more tokens of padding")
+    assert (max(change) < 1e-6) == (name == "layer norm")
+figure.savefig(out / "norms.png", dpi=110)
+show(out / "norms.png")
+
+# %% [markdown]
+# The output of layer norm depends on its own token only, so a sentence gets the same result in any batch. That of batch
+# norm depends on all of them. In evaluation, batch norm replaces the batch's statistics by running averages, which
+# contain as much padding as the training batches happened to have.
+#
+# ## Residual connections
+#
+# Each part of a Transformer block adds its output to its input, $x + f(\operatorname{norm}(x))$, rather than replacing
+# it. We train blocks with and without this sum to predict the symbol to the left in a sequence of random symbols, as in
+# notebook 1: two blocks, and twelve.
+
+# %%
+SYMBOLS, RING, WIDTH = 8, 12, 32
+
+
+class Block(nn.Module):
+    """Self-attention and a feed-forward network, each after a layer norm, with or without residual connections."""
+
+    def __init__(self, residual):
+        super().__init__()
+        self.residual = residual
+        self.attention = MultiHeadAttention(WIDTH, 4)
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
+
+    def forward(self, x):
+        y = self.norms[0](x)
+        y = self.attention(y, y, y)
+        x = x + y if self.residual else y
+        y = self.feed_forward(self.norms[1](x))
+        return x + y if self.residual else y
+
+
+def train_blocks(depth, residual, steps=250):
+    """Train a stack of blocks: the loss of each step, and how much the tokens differ before training, by block."""
+    torch.manual_seed(0)
+    embedding, classify = nn.Embedding(SYMBOLS, WIDTH), nn.Linear(WIDTH, SYMBOLS)
+    blocks = nn.ModuleList([Block(residual) for _ in range(depth)])
+    optimizer = torch.optim.AdamW(nn.ModuleList([embedding, blocks, classify]).parameters(), lr=1e-3)
+    losses, differences = [], None
+    for _ in range(steps):
+        symbols = torch.randint(SYMBOLS, (32, RING))
+        x = embedding(symbols) + sine_positions_1d(RING, WIDTH)
+        outputs = [x := block(x) for block in blocks]
+        loss = nn.functional.cross_entropy(classify(x).flatten(0, 1), symbols.roll(1, 1).flatten())
+        if differences is None:
+            from_mean = [y.detach() - y.detach().mean(1, keepdim=True) for y in outputs]
+            differences = [float(d.norm() / y.detach().norm()) for d, y in zip(from_mean, outputs)]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, differences
+
+
+figure = Figure(figsize=(10, 3.4), layout="constrained")
+curves, at_start = figure.subplots(1, 2)
+final = {}
+for depth, style in ((2, "--"), (12, "-")):
+    for residual, color in ((True, "tab:blue"), (False, "tab:red")):
+        losses, differences = train_blocks(depth, residual)
+        name = f"{depth} blocks, {'with' if residual else 'without'} residuals"
+        smooth = np.convolve(losses, np.ones(10) / 10, mode="valid")
+        final[depth, residual] = float(smooth[-1])
+        curves.plot(smooth, style, color=color, label=name)
+        at_start.plot(range(1, depth + 1), differences, style, color=color, marker=".", label=name)
+        print(f"{name}: loss {final[depth, residual]:.2f} at the end, guessing has {np.log(SYMBOLS):.2f}")
+        print(
+            f"  before training, the share of a token that differs from their mean is {differences[-1]:.1e} at the end"
+        )
+assert final[12, True] < 0.1 and final[12, False] > 0.9 * np.log(SYMBOLS)
+curves.set(xlabel="step", title="loss")
+at_start.set(xlabel="block", title="difference between tokens, before training", yscale="log")
+at_start.legend(fontsize=8)
+for panel in (curves, at_start):
+    panel.grid(alpha=0.3)
+figure.savefig(out / "residuals.png", dpi=110)
+show(out / "residuals.png")
+
+# %% [markdown]
+# Without residual connections, each block replaces the tokens by averages of all tokens, so that they become more alike
+# from block to block, as in the figure of what an output sees. After three such blocks, their differences are as small
+# as the rounding errors. Nothing is left from which the left neighbour could be learned, and the model guesses. With
+# residual connections, a token keeps what it was, and twelve blocks learn the task almost as quickly as two.
+#
 # ## Training
 #
 # The model has two layers each in the encoder and the decoder, with four heads and 128 channels, and pre-norm
@@ -270,6 +401,15 @@ show(out / "alignment.png")
 # %%
 draw_expected(attention.expected, out / "next_tokens.png", title=f"What may come next: {text}")
 show(out / "next_tokens.png")
+
+# %% [markdown]
+# The same as an animation, a frame for each token: the source is shaded by cross-attention (mean of the heads of the
+# layer whose alignment was drawn above), and the bars are the most probable next tokens.
+
+# %%
+cross = attention.of_kind("cross")[0]
+animate_decoding(cross.columns, cross.rows, cross.weights.mean(0), attention.expected, out / "decoding.gif")
+show(out / "decoding.gif")
 
 # %% [markdown]
 # Greedy decoding takes the best token at each step, and may miss a more probable sentence. Beam search keeps the $k$

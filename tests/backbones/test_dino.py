@@ -1,5 +1,7 @@
 """What DINOv2 and DINOv3 change in a ViT, against timm's models with random weights."""
 
+from argparse import Namespace
+
 import pytest
 import timm
 import torch
@@ -7,7 +9,9 @@ from torch import nn
 
 from vitkit.backbones.vit_blocks import Attention
 from vitkit.checkpoint import load_weights
+from vitkit.checkpoint.weights import state_dict_of
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.registry import BACKBONES
 
@@ -35,6 +39,32 @@ def assert_same_map(ours, theirs, x):
         expected = theirs.forward_features(x)[:, theirs.num_prefix_tokens :]
     assert expected.std() > 0.1
     torch.testing.assert_close(got.flatten(2).mT, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "module.backbone."])
+def test_teacher_of_a_dino_training_checkpoint_is_loaded(prefix, tmp_path):
+    theirs = timm_model("vit_small_patch16_224.dino", img_size=64)
+    head = {f"{prefix.removesuffix('backbone.')}head.mlp.0.weight": torch.ones(8, 48)}
+    state = {f"{prefix}{key}": value for key, value in theirs.state_dict().items()}
+    student = {key: torch.zeros_like(value) for key, value in state.items()}
+    checkpoint = dict(student=student, teacher=state | head, epoch=3, args=Namespace(arch="vit_small", patch_size=16))
+    torch.save(checkpoint, tmp_path / "checkpoint.pth")
+    ours = build("vit_small_patch16_dino", **SMALL, image_size=64)
+    report = load_weights(ours, tmp_path / "checkpoint.pth")
+    assert not report.missing and not report.unexpected
+    assert_same_map(ours, theirs, images(64, 64))
+
+    features = build_model(
+        dict(type="Classifier", backbone=dict(type="vit_small_patch16_dino", **SMALL, image_size=64))
+    )
+    report = load_weights(features, tmp_path / "checkpoint.pth", strict=False)
+    assert report.missing == ["backbone.head.weight", "backbone.head.bias"] and not report.unexpected
+    assert torch.equal(features.backbone.cls_token, state[f"{prefix}cls_token"])
+
+
+def test_teacher_of_another_model_keeps_its_names():
+    state = {"backbone.conv1.weight": torch.ones(1), "head.weight": torch.ones(1)}
+    assert state_dict_of({"teacher": state}, "file").keys() == state.keys()
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2"])

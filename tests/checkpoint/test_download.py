@@ -115,7 +115,7 @@ def test_file_name_may_differ_from_the_address(address, tmp_path):
 
 
 def test_web_page_instead_of_a_file_is_an_error(address, tmp_path):
-    with pytest.raises(CheckpointError, match="cannot download .*answers with a web page"):
+    with pytest.raises(CheckpointError, match="cannot download .*leads to a web page"):
         cached_file(f"{address}/page.html", folder=tmp_path)
 
 

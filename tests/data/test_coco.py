@@ -324,7 +324,7 @@ def test_bad_segmentation_is_dropped_if_only_boxes_are_loaded(tmp_path, caplog, 
     data["annotations"][0]["segmentation"] = segmentation
     truth = load(tmp_path, data).ground_truth()["annotations"]
     assert not truth[0].get("segmentation") and truth[1]["segmentation"] == data["annotations"][1]["segmentation"]
-    warned = "1 wrong masks are ignored, such as: annotation 17" in caplog.text
+    warned = "1 invalid masks are ignored, such as: annotation 17" in caplog.text
     assert warned == (segmentation not in (None, []))
 
 

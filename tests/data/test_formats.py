@@ -221,14 +221,14 @@ def test_label_pictures_give_instances_and_classes(tmp_path):
     values[2:6, 3:9], values[10:12, 20:30] = 1, 2
     (tmp_path / "masks").mkdir()
     Image.fromarray(values).save(tmp_path / "masks" / "a_mask.png")
-    with pytest.raises(DataError, match="format=semantic_pictures or format=instance_pictures"):
+    with pytest.raises(DataError, match="format=semantic_maps or format=instance_maps"):
         detect_format(tmp_path / "masks", tmp_path / "images")
-    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_pictures")
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_maps")
     assert boxes(data) == [("a.jpg", "object", [3, 2, 6, 4]), ("a.jpg", "object", [20, 10, 10, 2])]
     assert data.left_out == {"images without a label image": ["b.jpg"]}
     write(tmp_path / "masks" / "classes.txt", "\ufeffground\nroad\ntree\n")  # as Windows begins UTF-8
     data = read_annotations(tmp_path / "masks", tmp_path / "images")
-    assert data.format == "semantic_pictures" and [name for _, name, _ in boxes(data)] == ["ground", "road", "tree"]
+    assert data.format == "semantic_maps" and [name for _, name, _ in boxes(data)] == ["ground", "road", "tree"]
     Image.fromarray(values.astype(np.uint16) * 1000 + values).save(tmp_path / "masks" / "a_mask.png")
     data = read_annotations(tmp_path / "masks", tmp_path / "images")
     assert [name for _, name, _ in boxes(data)] == ["road", "tree"]

@@ -270,8 +270,7 @@ def test_small_masks_of_a_large_image_are_read_in_little_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
-    [("instance_pictures", "20001 objects in one image"), ("semantic_pictures", "40000 different values")],
+    ("kind", "message"), [("instance_maps", "20001 objects in one image"), ("semantic_maps", "40000 different values")]
 )
 def test_label_image_of_noise_is_refused(folder, kind, message):
     Image.new("RGB", (200, 200)).save(folder / "images" / "a.png")

@@ -208,7 +208,7 @@ def test_label_pictures_in_the_colours_of_a_class_file(tmp_path, name, text):
     assert dataset.classes == ["void", "sky", "road"][not has_void :]
     assert dataset.load_semantic(0)[:, 0].tolist() == ([0, 0, 1, 1, 2, 2] if has_void else [255, 255, 0, 0, 1, 1])
     data = read_annotations(tmp_path / "labels", tmp_path / "images")
-    assert data.format == "semantic_pictures" and len(data.annotations) == len(dataset.classes)
+    assert data.format == "semantic_maps" and len(data.annotations) == len(dataset.classes)
     colors[0, 0] = 7
     Image.fromarray(colors).save(tmp_path / "labels" / "a.png")
     with pytest.raises(DataError, match=r"colour \(7, 7, 7\) at 1 pixels is not one of the 3 in the class file"):

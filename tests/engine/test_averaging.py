@@ -180,7 +180,7 @@ def test_restart_without_best_weights_of_its_first_part_is_an_error(tmp_path):
     best = read_checkpoint(tmp_path / "again" / BEST_NAME)
     checkpointing.save_checkpoint(tmp_path / "again" / BEST_NAME, {**best, "progress": {"epoch": 4}})
     options = dict(resume=tmp_path / "again" / LAST_NAME, evaluate=lambda model: {"bbox/AP": -2.0})
-    with pytest.raises(CheckpointError, match=r"is of epoch 4, and train\.restart_epoch=2 continues from the best one"):
+    with pytest.raises(CheckpointError, match=r"is from epoch 4, but train\.restart_epoch=2 continues from the best"):
         train(tmp_path / "again", **options)
 
 

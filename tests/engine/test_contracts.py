@@ -164,7 +164,7 @@ CASES = {
     TupleSamples: r"data.train: dataset TupleSamples: its samples are tuple; expected a dict with 'image' and 'target",
     BoxlessHead: r"head BoxlessHead: returns 'pred_logits', but criterion SetCriterion also needs 'pred_boxes'\. See ",
     TupleHead: r"head TupleHead: returns tuple; expected a dict of outputs by name\. See class Head in vitkit/protoco",
-    VectorLoss: r"criterion VectorLoss: loss 'extra' is of shape \(2,\); expected a scalar tensor\. See class Criteri",
+    VectorLoss: r"criterion VectorLoss: loss 'extra' has shape \(2,\); expected a scalar tensor\. See class Criteri",
     SumLoss: r"criterion SumLoss: returns tensor\(.*\); expected a dict of losses by name\. See class Criterion in vi",
     UndeclaredLoss: r"KeyError: 'pred_depth' \(test_contracts\.py, line \d+\): the first validation batch, or what th",
     ListMetrics: r"evaluator ListMetrics\.compute: returns \[.*; expected a dict of metrics by name\. See class Evalua",

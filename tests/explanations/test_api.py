@@ -9,8 +9,6 @@ import vitkit
 from vitkit.data.synthetic.world import World
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.explanations.backbones import draw_class_token_masks, mass_masks
-from vitkit.explanations.dense import share_in_box
-from vitkit.explanations.images import LayerAttention
 from vitkit.explanations.located import LocatedAttention
 from vitkit.explanations.request import shown_image
 from vitkit.inference import Predictor
@@ -120,15 +118,6 @@ def test_figure_of_the_masks_keeps_the_image_inside_them(monkeypatch, tmp_path):
     (_, maps), (_, inside) = drawn[0]
     assert torch.allclose(maps[1].weights, torch.tensor([[0.7, 0.1]]))
     assert inside[1].title == "50% of the image" and inside[1].image[0, :, 0].tolist() == [100] * 16 + [20] * 16
-
-
-def test_attention_in_a_box_is_compared_with_its_area():
-    maps = torch.tensor([[[0.1, 0.2], [0.3, 0.4]]])  # over 20 x 40 pixels
-    layer = LayerAttention(0, maps[None], (1.0, 1.0))
-    share, area = share_in_box(layer, 0, torch.tensor([0.0, 0.0, 40.0, 10.0]), (20, 40))
-    assert share == pytest.approx(0.3) and area == 0.5
-    share, area = share_in_box(layer, 0, torch.tensor([-5.0, -5.0, 18.0, 25.0]), (20, 40))
-    assert share == pytest.approx(0.4) and area == pytest.approx(18 / 40)
 
 
 @pytest.mark.parametrize("channels", [1, 5])

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -99,12 +101,16 @@ def test_decoder_attention_has_a_panel_per_box_with_its_query_class_and_score(tm
     draw_decoder_attention(
         grey_image(),
         [
-            QueryAttention(7, boxes_xyxy[0], "cat", 0.9, torch.rand(4, 6)),
-            QueryAttention(3, boxes_xyxy[1], "dog", 0.75, torch.rand(4, 6)),
+            QueryAttention(7, boxes_xyxy[0], "cat", 0.9, torch.rand(4, 6), 1.5),
+            QueryAttention(3, boxes_xyxy[1], "dog", 0.75, torch.rand(4, 6), 0.5),
         ],
         path,
     )
-    assert [panel.get_title() for panel in panels] == ["boxes", "query 7: cat 0.90", "query 3: dog 0.75"]
+    assert [panel.get_title() for panel in panels] == [
+        "boxes",
+        "query 7: cat 0.90\n1.5 x uniform attention",
+        "query 3: dog 0.75\n0.5 x uniform attention",
+    ]
     box = panels[2].patches[0]
     assert box.get_bbox().bounds == pytest.approx((350, 35, 210, 140))
     assert np.array(box.get_edgecolor())[:3] == pytest.approx(np.array(class_color(1)) / 255)
@@ -121,7 +127,9 @@ def test_sampling_has_a_row_per_layer_and_a_column_per_level_and_one_for_all(tmp
         "level 2 (stride 32)",
         "all levels",
     ]
-    assert [panel.get_ylabel() for panel in panels[::4]] == ["layer 0\ncat 0.90", "layer 1\ncat 0.90"]
+    labels = [panel.get_ylabel().splitlines() for panel in panels[::4]]
+    assert [label[:2] for label in labels] == [["layer 0", "cat 0.90"], ["layer 1", "cat 0.90"]]
+    assert all(re.fullmatch(r"in the box: \d\.\d x uniform", label[2]) for label in labels)
     assert [len(panel.collections[0].get_offsets()) for panel in panels[:4]] == [8, 8, 8, 24]
     assert [len(panel.patches) for panel in panels[::4]] == [1, 2]  # the second layer's reference is a box too
     reference = panels[0].lines[0].get_xydata().tolist()

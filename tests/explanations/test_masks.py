@@ -70,7 +70,11 @@ def test_gates_are_drawn_with_sharp_borders(monkeypatch, tmp_path):
     gate = torch.tensor([[[True, False], [False, False]]])
     layer = LayerAttention(0, torch.full((1, 1, 2, 2), 0.25), (1.0, 1.0), gate)
     attention = SimpleNamespace(
-        image=np.zeros((64, 64, 3), np.uint8), decoder_layers=[layer], predictions=lambda query: []
+        image=np.zeros((64, 64, 3), np.uint8),
+        decoder_layers=[layer],
+        predictions=lambda query: [],
+        query_ratios=lambda queries: torch.full((1, 1, 1), 1.5),
+        queries=SimpleNamespace(masks=None),
     )
     drawn = []
     monkeypatch.setattr(queries, "draw_rows", lambda image, rows, *_, **__: drawn.extend(rows))
@@ -78,6 +82,7 @@ def test_gates_are_drawn_with_sharp_borders(monkeypatch, tmp_path):
     name, (panel,) = drawn[0]
     overlay = overlay_attention(np.full((64, 64, 3), 255, np.uint8), panel.weights, color=(255, 0, 0), largest=1.0)
     blue = overlay[..., 2]
+    assert panel.title == "layer 0" and drawn[1][1][0].title == "1.5 x"
     assert name == "may attend to"
     assert len(np.unique(blue[:30, :30])) == len(np.unique(blue[34:])) == 1 and blue[0, 0] < blue[-1, -1]
 

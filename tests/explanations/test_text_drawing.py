@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
+from PIL import Image
 
 from vitkit.explanations import text_drawing
-from vitkit.explanations.text_drawing import draw_arcs, draw_beams, draw_heads
+from vitkit.explanations.text_drawing import animate_decoding, draw_arcs, draw_beams, draw_heads
 
 TITLE = "What each written token attends to in the source, layer 0"
 PAIR = np.array([[[0.9, 0.1], [0.5, 0.5]]])  # one head
@@ -51,3 +53,18 @@ def test_arcs_below_a_fifth_of_the_largest_weight_of_their_row_have_no_line(figu
     starts = [segment[0][1] for segment in lines.get_segments()]
     assert (starts.count(0), starts.count(1)) == (50, 1)
     assert figures[0].get_suptitle() == "No line: below 20% of the row's largest weight"
+
+
+def test_each_written_token_is_a_frame_of_the_animation(tmp_path):
+    steps = [("<s>", ["x", "y"], [0.9, 0.1]), ("x", ["</s>", "y"], [0.6, 0.4])]
+    path = tmp_path / "new" / "decoding.gif"
+    animate_decoding(["a", "b", "</s>"], ["x", "</s>"], torch.rand(2, 3), steps, path, milliseconds=500)
+    with Image.open(path) as image:
+        assert image.format == "GIF" and image.n_frames == 2
+        frames, durations = [], []
+        for number in range(2):
+            image.seek(number)
+            frames.append(np.asarray(image.convert("RGB")).astype(int))
+            durations.append(image.info["duration"])
+    assert durations == [500, 1500]
+    assert all(frame.std() > 10 for frame in frames) and abs(frames[0] - frames[1]).max() > 50

@@ -67,7 +67,7 @@ def _finish(
         broken.parent.mkdir(parents=True, exist_ok=True)
         broken.write_bytes(odd_picture(more["world"] / "images" / name, rng))
     options = {"source": source, "images": images, "pictures": pictures, "format": format, "step": step}
-    if format not in ("instance_pictures", "semantic_pictures") and rng.random() < 0.5:
+    if format not in ("instance_maps", "semantic_maps") and rng.random() < 0.5:
         options["format"] = None
     (folder / OPTIONS).write_text(json.dumps({**options, "arguments": arguments, "kind": format}))
 
@@ -310,9 +310,9 @@ def write_coco(rng: random.Random, folder: Path, world: Path) -> None:
 
 def write_pictures(rng: random.Random, folder: Path, world: Path) -> None:
     """Write label images of instances or classes, and a file of classes."""
-    format = rng.choice(["instance_pictures", "semantic_pictures"])
+    format = rng.choice(["instance_maps", "semantic_maps"])
     coloured = rng.random() < 0.3
-    values = {"instance_pictures": (0, 1, 2, 1001, 60_000), "semantic_pictures": (0, 1, 2, 255)}[format]
+    values = {"instance_maps": (0, 1, 2, 1001, 60_000), "semantic_maps": (0, 1, 2, 255)}[format]
     for k in range(3):
         ids = np.zeros((HEIGHT, WIDTH), np.uint16)
         for _ in range(3):
@@ -492,7 +492,7 @@ def check_tool(data: AnnotatedImages, source: Path, images: str | None, options:
         text = run_tool(convert.main, [str(source), *place, "--out", out, *arguments])
     else:
         text = run_tool({"tile": tile.main, "split": split.main}[step], [str(source), *place, "--out", out, *arguments])
-    if step == "split" and data.format == "semantic_pictures":
+    if step == "split" and data.format == "semantic_maps":
         return
     written = (
         sorted(Path(out).glob("*.json")) if to == "coco" else [Path(out) / "data.yaml" if to == "yolo" else Path(out)]
@@ -552,6 +552,6 @@ FORMATS = [
     Format("cvat", write_cvat, check, VitkitError, 6),
     Format("csv", write_csv, check, VitkitError, 6),
     Format("coco_tools", write_coco, check, VitkitError, 8),
-    Format("label_pictures", write_pictures, check, VitkitError, 5),
+    Format("label_images", write_pictures, check, VitkitError, 5),
     Format("class_files", write_classes, check_classes, VitkitError, 3),
 ]

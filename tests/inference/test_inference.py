@@ -12,7 +12,7 @@ from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import read_checkpoint, save_checkpoint
 from vitkit.config import config_names, save_config
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.inference import Prediction, Predictor, find_model, load, names_config_alone, trained_classes
+from vitkit.inference import Prediction, Predictor, find_model, is_config_only, load, trained_classes
 from vitkit.structures import ScoreThresholds
 
 pytestmark = pytest.mark.smoke
@@ -95,7 +95,7 @@ def test_installed_configs_and_the_zoo_are_found_by_name(tmp_path, monkeypatch):
         assert model.weights is None and model.config["model"]["type"] == "DETR"
     assert load_config("quickstart/detr") == load_config("configs/quickstart/detr.py")
     assert {"detr_r50", "quickstart/detr"} <= set(config_names()) and not any("parts" in n for n in config_names())
-    assert [names_config_alone(n) for n in ("detr_r50", "quickstart/detr", "tiny.py")] == [False, True, True]
+    assert [is_config_only(n) for n in ("detr_r50", "quickstart/detr", "tiny.py")] == [False, True, True]
     with pytest.raises(ConfigError, match="no config file 'detr_r5O', nor an installed config.* mean 'detr_r50'"):
         load_config("detr_r5O")
 

@@ -1,4 +1,4 @@
-"""Pictures from any source, given to a predictor."""
+"""Images from any source, given to a predictor."""
 
 import io
 
@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.inference import Prediction, Predictor, find_pictures, inputs
+from vitkit.inference import Prediction, Predictor, find_images, inputs
 from vitkit.protocols import Model
 
 
@@ -131,8 +131,8 @@ def test_broken_files_of_a_folder_are_named_and_the_others_predicted(model, file
         ("none.jpg", "cannot read 'none.jpg'"),
         ("a" * 300, "cannot read 'a{300}' .File name too long"),
         ("none*.jpg", "'none\\*.jpg': no such file or folder, and no file matches it as a pattern"),
-        ("empty", "folder 'empty' holds no picture"),
-        (None, "got None; expected a file, its address, a folder"),
+        ("empty", "folder 'empty' has no image"),
+        (None, "got None; expected a file, its URL, a folder"),
         (1.5, "got float; expected a file"),
         (True, "got True; expected"),
         ([1], "image_0: got int; expected a file"),
@@ -157,7 +157,7 @@ def test_missing_camera_is_an_error(monkeypatch):
 
     monkeypatch.setattr(inputs.cv2, "VideoCapture", Missing)
     with pytest.raises(DataError, match="camera 7: no frame can be read. Is it connected"):
-        list(find_pictures(7).named)
+        list(find_images(7).named)
 
 
 def test_invalid_scores_counts_and_images_are_refused(model, files):
@@ -171,7 +171,7 @@ def test_invalid_scores_counts_and_images_are_refused(model, files):
         model({"image": "street.png"})
     prediction = model("street.png")
     for name in ("drawn", "drawn.xyz"):
-        with pytest.raises(ConfigError, match=f"save: '{name}' has no ending of a format of pictures"):
+        with pytest.raises(ConfigError, match=f"save: '{name}' does not have the extension of an image format"):
             prediction.save(name)
 
 

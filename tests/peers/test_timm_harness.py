@@ -123,13 +123,8 @@ def test_gcvit_batch_consistency(name):
 
 @pytest.mark.parametrize("name", [name for name in SMALLEST if num_frames(name) is None])
 def test_other_numbers_of_channels(name):
-    """timm's `in_chans=1` in test_model_load_pretrained; vitkit's non-local nets and RF-DETR's backbone are for RGB."""
-    grey = dict(in_channels=1, pixel_mean=[0.5], pixel_std=[0.2])
-    if name in ("nonlocal_resnet50", "WindowedViT"):
-        with pytest.raises(ConfigError, match="unknown argument 'in_channels'"):
-            build(name, **grey)
-        return
-    model = build(name, **grey).eval()
+    """timm's `in_chans=1` in test_model_load_pretrained."""
+    model = build(name, in_channels=1, pixel_mean=[0.5], pixel_std=[0.2]).eval()
     with torch.no_grad():
         outputs = model(inputs(name, size=size_of(name))[:, :1])
     assert list(outputs) == list(model.feature_info)

@@ -4,8 +4,9 @@ With a network: VITKIT_HUB_TESTS=1 pytest -m peers tests/peers/test_transformers
 With VITKIT_COCO, a folder with COCO 2017, also their published AP on its 5,000 validation images.
 
 The numbers are from the integration tests of transformers 5 (Apache-2.0; tests/models/*/test_modeling_*.py at commit
-02d4017 for DETR, 0044904 for Deformable DETR, 080c858 for RT-DETR, 0159620 for RT-DETRv2, D-FINE and Swin, 04ae757 for
-Mask2Former, 00a9cab for MaskFormer, 052b1dc for ViT, 0106543 for SwinV2, 00d316b for ResNet), on COCO's photo 39769.
+02d4017 for DETR, 0044904 for Deformable DETR, 080c858 for RT-DETR, 0159620 for RT-DETRv2, D-FINE and Swin, 07a43b0 for
+RF-DETR, 04ae757 for Mask2Former, 00a9cab for MaskFormer, 052b1dc for ViT, 0106543 for SwinV2, 00d316b for ResNet,
+040e1a7 for TimeSformer), on COCO's photo 39769, TimeSformer's on a clip of spaghetti.
 """
 
 import os
@@ -13,6 +14,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -36,9 +38,9 @@ class Expected:
     """What a model predicts for the photo: two cats on a couch, with two remotes."""
 
     logits: list
-    """Those of the first three classes, for the first three queries or for the image."""
+    """Those of the first three classes, for the first queries or for the image."""
     boxes: list | None = None
-    """Centre and width of the first three queries' boxes."""
+    """Centre and width of the first queries' boxes."""
     masks: list | None = None
     """The corner of the first query's mask."""
     found: list | None = None
@@ -102,6 +104,12 @@ EXPECTED = {
         box=("cat", (13.186, 54.130, 317.27, 472.12)),
         zoo="dfine_s_coco",
     ),
+    "stevenbucaille/rf-detr-base": Expected(
+        logits=[[-7.60410, -4.65943, -10.03144]],
+        boxes=[[0.25465, 0.54864, 0.48583]],
+        found=[("cat", 0.9596), ("cat", 0.9335), ("remote", 0.8987), ("remote", 0.7271)],
+        box=("cat", (7.5101, 54.5667, 318.4421, 472.1259)),
+    ),
     "facebook/mask2former-swin-small-coco-instance": Expected(
         logits=[[1.8324, -8.0835, -4.1922], [0.8450, -9.0050, -3.6053], [0.3045, -7.7293, -3.0275]],
         masks=[[-8.7839, -9.0056, -8.8121], [-7.4104, -7.0313, -6.5401], [-6.6105, -6.3427, -6.4675]],
@@ -118,6 +126,9 @@ EXPECTED = {
     "microsoft/resnet-50": Expected(logits=[-11.1069, -9.7877, -8.3777]),
 }
 """Repository -> outputs that transformers' tests state."""
+
+TIMESFORMER, CLIP = "facebook/timesformer-base-finetuned-k400", "hf-internal-testing/spaghetti-video"
+TIMESFORMER_LOGITS = [-0.3016, -0.7713, -0.4205]
 
 
 @pytest.fixture(scope="session")
@@ -148,11 +159,12 @@ def outputs_of(predictor, source, image) -> tuple[dict[str, Tensor], list[tuple[
 def compare(predictor, source, image, expected: Expected, *, atol: float) -> None:
     outputs, columns = outputs_of(predictor, source, image)
     logits = outputs["logits" if "logits" in outputs else "pred_logits"][0]
-    logits = logits[:3] if logits.dim() == 2 else logits
+    logits = logits[: len(expected.logits)] if logits.dim() == 2 else logits
     theirs, ours = (list(indices) for indices in zip(*columns))
     torch.testing.assert_close(logits[..., ours], torch.tensor(expected.logits)[..., theirs], atol=atol, rtol=1e-3)
     if expected.boxes is not None:
-        torch.testing.assert_close(outputs["pred_boxes"][0, :3, :3], torch.tensor(expected.boxes), atol=atol, rtol=1e-3)
+        boxes = outputs["pred_boxes"][0, : len(expected.boxes), :3]
+        torch.testing.assert_close(boxes, torch.tensor(expected.boxes), atol=atol, rtol=1e-3)
     if expected.masks is not None:
         masks = outputs["pred_masks"][0, 0, :3, :3]
         torch.testing.assert_close(masks, torch.tensor(expected.masks), atol=atol, rtol=1e-3)
@@ -162,6 +174,37 @@ def compare(predictor, source, image, expected: Expected, *, atol: float) -> Non
 @pytest.mark.parametrize("name", EXPECTED)
 def test_outputs_are_those_that_the_librarys_tests_state(name, photo):
     compare(vitkit.load(f"hf:{name}"), name, photo, EXPECTED[name], atol=2e-3)
+
+
+def logits_of_clip(folder, frames, size) -> Tensor:
+    """Return vitkit's logits of a clip, prepared and normalised as the library's test does, not as the folder says."""
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.VideoMAEImageProcessor(**size, do_rescale=False, do_normalize=False)
+    pixels = processor(frames, return_tensors="pt")["pixel_values"]
+    model = vitkit.load(folder).model
+    model.pixel_mean = model.pixel_std = (0.5, 0.5, 0.5)
+    with torch.no_grad():
+        return model(pixels.round().clamp(0, 255).to(torch.uint8).transpose(1, 2))["logits"][0]
+
+
+@needs_hub
+def test_logits_of_a_clip_are_those_that_the_librarys_tests_state():
+    hub = pytest.importorskip("huggingface_hub")
+    frames = np.load(hub.hf_hub_download(CLIP, "eating_spaghetti.npy", repo_type="dataset"))
+    logits = logits_of_clip(f"hf:{TIMESFORMER}", list(frames[:8]), {})
+    torch.testing.assert_close(logits[:3], torch.tensor(TIMESFORMER_LOGITS), atol=2e-3, rtol=1e-3)
+
+
+def test_comparison_of_clips_on_random_weights(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    theirs = build_theirs(transformers, "timesformer_divided")
+    theirs.save_pretrained(tmp_path)
+    size = dict(size=dict(shortest_edge=32), crop_size=dict(height=32, width=32))
+    processor = transformers.VideoMAEImageProcessor(**size, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    frames = list(np.random.default_rng(0).integers(0, 256, (theirs.config.num_frames, 40, 60, 3), dtype=np.uint8))
+    with torch.no_grad():
+        expected = theirs(**processor(frames, return_tensors="pt")).logits[0]
+    torch.testing.assert_close(logits_of_clip(str(tmp_path), frames, size), expected, atol=2e-4, rtol=1e-3)
 
 
 @needs_hub
@@ -201,6 +244,7 @@ PROCESSORS = {
     "deformable_detr_two_stage": "DeformableDetrImageProcessor",
     "rt_detr": "RTDetrImageProcessor",
     "d_fine": "RTDetrImageProcessor",
+    "rf_detr": "DeformableDetrImageProcessor",
     "mask2former_swin": "Mask2FormerImageProcessor",
     "maskformer_swin": "MaskFormerImageProcessor",
     "swin": "ViTImageProcessor",
@@ -215,8 +259,8 @@ def test_comparison_itself_on_random_weights(kind, tmp_path, shared_data):
     theirs = build_theirs(transformers, kind)
     theirs.save_pretrained(tmp_path)
     processor_class = getattr(transformers, PROCESSORS[kind])
-    size = dict(height=128, width=128) if kind in ("rt_detr", "d_fine", "swin") else dict(shortest_edge=128)
-    if ("detr" in kind and kind != "rt_detr") or "former" in kind:
+    size = dict(height=128, width=128) if kind in ("rt_detr", "d_fine", "rf_detr", "swin") else dict(shortest_edge=128)
+    if ("detr" in kind and kind not in ("rt_detr", "rf_detr")) or "former" in kind:
         size["longest_edge"] = 200
     processor = processor_class(size=size)
     processor.save_pretrained(tmp_path)

@@ -204,8 +204,8 @@ def damaged(kind: str, **changes) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (damaged("word", tokens=[1, 2]), "expected different texts"),
-        (damaged("word", tokens=["<pad>", "<unk>", "<s>", "</s>", "a", "a"]), "expected different texts"),
+        (damaged("word", tokens=[1, 2]), "expected distinct texts"),
+        (damaged("word", tokens=["<pad>", "<unk>", "<s>", "</s>", "a", "a"]), "expected distinct texts"),
         (damaged("word", tokens=["a", "b", "c", "d"]), "begin with .*'a'.*; expected <pad>, <unk>, <s>, </s>"),
         (damaged("word", lowercase="no"), "lowercase is neither true nor false"),
         (damaged("bpe", sha256="0"), "the checksum of its model is wrong"),

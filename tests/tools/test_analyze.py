@@ -1,15 +1,18 @@
 """vitkit analyze: counts equal those by hand, those of the originals and the published ones."""
 
 import json
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vitkit import build_model, load_config
 from vitkit.analysis import memory as analysis
 from vitkit.analysis.clips import clip_cost
 from vitkit.analysis.macs import count_macs
+from vitkit.checkpoint import save_checkpoint
 from vitkit.kernels import use_kernels
 from vitkit.kernels.deformable_attention import deformable_attend
 from vitkit.nn.attention import MultiHeadAttention
@@ -324,6 +327,42 @@ def test_joint_attention_costs_more_than_divided_for_many_frames_or_large_crops(
     assert (tmp_path / "cost.png").stat().st_size > 10_000
 
 
+def test_accuracy_against_macs_is_plotted_by_family(tmp_path, monkeypatch, capsys):
+    figures = []
+    monkeypatch.setattr("vitkit.visualization.costs.save_figure", lambda figure, path, **_: figures.append(figure))
+    analyze.main(["--table", "[sr][ew][is]*", "--no-macs", "--plot", "out.png", "--json"])
+    rows = {row["backbone"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["swin_tiny"]["top1"] == 81.2 and rows["swinv2_base_window12"]["top1"] is None
+    (axes,) = figures[0].axes
+    curves = {line.get_label(): list(zip(*line.get_data())) for line in axes.get_lines()}
+    assert curves["swin_*"] == [(4.5, 81.2), (8.7, 83.2), (15.4, 83.5)]
+    assert curves["swin_*, ImageNet-22k"] == [(34.5, 86.3)]
+    assert [x for x, _ in curves["resnet*"]] == [1.814, 3.664, 4.089, 7.801]
+    assert axes.get_xscale() == "log" and {"T", "S", "B", "L", "18", "101"} <= {text.get_text() for text in axes.texts}
+
+    monkeypatch.undo()
+    analyze.main(["--table", "resnet*", "--no-macs", "--plot", str(tmp_path / "plots" / "accuracy.png")])
+    assert (tmp_path / "plots" / "accuracy.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["swin_tiny", "--plot", "a.png"], r"--plot is drawn of --table"),
+        (["--table", "--plot", "swin*"], r"--plot: 'swin\*' has no ending such as \.png"),
+    ],
+)
+def test_plot_of_accuracy_without_a_table_or_a_file_is_refused(words, message, capsys):
+    with pytest.raises(SystemExit):
+        analyze.main(words)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_plot_of_backbones_without_published_accuracy_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match=r"--plot: none of these backbones has a published top-1 on ImageNet-1k"):
+        analyze.main(["--table", "lrnet50", "--no-macs", "--plot", str(tmp_path / "a.png")])
+
+
 def test_image_backbones_are_refused_for_clips(tmp_path):
     with pytest.raises(SystemExit, match="resnet18: cannot be counted on clips"):
         analyze.main(["resnet18", "--clips", str(tmp_path / "cost.png")])
@@ -335,3 +374,55 @@ def test_activations_saved_for_a_clip_are_counted_without_computing_them(scheme)
     model = BACKBONES.build(f"timesformer_{scheme}", num_classes=400, **settings).train()
     measured = analysis.saved_bytes(lambda: model(torch.zeros(1, 3, 4, 64, 64)).sum(), [model])
     assert clip_cost(f"timesformer_{scheme}", 4, 64).saved_bytes == pytest.approx(measured, rel=0.01)
+
+
+def test_cost_of_a_training_is_three_forward_passes_of_each_image_in_each_epoch(capsys):
+    command = ["quickstart/classifier", "train.epochs=3", "--size", "64x64", "--training-macs"]
+    analyze.main([*command, "--batch-size", "2", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["input"] == [2, 3, 64, 64]
+    forward = report["parts"][""]["macs"] // 2
+    assert report["training"] == {"forward": forward, "samples": 6400, "epochs": 3, "macs": 3 * forward * 6400 * 3}
+    analyze.main([*command, "data.train.fraction=0.5"])
+    macs, images = f"{forward / 1e6:.4g} M MACs", "3.2 k images"
+    total = 3 * forward * 3200 * 3
+    line = f"training: 3 x {macs} x {images} x 3 epochs = {total:.2g} MACs ({2 * total:.2g} FLOPs)"
+    assert line.replace("e+", "e") in capsys.readouterr().out
+
+
+def test_head_has_the_classes_of_a_trained_model(tmp_path, capsys):
+    config = "quickstart/classifier"
+    note = "classes: 1000, the model's default; a run has those of its data: model.num_classes=N"
+    analyze.main([config, "--size", "64x64", "--depth", "0"])
+    assert note in capsys.readouterr().out
+    analyze.main([config, "model.num_classes=3", "--no-macs", "--depth", "0"])
+    assert "classes" not in capsys.readouterr().out
+
+    model = build_model(load_config(config)["model"], classes=["a", "b", "c"])
+    save_checkpoint(tmp_path / "model.pth", {"model": model.state_dict(), "classes": ["a", "b", "c"]})
+    analyze.main([config, str(tmp_path / "model.pth"), "--no-macs", "--depth", "0", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["parts"][""]["total"] == sum(parameter.numel() for parameter in model.parameters())
+    assert "default_classes" not in report
+
+
+def test_cost_of_a_published_training(capsys):
+    cost = costs.training_cost(costs.Request(config={"train": {"epochs": 300}}), 4_100_000_000, 1_280_000)
+    expected = "training: 3 x 4.1 G MACs x 1.28 M images x 300 epochs = 4.7e18 MACs (9.4e18 FLOPs)"
+    assert costs.training_cost_text(cost, "images") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["resnet18", "--samples", "10"], r"resnet18 has no train\.epochs\. Analyze a config"),
+        (["resnet18", "--training-macs"], r"resnet18 has no data\.train\. Give .*--samples N"),
+        (
+            ["resnet50_in1k", "data.root=nowhere", "--training-macs"],
+            r"no folder 'nowhere/train'.*Give the images or texts of an epoch: --samples N",
+        ),
+    ],
+)
+def test_cost_of_a_training_of_unknown_length_is_refused(words, message):
+    with pytest.raises(SystemExit, match=message):
+        analyze.main(words)

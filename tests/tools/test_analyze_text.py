@@ -118,3 +118,26 @@ def test_options_for_other_models_are_named(arguments, message):
 def test_text_longer_than_the_positions_is_named(tmp_path):
     with pytest.raises(SystemExit, match="a text of 13 tokens or more, but the model has positions for 12"):
         analyze.main([config(tmp_path, "CausalLanguageModel", **SMALL), "--lengths", "13"])
+
+
+def test_cost_of_a_training_by_hand(tmp_path, capsys):
+    text = "the cat sat\n" * 3 + "a\n"  # 4 + 4 + 4 + 2 tokens with the ends of sentences: 3.5 on average, rounded 4
+    (tmp_path / "train.txt").write_text(text)
+    model = dict(type="CausalLanguageModel", **SMALL) | dict(max_length=64)
+    train = dict(type="MonolingualText", file=f"{tmp_path}/train.txt", vocabulary=dict(kind="word"), objective="causal")
+    path = tmp_path / "language_model.py"
+    path.write_text(
+        f"def config():\n    return dict(model={model!r}, data=dict(train={train!r}), train=dict(epochs=5))\n"
+    )
+    report = analyzed(capsys, str(path), "--training-macs")
+    tokens = 4 + 4  # words, and the special tokens
+    forward = layer(4) + attention(4, 4) + 4 * (5 * D + D * tokens)
+    assert report["training"] == {
+        "forward": forward, "samples": 4, "epochs": 5, "macs": 3 * forward * 4 * 5, "length": 4,
+        "per_token": forward / 4,
+    }  # fmt: skip
+    analyze.main([str(path), "model.target_size=8", "--samples", "1000", "--lengths", "4"])
+    note = f"(a text of 4 tokens, {forward / 4:.4g} MACs per token)"
+    assert f"training: 3 x {forward / 1e3:.4g} k MACs {note} x 1 k texts x 5 epochs = " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"mean length of the texts is unknown\. Give it: --lengths TOKENS"):
+        analyze.main([str(path), "--samples", "1000", "model.target_size=8"])

@@ -87,7 +87,7 @@ def test_other_models_and_classes_are_refused(tmp_path, capsys):
     more = save(tmp_path / "c.pth", classes=("a", "b", "c"))
     assert "head.weight is (3, 2), but (2, 2) in " in fails(capsys, first, more, *out)
     torch.save({"model": nn.Linear(2, 2).state_dict()}, tmp_path / "d.pth")
-    assert "is of another model than" in fails(capsys, first, tmp_path / "d.pth", *out)
+    assert "is from another model than" in fails(capsys, first, tmp_path / "d.pth", *out)
     nan = save(tmp_path / "e.pth", value=float("nan"))
     assert "is not finite" in fails(capsys, first, nan, *out)
     assert not (tmp_path / "mean.pth").exists()

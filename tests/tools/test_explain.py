@@ -119,7 +119,7 @@ def test_detr_attention_is_drawn_over_the_image(detr, tmp_path, capsys):
         assert np.asarray(Image.open(tmp_path / "out" / name).convert("RGB")).std() > 10
     printed = capsys.readouterr().out
     assert "no query reaches score 0.50 (the default); the best one, " in printed
-    assert "share of its attention in its box: 0." in printed
+    assert "): attention in its box, relative to uniform attention: " in printed
     assert "wrote out/noise_encoder.png" in printed
 
 
@@ -338,6 +338,19 @@ def test_two_checkpoints_of_a_config_are_compared(detr, tmp_path, monkeypatch):
     monkeypatch.setattr(api, "plot_distances", lambda models, *_, **__: compared.extend(models))
     run(*model, "--images", ".", "--compare", model[0], "other.pth")
     assert compared == ["model.pth", "other.pth"]
+
+
+def test_attention_distance_is_of_the_first_images(detr, tmp_path, monkeypatch):
+    model = save_model(tmp_path, VIT)
+    (tmp_path / "more").mkdir()
+    for name in "abc":
+        Image.new("RGB", (70, 50)).save(tmp_path / "more" / f"{name}.png")
+    numbers = []
+    monkeypatch.setattr(api, "plot_distances", lambda *_, num_images: numbers.append(num_images))
+    run(*model, "--images", "more", "--max-images", 2)
+    run(*model, "--images", "more", *detr[2:], "--max-images", 5)
+    assert numbers == [2, 3]
+    assert "max_images: applies only to images" in fails(*model, *detr[2:], "--max-images", 2)
 
 
 TEXT = """

@@ -220,7 +220,7 @@ def test_image_too_large_for_memory_is_an_error_with_a_remedy(run, capsys, monke
     ("arguments", "message"),
     [
         (["run", "--input", "none.jpg"], "'none.jpg': no such file or folder, and no file matches it"),
-        (["run", "--input", "empty"], "folder 'empty' holds no picture ("),
+        (["run", "--input", "empty"], "folder 'empty' has no image ("),
         (["run", "--input", "clip.mp4"], "no frame of the video can be read"),
         (["run", "--input", "b.png", "--task", "semantic"], "task 'semantic': the model does not predict it"),
         (["run", "--input", "b.png", "--batch-size", "0"], "expected an integer of at least 1"),

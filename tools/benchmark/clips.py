@@ -96,19 +96,19 @@ class _FramesFirst(nn.Module):
 
 
 def write_video(path: Path, key_frame_distance: int) -> Path:
-    """Write an H.264 file with x264's defaults: a moving textured picture with noise."""
+    """Write an H.264 file with x264's defaults: a moving textured image with noise."""
     import av
     import cv2
 
     generator = np.random.default_rng(0)
     coarse, fine = (generator.integers(0, 256, size, np.uint8) for size in ((15, 40, 3), (240, 640, 3)))
-    picture = cv2.addWeighted(cv2.resize(coarse, (1280, 480)), 0.85, cv2.resize(fine, (1280, 480)), 0.15, 0)
+    background = cv2.addWeighted(cv2.resize(coarse, (1280, 480)), 0.85, cv2.resize(fine, (1280, 480)), 0.15, 0)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=_FRAME_RATE, options={"g": str(key_frame_distance)})
         stream.width, stream.height, stream.pix_fmt = 854, 480, "yuv420p"
         for number in range(_FRAME_RATE * _SECONDS):
             noise = generator.integers(0, 8, (480, 854, 1), np.uint8)
-            frame = cv2.add(picture[:, number : number + 854], np.broadcast_to(noise, (480, 854, 3)))
+            frame = cv2.add(background[:, number : number + 854], np.broadcast_to(noise, (480, 854, 3)))
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode(None))
     return path

@@ -1,7 +1,7 @@
 """Train torchvision's Faster R-CNN R50-FPN for some minutes of processor time, to compare vitkit's detectors with it.
 
 A plain recipe after torchvision's references: SGD, flips, color jitter, IoU crops, frozen batch norms; the rate falls
-to a tenth after 80 % of the time. The loop has no part of vitkit, so that its time is torchvision's alone.
+to a tenth after 80 % of the time. The loop uses nothing of vitkit, so its time is only torchvision's.
 
 Example:
     python tools/benchmark/faster_rcnn.py data/bccd --minutes 15 --weights resnet50.pth --stride-in-1x1 \\

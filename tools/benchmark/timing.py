@@ -42,7 +42,7 @@ class Options:
     device: str = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
     memory: bool = True
-    """Whether peak memory is measured, too, in a new process for each row."""
+    """Whether peak memory is also measured, in a new process for each row."""
     clock: Callable[[], float] = time.perf_counter
     """The clock; `time.process_time` counts only the time that the process computes, not the time that it waits."""
     images: Path | None = None

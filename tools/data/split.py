@@ -6,7 +6,7 @@ label maps of classes, train.txt and so on for `names=` of SemanticFolder.
 
 Examples:
     vitkit data split own.json --images photos --val 0.2 --test 0.1 --out annotations
-    vitkit data split labels/train --images images/train --from semantic_pictures --val "0006R0_*" --out names
+    vitkit data split labels/train --images images/train --from semantic_maps --val "0006R0_*" --out names
     vitkit data split cells/data.yaml --val 0.2 --seed 1 --to yolo --out cells_split
 """
 
@@ -44,7 +44,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.data.formats import detect_format
-    from vitkit.data.formats.label_images import read_semantic_pictures
+    from vitkit.data.formats.label_images import read_semantic_maps
     from vitkit.data.formats.splitting import split_dataset
     from vitkit.tools.data.annotations import check_out, print_left_out, read_source, write_annotations
 
@@ -57,9 +57,9 @@ def main(argv: list[str] | None = None) -> None:
             elif parts:
                 patterns[name] = parts
         source = Path(args.source)
-        is_semantic = (args.format or detect_format(source, args.images)) == "semantic_pictures"
+        is_semantic = (args.format or detect_format(source, args.images)) == "semantic_maps"
         if is_semantic:
-            data = read_semantic_pictures(source, args.images, regions=False)
+            data = read_semantic_maps(source, args.images, regions=False)
             num_maps, num_classes = counted(len(data.images), "label maps"), counted(len(data.categories), "classes")
             print(f"{source}: {num_maps} of {num_classes}")
             print_left_out(data.left_out, "left out")

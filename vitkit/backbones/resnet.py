@@ -97,6 +97,8 @@ class ResNet(BackboneBase, tv.ResNet):
         depth: 18, 34, 50 or 101.
         norm: "bn", or "frozen_bn": a fixed scale and shift, for training with few images per GPU.
         dilation: keep res4's stride of 16 in the last stage and dilate its kernels (DC5).
+        base_channels: channels of the stem and of the 3x3 convolutions of the first stage; each stage doubles them. The
+            paper has 64; fewer make a small network, for which there are no published weights.
         stride_in_1x1: put the stride of a stage in its first 1x1 convolution, as required by the paper's own weights,
             detectron2's "MSRA" and Keras's, rather than in the 3x3 convolution after it, as by torchvision's. The names
             and shapes of weights are the same, so a wrong value only shows in worse results.
@@ -117,6 +119,7 @@ class ResNet(BackboneBase, tv.ResNet):
         *,
         norm: str = "bn",
         dilation: bool = False,
+        base_channels: int = 64,
         stride_in_1x1: bool = False,
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
@@ -139,7 +142,10 @@ class ResNet(BackboneBase, tv.ResNet):
                 f"stride_in_1x1=True: a ResNet of depth {depth} has no 1x1 convolutions in its blocks. Expected depth "
                 "50 or 101."
             )
-        available = four_stages(64 * block.expansion)
+        if base_channels < 1:
+            raise ConfigError(f"base_channels={base_channels}: expected at least 1.")
+        self.base_channels = base_channels
+        available = four_stages(base_channels * block.expansion)
         if dilation:
             available["res5"] = FeatureInfo(available["res5"].channels, available["res4"].stride)
         stage_names = self.configure(
@@ -159,9 +165,12 @@ class ResNet(BackboneBase, tv.ResNet):
             norm_layer=_NORMS[norm],
             replace_stride_with_dilation=[False, False, dilation],
         )
-        if in_channels != 3:
-            self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+        if in_channels != 3 or base_channels != 64:
+            self.conv1 = nn.Conv2d(in_channels, base_channels, 7, stride=2, padding=3, bias=False)
             nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        if base_channels != 64:
+            self.bn1 = _NORMS[norm](base_channels)
+            self.fc = nn.Linear(8 * base_channels * block.expansion, self.fc.out_features)
         blocks = [module for module in self.modules() if isinstance(module, block)]
         for module, rate in zip(blocks, drop_path_rates(drop_path, len(blocks))):
             module.drop_path = StochasticDepth(rate, "row")
@@ -176,6 +185,14 @@ class ResNet(BackboneBase, tv.ResNet):
             del self.avgpool, self.fc
         self.freeze()
 
+    def _make_layer(
+        self, block: type[nn.Module], planes: int, blocks: int, stride: int = 1, dilate: bool = False
+    ) -> nn.Sequential:
+        """Make torchvision's stage, base_channels / 64 times as wide."""
+        if planes == 64:
+            self.inplanes = self.base_channels  # of the stem, which torchvision makes 64 channels wide
+        return super()._make_layer(block, planes * self.base_channels // 64, blocks, stride, dilate)
+
     @property
     def layers(self) -> dict[str, nn.Sequential]:
         """The stages by the names of their maps; torchvision names them layer1 to layer4."""
@@ -183,7 +200,7 @@ class ResNet(BackboneBase, tv.ResNet):
         return {name: getattr(self, layer) for name, layer in numbered.items() if hasattr(self, layer)}
 
     def stem(self, images: Tensor, padding: Tensor | None) -> Tensor:
-        """(B, C, H, W) -> (B, 64, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
+        """(B, C, H, W) -> (B, base_channels, H / 2, W / 2); `padding` is (B, 1, H / 2, W / 2) bool."""
         return relu(conv_norm(images, self.conv1, self.bn1), padding)
 
     def stages(self) -> list[list[nn.Module]]:
@@ -223,6 +240,8 @@ class ResNet(BackboneBase, tv.ResNet):
         return self.fc(self.avgpool(x).flatten(1)) if self.is_classifier else features
 
     def _url(self) -> str:
+        if self.base_channels != 64:
+            return super()._url()  # raises: there are no weights
         return resnet_url(self.depth)
 
 

@@ -15,7 +15,7 @@ _WEIGHT_NAMES = {18: "18_vd", 34: "34_vd", 50: "50_vd_ssld_v2", 101: "101_vd_ssl
 
 
 class AveragePool(nn.Module):
-    """The average of stride x stride locations, of those inside the map and the image."""
+    """The average over stride x stride locations, counting only those inside the map and the image."""
 
     def __init__(self, stride: int):
         super().__init__()

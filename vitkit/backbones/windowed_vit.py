@@ -43,8 +43,8 @@ class WindowedViT(ViT):
         num_windows: number of windows along each side; 1: every block is global.
         global_blocks: indices of the blocks with global attention.
         out_features: the names of the maps, by the number of blocks before them; None: the last block of each quarter.
-        num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see `BackboneBase.configure`. A
-            classifier reads the mean of the class tokens.
+        num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
+            `BackboneBase.configure`. A classifier reads the mean of the class tokens.
     Raises:
         ConfigError: there are no windows, or a global block does not exist; and see `ViT`.
     """
@@ -66,6 +66,7 @@ class WindowedViT(ViT):
         pretrained: bool | str = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         if num_windows < 1:
             raise ConfigError(f"num_windows={num_windows}: expected at least 1, the number along each side.")
@@ -88,6 +89,7 @@ class WindowedViT(ViT):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         self.num_windows = num_windows
         self.global_blocks = frozenset(global_blocks)
@@ -105,14 +107,14 @@ class WindowedViT(ViT):
         del self.blocks[int(feature.removeprefix("block")) :]
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
-        """Return also those of the blocks after the last map."""
+        """Also return those of the blocks after the last map."""
         blocks = {name: re.match(r"blocks\.(\d+)\.", name) for name in names}
         deeper = [name for name, block in blocks.items() if block and int(block[1]) >= len(self.blocks)]
         return [*super().entries_to_leave_out(names), *deeper]
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the maps, or a classifier's logits, of images of at least one patch."""
-        check_images("WindowedViT", images, min_size=self.patch_embed.patch_size)
+        check_images("WindowedViT", images, min_size=self.patch_embed.patch_size, in_channels=self.in_channels)
         tokens = self.tokens(images)
         windows, maps = self.partition(tokens), {}
         for i, block in enumerate(self.blocks):

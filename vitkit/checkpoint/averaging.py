@@ -70,7 +70,7 @@ def average(paths: Sequence[Path], factors: Sequence[float] | None = None) -> di
     model = {name: sums[name].to(value.dtype) if name in sums else value for name, value in state.items()}
     bad = [name for name, value in model.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if bad:
-        raise CheckpointError(f"the average of {bad[0]} is not finite: one of the checkpoints is of a run that failed.")
+        raise CheckpointError(f"the average of {bad[0]} is not finite: one checkpoint is from a run that failed.")
     taken_over = {key: checkpoint[key] for key in MODEL_ENTRIES if key in checkpoint}
     return {"model": model, **taken_over, "averaged": [str(path) for path in paths]}
 
@@ -85,7 +85,7 @@ def check_alike(reference: Mapping[str, Any], other: Mapping[str, Any], referenc
     unmatched = sorted(expected.keys() ^ state.keys())
     if unmatched:
         raise CheckpointError(
-            f"{path}: is of another model than {reference_path}: {counted(len(unmatched), 'entries', 'are')} "
+            f"{path}: is from another model than {reference_path}: {counted(len(unmatched), 'entries', 'are')} "
             f"in one of them only, "
             f"such as {unmatched[0]} (in {reference_path if unmatched[0] in expected else path})."
         )

@@ -88,7 +88,7 @@ def _name_in(url: str) -> str:
     except ValueError:
         name = ""
     if name in ("", ".", ".."):
-        raise CheckpointError(f"cannot download {url!r}: expected an address that ends in the name of a file.")
+        raise CheckpointError(f"cannot download {url!r}: expected a URL that ends in the name of a file.")
     return name
 
 
@@ -137,10 +137,10 @@ def _receive(response: http.client.HTTPResponse, part: Path, done: int) -> None:
     """Write an answer to a file, after its first `done` bytes.
 
     Raises:
-        OSError: the answer is a web page, its length is not known, too large or not reached, or it takes too long.
+        OSError: the answer is a web page, its length is unknown, too large or not reached, or it takes too long.
     """
     if "text/html" in response.headers.get("Content-Type", ""):
-        raise OSError("the address answers with a web page: open it in a browser, and download the file there")
+        raise OSError("the URL leads to a web page: open it in a browser, and download the file there")
     length = response.headers.get("Content-Length", "").strip()
     is_chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()  # whose end the client checks
     if not is_chunked and not re.fullmatch(r"\d{1,18}", length):

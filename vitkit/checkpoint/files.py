@@ -16,6 +16,7 @@ from vitkit.checkpoint.folders import (
     read_folder,
     read_folder_metadata,
     read_safetensors,
+    read_safetensors_entries,
     read_shards,
 )
 from vitkit.checkpoint.other_formats import SAFE_GLOBALS, read_arrays, read_pickled_arrays
@@ -25,15 +26,15 @@ from vitkit.registry import nearest
 
 MODEL_ENTRIES = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
 """Entries of a checkpoint that its model needs in addition to the weights."""
-_MOST_COMPRESSED = 50
+_MAX_COMPRESSION = 50
 """How much smaller than its arrays an .npz file may be; PyTorch's files are not compressed."""
 _STARTS = (b"PK", b"\x80")
 """First bytes of checkpoints: those of a zip archive, and those of a pickle, the format before PyTorch 1.6."""
 
 
 def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, Any]:
-    """Read a PyTorch file, arrays saved by numpy (.npz, .pkl), or weights of the transformers library (.safetensors,
-    the index of several files, a folder), on the CPU; only tensors and plain values are read.
+    """Read a PyTorch file, arrays saved by numpy (.npz, .pkl), or weights of vitkit or the transformers library
+    (.safetensors, the index of several files, a folder), on the CPU; only tensors and plain values are read.
 
     Args:
         with_shards: also read the full tensors of a sharded checkpoint; otherwise they are left out, and "shards" says
@@ -46,11 +47,12 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
         return read_folder(path, read_checkpoint)
     _check_exists(path)
     if path.suffix == ".safetensors":
-        return read_safetensors(path)
+        state, entries = read_safetensors(path), read_safetensors_entries(path)
+        return {"model": state, **entries} if entries else state
     if path.name.endswith(INDEX_SUFFIX):
         return read_shards(path, read_checkpoint)
     if path.suffix == ".npz":
-        _check_sizes(path, _MOST_COMPRESSED)
+        _check_sizes(path, _MAX_COMPRESSION)
         return read_arrays(path)
     if path.suffix == ".pkl":
         return read_pickled_arrays(path)
@@ -75,7 +77,9 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     if os.path.isdir(path) and is_transformers_folder(path):
         return read_folder_metadata(path)
     _check_exists(path)
-    if path.suffix in (".safetensors", ".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
+    if path.suffix == ".safetensors":
+        return read_safetensors_entries(path)
+    if path.suffix in (".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
         return {}
     _check_checksums(path, of_tensors=False)
     # Memory-mapped tensors are only read when used. Files from before PyTorch 1.6 cannot be mapped.
@@ -113,7 +117,7 @@ def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
     return state
 
 
-def _check_sizes(path: Path, most_compressed: int) -> None:
+def _check_sizes(path: Path, max_compression: int) -> None:
     """Check that an archive's contents are not larger than it can hold, before they are read into memory.
 
     Raises:
@@ -127,9 +131,9 @@ def _check_sizes(path: Path, most_compressed: int) -> None:
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
     size = path.stat().st_size
-    if claimed > most_compressed * size:
+    if claimed > max_compression * size:
         raise CheckpointError(
-            f"{path}: damaged: {size} bytes that claim to contain {claimed}; expected at most {most_compressed} times "
+            f"{path}: damaged: {size} bytes that claim to contain {claimed}; expected at most {max_compression} times "
             "as many. Get the file again."
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.errors import CheckpointError
 
 CONFIG = "config.json"
+METADATA = "vitkit"
+"""Key in the header of a .safetensors file of the entries, as JSON, that a checkpoint has besides the weights."""
 INDEX_SUFFIX = ".index.json"
 WEIGHTS = (
     "model.safetensors",
@@ -160,10 +163,28 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except Exception as error:  # the package's errors are of a type of its own
-        reason = (str(error) or repr(error)).splitlines()[0]
-        raise CheckpointError(
-            f"{path}: truncated, damaged or not in safetensors format ({reason}). Get the file again."
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def read_safetensors_entries(path: Path) -> dict[str, Any]:
+    """Return the entries besides the weights that vitkit wrote to a .safetensors file; {} for files of other projects.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            entries = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+    except Exception as error:  # the package's errors are of a type of its own
+        raise _damaged(path, error) from error
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{path}: {METADATA!r} in its header is not a JSON object. Get the file again.")
+    return entries
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    reason = (str(error) or repr(error)).splitlines()[0]
+    return CheckpointError(f"{path}: truncated, damaged or not in safetensors format ({reason}). Get the file again.")
 
 
 def stated_classes(config: Path) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
 
 def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
-    "module.".
+    "module.". If it was written in the training of DINO or iBOT, these are the teacher's backbone.
 
     Args:
         name: name of the checkpoint, for errors.
@@ -167,13 +167,17 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
         CheckpointError: it contains no tensors.
     """
     state = checkpoint
-    for key in ("ema", "model", "model_state", "state_dict"):
+    for key in ("ema", "model", "model_state", "state_dict", "teacher"):
         if isinstance(state.get(key), Mapping):
             state = state[key]
             break
     if isinstance(state.get("module"), Mapping):  # a moving average that is stored with its own settings
         state = state["module"]
     tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    if "teacher" in checkpoint and "backbone.cls_token" in tensors:
+        # The other entries are those of the projection head, which only the training needs.
+        backbone = "backbone."
+        tensors = {k.removeprefix(backbone): value for k, value in tensors.items() if k.startswith(backbone)}
     if not tensors:
         raise CheckpointError(
             f"{name}: contains no tensors (keys: {_shorten(list(state))}). Expected a model's state dict."
@@ -268,10 +272,10 @@ def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
 
 
 def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Check that each tensor is of the same kind as the model's: layout, floating point, complex.
+    """Check that each tensor has the same kind as the model's: layout, floating point, complex.
 
     Raises:
-        CheckpointError: a tensor is of another kind, or has no data.
+        CheckpointError: a tensor has another kind, or no data.
     """
 
     # Copying would silently turn integers or complex numbers into floats, or the reverse.
@@ -346,4 +350,4 @@ def _class_names(names: Sequence[str]) -> str:
 
 
 def _shapes(state: Mapping[str, Tensor], keys: Sequence[str]) -> str:
-    return ", ".join(f"{key} {tuple(state[key].shape)}" for key in keys)
+    return _shorten([f"{key} {tuple(state[key].shape)}" for key in keys])

@@ -1,5 +1,6 @@
 """Checkpoint files, written atomically: a file with its final name is always complete."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from vitkit.checkpoint.folders import METADATA
 from vitkit.errors import CheckpointError
 from vitkit.files import link_atomically, write_atomically
 
@@ -27,14 +29,17 @@ def write_bytes(path: Path, data: bytes) -> None:
     _write(path, lambda file: file.write(data))
 
 
-def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, state: Mapping[str, Tensor], entries: Mapping[str, Any] | None = None) -> None:
     """Write a .safetensors file atomically.
 
+    Args:
+        entries: what a checkpoint holds besides the weights (`MODEL_ENTRIES`), for `read_checkpoint`.
     Raises:
         CheckpointError: it cannot be written.
     """
+    header = {"format": "pt"} | ({METADATA: json.dumps(entries)} if entries else {})
     # Each tensor is stored separately, even if several are views of one.
-    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, {"format": "pt"})
+    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.items()}, header)
     write_bytes(path, data)
 
 

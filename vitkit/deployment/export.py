@@ -42,7 +42,7 @@ from vitkit.deployment.metadata import describe
 from vitkit.deployment.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.deployment.text import text_graphs
 from vitkit.errors import ConfigError, DataError, place_in_own_code
-from vitkit.inference.inputs import find_pictures
+from vitkit.inference.inputs import find_images
 from vitkit.inference.language import LanguageModel
 from vitkit.inference.load import Loaded, find_trained, load
 from vitkit.inference.predictor import Predictor
@@ -124,7 +124,7 @@ def export(
             beside it, the step of the decoder, and an ONNX file a program that runs it without PyTorch.
         weights: weights for a config; None: those of `model`.
         format, precision, size, opset, tolerance, overwrite: see `ExportSettings`.
-        images: images on which the file is compared with the model, see `find_pictures`; None: synthetic ones.
+        images: images on which the file is compared with the model, see `find_images`; None: synthetic ones.
         licence: licence of the weights, noted in the file; None: for models of the zoo, the one that it lists.
         overrides, trust: see `load`.
     Raises:
@@ -153,8 +153,11 @@ def name_of(model: str | Path | Mapping[str, Any]) -> str:
 
 def zoo_licence(weights: str | Path | None) -> str | None:
     """Return the licence of weights of the model zoo; None for others, such as those fine-tuned from them."""
-    is_file = weights is not None and Path(weights).exists()
-    return None if is_file else model_zoo.index().get(model_zoo.listed_name(str(weights)), {}).get("licence")
+    if weights is None:
+        return None
+    is_file = Path(weights).exists()
+    name = model_zoo.published_name(weights) if is_file else model_zoo.listed_name(str(weights))
+    return model_zoo.index().get(name, {}).get("licence")
 
 
 def read_images(source: Any, predictor: Predictor) -> list[np.ndarray]:
@@ -168,7 +171,7 @@ def read_images(source: Any, predictor: Predictor) -> list[np.ndarray]:
         if predictor.channels is not None:
             images = [np.tile(image, -(-predictor.channels // 3))[:, :, : predictor.channels] for image in images]
         return [predictor.to_array(image) for image in images]
-    named = list(islice(find_pictures(source).named, NUM_COMPARED))
+    named = list(islice(find_images(source).named, NUM_COMPARED))
     if not named:
         raise DataError(f"export: {source}: has no images to compare on.")
     return [predictor.to_array(image, name) for name, image in named]

@@ -288,10 +288,10 @@ class ExportedModel(Model):
         return dict(outputs, input_size=input_size, image_sizes=image_sizes)
 
     def _check_classes(self, outputs: Mapping[str, Tensor]) -> None:
-        """Check that the file's scores are of the classes that its metadata name.
+        """Check that the file's scores are for the classes that its metadata names.
 
         Raises:
-            CheckpointError: they are of another number of classes.
+            CheckpointError: the number of classes differs.
         """
         if not isinstance(self.model, HasClassHead):
             return

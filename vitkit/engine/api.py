@@ -70,7 +70,7 @@ def train(
         device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
         trust: allow a saved config to import the code that it names, see `load_config`.
         verbose: print all loss terms and metrics, as in console.txt.
-        hooks: objects that take part in the run, beside those of train.hooks; they are not saved with it.
+        hooks: objects that take part in the run, in addition to those of train.hooks; they are not saved with it.
         overrides: values of the config: for each section a dict of the values to change, or a `dict(type=...)` that
             replaces the section; or by dotted key: `**{"model.num_queries": 50}`.
     Raises:

@@ -94,7 +94,7 @@ def _load_best(run: "TrainRun") -> None:
     best_epoch = best["progress"]["epoch"]
     if best_epoch > epoch:
         raise CheckpointError(
-            f"{path}: is of epoch {best_epoch}, and train.restart_epoch={epoch} continues from the best one before. "
+            f"{path}: is from epoch {best_epoch}, but train.restart_epoch={epoch} continues from the best one before. "
             "Resume from a later checkpoint, or with train.restart_epoch=none."
         )
     run.model.load_state_dict(best["model"])

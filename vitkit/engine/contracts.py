@@ -27,7 +27,7 @@ def check_sample(dataset: Dataset, key: str, *, needs_targets: Sequence[str]) ->
         key: the dataset's config key.
         needs_targets: the fields that every target must have.
     Raises:
-        DataError: the sample cannot be loaded, or it has not the form of `Sample`.
+        DataError: the sample cannot be loaded, or does not have the form of `Sample`.
     """
     indices = dataset.training_indices()
     if dataset.collate is not None or len(indices) == 0:
@@ -74,7 +74,7 @@ def check_outputs(model: nn.Module, criterion: nn.Module, outputs: Any) -> None:
     """Check that a model's outputs have the fields that its criterion needs.
 
     Raises:
-        ConfigError: they have not; the model's head is named.
+        ConfigError: a field is missing; the error names the model's head.
     """
     head = child(model, "head")
     name = f"model {type(model).__name__}" if head is None else f"head {type(head).__name__}"
@@ -102,8 +102,8 @@ def check_losses(criterion: Criterion, losses: Any) -> None:
         raise ConfigError(f"{name}: returns {losses!r:.100}; expected a dict of losses by name. {_CRITERION}")
     for term, value in losses.items():
         if not isinstance(value, Tensor) or value.ndim:
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ConfigError(f"{name}: loss {term!r} is of {got}; expected a scalar tensor. {_CRITERION}")
+            got = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
+            raise ConfigError(f"{name}: loss {term!r} {got}; expected a scalar tensor. {_CRITERION}")
 
 
 def check_metrics(evaluator: Evaluator, metrics: Any) -> None:

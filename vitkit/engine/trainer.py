@@ -71,7 +71,7 @@ def run_training(
         resume: the folder of a run to resume.
         init: weights to start from, see `find_weights`.
         trust: see `load_config`.
-        hooks: hooks beside those of the config.
+        hooks: hooks in addition to those of the config.
     Returns:
         the run's folder.
     Raises:
@@ -151,6 +151,7 @@ def build_run(
     train_set, val_set = build.build_datasets(data)
     vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init)
     loader = build.build_train_loader(data, train_set, settings.seed, device)
+    train_set.set_num_epochs(settings.epochs)
     metadata = build.dataset_metadata(train_set, vocabularies)
     model = build.build_model_for(config, train_set, vocabularies)
     if not folder.checkpoint:
@@ -240,7 +241,7 @@ def fit(
         validate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).
         resume: a checkpoint of this run to resume from.
         on_start: called after that checkpoint was found to fit.
-        hooks: hooks beside those of the settings.
+        hooks: hooks in addition to those of the settings.
     Raises:
         ConfigError: the disk has no room for the run's checkpoints.
         TrainingError: several steps in a row had a loss or gradient that is not finite, memory ran out, or the loader

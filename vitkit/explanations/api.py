@@ -19,8 +19,8 @@ from vitkit.explanations.dense import explain_attention, explain_sampling, expla
 from vitkit.explanations.images import decoder_layers, encoder_layers, samples_points
 from vitkit.explanations.request import Draw, Explanation, Point, Request, check_points
 from vitkit.explanations.sentences import explain_caption, explain_text
-from vitkit.inference import Loaded, Predictor, find_trained, load, pictures_in
-from vitkit.inference.inputs import Picture
+from vitkit.inference import Loaded, Predictor, find_trained, images_in, load
+from vitkit.inference.inputs import ImageLike
 from vitkit.losses.class_weights import build_criterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
@@ -75,6 +75,7 @@ _SOURCES = {
     "html": ("image", "text", "video"),
     "size": ("image", "images", "video"),
     "compare": ("images",),
+    "max_images": ("images",),
 }
 """The options that apply only to some inputs, and these inputs."""
 
@@ -83,10 +84,11 @@ def explain(
     model: str | Path | Mapping[str, Any] | Loaded,
     weights: str | Path | None = None,
     *,
-    image: Picture | None = None,
+    image: ImageLike | None = None,
     text: str | None = None,
     video: str | Path | None = None,
     images: str | Path | None = None,
+    max_images: int | None = None,
     dataset: bool = False,
     points: Sequence[Point] = (),
     queries: Sequence[int] = (),
@@ -115,6 +117,7 @@ def explain(
         text: the sentence that a model of text reads.
         video: the file or folder of frames of which a model of clips explains the middle clip.
         images: a folder of images to average attention distances over.
+        max_images: only the first of these images, in alphabetical order; None: all.
         dataset: draw where each query's boxes lie over the config's validation data.
         points: (x, y) of points to draw the attention of, in pixels of the image, or of the video's crop; empty: the
             centres of the best boxes, or where the class token looks.
@@ -147,6 +150,7 @@ def explain(
         "html": html or None,
         "size": size,
         "compare": compare or None,
+        "max_images": max_images,
     }
     options = _check_inputs(_names(inputs), _names(options))
     result = Explanation(Path(out))
@@ -200,7 +204,7 @@ def explain(
             else:
                 other = load(*compare, device=device, trust=trust)
             predictors[str(compare[-1])] = _resized(_of_images(other), size)
-        explain_distances(predictors, images, result)
+        explain_distances(predictors, images_in(Path(images))[:max_images], result)
     if split is not None:
         explain_slots(predictor.model, data.val_loader(split), device, request, result)
     return result
@@ -242,7 +246,7 @@ def _resized(predictor: Predictor, size: tuple[int, int] | None) -> Predictor:
 
 
 def explain_image(
-    predictor: Predictor, image: Picture, request: Request, result: Explanation, *, options: Sequence[str] = ()
+    predictor: Predictor, image: ImageLike, request: Request, result: Explanation, *, options: Sequence[str] = ()
 ) -> None:
     """Draw everything that applies to a model of images.
 
@@ -264,7 +268,7 @@ def explain_image(
             "backbone with attention (ViT, also timm's, Swin, SwinV2, MViT, LRNet, NonLocalResNet)."
         )
     accepted = {"html", "size"}.union(*(part.options for part in figures))
-    if unused := [option for option in options if option not in accepted | {"compare"}]:
+    if unused := [option for option in options if option not in accepted | {"compare", "max_images"}]:
         raise ConfigError(
             f"{', '.join(unused)}: not for {name}, whose figures take {', '.join(sorted(accepted))}. Leave this out."
         )
@@ -276,9 +280,8 @@ def explain_image(
         part.draw(predictor, array, request, result)
 
 
-def explain_distances(predictors: Mapping[str, Predictor], images: str | Path, result: Explanation) -> None:
-    """Draw the mean attention distances of each layer's heads over a folder's images, for one or two models."""
-    paths = pictures_in(Path(images))
+def explain_distances(predictors: Mapping[str, Predictor], paths: Sequence[Path], result: Explanation) -> None:
+    """Draw the mean attention distances of each layer's heads over images, for one or two models."""
     distances = {name: mean_distances(predictor, paths) for name, predictor in predictors.items()}
     as_arrays = {name: {layer: heads.numpy() for layer, heads in layers.items()} for name, layers in distances.items()}
     plot_distances(as_arrays, result.file("attention_distance.png"), num_images=len(paths))

@@ -16,8 +16,9 @@ from vitkit.explanations.drawing import NUM_ARROWS
 from vitkit.explanations.located import KINDS, LocatedAttention, attention_names, located_attention, patch_sizes, spread
 from vitkit.explanations.pages import backbone_page
 from vitkit.explanations.panels import Panel, draw_rows
+from vitkit.explanations.regions import attention_ratio
 from vitkit.explanations.request import Explanation, Point, Request, shown_image
-from vitkit.inference.inputs import Picture
+from vitkit.inference.inputs import ImageLike
 from vitkit.inference.predictor import Predictor
 from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
@@ -224,12 +225,18 @@ def keys_size(layer: LocatedAttention) -> tuple[int, int]:
 
 
 def draw_class_token(
-    image: np.ndarray, layers: Sequence[LocatedAttention], path: Path, *, num_layers: int | None = None
+    image: np.ndarray,
+    layers: Sequence[LocatedAttention],
+    path: Path,
+    *,
+    num_layers: int | None = None,
+    region: Tensor | None = None,
 ) -> Path:
     """Save a PNG of what the class token attends to: a row for each layer, a column for each head and their mean.
 
     Args:
         num_layers: the number of all layers of the model; None: `layers` are all.
+        region: (H, W) bool, such as an object's mask, whose outline is drawn, with the maps' `attention_ratio` in it.
     """
     rows = []
     num_heads = max(layer.weights.shape[1] for layer in layers)
@@ -237,11 +244,26 @@ def draw_class_token(
         maps = layer.class_token()
         named = [("mean", maps.mean(0)), *((f"head {i}", m) for i, m in enumerate(maps[:MAX_HEADS]))]
         panels = [Panel("" if number else name, weights, layer.covered) for name, weights in named]
-        rows.append((layer.label, [None if number else Panel("image"), *panels]))
-    title = "What the class token attends to, by layer and head"
+        rows.append((layer.label, [None if number else Panel("image"), *_measured(panels, region)]))
+    title = "What the class token attends to, by layer and head" + _measured_title(region)
     title += left_out((min(MAX_HEADS, num_heads), num_heads, "heads"), (len(layers), num_layers, "layers"))
     draw_rows(image, rows, path, title=title, panel=1.2)
     return path
+
+
+def _measured(panels: Sequence[Panel], region: Tensor | None) -> list[Panel]:
+    """Return panels of attention with the outline of a region and their `attention_ratio` in it; None: no region."""
+    if region is None:
+        return list(panels)
+    ratios = [f"{float(attention_ratio(panel.weights, region, panel.covered)):.1f} x" for panel in panels]
+    return [
+        panel._replace(title=": ".join(filter(None, (panel.title, ratio))), outline=region.numpy())
+        for panel, ratio in zip(panels, ratios)
+    ]
+
+
+def _measured_title(region: Tensor | None) -> str:
+    return "" if region is None else "; x: attention inside the outline, relative to uniform attention"
 
 
 def mass_masks(maps: Tensor, mass: float = MASS) -> Tensor:
@@ -294,9 +316,19 @@ def rollout_maps(layers: Sequence[LocatedAttention], tokens: Sequence[int]) -> l
 
 
 def draw_rollout(
-    image: np.ndarray, layers: Sequence[LocatedAttention], points: Sequence[Point], path: Path, *, class_token: bool
+    image: np.ndarray,
+    layers: Sequence[LocatedAttention],
+    points: Sequence[Point],
+    path: Path,
+    *,
+    class_token: bool,
+    region: Tensor | None = None,
 ) -> Path:
-    """Save a PNG of the attention rollout of the class token, or of the points where there is none."""
+    """Save a PNG of the attention rollout of the class token, or of the points where there is none.
+
+    Args:
+        region: see `draw_class_token`.
+    """
     chosen, first = spread(range(len(layers)), MAX_STEPS), layers[0]
     sources = [("class token", 0, [])] if class_token else []
     for i, point in enumerate(() if class_token else points):
@@ -309,8 +341,8 @@ def draw_rollout(
             Panel(f"blocks 1 to {i + 1}" if i else "block 1", maps[i][k], first.covered, points=marks, first_point=k)
             for i in chosen
         ]
-        rows.append((name, [Panel("image", points=marks, first_point=k), *panels]))
-    title = "Attention rollout: what has reached the token through all layers so far"
+        rows.append((name, [Panel("image", points=marks, first_point=k), *_measured(panels, region)]))
+    title = "Attention rollout: what has reached the token through all layers so far" + _measured_title(region)
     draw_rows(image, rows, path, title=title + left_out((len(chosen), len(layers), "steps")))
     return path
 
@@ -366,7 +398,7 @@ def draw_arrows(image: np.ndarray, layers: Sequence[LocatedAttention], points: S
     return path
 
 
-def mean_distances(predictor: Predictor, images: Iterable[Picture]) -> dict[str, Tensor]:
+def mean_distances(predictor: Predictor, images: Iterable[ImageLike]) -> dict[str, Tensor]:
     """Return each layer's mean attention distance over images, (heads,) in pixels of the model's input.
 
     Raises:

@@ -13,7 +13,6 @@ from vitkit.explanations.backbones import has_located_attention
 from vitkit.explanations.drawing import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
 from vitkit.explanations.images import (
     ImageAttention,
-    LayerAttention,
     Queries,
     decoder_layers,
     encoder_layers,
@@ -57,8 +56,8 @@ def explain_attention(predictor: Predictor, image: np.ndarray, request: Request,
     queries = attention.queries
     chosen = [] if queries is None else choose_queries(predictor, queries, request, result, MAX_BOXES)
     if attention.encoder is not None:
-        points = request.points or points_of(queries, chosen, image.shape[:2])
-        attention.draw_points(points, result.file("encoder.png"))
+        points, boxes = (request.points, ()) if request.points else points_of(queries, chosen, image.shape[:2])
+        attention.draw_points(points, result.file("encoder.png"), boxes_xyxy=boxes)
         draw_point_heads(attention, points, result.file("encoder_heads.png"))
     if chosen:
         attention.draw_queries(chosen, result.file("decoder.png"))
@@ -66,11 +65,11 @@ def explain_attention(predictor: Predictor, image: np.ndarray, request: Request,
         for query in chosen[: len(request.queries) or 1]:
             draw_query_layers(attention, query, result.file(f"query{query}.png"))
         for query in chosen:
-            name = f"query {query} ({attention.classes[queries.labels[query]]})"
-            box = queries.boxes_xyxy[query]
-            share, area = share_in_box(attention.decoder, query, box, queries.size)
-            result.numbers[f"{name}: share of its attention in its box"] = share
-            result.numbers[f"{name}: share of the image in its box"] = area
+            region = "box" if queries.masks is None else "mask"
+            name = f"query {query} ({attention.classes[queries.labels[query]]}): attention in its {region}, relative to"
+            result.numbers[f"{name} uniform attention"] = float(
+                attention.decoder.ratios(query, queries.region(query)).mean()
+            )
         if isinstance(model, MaskResults):
             explain_masks(predictor, attention, request, result)
     if not isinstance(model, MaskResults) and "pred_masks" in attention.view.outputs:
@@ -111,39 +110,23 @@ def page_queries(request: Request, scores: Tensor) -> list[int]:
     return list(dict.fromkeys([*request.queries, *best]))[:MAX_QUERIES]
 
 
-def points_of(queries: Queries | None, chosen: Sequence[int], size: tuple[int, int]) -> list[Point]:
-    """Return the centres of queries' boxes, or without any the centre of the image of size (height, width)."""
+def points_of(
+    queries: Queries | None, chosen: Sequence[int], size: tuple[int, int]
+) -> tuple[list[Point], list[list[float]]]:
+    """Return the centres of queries' boxes and these boxes, xyxy in pixels; without any, the centre of the image of
+    size (height, width) and no box.
+    """
     height, width = size
-    if queries is None or not len(chosen):
-        return [(width / 2, height / 2)]
-    # Several queries may have detected one object, for which one point is enough.
-    boxes_xyxy, scores = queries.boxes_xyxy[chosen], queries.scores[chosen]
-    has_area = (boxes_xyxy[:, 2:] > boxes_xyxy[:, :2]).all(1)  # an empty mask has no box
-    boxes_xyxy, scores = boxes_xyxy[has_area], scores[has_area]
-    boxes_xyxy = boxes_xyxy[nms(boxes_xyxy, scores, iou_threshold=0.5)[:MAX_POINTS]]
+    boxes_xyxy, scores = torch.empty(0, 4), torch.empty(0)
+    if queries is not None:
+        # Several queries may have detected one object, for which one point is enough.
+        boxes_xyxy, scores = queries.boxes_xyxy[chosen], queries.scores[chosen]
+        has_area = (boxes_xyxy[:, 2:] > boxes_xyxy[:, :2]).all(1)  # an empty mask has no box
+        boxes_xyxy, scores = boxes_xyxy[has_area], scores[has_area]
+        boxes_xyxy = boxes_xyxy[nms(boxes_xyxy, scores, iou_threshold=0.5)[:MAX_POINTS]]
     centres = ((boxes_xyxy[:, :2] + boxes_xyxy[:, 2:]) / 2).tolist()
     points = [(min(max(x, 0), width - 1), min(max(y, 0), height - 1)) for x, y in centres]
-    return points or [(width / 2, height / 2)]
-
-
-def share_in_box(layer: LayerAttention, query: int, box_xyxy: Tensor, size: tuple[int, int]) -> tuple[float, float]:
-    """Return the share of a query's attention at locations whose centre is in a box, and the box's share of the image.
-
-    Attention that ignores the box has about equal shares.
-
-    Args:
-        box_xyxy: (4,) in pixels of the image.
-        size: (height, width) of the image.
-    """
-    weights = layer.maps[query]
-    (rows, columns), (height, width) = weights.shape, size
-    y = (torch.arange(rows) + 0.5) * height * layer.covered[0] / rows
-    x = (torch.arange(columns) + 0.5) * width * layer.covered[1] / columns
-    x0, y0, x1, y1 = box_xyxy.tolist()
-    inside = ((y0 <= y) & (y < y1))[:, None] & ((x0 <= x) & (x < x1))
-    x0, x1 = (min(max(side, 0), width) for side in (x0, x1))
-    y0, y1 = (min(max(side, 0), height) for side in (y0, y1))
-    return float(weights[inside].sum() / weights.sum()), (x1 - x0) * (y1 - y0) / (height * width)
+    return points or [(width / 2, height / 2)], boxes_xyxy.tolist()
 
 
 def explain_masks(predictor: Predictor, attention: ImageAttention, request: Request, result: Explanation) -> None:

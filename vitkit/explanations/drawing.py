@@ -18,6 +18,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from torch import Tensor
 
+from vitkit.explanations.regions import sampling_ratio
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.visualization.boxes import draw_detections
 from vitkit.visualization.canvas import class_color, save_figure, scaled
@@ -32,6 +33,8 @@ _SIZES = (
     ("large, wider than high", "#d62728"),
     ("large, higher than wide", "#1f77b4"),
 )
+RATIO = "uniform attention"
+"""What the figures compare the attention in an object's box or mask with; see `attention_ratio`."""
 NUM_ARROWS = 20  # of a non-local block, as in figure 3 of https://arxiv.org/abs/1711.07971
 COCO_SIZES = (("small (under 32² pixels)", "#2ca02c"), ("medium (under 96²)", "#ff7f0e"), ("large", "#9467bd"))
 
@@ -70,6 +73,7 @@ def draw_encoder_attention(
     path: str | Path,
     *,
     covered: tuple[float, float] = (1.0, 1.0),
+    boxes: Sequence[tuple[Sequence[float], float]] = (),
     title: str = "",
 ) -> None:
     """Save a PNG with what chosen points of the image attend to (figure 3 of https://arxiv.org/abs/2005.12872).
@@ -80,6 +84,8 @@ def draw_encoder_attention(
         weights: (N, h, w), each point's attention over the map.
         path: the PNG's path; its folder is made.
         covered: see `overlay_attention`.
+        boxes: for each point a box, xyxy in pixels of the image, and the point's `attention_ratio` in it; none: no
+            boxes.
         title: the figure's title.
     """
     canvas, scale = scaled(image)
@@ -93,6 +99,10 @@ def draw_encoder_attention(
         mark_point(panel, pixel, number)
         x, y = points[number - 1]
         panel.set_title(f"point {number}: x {x:.0f}, y {y:.0f}")
+        if boxes:
+            box_xyxy, ratio = boxes[number - 1]
+            _draw_box(panel, scale * torch.tensor(box_xyxy), "limegreen")
+            panel.set_title(f"point {number}: {ratio:.1f} x {RATIO}")
     save_figure(figure, path, dpi=_DPI)
 
 
@@ -128,6 +138,8 @@ class QueryAttention(NamedTuple):
     """Score of that class, in 0..1."""
     weights: Tensor
     """(h, w), the query's attention over the map."""
+    ratio: float
+    """Its `attention_ratio` in its box, or in its mask if the model predicts masks."""
 
 
 def draw_decoder_attention(
@@ -160,7 +172,7 @@ def draw_decoder_attention(
         color = class_color(k)
         panel.imshow(overlay_attention(canvas, query.weights, color=color, covered=covered))
         _draw_box(panel, boxes_xyxy[k], np.array(color) / 255)
-        panel.set_title(f"query {query.query}: {query.name} {query.score:.2f}")
+        panel.set_title(f"query {query.query}: {query.name} {query.score:.2f}\n{query.ratio:.1f} x {RATIO}")
     save_figure(figure, path, dpi=_DPI)
 
 
@@ -214,7 +226,8 @@ def draw_sampling_points(
     for panel, heading in zip(rows[0], columns):
         panel.set_title(heading)
     for number, (row, layer) in enumerate(zip(rows, layers)):
-        row[0].set_ylabel(f"layer {number}\n{layer.name} {layer.score:.2f}")
+        ratio = float(sampling_ratio(layer.locations, layer.weights, layers[-1].box_cxcywh).mean())
+        row[0].set_ylabel(f"layer {number}\n{layer.name} {layer.score:.2f}\nin the box: {ratio:.1f} x uniform")
         for levels, panel in zip(columns.values(), row):
             panel.imshow(faded)
             panel.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))

@@ -22,6 +22,7 @@ from vitkit.explanations.drawing import (
     draw_encoder_attention,
     draw_sampling_points,
 )
+from vitkit.explanations.regions import attention_ratio, box_region, sampling_ratio
 from vitkit.explanations.request import Point
 from vitkit.heads.mask2former import Mask2FormerHead
 from vitkit.inference.predictor import Predictor
@@ -197,6 +198,12 @@ class Queries(NamedTuple):
             boxes_xyxy = boxes_around_masks(masks) * torch.tensor([width, height, width, height])
         return cls(scores, labels, boxes_xyxy, masks, size)
 
+    def region(self, query: int) -> Tensor:
+        """Return the mask of a query, or the pixels of its box if the model predicts no masks: (H, W) bool."""
+        if self.masks is not None and self.masks[query].any():
+            return self.masks[query]
+        return box_region(self.boxes_xyxy[query].tolist(), self.size)
+
     def at(self, point: Point, thresholds: ScoreThresholds) -> int | None:
         """Return the query whose mask, or box if there are no masks, covers a point of the image; None if none does.
 
@@ -235,6 +242,12 @@ class LayerAttention:
     def maps(self) -> Tensor:
         """(N, h, w) attention weights, averaged over the heads."""
         return self.heads.mean(dim=0)
+
+    def ratios(self, source: int, region: Tensor) -> Tensor:
+        """Return the attention of a source in a region, relative to uniform attention, (heads,); their mean is the
+        ratio of the heads' mean. See `attention_ratio`.
+        """
+        return attention_ratio(self.heads[:, source], region, self.covered)
 
 
 @dataclass(frozen=True)
@@ -275,12 +288,36 @@ class ImageAttention:
             predictions.append((f"{self.classes[label]} {score:.2f}", box, mask))
         return predictions
 
-    def draw_points(self, points: Sequence[Point], path: str | Path) -> None:
-        """Save a PNG of what points of the image attend to in the encoder."""
+    def point_ratios(self, points: Sequence[Point], boxes_xyxy: Sequence[Sequence[float]]) -> Tensor:
+        """Return how much points attend to a box for each, relative to uniform attention: (points, heads)."""
+        size, layer = self.image.shape[:2], self.encoder
+        cells = [cell_of(point, size, layer.maps.shape[-2:], layer.covered) for point in points]
+        return torch.stack([layer.ratios(cell, box_region(box, size)) for cell, box in zip(cells, boxes_xyxy)])
+
+    def query_ratios(self, queries: Sequence[int]) -> Tensor:
+        """Return each decoder layer's attention of queries in their final masks, or in their boxes if there are no
+        masks, relative to uniform attention: (layers, queries, heads).
+        """
+        regions = [self.queries.region(query) for query in queries]
+        layers = [[x.ratios(query, region) for query, region in zip(queries, regions)] for x in self.decoder_layers]
+        return torch.stack([torch.stack(of_queries) for of_queries in layers])
+
+    def draw_points(
+        self, points: Sequence[Point], path: str | Path, *, boxes_xyxy: Sequence[Sequence[float]] = ()
+    ) -> None:
+        """Save a PNG of what points of the image attend to in the encoder.
+
+        Args:
+            boxes_xyxy: a box for each point, which is drawn, with the point's attention in it; none: no boxes.
+        """
         size, layer = self.image.shape[:2], self.encoder
         cells = [cell_of(point, size, layer.maps.shape[-2:], layer.covered) for point in points]
         title = f"Encoder self-attention, layer {layer.layer}, mean of the heads (full colour: the largest weight)"
-        draw_encoder_attention(self.image, points, layer.maps[cells], path, covered=layer.covered, title=title)
+        ratios = self.point_ratios(points, boxes_xyxy).mean(1).tolist() if len(boxes_xyxy) else ()
+        boxes = list(zip(boxes_xyxy, ratios))
+        draw_encoder_attention(
+            self.image, points, layer.maps[cells], path, covered=layer.covered, boxes=boxes, title=title
+        )
 
     def draw_query(self, query: int, path: str | Path) -> None:
         """Save a PNG of what one query attends to in the decoder."""
@@ -291,7 +328,15 @@ class ImageAttention:
         scores, labels, boxes_xyxy, *_ = self.queries
         layer = self.decoder
         rows = [
-            QueryAttention(k, boxes_xyxy[k], self.classes[labels[k]], float(scores[k]), layer.maps[k]) for k in numbers
+            QueryAttention(
+                k,
+                boxes_xyxy[k],
+                self.classes[labels[k]],
+                float(scores[k]),
+                layer.maps[k],
+                float(layer.ratios(k, self.queries.region(k)).mean()),
+            )
+            for k in numbers
         ]
         title = f"Decoder cross-attention, layer {layer.layer}, mean of the heads (full colour: the largest weight)"
         draw_decoder_attention(self.image, rows, path, covered=layer.covered, title=title)
@@ -430,6 +475,16 @@ class ImageSampling:
                 )
             )
         return layers
+
+    def query_ratios(self, queries: Sequence[int]) -> Tensor:
+        """Return the weight of the points that each decoder layer samples in the queries' final boxes, relative to the
+        boxes' shares of the image: (layers, queries, heads). See `sampling_ratio`.
+        """
+        of_queries = []
+        for query in queries:
+            layers = self.layers(query)
+            of_queries.append(torch.stack([sampling_ratio(*layer[:2], layers[-1].box_cxcywh) for layer in layers]))
+        return torch.stack(of_queries, dim=1)
 
     def draw_query(self, query: int, path: str | Path) -> None:
         """Save a PNG of what one query sampled, layer by layer."""

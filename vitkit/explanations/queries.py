@@ -26,15 +26,21 @@ def draw_query_heads(attention: ImageAttention, queries: Sequence[int], path: Pa
     """Save a PNG of what queries attend to in a decoder layer: a row for each query, a column for each head."""
     layer, (scores, labels, boxes_xyxy, *_) = attention.decoder, attention.queries
     rows = []
-    for i, query in enumerate(queries):
+    for query in queries:
         name = f"query {query}: {attention.classes[labels[query]]} {scores[query]:.2f}"
         heads, box = layer.heads[:, query], [boxes_xyxy[query].tolist()]
+        ratios = layer.ratios(query, attention.queries.region(query))
         panels = [
-            Panel("" if i else head, weights, layer.covered, boxes_xyxy=box)
-            for head, weights in [("mean", heads.mean(0)), *((f"head {k}", map_) for k, map_ in enumerate(heads))]
+            Panel(f"{head}: {ratio:.1f}", weights, layer.covered, boxes_xyxy=box)
+            for head, weights, ratio in [
+                ("mean", heads.mean(0), ratios.mean()),
+                *((f"head {k}", map_, ratio) for k, (map_, ratio) in enumerate(zip(heads, ratios))),
+            ]
         ]
         rows.append((name, panels))
-    draw_rows(attention.image, rows, path, title=f"Decoder cross-attention, layer {layer.layer}, head by head")
+    region = "box" if attention.queries.masks is None else "mask"
+    title = f"Decoder cross-attention, layer {layer.layer}, head by head; attention in its {region} relative to uniform"
+    draw_rows(attention.image, rows, path, title=title)
     return path
 
 
@@ -51,7 +57,8 @@ def draw_query_layers(attention: ImageAttention, query: int, path: Path) -> Path
         gates = [x.gates[query].float().repeat_interleave(8, 0).repeat_interleave(8, 1) for x in layers]
         panels = [Panel(weights=gate, covered=x.covered, largest=1.0) for gate, x in zip(gates, layers)]
         rows.append(("may attend to", panels))
-    rows.append(("attends to", [Panel(weights=x.maps[query], covered=x.covered) for x in layers]))
+    ratios = attention.query_ratios([query])[:, 0].mean(1).tolist()
+    rows.append(("attends to", [Panel(f"{ratio:.1f} x", x.maps[query], x.covered) for x, ratio in zip(layers, ratios)]))
     after = []
     for name, box, mask in predictions:
         outline = None if mask is None else mask.numpy()
@@ -59,7 +66,10 @@ def draw_query_layers(attention: ImageAttention, query: int, path: Path) -> Path
     if after:
         rows.append(("predicts", after))
     name, panels = rows[0]
-    rows[0] = (name, [part._replace(title=f"layer {x.layer}") for part, x in zip(panels, layers)])
+    titles = [f"layer {x.layer}{', ' if part.title else ''}{part.title}" for part, x in zip(panels, layers)]
+    rows[0] = (name, [part._replace(title=title) for part, title in zip(panels, titles)])
     extent = "through the decoder layers" if len(layers) > 1 else f"in layer {layers[0].layer}"
-    draw_rows(attention.image, rows, path, title=f"Query {query} {extent}, mean of the heads")
+    region = "box" if attention.queries.masks is None else "mask"
+    title = f"Query {query} {extent}, mean of the heads; x: attention in its final {region} relative to uniform"
+    draw_rows(attention.image, rows, path, title=title)
     return path

@@ -43,7 +43,7 @@ class Explanation:
     notes: list[str] = field(default_factory=list)
     """What is not drawn and why, a sentence each."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """Measurements by name, such as the share of a query's attention that is in its box."""
+    """Measurements by name, such as a query's attention in its box relative to uniform attention."""
     stem: str = ""
     """The beginning of the names of the files that are written next."""
 

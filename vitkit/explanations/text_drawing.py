@@ -2,24 +2,28 @@
 
 import textwrap
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
+from vitkit.data.io.output import writing
 from vitkit.visualization.canvas import save_figure
 
 _CELL = 0.3  # inches
 _MARGIN = 1.6
 _LONGEST_SIDE = 24.0
-_LEAST_WIDTH = 4.2
+_MIN_WIDTH = 4.2
 
 
 def _figure(width: float, height: float, title: str) -> Figure:
     """Return a figure with its title wrapped to its width, and made taller for the title's further lines."""
-    width = max(width, _LEAST_WIDTH)
+    width = max(width, _MIN_WIDTH)
     lines = [part for line in title.splitlines() for part in textwrap.wrap(line, int(width * 11))]
     figure = Figure(figsize=(width, height + 0.17 * max(0, len(lines) - 1)), layout="constrained")
     figure.suptitle("\n".join(lines), fontsize="medium")
@@ -185,9 +189,60 @@ def draw_expected(
         axis.set_yticks(ranks, tokens, fontsize=7)
         axis.set(xlim=(0, 1), ylim=(len(tokens) - 0.5, -0.5), xticks=[])
         for rank, p in zip(ranks, probabilities):
-            axis.text(min(p + 0.03, 0.75), rank, f"{p:.2f}", va="center", fontsize=6)
+            color = "white" if p > 0.85 else "black"  # in the bar or beside it
+            axis.text(min(p + 0.03, 0.75), rank, f"{p:.2f}", va="center", fontsize=6, color=color)
         axis.set_title(f"{number}: {before} {token}", fontsize=7)
     save_figure(figure, path, dpi=120)
+
+
+def animate_decoding(
+    source: Sequence[str],
+    written: Sequence[str],
+    attention: Tensor,
+    steps: Sequence[tuple[str, Sequence[str], Sequence[float]]],
+    path: str | Path,
+    *,
+    milliseconds: int = 900,
+) -> None:
+    """Save a GIF of decoding: a frame for each written token, with the source shaded by attention, the tokens written
+    so far, and the most probable next tokens.
+
+    Args:
+        source: the S tokens of the source.
+        written: the T tokens that are written.
+        attention: (T, S) in 0..1, what each written token attends to.
+        steps: for each written token the previous token, the most probable tokens, and their probabilities.
+        path: the GIF's path; its folder is made.
+        milliseconds: the time that each frame is shown; the last one is shown three times as long.
+    """
+    source_ends, written_ends = ([0, *accumulate(len(token) + 2.5 for token in tokens)] for tokens in (source, written))
+    letters = max(source_ends[-1], written_ends[-1])
+    width = max(6.0, 0.1 * letters + 1)
+    frames = []
+    for t, (weights, (_, tokens, probabilities)) in enumerate(zip(attention.tolist(), steps[: len(written)])):
+        figure = Figure(figsize=(width, 3.4), dpi=80, layout="constrained")
+        sentences, bars = figure.subplots(2, 1, height_ratios=(1, 1.2))
+        sentences.set(xlim=(-7, letters), ylim=(-0.6, 1.6))
+        sentences.set_axis_off()
+        for y, name in ((1, "reads"), (0, "writes")):
+            sentences.text(-1, y, name, ha="right", va="center", fontsize=9)
+        for x, token, weight in zip(source_ends, source, weights):
+            # Orange whose largest share is still light enough for black letters.
+            box = dict(facecolor=(1.0, 1 - 0.45 * weight, 1 - weight), edgecolor="0.8")
+            sentences.text(x, 1, token, va="center", fontsize=9, bbox=box)
+        for k, (x, token) in enumerate(zip(written_ends, written[: t + 1])):
+            sentences.text(x, 0, token, va="center", fontsize=9, weight="bold" if k == t else "normal")
+        ranks = range(len(tokens))
+        colors = ["tab:green" if token == written[t] else "tab:blue" for token in tokens]
+        bars.barh(ranks, probabilities, color=colors)
+        bars.set_yticks(ranks, tokens, fontsize=8)
+        bars.set(xlim=(0, 1), ylim=(len(tokens) - 0.5, -0.5), xlabel="probability of the next token; green: written")
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy()))
+    durations = [milliseconds] * (len(frames) - 1) + [3 * milliseconds]
+    with writing(Path(path)) as temporary:
+        frames[0].save(temporary, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
 
 
 def draw_beams(

@@ -240,6 +240,7 @@ class DFINEDecoderLayer(nn.Module):
         self.cross_attn = MultiScaleDeformableAttention(
             d_model, num_heads, num_levels=num_levels, num_points=num_points, projections=False
         )
+        # In place of other decoder layers' residual sum and norm2, so checkpoints have other parameters than theirs.
         self.gateway = Gate(d_model)
         self.ffn = FeedForward(d_model, d_ffn, dropout=dropout, activation=activation)
         nn.init.xavier_uniform_(self.ffn.linear1.weight)
@@ -295,7 +296,7 @@ class Gate(nn.Module):
 
 
 class LocationQuality(nn.Module):
-    """Adds to a query's class logits by how certain its edges are: by each edge's largest probabilities (Generalized
+    """Adjusts a query's class logits by how certain its edges are: by each edge's largest probabilities (Generalized
     Focal Loss V2, Li et al. 2021, https://arxiv.org/abs/2011.12885).
 
     Args:

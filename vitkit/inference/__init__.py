@@ -5,7 +5,7 @@ from vitkit.inference import load
 predictor = load("detr_r50")                                      # a name of the model zoo
 predictor = load("configs/detr_r50.py", "runs/detr_r50/best.pth") # a config and its weights
 predictor = load("runs/detr_r50")                                 # a run, or its checkpoint: runs/detr_r50/best.pth
-predictor("street.jpg").save("drawn.png")                         # one picture: a file, an address, an array, …
+predictor("street.jpg").save("drawn.png")                         # one image: a file, a URL, an array, …
 for prediction in predictor("drive.mp4"):                         # many: a list, a folder, a pattern, a video, …
     print(prediction.names, prediction.scores)
 
@@ -16,24 +16,16 @@ load("runs/masked_language_model")("Ein <mask> läuft.")           # a MaskFille
 
 from vitkit.inference.inputs import (
     download,
-    find_pictures,
+    find_images,
+    images_in,
     in_batches,
-    is_address,
+    is_url,
     open_capture,
-    pictures_in,
     read_frames,
     to_array,
 )
 from vitkit.inference.language import Continuation, Filling, MaskFiller, TextContinuer
-from vitkit.inference.load import (
-    Loaded,
-    find_model,
-    find_trained,
-    find_weights,
-    load,
-    names_config_alone,
-    trained_classes,
-)
+from vitkit.inference.load import Loaded, find_model, find_trained, find_weights, is_config_only, load, trained_classes
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.tiling import Tiling
@@ -53,16 +45,16 @@ __all__ = [
     "Translation",
     "Translator",
     "download",
+    "find_images",
     "find_model",
-    "find_pictures",
     "find_trained",
     "find_weights",
+    "images_in",
     "in_batches",
-    "is_address",
+    "is_config_only",
+    "is_url",
     "load",
-    "names_config_alone",
     "open_capture",
-    "pictures_in",
     "read_frames",
     "to_array",
     "trained_classes",

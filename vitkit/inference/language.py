@@ -32,7 +32,7 @@ class Continuation:
 
 
 class LanguageModel(TextModel):
-    """Base of language models, which have the vocabulary "target" alone."""
+    """Base of language models, which only have the vocabulary "target"."""
 
     @property
     def vocabulary(self) -> Vocabulary:

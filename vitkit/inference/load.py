@@ -176,7 +176,8 @@ class FoundModel(NamedTuple):
 
     config: Mapping[str, Any]
     weights: str | Path | None
-    """A checkpoint's file, or a name of the model zoo; None if there are none, as for a config by itself."""
+    """A checkpoint's file, or a name of the model zoo whose weights are to be downloaded; None if there are none, as
+    for a config by itself."""
 
 
 def find_model(
@@ -194,7 +195,8 @@ def find_model(
             the folder of a run;
             a config file (.py, or .json as saved), or any other file: a run's checkpoint or an exported model
                 (.onnx, .pt2), which hold their config;
-            a name of the model zoo, such as "detr_r50", whose weights are downloaded once;
+            a name of the model zoo, such as "shapes_dino", whose weights are in the package, or "detr_r50", whose
+            weights are downloaded once;
             a folder of the transformers library, or "hf:OWNER/NAME", a repository of its hub, downloaded once;
             the name of an installed config, such as "quickstart/detr".
         weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`, if it has any.
@@ -209,7 +211,7 @@ def find_model(
             if isinstance(path, str | Path) and Path(path).suffix == PROGRAM_SUFFIX and isfile(path):
                 trust_program(path)
     if weights is not None:
-        weights = transformers_folder(weights) or (_run_weights(Path(weights)) if isdir(weights) else weights)
+        weights = transformers_folder(weights) or (_run_weights(Path(weights)) if isdir(weights) else _file_of(weights))
     if isinstance(source, Mapping):
         return FoundModel(source, weights)
     if not isinstance(source, str | Path):
@@ -236,7 +238,7 @@ def find_model(
     if listed := model_zoo.listed_name(name):
         own = zoo[listed].get("overrides", ())  # an official model that shares the config of another one
         config = load_config(zoo[listed]["config"], [*own, *overrides])
-        return FoundModel(config, listed if weights is None else weights)
+        return FoundModel(config, _file_of(listed) if weights is None else weights)
     installed = config_names()
     if path.as_posix().removeprefix("configs/") in installed:
         return FoundModel(load_config(path, overrides), weights)
@@ -244,6 +246,11 @@ def find_model(
         f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file that ends in "
         f".py, or an installed one's name). {nearest(name, {*zoo, *installed})}"
     )
+
+
+def _file_of(weights: str | Path) -> str | Path:
+    """Return the file of a name of the model zoo, if it is in the package: it also has classes and vocabularies."""
+    return model_zoo.published_weights(str(weights)) if model_zoo.is_packaged(str(weights)) else weights
 
 
 def find_trained(
@@ -286,7 +293,7 @@ _IN_EXPORTED_FILES = tuple(
 """Beginnings of the keys of what an exported file computes; others belong to the processing of its outputs."""
 
 
-def names_config_alone(source: str | Path) -> bool:
+def is_config_only(source: str | Path) -> bool:
     """Whether `find_model` takes a name for a config without weights, so that weights must be given as well."""
     path = Path(source)
     if is_hub_name(source):

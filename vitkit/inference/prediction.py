@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
     import supervision
 
-_MOST_CLASSES = 5  # listed for a classified image
+_MAX_CLASSES = 5  # listed for a classified image
 _PER_OBJECT = ("scores", "labels", "boxes_xyxy", "masks")
 
 
@@ -121,7 +121,7 @@ class Prediction:
 
     @property
     def _best_classes(self) -> tuple[Tensor, Tensor]:
-        best = self.fields["class_scores"].topk(min(_MOST_CLASSES, len(self.classes)))
+        best = self.fields["class_scores"].topk(min(_MAX_CLASSES, len(self.classes)))
         return best.values, best.indices
 
     def __len__(self) -> int:
@@ -206,7 +206,7 @@ class Prediction:
         """
         path = Path(path)
         if path.suffix.lower() not in Image.registered_extensions():
-            raise ConfigError(f"save: '{path}' has no ending of a format of pictures, such as .jpg or .png.")
+            raise ConfigError(f"save: '{path}' does not have the extension of an image format, such as .jpg or .png.")
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without subsampling, thin lines keep their colours.
         options = {"quality": 90, "subsampling": 0} if path.suffix.lower() in (".jpg", ".jpeg") else {}

@@ -1,4 +1,4 @@
-"""A model with the preparation of its images: from pictures to predictions."""
+"""A model with the preparation of its inputs: from images to predictions."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.deployment.exported import ExportedGenerator, ExportedModel
 from vitkit.devices import OUT_OF_MEMORY, autocast, is_out_of_memory
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference.inputs import NamedPicture, Picture, Pictures, find_pictures, in_batches, to_array
+from vitkit.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
 from vitkit.inference.prediction import Prediction, requested_threshold
 from vitkit.inference.tiles import predict_tiles
 from vitkit.inference.tiling import TileResult, Tiling
@@ -103,10 +103,10 @@ class Predictor:
     def __call__(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
     ) -> Prediction | list[Prediction] | Iterator[Prediction]:
-        """Predict on pictures from any source, see `find_pictures`.
+        """Predict on images from any source, see `find_images`.
 
         Args:
-            source: one picture; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
+            source: one image; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
                 a video or the number of a camera.
             threshold: the lowest score of objects that are shown; None: the model's `thresholds`.
             batch_size, tiles: see `stream`.
@@ -114,7 +114,7 @@ class Predictor:
             one `Prediction`, a list of them, or an iterator that predicts as it goes. Files of a folder or a pattern
             that cannot be read are left out with a warning.
         Raises:
-            DataError: there is nothing to read, or an item is not a picture.
+            DataError: there is nothing to read, or an item is not an image.
         """
         kind = self._find(source).kind
         predictions = self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles)
@@ -125,51 +125,51 @@ class Predictor:
     def predict(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
     ) -> list[Prediction]:
-        """Predict like `__call__`, but always return a list, also for one picture or for a stream once it has ended."""
+        """Predict like `__call__`, but always return a list, also for one image or for a stream once it has ended."""
         return list(self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles))
 
     def stream(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
     ) -> Iterator[Prediction]:
-        """Predict on the pictures a batch at a time, so that memory need not hold all of them.
+        """Predict on the images a batch at a time, so that memory need not hold all of them.
 
         Args:
-            source: see `__call__`; its items may also be pairs of a name and a picture.
+            source: see `__call__`; its items may also be pairs of a name and an image.
             threshold: see `__call__`.
-            batch_size: pictures in a batch. Above 1, images of different sizes are padded, which changes the results of
+            batch_size: images in a batch. Above 1, images of different sizes are padded, which changes the results of
                 models that do not isolate padding. With `tiles`, which all have one size, the tiles in a batch.
-            tiles: predict in tiles of this many pixels, see `Tiling`, for pictures much larger than the model's.
+            tiles: predict in tiles of this many pixels, see `Tiling`, for images much larger than the model's.
         Raises:
             DataError: see `__call__`.
             ConfigError: the model's predictions cannot be merged from tiles, or a number is out of range.
         """
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         thresholds = self.thresholds if threshold is None else requested_threshold(threshold)
-        pictures = self._find(source)
-        for batch in in_batches(self._each(pictures, self._read), 1 if tiling else batch_size):
-            images = [picture for _, picture in batch]
+        read = self._each(self._find(source), self._read)
+        for batch in in_batches(read, 1 if tiling else batch_size):
+            images = [image for _, image in batch]
             results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
-            for (name, picture), fields in zip(batch, results):
-                yield Prediction(name, as_rgb(picture), fields, self.classes, thresholds, self.category_ids)
+            for (name, image), fields in zip(batch, results):
+                yield Prediction(name, as_rgb(image), fields, self.classes, thresholds, self.category_ids)
 
-    def _find(self, source: Any) -> Pictures:
-        return find_pictures(source)
+    def _find(self, source: Any) -> Inputs:
+        return find_images(source)
 
-    def _read(self, named: NamedPicture) -> tuple[str, np.ndarray]:
-        name, picture = named
-        return name, self.to_array(picture, name)
+    def _read(self, named: NamedImage) -> tuple[str, np.ndarray]:
+        name, image = named
+        return name, self.to_array(image, name)
 
-    def _each(self, pictures: Pictures, read: Callable[[NamedPicture], Read]) -> Iterator[Read]:
-        """Read the pictures one after the other; of those from a folder or a pattern, unreadable ones are left out.
+    def _each(self, inputs: Inputs, read: Callable[[NamedImage], Read]) -> Iterator[Read]:
+        """Read the inputs one after the other; unreadable ones from a folder or a pattern are left out.
 
         Raises:
-            DataError: a picture that was named cannot be read, or none of the others can.
+            DataError: an input given by name cannot be read, or none of a folder or a pattern can.
         """
-        if not pictures.leaves_out_broken:
-            yield from map(read, pictures.named)
+        if not inputs.leaves_out_broken:
+            yield from map(read, inputs.named)
             return
         num_read, error = 0, None
-        for pair in pictures.named:
+        for pair in inputs.named:
             try:
                 result = read(pair)
             except DataError as this_error:
@@ -181,29 +181,29 @@ class Predictor:
         if num_read == 0 and error is not None:
             raise error
 
-    def to_array(self, picture: Picture, name: str = "image") -> np.ndarray:
-        """Read or convert a picture to the model's input: an array (H, W, 3) uint8 RGB, or (H, W, channels) uint16; see
+    def to_array(self, image: ImageLike, name: str = "image") -> np.ndarray:
+        """Read or convert an image to the model's input: an array (H, W, 3) uint8 RGB, or (H, W, channels) uint16; see
         the function `to_array`."""
-        return to_array(picture, name, max_pixels=self.max_image_pixels, channels=self.channels)
+        return to_array(image, name, max_pixels=self.max_image_pixels, channels=self.channels)
 
-    def run(self, pictures: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    def run(self, images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """Predict on arrays as from `to_array`, as one batch; return the model's results for each, on the CPU."""
-        return self.run_batch(self.prepare(pictures), [picture.shape[:2] for picture in pictures])
+        return self.run_batch(self.prepare(images), [image.shape[:2] for image in images])
 
-    def run_tiles(self, picture: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
+    def run_tiles(self, image: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
         """Predict on an array as from `to_array` in tiles, see `predict_tiles`; like `run` if it fits one tile."""
         if not isinstance(self.model, DenseModel):
             raise ConfigError(
                 f"tiles: {type(self.model).__name__} predicts no boxes, masks or maps. Predict without tiles."
             )
-        if len(tiling.tiles(*picture.shape[:2])) == 1:
-            return self.run([picture])[0]
-        return predict_tiles(picture, tiling, self._run_tiles, batch_size=batch_size)
+        if len(tiling.tiles(*image.shape[:2])) == 1:
+            return self.run([image])[0]
+        return predict_tiles(image, tiling, self._run_tiles, batch_size=batch_size)
 
     @torch.inference_mode()
-    def _run_tiles(self, pictures: Sequence[np.ndarray]) -> list[TileResult]:
-        sizes = [picture.shape[:2] for picture in pictures]
-        batch = self.prepare(pictures).to(self.device)
+    def _run_tiles(self, images: Sequence[np.ndarray]) -> list[TileResult]:
+        sizes = [image.shape[:2] for image in images]
+        batch = self.prepare(images).to(self.device)
         with autocast(self.device, self.precision), _memory_explained(sizes):
             outputs = self.model(**batch.inputs)
             results = [dict(result) for result in self.model.postprocess(outputs, sizes)]
@@ -217,7 +217,7 @@ class Predictor:
 
     @torch.inference_mode()
     def run_batch(self, batch: Batch, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Predict on a batch of images or clips; `sizes` are the (height, width) of the original pictures."""
+        """Predict on a batch of images or clips; `sizes` are the (height, width) of the original images."""
         batch = batch.to(self.device)
         with autocast(self.device, self.precision), _memory_explained(sizes):
             if isinstance(self.model, DenseModel):
@@ -227,25 +227,25 @@ class Predictor:
                 results = self.model.generate(batch.inputs)
         return [_on_cpu(result) for result in results]
 
-    def prepare(self, pictures: Sequence[np.ndarray]) -> Batch:
+    def prepare(self, images: Sequence[np.ndarray]) -> Batch:
         """Collate arrays as from `to_array` into a batch of model inputs, see `as_evaluated`."""
-        return collate([{"image": to_tensor(self.as_evaluated(picture)), "target": {}} for picture in pictures])
+        return collate([{"image": to_tensor(self.as_evaluated(image)), "target": {}} for image in images])
 
-    def as_evaluated(self, picture: np.ndarray) -> np.ndarray:
+    def as_evaluated(self, image: np.ndarray) -> np.ndarray:
         """Resize an array as from `to_array` if necessary, see `image_sizes`, and apply the validation transforms."""
-        picture = self._resized(picture)
-        return picture if self.transforms is None else self.transforms(AnnotatedImage(picture), seed=0).image
+        image = self._resized(image)
+        return image if self.transforms is None else self.transforms(AnnotatedImage(image), seed=0).image
 
-    def _resized(self, picture: np.ndarray) -> np.ndarray:
-        """Return the picture at a size like the model's images; the first resize is logged."""
+    def _resized(self, image: np.ndarray) -> np.ndarray:
+        """Return the image at a size like the model's images; the first resize is logged."""
         sizes = self.image_sizes
-        if sizes is None or sizes.holds(*picture.shape[:2]):
-            return picture
+        if sizes is None or sizes.holds(*image.shape[:2]):
+            return image
         resize = EvalResize(short_side=sizes.median_short, max_size=sizes.most_long)
-        resized = resize(AnnotatedImage(picture)).image
+        resized = resize(AnnotatedImage(image)).image
         if not self._has_said_size:
             self._has_said_size = True
-            height, width = picture.shape[:2]
+            height, width = image.shape[:2]
             logger.warning(
                 "images are resized to a short side of %d pixels, a long one of at most %d (here from %dx%d to "
                 "%dx%d), the size that the model was trained and evaluated at",
@@ -260,10 +260,10 @@ class Predictor:
 
 @contextmanager
 def _memory_explained(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Turn an out-of-memory error into one that names the largest picture in the batch.
+    """Turn an out-of-memory error into one that names the largest image in the batch.
 
     Args:
-        sizes: (height, width) of the batch's pictures.
+        sizes: (height, width) of the batch's images.
     Raises:
         DataError: the device ran out of memory.
     """
@@ -275,8 +275,8 @@ def _memory_explained(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
         height, width = max(sizes, key=math.prod)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"out of memory at {len(sizes)} pictures, the largest of {width}x{height} pixels ({reason}). Use a smaller "
-            "batch_size (--batch-size), tiles (--tiles 800) for boxes, masks and maps, or smaller pictures."
+            f"out of memory at {len(sizes)} images, the largest of {width}x{height} pixels ({reason}). Use a smaller "
+            "batch_size (--batch-size), tiles (--tiles 800) for boxes, masks and maps, or smaller images."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Threads that work while the model runs: they read pictures before it needs them, and draw and write results."""
+"""Threads that work while the model runs: they read images before it needs them, and draw and write results."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ def map_ahead(
     """Yield `function(item)` for each item, in order; threads compute the next results while the caller uses one.
 
     Memory is bounded: a new item is taken only when fewer than `ahead` results wait to be yielded. This pays off where
-    the function releases the GIL, as decoding and encoding pictures, NumPy, OpenCV and PyTorch do.
+    the function releases the GIL, as decoding and encoding images, NumPy, OpenCV and PyTorch do.
 
     Args:
         workers: number of threads.

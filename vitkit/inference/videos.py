@@ -16,7 +16,7 @@ from vitkit.data.datasets.video import read_clips
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.data.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference.inputs import Pictures, find_videos
+from vitkit.inference.inputs import Inputs, find_videos
 from vitkit.inference.prediction import Prediction, requested_threshold
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.tiling import Tiling
@@ -98,10 +98,10 @@ class VideoPredictor(Predictor):
             raise ConfigError("tiles: the model classifies videos, which have no tiles.")
         yield from self._each(videos, lambda named: predict_video(self, *named))
 
-    def _find(self, source: Any) -> Pictures:
+    def _find(self, source: Any) -> Inputs:
         return find_videos(source)
 
-    def run(self, pictures: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    def run(self, images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """Refuse images, as clips are classified by the order of their frames.
 
         Raises:
@@ -109,7 +109,7 @@ class VideoPredictor(Predictor):
         """
         raise ConfigError("the model classifies videos by the order of their frames, not images: give a video.")
 
-    def run_tiles(self, picture: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
+    def run_tiles(self, image: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
         """Refuse images, see `run`."""
         raise ConfigError("tiles: the model classifies videos, which have no tiles.")
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from vitkit.checkpoint import LoadReport, save_checkpoint
 from vitkit.checkpoint.files import MODEL_ENTRIES
 from vitkit.checkpoint.writing import write_safetensors
@@ -40,11 +43,13 @@ def convert(
     *,
     to: Literal["official", "transformers", "vitkit"] = "vitkit",
     weights: str | Path | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     overrides: Sequence[str] = (),
     overwrite: bool = False,
     trust: bool = False,
 ) -> Converted:
-    """Write a model's weights with other names, as `vitkit convert` does; reading them back gives the same weights.
+    """Write a model's weights with other names, as `vitkit convert` does; reading them back gives the same weights, in
+    fp32 bit for bit.
 
     `convert("mask2former_r50_coco_instance", "mask2former", to="transformers")`
 
@@ -53,31 +58,50 @@ def convert(
         out: a .pth or .safetensors file; for transformers also a folder, which its `from_pretrained` reads:
             config.json, weights, the preparation of images, a text model's tokens.
         to: whose names the weights get: those of the model's original project, of the transformers library, or of
-            vitkit. With vitkit's, a .pth file also has the config, the classes or vocabularies, and what evaluation has
+            vitkit. With vitkit's, a file also has the config, the classes or vocabularies, and what evaluation has
             measured, so that it can be loaded by itself.
         weights: weights for a config; None: those of `model`.
+        precision: of the stored floating-point numbers; fp16 and bf16 halve a file, and loading makes them fp32 again.
         overrides, trust: see `load`.
         overwrite: replace `out` if it exists.
     Raises:
         ConfigError: there is no such model, or it has no weights; or `to` is unknown.
-        CheckpointError: `out` exists or has another extension, or there are no such names for the model.
+        CheckpointError: `out` exists or has another extension, there are no such names for the model, or a weight is
+            too large for the precision.
     """
     out = Path(out)
     check_out(out, to, overwrite=overwrite)
+    if precision != "fp32" and out.suffix not in ENDINGS:
+        raise ConfigError(f"convert: precision {precision!r}: a folder has fp32. Write a {' or '.join(ENDINGS)} file.")
     config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
     loaded = load(config, weights, training_queries=True)
     if out.suffix not in ENDINGS:
         state, names = write_folder(out, loaded, config["model"])
         return Converted(out, names, len(state), loaded.report)
     state, names = (loaded.model.state_dict(), "vitkit") if to == "vitkit" else written(loaded.model, to)
+    state = _in_precision(state, precision)
+    kept = _kept(loaded, config, weights) if to == "vitkit" else {}
     if out.suffix == ".safetensors":
-        write_safetensors(out, state)
+        write_safetensors(out, state, kept)
     elif to == "transformers":  # whose files contain only weights
         save_checkpoint(out, state)
     else:
-        kept = _kept(loaded, config, weights) if to == "vitkit" else {}
         save_checkpoint(out, {"model": state, **kept})
     return Converted(out, names, len(state), loaded.report)
+
+
+def _in_precision(state: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
+    """Round the floating-point tensors of a state dict.
+
+    Raises:
+        CheckpointError: a number is larger than the precision can represent.
+    """
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    rounded = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
+    for key, value in rounded.items():
+        if value.is_floating_point() and (value.isinf() & ~state[key].isinf()).any():
+            raise CheckpointError(f"{key}: contains numbers that are too large for {precision}. Use bf16 or fp32.")
+    return rounded
 
 
 def check_out(out: Path, to: str, *, overwrite: bool) -> None:

@@ -75,7 +75,7 @@ class BoxMaskCriterion(SetCriterion):
         """Match queries to targets, and compute the losses of every layer.
 
         Args:
-            outputs: those of `SetCriterion`, and of all layers and training_outputs mask_embed (B, Q, C) and
+            outputs: those of `SetCriterion`; for all layers and training_outputs also mask_embed (B, Q, C) and
                 mask_features (B, C, h, w), whose product is the masks; input_size (height, width) that these cover.
             targets: B targets with labels in 0..C-1, boxes and masks (N, H, W) bool of the un-padded images.
         Returns:

@@ -103,7 +103,7 @@ def varifocal_loss(
 
     With p the predicted probability and q the IoU of a matched box, a matched label costs q times the cross entropy of
     p with target q, and everything else alpha p^gamma times that with target 0. As in RT-DETR's and D-FINE's code, a
-    match of IoU 0 costs nothing at its label, which in the paper is "no object" then.
+    match with IoU 0 costs nothing at its label; in the paper it counts as "no object".
 
     Args:
         ious: (L, M) in 0..1 of the matched boxes; the other arguments as in `focal_loss`.

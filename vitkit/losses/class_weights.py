@@ -13,7 +13,7 @@ from vitkit.registry import CRITERIA, Spec, nearest
 from vitkit.words import counted
 
 ClassWeights = Sequence[float] | Mapping[str, float]
-"""A weight for each class; or by name, those that are not named having 1, which `build_criterion` turns into a list."""
+"""A weight for each class; or weights by name, 1 for other classes, which `build_criterion` turns into a list."""
 
 
 def build_criterion(spec: Spec, classes: Sequence[str] | None) -> Criterion:

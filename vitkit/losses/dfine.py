@@ -101,7 +101,7 @@ class DFINECriterion(SetCriterion):
         Args:
             outputs: predictions of the last layer: pred_logits (B, Q, C); pred_boxes (B, Q, 4) cxcywh in 0..1; and
                 pred_corners (B, Q, 4 * N), logits of the distributions over N bins of the distances of the left, top,
-                right and bottom edges from those of initial_boxes (B, Q, 4), which have no gradient. Further
+                right and bottom edges from those of initial_boxes (B, Q, 4), which have no gradient. Also
                 distance_bins (N,) and reg_scale (see `distance_bins`), and aux_outputs, a list of the first three for
                 each earlier prediction, without pred_corners where boxes are predicted directly. Optionally
                 training_outputs, a list of `TrainingOutputs`: the encoder's predictions for the same queries, without
@@ -233,7 +233,7 @@ def union_of_matches(layers: Matches, num_queries: int, counts: Sequence[int]) -
         votes = torch.zeros(num_queries, max(count, 1), dtype=torch.int64)
         for layer in layers:
             votes[layer[image]] += 1
-        # Of targets with equally many votes, the first. The original takes any, as its sorting by votes is not stable.
+        # Among targets with equally many votes, the first wins; the original takes any, as its sorting is not stable.
         most, target = votes.max(dim=1)
         query = most.nonzero()[:, 0]
         union.append((query, target[query]))

@@ -148,7 +148,7 @@ class MaskCriterion(MatchedCriterion):
 
     @property
     def num_uncertain(self) -> int:
-        """The number of `num_points` that are the most uncertain ones, which come first."""
+        """How many of the `num_points` are the most uncertain ones, which come first."""
         return int(self.importance * self.num_points)
 
     def choose_points(self, layer: int, logits: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class HungarianMatcher(Matcher):
         query_sets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]],
         costs: Sequence[tuple[Tensor, Mapping[str, Tensor]]],
     ) -> list[Matches]:
-        """Return the matches of each set with the least of its costs, see `costs`; arguments as in `forward`."""
+        """Return the matches of each set with the lowest total cost, see `costs`; arguments as in `forward`."""
         # The step's only transfer from the device; scipy computes in float64.
         flat = torch.cat([cost.flatten() for cost, _ in costs]).cpu().double().split([c.numel() for c, _ in costs])
         matches = []

@@ -23,7 +23,7 @@ class HungarianBoxMaskMatcher(HungarianMatcher):
     Args:
         pixels_per_point: number of a mask's predicted pixels for each point.
     Raises:
-        ConfigError: there are less than one pixel per point; and see `HungarianMatcher`.
+        ConfigError: there is less than one pixel per point; and see `HungarianMatcher`.
     """
 
     def __init__(

@@ -32,10 +32,10 @@ class DensePredictionModel(ModelOnBackbone):
     """A model of backbone, neck and head.
 
     Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised by ImageNet's
-    mean and standard deviation, even if the backbone's differ. With a backbone of other `in_channels` they have as many
-    channels, uint16 or uint8, or float, already normalised by the backbone's. Their padding mask is (B, H, W) bool,
-    True = padding; None if no image is padded. A DataError is raised for images of other channels, or smaller than one
-    location of the coarsest map.
+    mean and standard deviation, even if the backbone's differ. For a backbone with other `in_channels` they have that
+    many channels, uint16 or uint8, or float, already normalised by the backbone's. Their padding mask is (B, H, W)
+    bool, True = padding; None if no image is padded. A DataError is raised for images with other channels, or smaller
+    than one location of the coarsest map.
 
     Args:
         backbone, neck, head: spec or module.
@@ -72,8 +72,8 @@ class DensePredictionModel(ModelOnBackbone):
         check_feature_info(self.backbone)
         if isolate_padding and "padding_mask" not in inspect.signature(self.backbone.forward).parameters:
             raise ConfigError(
-                f"isolate_padding=True: backbone {type(self.backbone).__name__} does not accept a padding mask. "
-                "Set model.isolate_padding=False or choose a ResNet."
+                f"isolate_padding=True: backbone {type(self.backbone).__name__} does not accept a padding mask, so "
+                "its kernels would carry padding into the image. Set model.isolate_padding=False or choose a ResNet."
             )
         isolated = {"isolate_padding": True} if isolate_padding else {}
         self.neck = NECKS.build(neck, feature_info=self.backbone.feature_info, **isolated)

@@ -20,7 +20,7 @@ class DeformableDETR(DETR):
     Args:
         num_detections: number of detections per image. The other arguments are those of DETR.
         nms_iou: detections that overlap a better one of their class by more than this IoU get the score 0; None leaves
-            them, as in the papers. After short training, when queries still find objects twice, it pays; see
+            them, as in the papers. It helps after short training, when queries still find objects twice; see
             configs/bccd/dino_r18.py.
     """
 

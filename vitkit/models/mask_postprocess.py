@@ -21,7 +21,7 @@ class PanopticRules(NamedTuple):
     object_threshold: float = 0.8
     """Class probability that a query has to exceed."""
     overlap_threshold: float = 0.8
-    """Fraction of its mask that a segment must keep at least."""
+    """Minimum fraction of its mask that a segment must keep."""
     cut_masks: bool = True
     """Whether pixels outside a segment's own mask are void (Mask2Former) rather than the segment's (MaskFormer)."""
 

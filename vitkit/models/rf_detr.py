@@ -56,9 +56,9 @@ class RFDETR(DeformableDETR):
         return super().prepare(images, padding_mask)
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Keep the first queries of each group of weights that have more, in place; see `DensePredictionModel`.
+        """If the weights have more queries, keep the first of each group, in place; see `DensePredictionModel`.
 
-        Queries are given to locations by the rank of their scores, so the last ones matter least.
+        Queries are assigned to locations by the rank of their scores, so the last ones matter least.
         """
         own, others = f"{prefix}head.query_embed.weight", f"{prefix}training_queries.groups.embed.weight"
         theirs, ours = len(state.get(own, ())), len(self.head.query_embed.weight)

@@ -41,7 +41,7 @@ class MultiScaleFlip(Model):
             of_task = f" of task {', '.join(model.tasks)}" if model.tasks else ""
             raise ConfigError(
                 f"test-time augmentation: not defined for {type(model).__name__}{of_task}: it averages the class "
-                "scores of pixels, which semantic segmentation has. Evaluate without it"
+                "scores of pixels, which only semantic segmentation has. Evaluate without it"
                 + (", or set model.tasks=['semantic']." if isinstance(model, MaskResults) else ".")
             )
         if not scales or min(scales) <= 0:

@@ -70,10 +70,11 @@ class HybridEncoderBase(nn.Module):
         """Build the convolutions of the walk.
 
         Args:
-            lateral: returns what a map passes before it is upsampled, (B, C, H, W) -> the same, C being `out_channels`.
-            fuse: returns what joins two maps, (B, 2 * C, H, W) -> (B, C, H, W); called with the padding mask.
-            downsample: returns what halves a map, (B, C, H, W) -> (B, C, ceil(H / 2), ceil(W / 2)); called with the
-                padding mask.
+            lateral: returns the layer that a map passes before it is upsampled, (B, C, H, W) -> the same, C being
+                `out_channels`.
+            fuse: returns the layer that joins two maps, (B, 2 * C, H, W) -> (B, C, H, W); called with the padding mask.
+            downsample: returns the layer that halves a map, (B, C, H, W) -> (B, C, ceil(H / 2), ceil(W / 2)); called
+                with the padding mask.
         """
         steps = range(len(self.in_features) - 1)
         self.lateral_convs = nn.ModuleList(lateral() for _ in steps)

@@ -128,9 +128,9 @@ class Captioner(ModelOnBackbone, TextGenerator):
             )
         if features_key is None or int(features_key) != self.weights_key():
             raise DataError(
-                f"features: the stored ones, of shape {tuple(features.shape)}, come from a backbone with other weights "
-                f"than the model's (feature {self.feature!r}). Write them again with vitkit data cache-features, this "
-                "config and its checkpoint."
+                f"features: the stored ones, with shape {tuple(features.shape)}, come from a backbone with other "
+                f"weights than the model's (feature {self.feature!r}). Write them again with vitkit data "
+                "cache-features, this config and its checkpoint."
             )
 
     def weights_key(self) -> int:

@@ -418,7 +418,7 @@ def _check_kind(kind: str) -> None:
 def _check_tokens(tokens: Sequence[str]) -> None:
     """Raise a ValueError unless tokens are distinct texts that begin with the special tokens."""
     if not all(isinstance(token, str) for token in tokens) or len(set(tokens)) != len(tokens):
-        raise ValueError("tokens: expected different texts.")
+        raise ValueError("tokens: expected distinct texts.")
     if tuple(tokens[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
         raise ValueError(f"tokens: begin with {list(tokens[:4])!r:.100}; expected {', '.join(SPECIAL_TOKENS)}.")
 

@@ -18,7 +18,7 @@ class QueryGroups(TrainingQueriesBase):
 
     Args:
         head: the head whose queries the others are like.
-        groups: number of groups, one of which are the head's own queries. If the head makes proposals, each has a first
+        groups: number of groups, including the head's own queries. If the head makes proposals, each has a first
             stage of its own.
     Raises:
         ConfigError: there are fewer than two groups, or the head makes no further queries.
@@ -30,7 +30,7 @@ class QueryGroups(TrainingQueriesBase):
         super().__init__()
         _check_makes_queries(self, head)
         if groups < 2:
-            raise ConfigError(f"groups={groups}: expected at least 2, one of which is the queries that predict.")
+            raise ConfigError(f"groups={groups}: expected at least 2, including the head's own queries.")
         count = (groups - 1) * head.num_queries
         self.embed = head.learned_vectors(count) if head.learned_channels else None
         self.num_selected = count if head.selects_boxes else 0
@@ -73,7 +73,7 @@ class OneToManyQueries(TrainingQueriesBase):
                 f"num_queries={num_queries} is not divisible by repeats={repeats}, the number of queries that each "
                 f"target is matched to: set num_queries to {f'{below} or ' if below else ''}{above}."
             )
-        if head.make_proposals() is not None:
+        if type(head).make_proposals is not QueryHead.make_proposals:
             raise ConfigError(
                 f"OneToManyQueries: the first stage of {type(head).__name__} selects boxes for groups as large as its "
                 "own queries. Choose QueryGroups."

@@ -24,7 +24,7 @@ class QuerySet:
     """P queries of one batch that have a loss of their own. P is 0 if no image has a target to make queries from."""
 
     name: str
-    """Prefix of its losses; sets of the same name are averaged, those of the name "" with the head's own queries."""
+    """Prefix of its losses; sets with the same name are averaged, those named "" with the head's own queries."""
     queries: Queries
     """Content, and positions or references, and masks within which they attend."""
     matches: list[tuple[Tensor, Tensor]] | None = None

@@ -8,7 +8,7 @@ def show(path: str | Path, *, width: int | None = None) -> None:
     """Show a saved image below the cell of a notebook; outside a notebook, print its path.
 
     Args:
-        path: path of a PNG or JPEG.
+        path: path of a PNG, JPEG or GIF.
         width: width in the notebook in pixels; None: that of the image.
     Raises:
         FileNotFoundError: there is no such image.

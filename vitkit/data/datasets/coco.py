@@ -130,7 +130,7 @@ class CocoDetection(ListedImages, DetectionDataset):
         )
         if file.wrong_segmentations:
             number, example = len(file.wrong_segmentations), file.wrong_segmentations[0]
-            logger.warning("%s: %d wrong masks are ignored, such as: %s", self.annotation_file.name, number, example)
+            logger.warning("%s: %d invalid masks are ignored, such as: %s", self.annotation_file.name, number, example)
 
     def _index_masks(self, objects: list[dict]) -> None:
         # Marshalled lists, which only this process and its workers read, take 9 bytes per coordinate.

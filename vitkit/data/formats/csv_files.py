@@ -69,16 +69,16 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
         data.add_object(image["id"], label, xywh)
     for name in files.names:
         if name not in by_name:
-            data.leave_out("images that no line names", name)
+            data.leave_out("images that are in no line", name)
     if not data.images:
         raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
     data.sort_classes()
     return data
 
 
-def box_columns_of(path: Path) -> tuple[Sequence[str], str]:
-    """Return the columns of a file's boxes and the order they are in; raises like `read_csv`."""
-    return _box_columns(_read_rows(path)[0], path)
+def has_box_columns(path: Path) -> bool:
+    """Whether a file has columns of boxes; raises like `read_csv`."""
+    return bool(_box_columns(_read_rows(path)[0], path))
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:

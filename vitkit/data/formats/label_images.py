@@ -34,7 +34,7 @@ class _Object(NamedTuple):
     """(n,) int64, its pixels, counted down the columns of the image, in ascending order."""
 
 
-def read_instance_pictures(annotations: Path, images: Path | None) -> AnnotatedImages:
+def read_instance_maps(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read label images of instances.
 
     Args:
@@ -43,16 +43,16 @@ def read_instance_pictures(annotations: Path, images: Path | None) -> AnnotatedI
     Raises:
         DataError: a folder is missing, or no label image belongs to an image.
     """
-    return _read("instance_pictures", annotations, images)
+    return _read("instance_maps", annotations, images)
 
 
-def read_semantic_pictures(annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
-    """Read label images of classes, with 255 for no class. See `read_instance_pictures`.
+def read_semantic_maps(annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
+    """Read label images of classes, with 255 for no class. See `read_instance_maps`.
 
     Args:
         regions: make each connected region an object; otherwise each class of an image is one, which is faster.
     """
-    return _read("semantic_pictures", annotations, images, regions=regions)
+    return _read("semantic_maps", annotations, images, regions=regions)
 
 
 def has_one_channel(path: Path) -> bool:
@@ -81,7 +81,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
         used.add(name)
         try:
             path = annotations / label_name
-            if colors and format == "semantic_pictures" and not has_one_channel(path):
+            if colors and format == "semantic_maps" and not has_one_channel(path):
                 values = read_colored_labels(path, colors)
             else:
                 values = _read_values(path)
@@ -89,19 +89,19 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
             data.leave_out(UNREADABLE, str(error))
             continue
         height, width = values.shape
-        if format == "semantic_pictures" and (count := len(np.unique(values))) > _MAX_CLASSES:
+        if format == "semantic_maps" and (count := len(np.unique(values))) > _MAX_CLASSES:
             raise DataError(
                 f"labels '{path}': {count} different values; expected at most {_MAX_CLASSES} classes. Is it a "
                 "photograph, or a label image of instances?"
             )
         image_id = data.add_image(name, width, height)
-        objects = _instances(values) if format == "instance_pictures" else _regions(values, connected=regions)
+        objects = _instances(values) if format == "instance_maps" else _regions(values, connected=regions)
         for count, (value, indices) in enumerate(objects, start=1):
             check_count(count, f"labels '{path}'")
             if value not in names:
-                if value == ignored and format == "semantic_pictures":
+                if value == ignored and format == "semantic_maps":
                     continue
-                if format == "semantic_pictures" and names:
+                if format == "semantic_maps" and names:
                     data.leave_out("regions of values that are not a class", f"{label_name} value {value}")
                     continue
                 names[value] = "object" if value == 0 else f"class_{value}"

@@ -101,8 +101,8 @@ class ParallelText(SentencePairs):
         self.files = [TextLines(source), TextLines(target)]
         if len(self.files[0]) != len(self.files[1]):
             raise DataError(
-                f"{source} has {len(self.files[0])} lines and {target} has {len(self.files[1])}: expected as many, "
-                "line i of one the translation of line i of the other. Were lines added, lost, or split elsewhere?"
+                f"{source} has {len(self.files[0])} lines and {target} has {len(self.files[1])}: expected the same "
+                "number, since line i of one translates line i of the other. Were lines added, lost, or split?"
             )
         super().__init__(*self.files, vocabulary, max_length=max_length, unfit_lines=unfit_lines)
 
@@ -113,7 +113,7 @@ class SacrebleuText(SentencePairs):
 
     Args:
         name: such as "wmt14/full", newstest2014 with all of its 3003 sentences; `sacrebleu --list` shows them all.
-        languages: from and to, such as "en-de". Of several references the first is used.
+        languages: from and to, such as "en-de". If there are several references, the first is used.
         max_length: see TextDataset.
     Raises:
         ConfigError: there is no such test set, or not in these languages.

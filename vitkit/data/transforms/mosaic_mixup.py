@@ -60,7 +60,7 @@ class MultiImageTransforms:
         mosaic_scale: range of an image's scale in the mosaic, relative to the largest that fits the canvas.
         min_visible: an object is removed if a smaller fraction of its box is left by a cut, or of its mask by what
             covers it.
-        min_box_side: an object is removed if its box becomes narrower or lower than this many pixels.
+        min_box_side: an object is removed if its box becomes narrower or shorter than this many pixels.
         pad_value: value of all three channels of the mosaic's pixels outside the images.
     Raises:
         ConfigError: a value is out of range, or all three probabilities are 0.

@@ -33,7 +33,7 @@ class _Pipeline:
         check_each_transform: remove boxes as soon as a transform moves them outside. Otherwise they are removed after
             the last transform, which is faster, and equivalent if no transform can bring them back.
         min_visible: an object is removed if a crop leaves a smaller fraction of its box than this.
-        min_box_side: an object is removed if its box is narrower or lower than this many pixels of the result.
+        min_box_side: an object is removed if its box is narrower or shorter than this many pixels of the result.
     Raises:
         ConfigError: min_visible is not in 0..1, or min_box_side is negative.
     """
@@ -303,7 +303,7 @@ class ComposedTransforms(_Pipeline):
             (https://explore.albumentations.ai) or of vitkit: "MultiScaleCrop", "ColorDistortion", "RandomZoomOut",
             "RandomIoUCrop", "PhotometricDistort"; groups such as OneOf take `transforms` themselves.
         min_visible: an object is removed if a crop leaves a smaller fraction of its box than this.
-        min_box_side: an object is removed if its box is narrower or lower than this many pixels of the result.
+        min_box_side: an object is removed if its box is narrower or shorter than this many pixels of the result.
     Raises:
         ConfigError: a name or an argument is unknown, or the transform cannot move boxes.
     """

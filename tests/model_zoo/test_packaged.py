@@ -1,0 +1,104 @@
+"""The trained models in the package: they load anywhere without a network, and are as good as stated."""
+
+import hashlib
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+import vitkit
+from vitkit import load_config, model_zoo
+from vitkit.deployment.export import zoo_licence
+from vitkit.errors import CheckpointError
+from vitkit.inference.load import find_model
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGED = {name: entry for name, entry in model_zoo.index().items() if model_zoo.is_packaged(name)}
+SLICE = {
+    "shapes_dino": ("bbox/AP50", 0.9),
+    "numbers_translator": ("exact_match", 0.9),
+    "shapes_vit": ("top1", 0.9),
+    "shapes_detr": ("bbox/AP50", 0.8),
+    "shapes_mask2former": ("PQ", 0.75),
+    "shapes_captioner": ("exact_match", 0.5),
+}
+"""A metric of each model, and its least value on a few images."""
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """Stay in an empty folder, without a network or a cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+
+    def refuse(*args):
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def file_of(name: str) -> Path:
+    return ROOT / "model_zoo" / PACKAGED[name]["url"]
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_model_reaches_its_figure_on_a_few_validation_samples(name, offline):
+    metric, least = SLICE[name]
+    val = load_config(PACKAGED[name]["config"])["data"]["val"]
+    length = "num_pairs" if "num_pairs" in val else "num_images"
+    metrics = vitkit.test(name, data=dict(val={length: 40}), device="cpu").metrics
+    assert metrics[metric] >= least
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLICE)
+def test_model_reaches_its_figures_on_all_validation_data(name):
+    metrics = vitkit.test(name, device="cpu").metrics
+    for metric, stated in PACKAGED[name]["measured"].items():
+        assert metrics[metric] == pytest.approx(stated, abs=0.005), metric
+
+
+@pytest.mark.slow
+def test_training_again_gives_the_stated_figure(tmp_path):
+    entry = PACKAGED["numbers_translator"]
+    run = vitkit.train(entry["config"], run_dir=tmp_path / "run", device="cpu")
+    assert run.metrics["exact_match"] == pytest.approx(entry["measured"]["exact_match"], abs=0.02)
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_entry_describes_its_file(name):
+    entry, path = PACKAGED[name], file_of(name)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert entry["checksum"] == f"sha256:{digest[:8]}" and path.name == f"{name}-{digest[:8]}.safetensors"
+    assert entry["size_mb"] == round(path.stat().st_size / 1e6, 2)
+    assert entry["licence"] == "Apache-2.0" and entry["measured"] and entry["processor_minutes"] > 0
+    model = vitkit.load(name).model
+    assert entry["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    # The file also loads by itself, with the same config.
+    assert find_model(path).config["model"] == find_model(name).config["model"]
+    assert zoo_licence(find_model(name).weights) == entry["licence"]
+
+
+def test_all_models_together_are_at_most_10_mb():
+    files = list((ROOT / "model_zoo/weights").iterdir())
+    assert sorted(files) == sorted(map(file_of, PACKAGED)) and set(PACKAGED) == set(SLICE)
+    assert sum(file.stat().st_size for file in files) <= 10e6
+
+
+def test_missing_or_damaged_package_data_is_a_clear_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_zoo, "_FOLDER", tmp_path)
+    shutil.copy(ROOT / "model_zoo/index.json", tmp_path)
+    with pytest.raises(CheckpointError, match="shapes_dino-.* is missing, although it is part of vitkit. Install"):
+        vitkit.load("shapes_dino")
+    damaged = tmp_path / PACKAGED["shapes_dino"]["url"]
+    damaged.parent.mkdir()
+    damaged.write_bytes(file_of("shapes_dino").read_bytes()[:-1] + b"\x00")
+    with pytest.raises(CheckpointError, match="sha256 begins .*, expected .*Install vitkit again"):
+        vitkit.load_weights(vitkit.load(file_of("shapes_dino")).model, "shapes_dino")
+
+
+def test_weights_of_a_config_may_be_a_packaged_name(offline):
+    by_name = vitkit.load("quickstart/dino", "shapes_dino")
+    assert by_name.classes == vitkit.load("shapes_dino").classes and by_name.thresholds is not None
