@@ -5,7 +5,9 @@ there is no augmentation.
 
 Run:  python tools/train.py configs/quickstart/captioning.py
       vitkit explain runs/captioning --image image.png
-Here: CIDEr-D 8.66 of 10, and 0.736 of 500 captions of unseen images exact, for seed 42.
+Here: CIDEr-D 8.54 of 10, and 0.702 of 500 captions of unseen images exact, for seed 42; 3.6 processor minutes of an AMD
+      EPYC, one thread.
+      These weights are in the package: `vitkit predict shapes_captioner --input image.png`.
 """
 
 

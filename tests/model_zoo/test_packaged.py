@@ -19,8 +19,9 @@ SLICE = {
     "shapes_dino": ("bbox/AP50", 0.9),
     "numbers_translator": ("exact_match", 0.9),
     "shapes_vit": ("top1", 0.9),
-    "shapes_detr": ("bbox/AP50", 0.7),
+    "shapes_detr": ("bbox/AP50", 0.8),
     "shapes_mask2former": ("PQ", 0.75),
+    "shapes_captioner": ("exact_match", 0.5),
 }
 """A metric of each model, and its least value on a few images."""
 

@@ -74,7 +74,11 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
     if masks and not all(annotation.get("segmentation") for annotation in data.annotations):
         raise DataError(f"'{data.source}' has objects without a mask. Choose --task detection, which learns boxes.")
     notes, left_out = data.notes, data.left_out
-    if "train" in data.splits and "val" not in data.splits:
+    file_names = {image["id"]: image["file_name"] for image in data.images}
+    train, val = ({file_names[number] for number in data.splits.get(name, ())} for name in ("train", "val"))
+    if train and train == val:  # as in a data.yaml of YOLO without splits, which needs both keys
+        notes.append("train and val are the same images, which are therefore split")
+    if train and (not val or train == val):
         data = data.split("train")
     if not {"train", "val"} <= data.splits.keys():
         split_dataset(data, {"val": share})
