@@ -312,8 +312,8 @@ def imagenet_weights(request: Request, fewest_objects: int) -> tuple[bool, str]:
     enough = RECIPES[request.task].objects_for_random
     if given is None and request.device == "cpu" and enough is not None and fewest_objects >= enough:
         return False, (
-            f"random weights, as each class has at least {enough} training objects and the processor trains a small "
-            "network further in the same time; model.backbone.pretrained=true takes ImageNet's"
+            f"random weights: each class has at least {enough} training objects; model.backbone.pretrained=true takes "
+            "ImageNet's"
         )
     given = given or "true"
     if given.lower() == "false":
