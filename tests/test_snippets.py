@@ -16,6 +16,7 @@ from video_files import write_video
 import vitkit
 from vitkit import registry
 from vitkit.data.loading.loader import DataSettings
+from vitkit.data.synthetic.writing import write_shapes
 from vitkit.inference import Predictor, load
 from vitkit.models import build_model
 from vitkit.protocols import Model
@@ -92,9 +93,11 @@ def test_snippet_has_a_test(document, number, code):
         assert document in text or '"README.md"' in text
 
 
-def test_readme_predicts_and_trains(names, capsys):
+def test_readme_predicts_and_trains(names, capsys, monkeypatch):
+    monkeypatch.setattr(vitkit, "load", load)
+    write_shapes("shapes", num_train=1, num_val=4, image_size=64)
     run("README.md", 1, names)
-    assert "street.jpg: 1 car, 1 person" in capsys.readouterr().out and Path("cars.jpg").exists()
+    assert "000000000004.png: 1 triangle, 1 star" in capsys.readouterr().out and Path("star.png").exists()
     assert "bbox/AP" in names["run"].metrics
 
 

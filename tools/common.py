@@ -210,7 +210,7 @@ def machine_error_line(error: BaseException) -> str | None:
         return f"error: {name[:_SHOWN_OF_NAME]}: {error.strerror}. Expected the name of a file or a folder."
     if error.errno in _FOLDER_ERRORS:
         return f"error: {name}: expected a folder, but there is a file. Choose another folder."
-    return f"error: {name}: {error.strerror}. Free space or set the rights there, or choose another folder."
+    return f"error: {name}: {error.strerror}. Free space or fix the permissions there, or choose another folder."
 
 
 def is_override(text: str | None) -> bool:

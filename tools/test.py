@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> None:
             )
             if is_main():
                 show(result.evaluator, details, result.thresholds)
-                write(result, out)
+                write(result, out, requested=args.out is not None)
                 write_page(result.evaluator, args.report, facts)
                 print(f"{1e3 * result.seconds_per_sample:.1f} ms per {result.sample} on {device.type}")
     finally:
@@ -179,14 +179,17 @@ class Details(NamedTuple):
     """The file of the confusion matrix."""
 
 
-def write(result: Evaluation, out: Path) -> None:
-    """Write the predictions, and print what was measured besides the table."""
+def write(result: Evaluation, out: Path, *, requested: bool) -> None:
+    """Write the predictions, if the evaluator can or it was requested; print what was measured besides the table."""
     from vitkit.evaluation.text import perplexity
+    from vitkit.protocols import Evaluator
 
     metrics = result.metrics
     if "nll" in metrics:
         print(f"token accuracy {metrics['token_accuracy']:.4f}   perplexity {perplexity(metrics['nll']):.3f}")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    if not requested and type(result.evaluator).write_results is Evaluator.write_results:
+        print(f"no results file: {type(result.evaluator).__name__} does not write its predictions")
+        return
     print(f"results are in {', '.join(map(str, result.write(out)))}")
 
 

@@ -2,8 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,20 +20,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any], *, sync: bool
     Raises:
         OSError, RuntimeError: it cannot be written; the temporary file is removed, and an earlier file is intact.
     """
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)  # if it is a link, the file that it leads to must not be written
-        with temporary.open("xb") as file:
-            write(file)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        _rename(temporary, path, sync=sync)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    with _renamed(path, sync=sync) as temporary, temporary.open("xb") as file:
+        write(file)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> None:
@@ -42,10 +33,7 @@ def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> N
     Raises:
         OSError: see `write_atomically`.
     """
-    temporary = target.with_name(target.name + TEMPORARY_SUFFIX)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
+    with _renamed(target, sync=sync) as temporary:
         try:
             # A second name of a symbolic link would lead nowhere in another folder.
             os.link(os.path.realpath(source), temporary)
@@ -54,18 +42,24 @@ def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> N
             if sync:
                 with temporary.open("rb") as file:
                     os.fsync(file.fileno())
-        _rename(temporary, target, sync=sync)
+
+
+@contextmanager
+def _renamed(path: Path, *, sync: bool) -> Iterator[Path]:
+    """Yield the temporary name of a file, which is then renamed to `path`, or removed after an error."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)  # if it is a link, the file that it leads to must not be written
+        yield temporary
+        os.replace(temporary, path)
+        temporary.unlink(missing_ok=True)  # os.replace keeps it if both are names of one file
+        if sync:
+            sync_folder(path.parent)  # the new name is only on the disk when its folder is synced
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-def _rename(temporary: Path, path: Path, *, sync: bool) -> None:
-    os.replace(temporary, path)
-    temporary.unlink(missing_ok=True)  # os.replace keeps it if both are names of one file
-    if sync:
-        sync_folder(path.parent)  # the new name is only on the disk when its folder is synced
 
 
 def sync_folder(folder: Path) -> None:

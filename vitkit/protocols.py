@@ -224,6 +224,9 @@ class Dataset(ABC):
     def __getitem__(self, index: int | tuple[int, int]) -> Sample:
         """Return one sample; for (index, seed) its random transforms depend only on the seed."""
 
+    def set_num_epochs(self, num_epochs: int) -> None:  # noqa: B027
+        """Take the number of epochs of the training, before the first of them."""
+
     def set_epoch(self, epoch: int) -> None:  # noqa: B027
         """Prepare for samples of an epoch of training, counted from 0; called in the process that loads them."""
 
@@ -301,6 +304,7 @@ class Evaluator(ABC):
     """Base of the evaluators in EVALUATORS, which are built with `dataset`: computes metrics from predictions."""
 
     dataset: Dataset
+    """The evaluated dataset, which the constructor sets."""
     takes_outputs: bool = False
     """Whether it reads each sample's raw outputs in place of predictions."""
     per_class_metric: str = "AP"

@@ -8,6 +8,8 @@ Run:  vitkit ablate detr_convergence
 Here: see model_zoo/ablations/detr_convergence.md.
 """
 
+from vitkit.configs.parts.wide_detr import wide_detr_settings
+
 PLAIN = {
     "base": "quickstart/deformable_detr",
     "model.num_queries": 10,
@@ -23,15 +25,11 @@ def ablation():
         base="quickstart/detr",
         metrics=["bbox/AP50", "bbox/AP"],
         evaluations=5,
-        # A wider DETR than the quickstart's, as wide as Deformable DETR.
-        settings={
-            "train.epochs": 5, "model.backbone.base_channels": 64, "model.neck.out_channels": 128,
-            "model.head.d_model": 128, "model.head.d_ffn": 512,
-        },
+        settings=wide_detr_settings() | {"train.epochs": 5},
         arms={
             "DETR": {},
             "Deformable DETR, one map": PLAIN | {"model.backbone.out_features": ["res3"], "model.neck.num_levels": 1},
             "Deformable DETR, four maps": PLAIN,
             "Deformable DETR, refined, two stages": {"base": "quickstart/deformable_detr"},
         },
-    )  # fmt: skip
+    )

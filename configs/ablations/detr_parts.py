@@ -8,6 +8,8 @@ Run:  vitkit ablate detr_parts
 Here: see model_zoo/ablations/detr_parts.md.
 """
 
+from vitkit.configs.parts.wide_detr import wide_detr_settings
+
 
 def without(term):
     """Return the change that gives a term no weight, neither in the loss nor in the matching."""
@@ -18,11 +20,7 @@ def ablation():
     return dict(
         base="quickstart/detr",
         metrics=["bbox/AP50", "bbox/AP"],
-        # A wider DETR than the quickstart's.
-        settings={
-            "train.epochs": 3, "model.backbone.base_channels": 64, "model.neck.out_channels": 128,
-            "model.head.d_model": 128, "model.head.d_ffn": 512,
-        },
+        settings=wide_detr_settings() | {"train.epochs": 3},
         arms={
             "DETR": {},
             "no encoder": {"model.head.num_encoder_layers": 0},
@@ -38,4 +36,4 @@ def ablation():
             "no GIoU": without("giou"),
             "300 slots": {"model.num_queries": 300},
         },
-    )  # fmt: skip
+    )

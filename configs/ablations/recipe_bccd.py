@@ -13,7 +13,7 @@ from vitkit.configs.bccd.dino_r18 import config as dino_r18
 
 def at_size(share, epochs):
     """Images of another size, `share` of that of the recipe."""
-    cfg = dino_r18(epochs=epochs, mosaics_until=round(0.6 * epochs))
+    cfg = dino_r18()
     single = cfg["data"]["train"]["transforms"]["transforms"][1]
     resize = single["transforms"][2]
     for key in ("scales", "crop_scales", "crop_range"):
@@ -22,7 +22,6 @@ def at_size(share, epochs):
     return {
         "data.train.transforms": cfg["data"]["train"]["transforms"],
         "data.val.transforms.short_side": round(share * val["short_side"] / 16) * 16,
-        "schedule.flat_until_epoch": round(0.6 * epochs),
         "train.epochs": epochs,
     }
 

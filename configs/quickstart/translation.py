@@ -2,7 +2,8 @@
 
 Run:  python tools/train.py configs/quickstart/translation.py
       vitkit translate runs/translation/best.pth "one hundred twenty-three" --attention alignment.png
-Here: exact match 0.995 of 1000 unseen numbers for seed 42; 1.5 minutes of one core of an AMD EPYC.
+Here: exact match 0.996 of 1000 unseen numbers for seed 42; 1.5 minutes of one core of an AMD EPYC.
+      These weights are in the package: `vitkit translate numbers_translator "forty-two"`.
 """
 
 

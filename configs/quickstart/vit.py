@@ -5,7 +5,10 @@ the map of a small ResNet, since without it a transformer needs many more images
 
 Run:  python tools/train.py configs/quickstart/vit.py
       vitkit explain runs/vit --image image.png
-Here: not yet run.
+Here: top-1 1.000 of 1000 images for seed 42; 8.0 processor minutes of an AMD EPYC, one thread. The class token of the
+      first block attends to the box with 0.70 to 0.99 of its weight, by head, and that of the last block with 0.44 to
+      0.62; boxes take 0.31 of the area (200 validation images).
+      These weights are in the package: `vitkit explain shapes_vit --image image.png`.
 """
 
 from vitkit.configs.quickstart.classifier import config as classifier

@@ -10,7 +10,13 @@ from vitkit.errors import CheckpointError
 from vitkit.heads.dfine import DFINEDecoder
 from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import TORCH_FEED_FORWARD, library_stack
-from vitkit.model_zoo.converters.rt_detr import library_neck_encoder, point_scales, write_anchors
+from vitkit.model_zoo.converters.rt_detr import (
+    LIBRARY_DECODER,
+    OFFICIAL_DECODER,
+    library_neck_encoder,
+    point_scales,
+    write_anchors,
+)
 
 
 def _settings(prefixes: Sequence[str], attention: str) -> list[Rule]:
@@ -96,14 +102,10 @@ def _official() -> Iterator[Rule]:
         [
             ("enc_output.proj.", "head.proposals.enc_output."),
             ("enc_output.norm.", "head.proposals.enc_output_norm."),
-            ("enc_score_head.", "head.proposals.class_embed."),
-            ("enc_bbox_head.", "head.proposals.bbox_embed."),
-            ("query_pos_head.", "head.decoder.query_pos_head."),
-            ("dec_score_head.", "head.class_embed."),
+            *OFFICIAL_DECODER,
             ("pre_bbox_head.", "head.decoder.bbox_embed."),
             ("dec_bbox_head.", "head.decoder.corner_embed."),
             ("decoder.lqe_layers.", "head.quality_embed."),
-            ("denoising_class_embed.", "training_queries.denoising.label_embed."),
         ],
     )
 
@@ -129,17 +131,10 @@ def _library() -> Iterator[Rule]:
         "model.",
         "",
         [
-            ("decoder_input_proj.", "head.input_proj."),
-            ("enc_output.0.", "head.proposals.enc_output."),
-            ("enc_output.1.", "head.proposals.enc_output_norm."),
-            ("enc_score_head.", "head.proposals.class_embed."),
-            ("enc_bbox_head.", "head.proposals.bbox_embed."),
-            ("decoder.query_pos_head.", "head.decoder.query_pos_head."),
-            ("decoder.class_embed.", "head.class_embed."),
+            *LIBRARY_DECODER,
             ("decoder.pre_bbox_head.", "head.decoder.bbox_embed."),
             ("decoder.bbox_embed.", "head.decoder.corner_embed."),
             ("decoder.lqe_layers.", "head.quality_embed."),
-            ("denoising_class_embed.", "training_queries.denoising.label_embed."),
         ],
     )
 

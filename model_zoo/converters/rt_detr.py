@@ -19,6 +19,26 @@ _EVALUATED_SIZE = 640
 """Height and width of the images for which the originals store anchors."""
 
 
+LIBRARY_DECODER = (
+    ("decoder_input_proj.", "head.input_proj."),
+    ("enc_output.0.", "head.proposals.enc_output."),
+    ("enc_output.1.", "head.proposals.enc_output_norm."),
+    ("enc_score_head.", "head.proposals.class_embed."),
+    ("enc_bbox_head.", "head.proposals.bbox_embed."),
+    ("denoising_class_embed.", "training_queries.denoising.label_embed."),
+    ("decoder.query_pos_head.", "head.decoder.query_pos_head."),
+    ("decoder.class_embed.", "head.class_embed."),
+)
+OFFICIAL_DECODER = (
+    ("enc_score_head.", "head.proposals.class_embed."),
+    ("enc_bbox_head.", "head.proposals.bbox_embed."),
+    ("dec_score_head.", "head.class_embed."),
+    ("query_pos_head.", "head.decoder.query_pos_head."),
+    ("denoising_class_embed.", "training_queries.denoising.label_embed."),
+)
+"""Names that D-FINE also has, below "model." in the library and "decoder." in the originals."""
+
+
 def point_scales(prefix: str, name: str) -> Custom:
     """Return the rule of the entries that repeat, for each sampled point, 1 / the number of its level's points.
 
@@ -77,21 +97,7 @@ def _library() -> Iterator[Rule]:
     yield from library_neck_encoder()
     yield from _fusion("model.encoder.")
     yield from library_stack("model.decoder.", "head.decoder.", DEFORMABLE_DECODER_NORMS, joined=["self_attn"])
-    yield from below(
-        "model.",
-        "",
-        [
-            ("decoder_input_proj.", "head.input_proj."),
-            ("enc_output.0.", "head.proposals.enc_output."),
-            ("enc_output.1.", "head.proposals.enc_output_norm."),
-            ("enc_score_head.", "head.proposals.class_embed."),
-            ("enc_bbox_head.", "head.proposals.bbox_embed."),
-            ("denoising_class_embed.", "training_queries.denoising.label_embed."),
-            ("decoder.query_pos_head.", "head.decoder.query_pos_head."),
-            ("decoder.class_embed.", "head.class_embed."),
-            ("decoder.bbox_embed.", "head.decoder.bbox_embed."),
-        ],
-    )
+    yield from below("model.", "", [*LIBRARY_DECODER, ("decoder.bbox_embed.", "head.decoder.bbox_embed.")])
 
 
 def _official(input_proj: tuple[str, str], enc_output: tuple[str, str]) -> Iterator[Rule]:
@@ -109,18 +115,7 @@ def _official(input_proj: tuple[str, str], enc_output: tuple[str, str]) -> Itera
     yield from below(
         "decoder.enc_output.", "head.proposals.", list(zip(enc_output, ("enc_output.", "enc_output_norm.")))
     )
-    yield from below(
-        "decoder.",
-        "",
-        [
-            ("enc_score_head.", "head.proposals.class_embed."),
-            ("enc_bbox_head.", "head.proposals.bbox_embed."),
-            ("dec_score_head.", "head.class_embed."),
-            ("dec_bbox_head.", "head.decoder.bbox_embed."),
-            ("query_pos_head.", "head.decoder.query_pos_head."),
-            ("denoising_class_embed.", "training_queries.denoising.label_embed."),
-        ],
-    )
+    yield from below("decoder.", "", [*OFFICIAL_DECODER, ("dec_bbox_head.", "head.decoder.bbox_embed.")])
 
 
 _LIBRARY_MARKS = (

@@ -23,7 +23,7 @@ from vitkit.nn.position import sine_positions_1d
 from vitkit.structures import BOS, EOS
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/attention")
+out = Path("figures/attention")
 out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
 

@@ -31,7 +31,7 @@ from vitkit.nn.position import sine_positions_1d
 from vitkit.seq2seq.transformer import causal_bias
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/transformer")
+out = Path("figures/transformer")
 out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
 
@@ -125,10 +125,13 @@ biases = {
     "causal": causal_bias(6, scores.device),
     "a band, by hand": mask_bias(window),
 }
-figure = Figure(figsize=(9, 3.8), layout="constrained")
-for panel, (name, bias) in zip(figure.subplots(1, 3), biases.items()):
-    panel.imshow(attention_weights(scores, bias)[0, 0], vmin=0, vmax=1, cmap="magma")
+figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+panels = figure.subplots(1, 3)
+for panel, (name, bias) in zip(panels, biases.items()):
+    weights = np.ma.masked_equal(attention_weights(scores, bias)[0, 0].numpy(), 0)
+    shown = panel.imshow(weights, vmin=0, vmax=1, cmap=colormaps["viridis"].with_extremes(bad="0.9"))
     panel.set(title=name, xlabel="key", ylabel="query")
+figure.colorbar(shown, ax=panels, label="weight; grey: masked, exactly 0", shrink=0.8)
 figure.suptitle("Weights of equal scores under three masks")
 figure.savefig(out / "masks.png", dpi=110)
 show(out / "masks.png")

@@ -12,12 +12,13 @@ import torch
 
 import vitkit
 from vitkit.explanations.drawing import draw_word_attention
+from vitkit.explanations.regions import attention_ratio
 from vitkit.explanations.text import caption_attention, draw_beam_tree, word_attention
 from vitkit.explanations.text_drawing import draw_expected
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/captions")
+out = Path("figures/captions")
 
 # %% [markdown]
 # ## Synthetic images with captions
@@ -109,6 +110,27 @@ inputs = soft.prepare([image]).inputs
 words, weights = word_attention(soft.model, inputs)
 draw_word_attention(image, words, weights, out / "soft.png")
 show(out / "soft.png")
+
+# %% [markdown]
+# Does a colour's attention lie on its shape? `attention_ratio` is the share of the attention in a mask, relative to the
+# mask's share of the image: 1 for attention that is spread evenly. The first colour of a caption belongs to the left
+# shape, the second one to the right shape.
+
+# %%
+ratios = {"its own shape": [], "the other shape": []}
+for index in range(40):
+    scene = val_set.scene(index)
+    left, right = sorted(range(2), key=lambda k: scene.shapes[k].x)
+    left, right = (torch.as_tensor(scene.masks[k]).bool() for k in (left, right))
+    words, weights = word_attention(soft.model, soft.prepare([scene.image]).inputs)
+    colors = [k for k, word in enumerate(words) if word in {shape.color for shape in scene.shapes}]
+    for k, own, other in zip(colors, (left, right), (right, left)):
+        ratios["its own shape"].append(float(attention_ratio(weights[k], own)))
+        ratios["the other shape"].append(float(attention_ratio(weights[k], other)))
+means = {name: sum(values) / len(values) for name, values in ratios.items()}
+for name, mean in means.items():
+    print(f"attention of {len(ratios[name])} colours on {name}: {mean:.1f} x uniform")
+assert means["its own shape"] > 1.2 * max(1.0, means["the other shape"])
 
 # %% [markdown]
 # Next, the probabilities that the model predicted for each word. It is certain about colours and grammar; for the

@@ -21,7 +21,7 @@ from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.masks import draw_panoptic, draw_semantic
 from vitkit.visualization.notebooks import show
 
-out = Path("pictures/masks")
+out = Path("figures/masks")
 torch.manual_seed(0)
 
 # %% [markdown]
@@ -35,12 +35,12 @@ WORLD = dict(type="ShapesSegmentation", image_size=64, min_objects=2, max_object
 dataset = vitkit.build_dataset(dict(WORLD, num_images=8, task="panoptic"))
 classes = dataset.classes
 image, target = dataset.load_image(4), dataset[4]["target"]
-pictures = [
+panels = [
     image.repeat(5, axis=0).repeat(5, axis=1),
     draw_semantic(image, dataset.load_semantic(4), classes),
     draw_panoptic(image, *dataset.load_panoptic(4), classes),
 ]
-save_grid(pictures, ["picture", "semantic", "panoptic"], out / "truth.png", per_line=3)
+save_grid(panels, ["image", "semantic", "panoptic"], out / "truth.png", per_line=3)
 show(out / "truth.png")
 
 # %% [markdown]
@@ -126,7 +126,7 @@ NECK = dict(type="DeformablePixelDecoder", out_channels=96, mask_channels=96, nu
 
 
 def train_short(task, epochs, **sections):
-    """Train on eight pictures, on which it is evaluated, too."""
+    """Train on eight images, on which it is also evaluated."""
     few = dict(FEW, task=task)
     return vitkit.train(
         "quickstart/mask2former_panoptic",

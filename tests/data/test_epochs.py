@@ -184,6 +184,9 @@ def test_share_and_probability_of_mixup_are_those_of_the_arguments():
         (dict(transforms=[FLIP, FLIP], until_epochs=[]), r"until_epochs is \[\] for 2 transforms; expected the ends"),
         (dict(transforms=[FLIP, FLIP, FLIP], until_epochs=[3, 3]), "above 0 and ascending"),
         (dict(transforms=[FLIP, FLIP], until_epochs=[0]), "above 0 and ascending"),
+        (dict(transforms=[FLIP, FLIP], until_shares=[1.0]), r"until_shares is \[1.0\] .*between 0 and 1 and ascending"),
+        (dict(transforms=[FLIP, FLIP], until_shares=[]), r"until_shares is \[\] for 2 transforms"),
+        (dict(transforms=[FLIP, FLIP]), "got until_epochs=None and until_shares=None; expected one of them"),
         (dict(transforms=[FLIP, STAGES], until_epochs=[1]), "transforms has TransformsByEpoch, which cannot change"),
         (dict(transforms=["ClassificationTrainTransforms", FLIP], until_epochs=[1]), "has ClassificationTrainTransf"),
     ],
@@ -191,6 +194,19 @@ def test_share_and_probability_of_mixup_are_those_of_the_arguments():
 def test_impossible_epochs_are_errors(arguments, message):
     with pytest.raises(ConfigError, match=message):
         TransformsByEpoch(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("num_epochs", "sides"), [(5, [32, 32, 32, 40, 40]), (2, [32, 32]), (1, [32]), (None, [32] * 3)]
+)
+def test_transforms_follow_shares_of_the_run(num_epochs, sides):
+    transforms = dict(type="TransformsByEpoch", transforms=[resized(32), resized(40)], until_shares=[0.6])
+    dataset = build_dataset(dict(WORLD, transforms=transforms))
+    if num_epochs is not None:
+        dataset.set_num_epochs(num_epochs)
+    for epoch, side in enumerate(sides):
+        dataset.set_epoch(epoch)
+        assert dataset[0]["image"].shape == (3, side, side)
 
 
 def test_only_the_transforms_of_a_training_dataset_change():
@@ -237,4 +253,5 @@ def test_config_keys_of_batches_are_checked():
 def test_clips_are_not_squares():
     with pytest.raises(ConfigError, match=r"data\.squares: expected images, got a sample of shape \(3, 2, 4, 4\)"):
         squash(Sample(image=torch.zeros(3, 2, 4, 4, dtype=torch.uint8), target={}), 4)
-    assert PlainDataset().set_epoch(3) is None  # a dataset without epochs needs no method of its own
+    # a dataset without epochs needs no methods of its own
+    assert PlainDataset().set_epoch(3) is None and PlainDataset().set_num_epochs(5) is None

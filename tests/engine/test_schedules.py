@@ -95,9 +95,16 @@ def test_flat_cosine_schedule_without_an_end_reaches_it_with_the_run():
     assert values[0] == 1.0 and values[30] == pytest.approx(0.5) and values[40] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_flat_part_can_be_a_share_of_the_run():
+    assert curve({"type": "FlatCosineLR", "flat_until_share": 0.5}) == curve(
+        {"type": "FlatCosineLR", "flat_until_epoch": 2}
+    )
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        (dict(flat_until_share=0.5), "got flat_until_epoch=2 and flat_until_share=0.5; expected one of them"),
         (dict(warmup_steps=21), "the warm-up ends at step 21, flat_until_epoch=2 is step 20"),
         (dict(flat_until_epoch=3.5), "flat_until_epoch=3.5 is step 35, cosine_until_epoch=3.5 is step 35"),
         (dict(cosine_until_epoch=5), "cosine_until_epoch=5 is step 50, and the run has 40 steps; expected this order"),

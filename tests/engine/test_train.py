@@ -181,8 +181,13 @@ def test_run_resumes_exactly_after_a_failure_at_any_step(tmp_path):
 
 @pytest.mark.parametrize(
     "schedule",
-    [dict(type="CosineLR"), dict(type="PolyLR"), dict(type="PolyLR", warmup_steps=0)],
-    ids=["cosine", "poly", "poly without warm-up"],
+    [
+        dict(type="CosineLR"),
+        dict(type="PolyLR"),
+        dict(type="PolyLR", warmup_steps=0),
+        dict(type="FlatCosineLR", flat_until_share=0.25),
+    ],
+    ids=["cosine", "poly", "poly without warm-up", "flat, then cosine"],
 )
 @pytest.mark.parametrize("epochs", [3, 8])
 def test_schedule_of_another_number_of_epochs_continues_at_the_same_step(tmp_path, schedule, epochs):

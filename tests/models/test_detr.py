@@ -145,7 +145,9 @@ def test_isolation_needs_a_backbone_that_accepts_the_mask():
         def forward(self, images):
             return {"res5": images}
 
-    with pytest.raises(ConfigError, match=r"backbone Plain does not accept a padding mask.*isolate_padding=False"):
+    with pytest.raises(
+        ConfigError, match=r"backbone Plain does not accept a padding mask, so its kern.*isolate_padding=False"
+    ):
         build_model(small_spec(backbone=Plain(), isolate_padding=True))
     assert build_model(small_spec(backbone=Plain())).load_pretrained() is None
 

@@ -15,6 +15,7 @@ from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
 from vitkit.visualization import curves
 
+ROOT = Path(__file__).parents[2]
 RANDOM = "model.backbone.pretrained=false"
 
 
@@ -28,16 +29,16 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def step_cost(monkeypatch, tmp_path):
-    """Let steps take the time in `costs`: seconds by precision, at 256 pixels; proportionally more at larger sizes."""
+    """Let steps take the time in `costs`: seconds by precision, at 240 pixels; proportionally more at larger sizes."""
     monkeypatch.chdir(tmp_path)
     costs, timed = {"fp32": 1.0, "bf16": 2.0}, []
 
     def time_steps(command, folder, minutes):
         config = load_config(command[2], [word for word in command[3:] if "=" in word])
-        size = config["data"]["val"]["transforms"].get("short_side", 256)
+        size = config["data"]["val"]["transforms"].get("short_side", 240)
         precision = config["train"]["precision"]
         timed.append((size, precision))
-        minutes = costs[precision] * (size / 256) ** 2 / 60
+        minutes = costs[precision] * (size / 240) ** 2 / 60
         return StepCost(minutes, minutes, len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2)
 
     monkeypatch.setattr(start, "time_steps", time_steps)
@@ -50,19 +51,54 @@ def detection(world, *args):
     return load_config(Path("runs/start/config.py"))
 
 
+@pytest.mark.parametrize(
+    ("pretrained", "steps", "metrics"),
+    [
+        (False, 10, "AP 0.480, AP50 0.726"),
+        (False, 2059, "AP 0.480, AP50 0.726"),
+        (False, 2060, "AP 0.525, AP50 0.816"),
+        (False, 10**6, "AP 0.611, AP50 0.896"),
+        (True, 2500, "AP 0.525, AP50 0.803"),
+    ],
+)
+def test_measured_figure_with_the_most_steps_of_at_most_the_chosen_ones_is_shown(pretrained, steps, metrics):
+    choice = start.Choice(240, "fp32", "", pretrained, epochs=steps, cost=StepCost(0.1, 0.1, 1))
+    assert start.RECIPES["detection"].evidence(choice).startswith(metrics)
+
+
+def test_figures_of_recipes_are_those_of_the_table():
+    rows = [line.split("|")[1:-1] for line in (ROOT / "configs/bccd/README.md").read_text().splitlines() if "|" in line]
+    table = {tuple(cell.strip() for cell in row[2:]) for row in rows}
+    for figure in start.RECIPES["detection"].measured:
+        ap, ap50 = figure.metrics.removeprefix("AP ").split(", AP50 ")
+        assert (f"{figure.minutes:g}", ap, ap50) in table
+    (figure,) = start.RECIPES["semantic"].measured
+    header = (ROOT / "configs/start/semantic.py").read_text()
+    assert all(text in header for text in (f"{figure.steps} steps", f"{figure.minutes} min", "mIoU 0.677"))
+    assert figure.metrics == "mIoU 0.677"
+
+
 def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
     config = detection(world, "--hours", "0.1")
     steps_per_epoch = len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2
     assert config["train"]["epochs"] == int(0.1 * 3600 * 0.8 / steps_per_epoch)
     assert config["train"]["precision"] == "fp32"
-    assert step_cost[1] == [(256, "fp32"), (256, "bf16")]
+    assert step_cost[1] == [(240, "fp32"), (240, "bf16")]
     out = capsys.readouterr().out
-    assert "timed     256 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
+    assert "timed     240 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
+    assert "chosen    DINO on ResNet-18 from random weights, 240 pixels, fp32" in out
+    assert "measured  AP 0.480, AP50 0.726 on 205 photos of blood cells" in out and "after 1133 steps, 9.5 min" in out
+    assert config["schedule"] == dict(
+        type="FlatCosineLR",
+        warmup_steps=int(config["train"]["epochs"] * steps_per_epoch / 20),
+        flat_until_share=0.6,
+        end_factor=0.02,
+    )
     assert "train it  vitkit train runs/start/config.py\n" in out and config["model"]["backbone"]["pretrained"] is False
 
 
 def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(world, step_cost, monkeypatch):
-    monkeypatch.setattr(start, "imagenet_weights", lambda overrides: (True, "ImageNet weights"))
+    monkeypatch.setattr(start, "imagenet_weights", lambda request, fewest_objects: (True, "ImageNet weights"))
     timed = step_cost[1]
 
     def time_steps(command, folder, minutes):
@@ -86,7 +122,7 @@ def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(
 def test_bfloat16_is_not_timed_where_it_is_emulated(world, step_cost, monkeypatch):
     monkeypatch.setattr(start, "has_bfloat16", lambda device: False)
     detection(world, "--hours", "0.1")
-    assert step_cost[1] == [(256, "fp32")]
+    assert step_cost[1] == [(240, "fp32")]
 
 
 def test_config_explains_its_choices_and_names_its_command(world, step_cost):
@@ -122,7 +158,7 @@ def test_steps_are_timed_for_at_least_the_time_asked_for(monkeypatch, tmp_path, 
 def test_larger_images_are_chosen_if_the_time_allows_enough_steps(world, step_cost, monkeypatch):
     monkeypatch.setattr(start, "read_own_data", with_short_side(start.read_own_data, 500))
     step_cost[0]["fp32"] = 0.01
-    config = detection(world, "--hours", "0.05")
+    config = detection(world, "--hours", "0.08")
     assert config["data"]["val"]["transforms"]["short_side"] == 416  # 512 is larger than the images
     assert step_cost[1][-1] == (416, "fp32")
 
@@ -187,10 +223,18 @@ def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monke
         raise CheckpointError("cannot download resnet50.pth (no route).")
 
     monkeypatch.setattr(ResNet, "load_pretrained", unreachable)
-    pretrained, why = imagenet_weights([])
+
+    def weights(*overrides, device="cpu", fewest_objects=99):
+        request = start.Request("detection", Path("photos"), None, 1, 0.2, device, overrides)
+        return imagenet_weights(request, fewest_objects)
+
+    pretrained, why = weights()
     assert not pretrained and "random weights" in why and "model.backbone.pretrained=FILE" in why
     assert "no route" in capsys.readouterr().out
-    assert imagenet_weights(["model.backbone.pretrained=mine.pth"]) == (True, "weights of mine.pth")
+    assert weights("model.backbone.pretrained=mine.pth", fewest_objects=100) == (True, "weights of mine.pth")
+    for arguments in (dict(fewest_objects=100), dict(fewest_objects=100, device="cuda")):
+        assert ("at least 100 training objects" in weights(**arguments)[1]) == ("device" not in arguments)
+    assert "not available" in weights("model.backbone.pretrained=true", fewest_objects=100)[1]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +286,7 @@ def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, mon
     monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 8000))
     config = detection(world, "--hours", "3")  # 9180 steps: 1.1 epochs
     assert config["train"]["epochs"] == 1
-    assert config["data"]["val"]["transforms"]["short_side"] == 256
+    assert config["data"]["val"]["transforms"]["short_side"] == 240
 
 
 def test_empty_folder_is_reused(tmp_path):
@@ -263,7 +307,7 @@ def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, 
     monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(0.005, 0.005, 10))
     detection(world, "--hours", "0.5")
     request = start.Request("detection", Path("photos"), Path("labels.json"), 0.5, 0.2, "cpu")
-    choice = start.Choice(256, "fp32", "random weights", False, epochs=480, cost=StepCost(0.005, 0.005, 10))
+    choice = start.Choice(240, "fp32", "random weights", False, epochs=480, cost=StepCost(0.005, 0.005, 10))
     data = start.OwnData("24 images", 17, 7, 64, "")
     choice, _ = start.train_in_time(request, data, choice, Path("runs/start"))
     # 24 minutes: 0.1 a epoch leaves 230 after the first 10; then 0.4 an epoch leaves 52 of the last 21 minutes.

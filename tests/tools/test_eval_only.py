@@ -5,6 +5,10 @@ import pytest
 import torch
 
 from vitkit import EVALUATORS, build_dataset, build_model, load_config
+from vitkit.checkpoint import LoadReport
+from vitkit.engine.testing import Evaluation
+from vitkit.errors import ConfigError
+from vitkit.protocols import Evaluator
 from vitkit.tools import test as test_tool
 
 CONFIG = """
@@ -101,3 +105,29 @@ def test_augmented_predictions_are_evaluated_and_scored_again(tmp_path, capsys, 
     assert "--eval-only has no model" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="not defined for MaskFormer of task instance"):
         test_tool.main(["config.py", "weights.pth", "--tta", "model.tasks=['instance']"])
+
+
+class Counting(Evaluator):
+    """A user's evaluator with only what it must have."""
+
+    def update(self, predictions, targets):
+        """Add one batch."""
+
+    def gather(self):
+        """Gather the batches of all ranks."""
+
+    def compute(self):
+        """Return the metrics."""
+        return {"count": 1.0}
+
+    def table(self):
+        """Return the metrics as text."""
+        return "count 1"
+
+
+def test_results_that_an_evaluator_cannot_write_are_an_error_only_if_requested(tmp_path, capsys):
+    result = Evaluation({"count": 1.0}, Counting(), LoadReport("r/best.pth", None), 0.1, "image")
+    test_tool.write(result, tmp_path / "results.json", requested=False)
+    assert capsys.readouterr().out == "no results file: Counting does not write its predictions\n"
+    with pytest.raises(ConfigError, match="Counting does not write its predictions to files"):
+        test_tool.write(result, tmp_path / "results.json", requested=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
+from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import left_out_lines
 from vitkit.data.formats.writing import WRITERS, Lost, check_size
 from vitkit.data.io.image_files import path_inside, read_image
@@ -38,12 +38,12 @@ def read_source(
     Args:
         source: a file or a folder.
         images: the folder of the images; None: where the format usually has them.
-        format: one of READERS; None: it is detected.
+        format: one of FORMATS; None: it is detected.
         split: read only this split; None: all.
         check_segmentations: whether faults of segmentations are errors.
     """
     data = read_annotations(source, images, format=format, check_segmentations=check_segmentations)
-    print(f"{source}: {FORMAT_NAMES[data.format]}: {data.summary()}")
+    print(f"{source}: {FORMATS[data.format].text}: {data.summary()}")
     for note in data.notes:
         print(f"  note: {note}")
     print_left_out(data.left_out, "left out")
@@ -122,7 +122,7 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
     after = read_annotations(where, data.folder if to == "coco" else None, format=to)
     for reason, names in after.left_out.items():
         lost.setdefault(reason, []).extend(names)
-    print(f"{out}: {FORMAT_NAMES[to]}: {after.summary()}")
+    print(f"{out}: {FORMATS[to].text}: {after.summary()}")
     if len(after.images) > max(len(data.images), sum(map(len, data.splits.values()))):
         print(f"  note: {out} has images that were there before. Remove it and write again if they do not belong.")
     print_left_out(lost, "lost")

@@ -42,7 +42,7 @@ def missing_images_explained() -> Iterator[None]:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.data.formats import FORMAT_NAMES, read_annotations
+    from vitkit.data.formats import FORMATS, read_annotations
     from vitkit.data.formats.merging import merge_datasets
     from vitkit.tools.data.annotations import check_out, image_folder, print_left_out, write_annotations
 
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
             annotations, _, images = source.partition(",")
             with missing_images_explained():
                 data = read_annotations(annotations, images or None)
-            print(f"{annotations}: {FORMAT_NAMES[data.format]}: {data.summary()}")
+            print(f"{annotations}: {FORMATS[data.format].text}: {data.summary()}")
             print_left_out(data.left_out, "left out")
             datasets.append(data)
         classes = {name: new for name, _, new in (entry.partition("=") for entry in args.map)}

@@ -29,9 +29,9 @@ def add_out(parser: argparse.ArgumentParser, *, what: str = "folder") -> None:
 
 
 def _readers() -> Sequence[str]:
-    from vitkit.data.formats import READERS
+    from vitkit.data.formats import FORMATS
 
-    return tuple(READERS)
+    return tuple(FORMATS)
 
 
 def _writers() -> Sequence[str]:

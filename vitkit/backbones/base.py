@@ -235,8 +235,10 @@ class BackboneBase(nn.Module):
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert the first convolution's weight for RGB to `in_channels`, in place."""
         key = f"{prefix}{self.input_weight}"
-        if self.in_channels != 3 and key in state and state[key].ndim == 4 and state[key].shape[1] == 3:
-            state[key] = adapt_input_conv(self.in_channels, state[key])
+        if self.in_channels != 3 and key in state and state[key].ndim in (4, 5) and state[key].shape[1] == 3:
+            weight = state[key]  # (C, 3, [T,] h, w), of which timm's function takes those of images
+            adapted = adapt_input_conv(self.in_channels, weight.flatten(2, -2))
+            state[key] = adapted.unflatten(2, weight.shape[2:-1])
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return the parts that may be frozen: the stem, then each stage."""

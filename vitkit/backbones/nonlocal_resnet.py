@@ -209,13 +209,14 @@ class ClipResNet(BackboneBase):
         paper_pooling: halve the number of frames as in the paper's table 1, in the stem's convolution, its pooling and
             after res2, whereas SlowFast only does the last.
         dropout: fraction of a classifier's final features dropped in training.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`; pretrained=True means torchvision's ImageNet weights.
     Raises:
         ConfigError: an argument is invalid, or a block does not exist.
     """
 
     class_head = ("fc.",)
+    input_weight = "stem.conv.weight"
     stage_pattern = r"layers\.res\d\."
     optional_weights = ("*num_batches_tracked", "*.nonlocal*")
 
@@ -237,6 +238,7 @@ class ClipResNet(BackboneBase):
         pretrained: bool | str = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__()
         if depth not in _DEPTHS:
@@ -251,6 +253,7 @@ class ClipResNet(BackboneBase):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         self.depth = depth
         self.paper_pooling = paper_pooling
@@ -260,11 +263,11 @@ class ClipResNet(BackboneBase):
         self.stem = nn.Module()
         size, margin = (stem_frames, 7, 7), (stem_frames // 2, 3, 3)
         stride = (2 if paper_pooling else 1, 2, 2)
-        self.stem.conv = nn.Conv3d(3, 64, size, stride=stride, padding=margin, bias=False)
+        self.stem.conv = nn.Conv3d(in_channels, 64, size, stride=stride, padding=margin, bias=False)
         self.stem.bn = nn.BatchNorm3d(64)
         rates = iter(drop_path_rates(drop_path, sum(_DEPTHS[depth])))
         options: dict[str, Any] = dict(pairwise=pairwise, scaled=scaled, pool=pool, axes=3)
-        in_channels = 64
+        channels = 64
         self.layers = nn.ModuleDict()
         for stage, (name, count) in enumerate(counts.items()):
             blocks = nn.ModuleDict()
@@ -272,16 +275,14 @@ class ClipResNet(BackboneBase):
                 frames = stage_frames[stage][i % len(stage_frames[stage])]
                 stride = 2 if stage > 0 and i == 0 else 1
                 width = 64 * 2**stage
-                blocks[f"res{i}"] = ClipBottleneck(
-                    in_channels, width, frames=frames, stride=stride, drop_path=next(rates)
-                )
-                in_channels = 4 * width
+                blocks[f"res{i}"] = ClipBottleneck(channels, width, frames=frames, stride=stride, drop_path=next(rates))
+                channels = 4 * width
                 if i in after.get(name, ()):
-                    blocks[f"nonlocal{i}"] = NonLocalBlock(in_channels, **options)
+                    blocks[f"nonlocal{i}"] = NonLocalBlock(channels, **options)
             self.layers[name] = blocks
         if self.is_classifier:
             self.dropout = nn.Dropout(dropout)
-            self.fc = nn.Linear(in_channels, num_classes)
+            self.fc = nn.Linear(channels, num_classes)
         self.apply(_init_weights)
         self.freeze()
 
@@ -289,17 +290,17 @@ class ClipResNet(BackboneBase):
         """Compute the features, or a classifier's logits.
 
         Args:
-            clips: (B, 3, T, H, W) float, normalised; any H and W from 4, and T from 2 if the number of frames is
-                halved.
+            clips: (B, in_channels, T, H, W) float, normalised; any H and W from 4, and T from 2 if the number of frames
+                is halved.
         Returns:
             the maps named by `out_features`, each (B, channels, frames, ceil(H / stride), ceil(W / stride)), fine to
             coarse: T frames in res2, T // 2 or (for "slow") T in the others, with `paper_pooling` ceil(T / 4) and
             ceil(T / 8); a classifier returns (B, num_classes) logits.
         Raises:
-            DataError: the clips do not have three channels, or are too small.
+            DataError: the clips do not have `in_channels` channels, or are too small.
         """
         min_frames = 2 if self.halves_frames and not self.paper_pooling else 1
-        check_images("ClipResNet", clips, min_size=4, clips=True)
+        check_images("ClipResNet", clips, min_size=4, clips=True, in_channels=self.in_channels)
         if clips.shape[2] < min_frames:
             raise DataError(f"ClipResNet: clips of {clips.shape[2]} frames: expected at least {min_frames}.")
         x = F.relu_(self.stem.bn(self.stem.conv(clips)))
@@ -332,6 +333,7 @@ class ClipResNet(BackboneBase):
             if parameter.ndim == 5 and kernel is not None and kernel.ndim == 4:
                 frames = parameter.shape[2]
                 state[prefix + name] = kernel[:, :, None].expand(-1, -1, frames, -1, -1) / frames
+        super().adapt_state(state, prefix)
 
     def _url(self) -> str:
         return resnet_url(self.depth)

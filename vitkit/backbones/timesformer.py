@@ -225,13 +225,14 @@ class TimeSformer(BackboneBase):
         position_std: initial standard deviation of the class token and of both position tables. None: as in the
             original, 0.02, and zeros for frames, which suits weights of an image ViT; from random weights a small
             network takes thousands of steps to learn the order of frames, but hundreds with 0.4.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std: see
+        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
             `BackboneBase.configure`.
     Raises:
         ConfigError: an argument is invalid.
     """
 
     class_head = ("head.",)
+    input_weight = "patch_embed.proj.weight"
 
     def __init__(
         self,
@@ -252,6 +253,7 @@ class TimeSformer(BackboneBase):
         pretrained: bool | str = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
+        in_channels: int = 3,
     ):
         super().__init__()
         if attention not in SCHEMES:
@@ -268,13 +270,14 @@ class TimeSformer(BackboneBase):
             pretrained=pretrained,
             pixel_mean=pixel_mean,
             pixel_std=pixel_std,
+            in_channels=in_channels,
         )
         self.attention = attention
         self.grid = (math.ceil(image_size / patch_size),) * 2
         self._completes_state = False
         self._logged_sizes: set[Size] = set()
 
-        self.patch_embed = PatchEmbedding(patch_size, d_model)
+        self.patch_embed = PatchEmbedding(patch_size, d_model, in_channels=in_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d_model))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + math.prod(self.grid), d_model))
         self.time_embed = None if attention == "space" else nn.Parameter(torch.zeros(1, num_frames, d_model))
@@ -311,14 +314,16 @@ class TimeSformer(BackboneBase):
         """Compute the map, or a classifier's logits.
 
         Args:
-            clips: (B, 3, T, H, W) float, normalised; any T, and any H and W from one patch.
+            clips: (B, in_channels, T, H, W) float, normalised; any T, and any H and W from one patch.
         Returns:
             the map, (B, d_model, T, ceil(H / patch_size), ceil(W / patch_size)), under its name; a classifier returns
             (B, num_classes) logits.
         Raises:
             DataError: the clips are smaller than a patch, or not RGB.
         """
-        check_images("TimeSformer", clips, min_size=self.patch_embed.patch_size, clips=True)
+        check_images(
+            "TimeSformer", clips, min_size=self.patch_embed.patch_size, clips=True, in_channels=self.in_channels
+        )
         x, size = self.embed(clips)
         # Without attention over time, each frame is a separate clip.
         block_size = (*size[:2], 1) if self.time_embed is None else size
@@ -335,7 +340,7 @@ class TimeSformer(BackboneBase):
         """Compute the tokens of clips, with positions.
 
         Args:
-            clips: (B, 3, T, H, W).
+            clips: (B, in_channels, T, H, W).
         Returns:
             (B, L, C), or without attention over time (B * T, 1 + h * w, C); and the size of the map.
         """
@@ -383,6 +388,7 @@ class TimeSformer(BackboneBase):
         Raises:
             CheckpointError: the weights are for another scheme.
         """
+        super().adapt_state(state, prefix)
         if f"{prefix}blocks.0.attn.qkv.weight" not in state:
             return  # weights of another network, which `load_weights` reports
         scheme = scheme_of(state, prefix)

@@ -113,8 +113,8 @@ class _Download:
         except (OSError, ValueError, *errors.HfHubHTTPError.__bases__) as error:
             reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
             raise CheckpointError(
-                f"{self.source}: {name} cannot be downloaded or stored ({reason.splitlines()[0]}). Make room or set "
-                f"the rights in {huggingface_hub.constants.HF_HUB_CACHE}, set HF_HOME to another folder, or try again."
+                f"{self.source}: {name} cannot be downloaded or stored ({reason.splitlines()[0]}). Free space or fix "
+                f"permissions in {huggingface_hub.constants.HF_HUB_CACHE}, set HF_HOME to another folder, or try again."
             ) from error
         return Path(path)
 

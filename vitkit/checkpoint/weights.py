@@ -350,4 +350,4 @@ def _class_names(names: Sequence[str]) -> str:
 
 
 def _shapes(state: Mapping[str, Tensor], keys: Sequence[str]) -> str:
-    return ", ".join(f"{key} {tuple(state[key].shape)}" for key in keys)
+    return _shorten([f"{key} {tuple(state[key].shape)}" for key in keys])

@@ -99,7 +99,8 @@ def flat_cosine_lr(
     steps_per_epoch: int,
     *,
     epochs: int,
-    flat_until_epoch: float,
+    flat_until_epoch: float | None = None,
+    flat_until_share: float | None = None,
     cosine_until_epoch: float | None = None,
     end_factor: float = 0.5,
     warmup_steps: int = 0,
@@ -112,10 +113,19 @@ def flat_cosine_lr(
 
     Args:
         flat_until_epoch: where the cosine begins.
+        flat_until_share: the same as a share of the run's epochs, which it then follows; one of the two is set.
         cosine_until_epoch: where it ends; None: with the run.
     Raises:
-        ConfigError: the warm-up, the flat part, the cosine and the run do not end in this order.
+        ConfigError: both or neither of the first two are set, or the warm-up, the flat part, the cosine and the run do
+            not end in this order.
     """
+    if (flat_until_epoch is None) == (flat_until_share is None):
+        raise ConfigError(
+            f"schedule: got flat_until_epoch={flat_until_epoch} and flat_until_share={flat_until_share}; expected one "
+            "of them."
+        )
+    if flat_until_epoch is None:
+        flat_until_epoch = flat_until_share * epochs
     warmup = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     cosine_until_epoch = epochs if cosine_until_epoch is None else cosine_until_epoch
     flat_until, cosine_until = (round(epoch * steps_per_epoch) for epoch in (flat_until_epoch, cosine_until_epoch))

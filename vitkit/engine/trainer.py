@@ -151,6 +151,7 @@ def build_run(
     train_set, val_set = build.build_datasets(data)
     vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init)
     loader = build.build_train_loader(data, train_set, settings.seed, device)
+    train_set.set_num_epochs(settings.epochs)
     metadata = build.dataset_metadata(train_set, vocabularies)
     model = build.build_model_for(config, train_set, vocabularies)
     if not folder.checkpoint:

@@ -63,7 +63,7 @@ class DetectedImage(NamedTuple):
 
 
 class Detections(NamedTuple):
-    """What predictions from a score on give, and their images; the page has a slider for the score."""
+    """What predictions with at least a score give, and their images; the page has a slider for the score."""
 
     class_names: Sequence[str]
     iou_type: str

@@ -20,7 +20,7 @@ SIZES = ("small", "medium", "large")
 THRESHOLDS = np.round(np.linspace(0.0, 1.0, 101), 2)
 """Scores at which precision, recall and F1 are computed."""
 CALIBRATED = 0.05
-"""Calibration considers predictions from this score on; the many below are hardly meant as detections."""
+"""Calibration considers predictions with at least this score; the many below are hardly meant as detections."""
 NUM_BINS = 10
 _CHUNK = 1 << 22  # number of values that are accumulated at once
 

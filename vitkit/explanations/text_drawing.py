@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,12 @@ from vitkit.visualization.canvas import save_figure
 _CELL = 0.3  # inches
 _MARGIN = 1.6
 _LONGEST_SIDE = 24.0
-_LEAST_WIDTH = 4.2
+_MIN_WIDTH = 4.2
 
 
 def _figure(width: float, height: float, title: str) -> Figure:
     """Return a figure with its title wrapped to its width, and made taller for the title's further lines."""
-    width = max(width, _LEAST_WIDTH)
+    width = max(width, _MIN_WIDTH)
     lines = [part for line in title.splitlines() for part in textwrap.wrap(line, int(width * 11))]
     figure = Figure(figsize=(width, height + 0.17 * max(0, len(lines) - 1)), layout="constrained")
     figure.suptitle("\n".join(lines), fontsize="medium")
@@ -188,7 +189,8 @@ def draw_expected(
         axis.set_yticks(ranks, tokens, fontsize=7)
         axis.set(xlim=(0, 1), ylim=(len(tokens) - 0.5, -0.5), xticks=[])
         for rank, p in zip(ranks, probabilities):
-            axis.text(min(p + 0.03, 0.75), rank, f"{p:.2f}", va="center", fontsize=6)
+            color = "white" if p > 0.85 else "black"  # in the bar or beside it
+            axis.text(min(p + 0.03, 0.75), rank, f"{p:.2f}", va="center", fontsize=6, color=color)
         axis.set_title(f"{number}: {before} {token}", fontsize=7)
     save_figure(figure, path, dpi=120)
 
@@ -213,21 +215,23 @@ def animate_decoding(
         path: the GIF's path; its folder is made.
         milliseconds: the time that each frame is shown; the last one is shown three times as long.
     """
-    width = max(6.0, 0.62 * max(len(source), len(written)) + 1)
+    source_ends, written_ends = ([0, *accumulate(len(token) + 2.5 for token in tokens)] for tokens in (source, written))
+    letters = max(source_ends[-1], written_ends[-1])
+    width = max(6.0, 0.1 * letters + 1)
     frames = []
     for t, (weights, (_, tokens, probabilities)) in enumerate(zip(attention.tolist(), steps[: len(written)])):
         figure = Figure(figsize=(width, 3.4), dpi=80, layout="constrained")
         sentences, bars = figure.subplots(2, 1, height_ratios=(1, 1.2))
-        sentences.set(xlim=(-2, max(len(source), len(written))), ylim=(-0.6, 1.6))
+        sentences.set(xlim=(-7, letters), ylim=(-0.6, 1.6))
         sentences.set_axis_off()
         for y, name in ((1, "reads"), (0, "writes")):
-            sentences.text(-0.7, y, name, ha="right", va="center", fontsize=9)
-        for x, (token, weight) in enumerate(zip(source, weights)):
+            sentences.text(-1, y, name, ha="right", va="center", fontsize=9)
+        for x, token, weight in zip(source_ends, source, weights):
             # Orange whose largest share is still light enough for black letters.
             box = dict(facecolor=(1.0, 1 - 0.45 * weight, 1 - weight), edgecolor="0.8")
-            sentences.text(x, 1, token, ha="center", va="center", fontsize=9, bbox=box)
-        for x, token in enumerate(written[: t + 1]):
-            sentences.text(x, 0, token, ha="center", va="center", fontsize=9, weight="bold" if x == t else "normal")
+            sentences.text(x, 1, token, va="center", fontsize=9, bbox=box)
+        for k, (x, token) in enumerate(zip(written_ends, written[: t + 1])):
+            sentences.text(x, 0, token, va="center", fontsize=9, weight="bold" if k == t else "normal")
         ranks = range(len(tokens))
         colors = ["tab:green" if token == written[t] else "tab:blue" for token in tokens]
         bars.barh(ranks, probabilities, color=colors)

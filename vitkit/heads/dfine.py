@@ -240,6 +240,7 @@ class DFINEDecoderLayer(nn.Module):
         self.cross_attn = MultiScaleDeformableAttention(
             d_model, num_heads, num_levels=num_levels, num_points=num_points, projections=False
         )
+        # In place of other decoder layers' residual sum and norm2, so checkpoints have other parameters than theirs.
         self.gateway = Gate(d_model)
         self.ffn = FeedForward(d_model, d_ffn, dropout=dropout, activation=activation)
         nn.init.xavier_uniform_(self.ffn.linear1.weight)

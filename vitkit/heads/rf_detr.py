@@ -217,6 +217,7 @@ class RFDETRDecoderLayer(nn.Module):
             d_model, num_cross_heads, num_levels=num_levels, num_points=num_points
         )
         self.ffn = FeedForward(d_model, d_ffn, dropout=dropout)
+        # Not `DeformableDecoderLayer`, as checkpoints number the norms otherwise: there norm1 is the cross-attention's.
         self.norm1 = nn.LayerNorm(d_model)
         self.norm2 = nn.LayerNorm(d_model)
         self.norm3 = nn.LayerNorm(d_model)

@@ -1,7 +1,7 @@
 """Classifiers of the transformers library and their backbones: ResNet, Swin, Swin V2, ViT and TimeSformer."""
 
 from vitkit.errors import ConfigError
-from vitkit.interop.transformers_settings import Kind, Section, Settings
+from vitkit.interop.transformers_settings import Kind, Row, Section, Settings, read_rows, write_rows
 from vitkit.registry import nearest
 
 RESNETS = {
@@ -44,37 +44,27 @@ def write_resnet(model: Section) -> Section:
     )
 
 
+_SWIN = [
+    Row("embed_dim", "embed_dim"),
+    Row("depths", "depths", Settings.numbers),
+    Row("num_heads", "num_heads", Settings.numbers),
+    Row("window_size", "window"),
+    Row("drop_path_rate", "drop_path", Settings.get, 0.1),
+]
+_SWIN_FIXED = dict(patch_size=4, mlp_ratio=4.0, qkv_bias=True, hidden_act="gelu")
+
+
 def read_swin(settings: Settings) -> Section:
     """Return the section of a Swin Transformer with the library's settings."""
-    settings.expect(
-        patch_size=4, num_channels=3, mlp_ratio=4.0, qkv_bias=True, hidden_act="gelu", use_absolute_embeddings=False
-    )
-    return dict(
-        type="Swin",
-        embed_dim=settings.number("embed_dim"),
-        depths=settings.numbers("depths"),
-        num_heads=settings.numbers("num_heads"),
-        window=settings.number("window_size"),
-        drop_path=settings.get("drop_path_rate", 0.1),
-    )
+    settings.expect(num_channels=3, use_absolute_embeddings=False, **_SWIN_FIXED)
+    return read_rows(settings, _SWIN, dict(type="Swin"))
 
 
 def write_swin(model: Section) -> Section:
     """Return the library's settings of a model's Swin Transformer."""
     backbone = model["backbone"]
-    return dict(
-        model_type="swin",
-        patch_size=4,
-        image_size=backbone.get("image_size") or 224,
-        embed_dim=backbone["embed_dim"],
-        depths=list(backbone["depths"]),
-        num_heads=list(backbone["num_heads"]),
-        window_size=backbone["window"],
-        drop_path_rate=backbone["drop_path"],
-        mlp_ratio=4.0,
-        qkv_bias=True,
-        hidden_act="gelu",
-    )
+    others = dict(model_type="swin", image_size=backbone.get("image_size") or 224)
+    return write_rows(backbone, _SWIN) | _SWIN_FIXED | others
 
 
 def _require_classifier(settings: Settings) -> None:
@@ -107,16 +97,17 @@ def _write_swinv2(model: Section) -> Section:
     return write_swin(model) | dict(model_type="swinv2", pretrained_window_sizes=windows)
 
 
+_PATCHES = [Row("hidden_size", "d_model"), Row("num_hidden_layers", "depth"), Row("num_attention_heads", "num_heads")]
+
+
 def _sizes(settings: Settings) -> Section:
     settings.expect(num_channels=3, qkv_bias=True, hidden_act="gelu")
-    return dict(
+    sizes = dict(
         patch_size=settings["patch_size"],
         image_size=settings["image_size"],
-        d_model=settings.number("hidden_size"),
-        depth=settings.number("num_hidden_layers"),
-        num_heads=settings.number("num_attention_heads"),
         mlp_ratio=settings.number("intermediate_size") / settings.number("hidden_size"),
     )
+    return read_rows(settings, _PATCHES, sizes)
 
 
 def _read_vit(settings: Settings, name: str) -> tuple[str, Section]:
@@ -133,10 +124,7 @@ def _read_resnet(settings: Settings, name: str) -> tuple[str, Section]:
 
 def _write_patches(model: Section) -> Section:
     backbone = model["backbone"]
-    return dict(
-        hidden_size=backbone["d_model"],
-        num_hidden_layers=backbone["depth"],
-        num_attention_heads=backbone["num_heads"],
+    return write_rows(backbone, _PATCHES) | dict(
         intermediate_size=round(backbone["d_model"] * backbone["mlp_ratio"]),
         image_size=backbone["image_size"],
         patch_size=backbone["patch_size"],

@@ -1,12 +1,13 @@
 """Detectors of the transformers library: DETR and RF-DETR, also with masks, Deformable DETR, RT-DETR and D-FINE."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from vitkit.config.schema import Slot, slots_in
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.interop.backbones import read_resnet, write_resnet
-from vitkit.interop.transformers_settings import Kind, Section, Settings
+from vitkit.interop.transformers_settings import Kind, Row, Section, Settings, read_rows, write_rows
 from vitkit.registry import TRAINING_QUERIES, Spec, nearest
 
 _HGNETS = {
@@ -45,93 +46,119 @@ def _detector_backbone(settings: Settings) -> Section:
     return section | dict(norm="frozen_bn", frozen_stages=1)
 
 
+_DETR = [
+    Row("num_queries", "num_queries"),
+    Row("d_model", "neck.out_channels"),
+    Row("d_model", "head.d_model"),
+    Row("encoder_attention_heads", "head.num_heads"),
+    Row("decoder_attention_heads", "head.num_heads"),
+    Row("encoder_ffn_dim", "head.d_ffn"),
+    Row("decoder_ffn_dim", "head.d_ffn"),
+    Row("dropout", "head.dropout", Settings.get, 0.1),
+    Row("encoder_layers", "head.num_encoder_layers"),
+    Row("decoder_layers", "head.num_decoder_layers"),
+]
+_DETR_FIXED = dict(position_embedding_type="sine", activation_function="relu")
+
+
 def _read_detr(settings: Settings, name: str) -> tuple[str, Section]:
     """Return vitkit's config of DETR, with masks if the architecture has them."""
-    settings.expect(position_embedding_type="sine", activation_function="relu")
-    with_masks = "DetrForSegmentation" in settings.names("architectures")
+    settings.expect(**_DETR_FIXED)
     model = dict(
-        type="DETRSegmentation" if with_masks else "DETR",
-        num_queries=settings.number("num_queries"),
+        type="DETR",
         backbone=_detector_backbone(settings),
-        neck=dict(type="ChannelProjection", out_channels=settings.number("d_model")),
-        head=dict(
-            type="DETRHead",
-            d_model=settings.number("d_model"),
-            num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),
-            d_ffn=settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
-            dropout=settings.get("dropout", 0.1),
-            num_encoder_layers=settings.number("encoder_layers"),
-            num_decoder_layers=settings.number("decoder_layers"),
-        ),
+        neck=dict(type="ChannelProjection"),
+        head=dict(type="DETRHead"),
     )
-    if not with_masks:
+    read_rows(settings, _DETR, model)
+    if "DetrForSegmentation" not in settings.names("architectures"):
         return "configs/detr_r50.py", model
-    return "configs/detr_r50_panoptic.py", model | dict(freeze_detr=True, tasks=["panoptic", "instance"])
+    tasks = ["panoptic", "instance"]
+    return "configs/detr_r50_panoptic.py", model | dict(type="DETRSegmentation", freeze_detr=True, tasks=tasks)
 
 
 def _write_detr(model: Section) -> Section:
-    head, backbone = model["head"], model["backbone"]
-    return dict(
-        d_model=head["d_model"],
-        encoder_layers=head["num_encoder_layers"],
-        decoder_layers=head["num_decoder_layers"],
-        encoder_attention_heads=head["num_heads"],
-        decoder_attention_heads=head["num_heads"],
-        encoder_ffn_dim=head["d_ffn"],
-        decoder_ffn_dim=head["d_ffn"],
-        dropout=head["dropout"],
-        num_queries=model["num_queries"],
-        activation_function="relu",
-        position_embedding_type="sine",
-        backbone=f"resnet{backbone.get('depth')}",
-        use_timm_backbone=True,
-        use_pretrained_backbone=False,
-        dilation=bool(backbone.get("dilation")),
+    backbone = model["backbone"]
+    return (
+        write_rows(model, _DETR)
+        | _DETR_FIXED
+        | dict(
+            backbone=f"resnet{backbone.get('depth')}",
+            use_timm_backbone=True,
+            use_pretrained_backbone=False,
+            dilation=bool(backbone.get("dilation")),
+        )
     )
+
+
+_DEFORMABLE_DETR = [
+    *_DETR[1:],
+    Row("num_feature_levels", "neck.num_levels"),
+    Row("encoder_n_points", "head.num_points"),
+    Row("decoder_n_points", "head.num_points"),
+]
 
 
 def _read_deformable_detr(settings: Settings, name: str) -> tuple[str, Section]:
     """Return vitkit's config of Deformable DETR and its variants."""
-    settings.expect(position_embedding_type="sine", activation_function="relu")
-    levels = settings.number("num_feature_levels")
+    settings.expect(**_DETR_FIXED)
     two_stage, refine = bool(settings.get("two_stage")), bool(settings.get("with_box_refine"))
     variant = "_two_stage" if two_stage else "_refine" if refine else ""
-    num_queries = settings.number("two_stage_num_proposals") if two_stage else settings.number("num_queries")
-    points = settings.same("encoder_n_points", "decoder_n_points")
-    return f"configs/deformable_detr_r50{variant}.py", dict(
+    model = dict(
         type="DeformableDETR",
-        num_queries=num_queries,
+        num_queries=settings.number("two_stage_num_proposals" if two_stage else "num_queries"),
         backbone=_detector_backbone(settings),
-        neck=dict(
-            type="PyramidProjection",
-            in_features=["res5"] if levels == 1 else ["res3", "res4", "res5"],
-            out_channels=settings.number("d_model"),
-            num_levels=levels,
-        ),
-        head=dict(
-            type="DeformableDETRHead",
-            d_model=settings.number("d_model"),
-            num_heads=settings.same("encoder_attention_heads", "decoder_attention_heads"),
-            num_points=points,
-            d_ffn=settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
-            dropout=settings.get("dropout", 0.1),
-            num_encoder_layers=settings.number("encoder_layers"),
-            num_decoder_layers=settings.number("decoder_layers"),
-            refine_boxes=refine,
-            two_stage=two_stage,
-        ),
+        neck=dict(type="PyramidProjection"),
+        head=dict(type="DeformableDETRHead", refine_boxes=refine, two_stage=two_stage),
     )
+    read_rows(settings, _DEFORMABLE_DETR, model)
+    model["neck"]["in_features"] = ["res5"] if model["neck"]["num_levels"] == 1 else ["res3", "res4", "res5"]
+    return f"configs/deformable_detr_r50{variant}.py", model
 
 
 def _write_deformable_detr(model: Section) -> Section:
     head = model["head"]
-    return _write_detr(model) | dict(
-        num_feature_levels=model["neck"].get("num_levels"),
-        encoder_n_points=head["num_points"],
-        decoder_n_points=head["num_points"],
-        with_box_refine=head["refine_boxes"],
-        two_stage=head["two_stage"],
-        two_stage_num_proposals=model["num_queries"],
+    return (
+        _write_detr(model)
+        | write_rows(model, _DEFORMABLE_DETR)
+        | dict(
+            with_box_refine=head.get("refine_boxes"),
+            two_stage=head.get("two_stage"),
+            two_stage_num_proposals=model["num_queries"],
+        )
+    )
+
+
+_HYBRID = [
+    Row("num_queries", "num_queries"),
+    Row("encoder_hidden_dim", "neck.out_channels"),
+    Row("encoder_attention_heads", "neck.num_heads"),
+    Row("encoder_ffn_dim", "neck.d_ffn"),
+    Row("hidden_expansion", "neck.expansion", Settings.factor, 1.0),
+    Row("dropout", "neck.dropout", Settings.get, 0.0),
+    Row("dropout", "head.dropout", Settings.get, 0.0),
+    Row("d_model", "head.d_model"),
+    Row("decoder_attention_heads", "head.num_heads"),
+    Row("decoder_ffn_dim", "head.d_ffn"),
+    Row("decoder_layers", "head.num_decoder_layers"),
+]
+"""What RT-DETR and D-FINE share."""
+_HYBRID_FIXED = dict(
+    encoder_layers=1, positional_encoding_temperature=10000, encoder_activation_function="gelu",
+    activation_function="silu", decoder_activation_function="relu", normalize_before=False, learn_initial_query=False,
+    with_box_refine=True, layer_norm_eps=1e-5, batch_norm_eps=1e-5,
+)  # fmt: skip
+
+
+def _hybrid_levels(widths: Sequence[int], channels: int) -> Section:
+    """Return the settings that follow from the widths of the backbone's maps and the channels of the encoder's."""
+    levels = len(widths)
+    return dict(
+        encoder_in_channels=list(widths),
+        decoder_in_channels=[channels] * levels,
+        feat_strides=[8, 16, 32][-levels:],
+        encode_proj_layers=[levels - 1],
+        num_feature_levels=levels,
     )
 
 
@@ -144,21 +171,10 @@ def _read_rt_detr(settings: Settings, name: str) -> tuple[str, Section]:
         )
     backbone.expect(downsample_in_bottleneck=False)
     depth = read_resnet(backbone)["depth"]
-    channels = settings.number("encoder_hidden_dim")
     widths = [128, 256, 512] if depth < 50 else [512, 1024, 2048]
-    settings.expect(
-        encoder_in_channels=widths, decoder_in_channels=[channels] * 3, feat_strides=[8, 16, 32], num_feature_levels=3
-    )
-    settings.expect(encoder_layers=1, encode_proj_layers=[2], positional_encoding_temperature=10000)
-    settings.expect(
-        encoder_activation_function="gelu", activation_function="silu", decoder_activation_function="relu",
-        normalize_before=False, learn_initial_query=False, with_box_refine=True, layer_norm_eps=1e-5,
-        batch_norm_eps=1e-5,
-    )  # fmt: skip
-    dropout = settings.get("dropout", 0.0)
+    settings.expect(**_hybrid_levels(widths, settings.number("encoder_hidden_dim")), **_HYBRID_FIXED)
     model = dict(
         type="RTDETR",
-        num_queries=settings.number("num_queries"),
         backbone=dict(
             type="ResNetVD",
             depth=depth,
@@ -167,53 +183,21 @@ def _read_rt_detr(settings: Settings, name: str) -> tuple[str, Section]:
             pixel_mean=[0.0] * 3,
             pixel_std=[1.0] * 3,
         ),
-        neck=dict(
-            type="HybridEncoder",
-            out_channels=channels,
-            num_heads=settings.number("encoder_attention_heads"),
-            d_ffn=settings.number("encoder_ffn_dim"),
-            dropout=dropout,
-            expansion=settings.factor("hidden_expansion", 1.0),
-        ),
-        head=dict(
-            type="RTDETRHead",
-            d_model=settings.number("d_model"),
-            num_heads=settings.number("decoder_attention_heads"),
-            num_points=settings.number("decoder_n_points"),
-            d_ffn=settings.number("decoder_ffn_dim"),
-            dropout=dropout,
-            num_decoder_layers=settings.number("decoder_layers"),
-        ),
+        neck=dict(type="HybridEncoder"),
+        head=dict(type="RTDETRHead", num_points=settings.number("decoder_n_points")),
     )
-    return f"configs/rtdetr_r{depth}.py", model | _read_denoising(settings)
+    return f"configs/rtdetr_r{depth}.py", read_rows(settings, _HYBRID, model) | _read_denoising(settings)
 
 
 def _write_rt_detr(model: Section) -> Section:
-    backbone, neck, head = model["backbone"], model["neck"], model["head"]
-    channels = neck["out_channels"]
     resnet = write_resnet(model) | dict(model_type="rt_detr_resnet", out_features=["stage2", "stage3", "stage4"])
     settings = dict(
         backbone_config=resnet,
-        freeze_backbone_batch_norms=backbone["norm"] == "frozen_bn",
-        encoder_in_channels=resnet["hidden_sizes"][1:],
-        encoder_hidden_dim=channels,
-        encoder_attention_heads=neck["num_heads"],
-        encoder_ffn_dim=neck["d_ffn"],
-        hidden_expansion=neck["expansion"],
-        decoder_in_channels=[channels] * 3,
-        d_model=head["d_model"],
-        decoder_attention_heads=head["num_heads"],
-        decoder_n_points=head["num_points"],
-        decoder_ffn_dim=head["d_ffn"],
-        decoder_layers=head["num_decoder_layers"],
-        dropout=head["dropout"],
-        num_queries=model["num_queries"],
-        encoder_layers=1,
-        encode_proj_layers=[2],
-        feat_strides=[8, 16, 32],
-        num_feature_levels=3,
+        freeze_backbone_batch_norms=model["backbone"]["norm"] == "frozen_bn",
+        decoder_n_points=model["head"]["num_points"],
+        **_hybrid_levels(resnet["hidden_sizes"][1:], model["neck"]["out_channels"]),
     )
-    return settings | _write_denoising(model)
+    return write_rows(model, _HYBRID) | _HYBRID_FIXED | settings | _write_denoising(model)
 
 
 def _read_denoising(settings: Settings) -> Section:
@@ -291,28 +275,28 @@ def _read_hgnet(settings: Settings) -> str:
     return name
 
 
+_D_FINE = [
+    *_HYBRID,
+    Row("max_num_bins", "head.reg_max", default=32),
+    Row("reg_scale", "head.reg_scale", Settings.factor, 4.0),
+    Row("up", "head.up", Settings.factor, 0.5),
+]
+
+
 def _read_d_fine(settings: Settings, name: str) -> tuple[str, Section]:
     """Return vitkit's config of D-FINE on an HGNetv2."""
     hgnet = _read_hgnet(settings.sub("backbone_config"))
-    levels, channels = settings.number("num_feature_levels"), settings.number("encoder_hidden_dim")
+    levels, points = settings.number("num_feature_levels"), settings["decoder_n_points"]
     if levels not in (2, 3):
         raise ConfigError(f"{settings.where}: num_feature_levels={levels}: vitkit's model has 2 or 3.")
+    settings.expect(**_hybrid_levels(_HGNETS[hgnet][3][-levels:], settings.number("encoder_hidden_dim")))
     settings.expect(
-        encoder_in_channels=_HGNETS[hgnet][3][-levels:], decoder_in_channels=[channels] * levels,
-        feat_strides=[8, 16, 32][-levels:], encode_proj_layers=[levels - 1],
-    )  # fmt: skip
-    settings.expect(
-        encoder_layers=1, positional_encoding_temperature=10000, encoder_activation_function="gelu",
-        activation_function="silu", decoder_activation_function="relu", normalize_before=False,
-        learn_initial_query=False, with_box_refine=True, layer_norm_eps=1e-5, batch_norm_eps=1e-5, eval_idx=-1,
-        layer_scale=1, top_prob_values=4, lqe_hidden_dim=64, lqe_layers=2, decoder_offset_scale=0.5,
-        decoder_method="default",
+        **_HYBRID_FIXED, eval_idx=-1, layer_scale=1, top_prob_values=4, lqe_hidden_dim=64, lqe_layers=2,
+        decoder_offset_scale=0.5, decoder_method="default",
     )  # fmt: skip
     frozen = dict(norm="frozen_bn", frozen_stem=True) if settings.get("freeze_backbone_batch_norms", True) else {}
-    points, dropout = settings["decoder_n_points"], settings.get("dropout", 0.0)
     model = dict(
         type="DFINE",
-        num_queries=settings.number("num_queries"),
         backbone=dict(
             type="TimmBackbone",
             name=f"hgnetv2_{hgnet}",
@@ -321,28 +305,13 @@ def _read_d_fine(settings: Settings, name: str) -> tuple[str, Section]:
             pixel_std=[1.0] * 3,
             **frozen,
         ),
-        neck=dict(
-            type="DFINEEncoder",
-            out_channels=channels,
-            num_heads=settings.number("encoder_attention_heads"),
-            d_ffn=settings.number("encoder_ffn_dim"),
-            dropout=dropout,
-            num_blocks=round(3 * settings.factor("depth_mult", 1.0)),
-            expansion=settings.factor("hidden_expansion", 1.0),
-        ),
+        neck=dict(type="DFINEEncoder", num_blocks=round(3 * settings.factor("depth_mult", 1.0))),
         head=dict(
             type="DFINEHead",
-            d_model=settings.number("d_model"),
-            num_heads=settings.number("decoder_attention_heads"),
             num_points=settings.numbers("decoder_n_points") if isinstance(points, list) else [points] * levels,
-            d_ffn=settings.number("decoder_ffn_dim"),
-            dropout=dropout,
-            num_decoder_layers=settings.number("decoder_layers"),
-            reg_max=settings.number("max_num_bins", 32),
-            reg_scale=settings.factor("reg_scale", 4.0),
-            up=settings.factor("up", 0.5),
         ),
     )
+    read_rows(settings, _D_FINE, model)
     return f"configs/dfine_{_DFINES.get((hgnet, levels), 'x')}_coco.py", model | _read_denoising(settings)
 
 
@@ -351,7 +320,7 @@ def _write_d_fine(model: Section) -> Section:
     size = str(backbone.get("name", "")).partition(".")[0].removeprefix("hgnetv2_")
     if size not in _HGNETS:
         raise CheckpointError(f"model.backbone: the library's D-FINE has an HGNetv2 ({', '.join(_HGNETS)}).")
-    levels, channels = len(head["num_points"]), neck["out_channels"]
+    levels = len(head["num_points"])
     hgnet = dict(zip(_HGNET_SETTINGS, _HGNETS[size], strict=True))
     hgnet |= dict(hidden_sizes=hgnet["stage_out_channels"], depths=hgnet["stage_num_blocks"])
     hgnet |= dict(
@@ -359,38 +328,43 @@ def _write_d_fine(model: Section) -> Section:
         out_features=["stage2", "stage3", "stage4"][-levels:],
         use_learnable_affine_block=size in ("b0", "b2"),
     )
-    return dict(
+    settings = dict(
         backbone_config=hgnet,
         freeze_backbone_batch_norms=backbone["norm"] == "frozen_bn",
-        encoder_in_channels=_HGNETS[size][3][-levels:],
-        encoder_hidden_dim=channels,
-        encoder_attention_heads=neck["num_heads"],
-        encoder_ffn_dim=neck["d_ffn"],
-        hidden_expansion=neck["expansion"],
         depth_mult=neck["num_blocks"] / 3,
-        decoder_in_channels=[channels] * levels,
-        d_model=head["d_model"],
-        decoder_attention_heads=head["num_heads"],
         decoder_n_points=head["num_points"],
-        decoder_ffn_dim=head["d_ffn"],
-        decoder_layers=head["num_decoder_layers"],
         decoder_activation_function=head["activation"],
-        dropout=head["dropout"],
-        max_num_bins=head["reg_max"],
-        reg_scale=head["reg_scale"],
-        up=head["up"],
-        num_queries=model["num_queries"],
-        encoder_layers=1,
-        encode_proj_layers=[levels - 1],
-        feat_strides=[8, 16, 32][-levels:],
-        num_feature_levels=levels,
-    ) | _write_denoising(model)
+        **_hybrid_levels(_HGNETS[size][3][-levels:], neck["out_channels"]),
+    )
+    return write_rows(model, _D_FINE) | _HYBRID_FIXED | settings | _write_denoising(model)
+
+
+_RF_DETR = [
+    Row("num_queries", "num_queries", default=300),
+    Row("d_model", "neck.out_channels", default=256),
+    Row("c2f_num_blocks", "neck.num_blocks", default=3),
+    Row("d_model", "head.d_model", default=256),
+    Row("decoder_self_attention_heads", "head.num_heads", default=8),
+    Row("decoder_cross_attention_heads", "head.num_cross_heads", default=16),
+    Row("decoder_n_points", "head.num_points", default=4),
+    Row("decoder_ffn_dim", "head.d_ffn", default=2048),
+    Row("dropout", "head.dropout", Settings.get, 0.1),
+    Row("decoder_layers", "head.num_decoder_layers", default=3),
+]
+_DINOV2 = [
+    Row("patch_size", "patch_size", default=14),
+    Row("hidden_size", "d_model", default=768),
+    Row("num_hidden_layers", "depth", default=12),
+    Row("num_attention_heads", "num_heads", default=12),
+    Row("num_windows", "num_windows", default=4),
+    Row("drop_path_rate", "drop_path", Settings.get, 0.0),
+]
 
 
 def _read_rf_detr(settings: Settings, name: str) -> tuple[str, Section]:
     """Return vitkit's config of RF-DETR, with masks if the architecture has them."""
-    backbone = settings.sub("backbone_config")
-    backbone.expect(
+    dinov2 = settings.sub("backbone_config")
+    dinov2.expect(
         model_type="rf_detr_dinov2", mlp_ratio=4, hidden_act="gelu", num_channels=3, qkv_bias=True,
         use_swiglu_ffn=False, apply_layernorm=True,
     )  # fmt: skip
@@ -400,86 +374,48 @@ def _read_rf_detr(settings: Settings, name: str) -> tuple[str, Section]:
     )  # fmt: skip
     if settings.get("layer_norm_eps") != 1e-5:  # the library's default, which is near enough to the original's
         settings.expect(layer_norm_eps=1e-6)
-    depth, image_size = backbone.number("num_hidden_layers", 12), backbone.get("image_size", 224)
+    image_size = dinov2.get("image_size", 224)
     if not isinstance(image_size, int):
-        image_size = backbone.numbers("image_size")
-    stages = [re.fullmatch(r"stage(\d+)", stage) for stage in backbone.names("out_features")]
+        image_size = dinov2.numbers("image_size")
+    stages = [re.fullmatch(r"stage(\d+)", stage) for stage in dinov2.names("out_features")]
     if not stages or None in stages:
-        raise ConfigError(f"{backbone.where}: out_features={backbone.get('out_features')}: expected names of stages.")
+        raise ConfigError(f"{dinov2.where}: out_features={dinov2.get('out_features')}: expected names of stages.")
     maps = [int(stage[1]) for stage in stages]
-    windowed = backbone.numbers("window_block_indexes", [block for block in range(depth) if block not in maps])
+    features = [f"block{block}" for block in maps]
+    backbone = read_rows(dinov2, _DINOV2, dict(type="WindowedViT", image_size=image_size, out_features=features))
+    blocks = range(backbone["depth"])
+    windowed = dinov2.numbers("window_block_indexes", [block for block in blocks if block not in maps])
+    backbone["global_blocks"] = [block for block in blocks if block not in windowed]
     with_masks = "RfDetrForInstanceSegmentation" in settings.names("architectures")
-    num_queries, groups = settings.number("num_queries", 300), settings.number("group_detr", 13)
+    groups = settings.number("group_detr", 13)
     model = dict(
         type="RFDETRSeg" if with_masks else "RFDETR",
-        num_queries=num_queries,
-        num_detections=num_queries,
-        backbone=dict(
-            type="WindowedViT",
-            patch_size=backbone.number("patch_size", 14),
-            d_model=backbone.number("hidden_size", 768),
-            depth=depth,
-            num_heads=backbone.number("num_attention_heads", 12),
-            image_size=image_size,
-            num_windows=backbone.number("num_windows", 4),
-            global_blocks=[block for block in range(depth) if block not in windowed],
-            out_features=[f"block{block}" for block in maps],
-            drop_path=backbone.get("drop_path_rate", 0.0),
-        ),
-        neck=dict(
-            type="C2fProjection",
-            in_features=[f"block{block}" for block in maps],
-            out_channels=settings.number("d_model", 256),
-            num_blocks=settings.number("c2f_num_blocks", 3),
-        ),
-        head=dict(
-            type="RFDETRHead",
-            d_model=settings.number("d_model", 256),
-            num_heads=settings.number("decoder_self_attention_heads", 8),
-            num_cross_heads=settings.number("decoder_cross_attention_heads", 16),
-            num_points=settings.number("decoder_n_points", 4),
-            d_ffn=settings.number("decoder_ffn_dim", 2048),
-            dropout=settings.get("dropout", 0.1),
-            num_decoder_layers=settings.number("decoder_layers", 3),
-            masks=with_masks,
-        ),
+        num_detections=settings.number("num_queries", 300),
+        backbone=backbone,
+        neck=dict(type="C2fProjection", in_features=list(features)),
+        head=dict(type="RFDETRHead", masks=with_masks),
         training_queries=[dict(type="QueryGroups", groups=groups)] if groups > 1 else [],
     )
     sizes = _RF_DETRS_WITH_MASKS if with_masks else _RF_DETRS
     size = sizes.get(image_size if isinstance(image_size, int) else None, "n")
-    return f"configs/rf_detr_{'seg_' if with_masks else ''}{size}_coco.py", model
+    return f"configs/rf_detr_{'seg_' if with_masks else ''}{size}_coco.py", read_rows(settings, _RF_DETR, model)
 
 
 def _write_rf_detr(model: Section) -> Section:
-    backbone, head = model["backbone"], model["head"]
+    backbone, size = model["backbone"], model["backbone"]["image_size"]
     groups = [_defaults_of(spec) for spec in model["training_queries"] if _is(spec, "QueryGroups")]
-    size = backbone["image_size"]
     dinov2 = dict(
         model_type="rf_detr_dinov2",
-        hidden_size=backbone["d_model"],
-        num_hidden_layers=backbone["depth"],
-        num_attention_heads=backbone["num_heads"],
         mlp_ratio=4,
         image_size=size if isinstance(size, int) else list(size),
-        patch_size=backbone["patch_size"],
-        num_windows=backbone["num_windows"],
         out_features=[name.replace("block", "stage") for name in backbone["out_features"]],
-        drop_path_rate=backbone["drop_path"],
+        **write_rows(backbone, _DINOV2),
     )
-    return dict(
+    return write_rows(model, _RF_DETR) | dict(
         backbone_config=dinov2,
         hidden_expansion=0.5,
-        c2f_num_blocks=model["neck"]["num_blocks"],
-        dropout=head["dropout"],
-        d_model=head["d_model"],
-        decoder_self_attention_heads=head["num_heads"],
-        decoder_cross_attention_heads=head["num_cross_heads"],
-        decoder_n_points=head["num_points"],
-        decoder_ffn_dim=head["d_ffn"],
-        decoder_layers=head["num_decoder_layers"],
-        num_queries=model["num_queries"],
         group_detr=groups[0]["groups"] if groups else 1,
-        intermediate_size=4 * head["d_model"],
+        intermediate_size=4 * model["head"]["d_model"],
         layer_norm_eps=1e-6,
     )
 

@@ -1,8 +1,10 @@
 """Read settings, and the preparation of images, from folders of the transformers library."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
+from vitkit.config.load import value_at
 from vitkit.errors import ConfigError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 
@@ -12,14 +14,14 @@ INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's number of a resampling filter -> its name."""
 
 
-_MOST = {"layers": 128, "n_layer": 128, "depths": 128, "levels": 64, "vocab_size": 1 << 20, "queries": 1 << 16}
+_LIMITS = {"layers": 128, "n_layer": 128, "depths": 128, "levels": 64, "vocab_size": 1 << 20, "queries": 1 << 16}
 _LARGEST = 1 << 14
 """Upper limits of whole numbers by the end of their names, and of all others: a damaged file may have larger ones, and
 building that model would exhaust memory and time."""
 
 
-def _most(name: str) -> int:
-    return next((limit for end, limit in _MOST.items() if name.endswith(end)), _LARGEST)
+def _limit(name: str) -> int:
+    return next((limit for end, limit in _LIMITS.items() if name.endswith(end)), _LARGEST)
 
 
 class Settings:
@@ -53,9 +55,9 @@ class Settings:
     def number(self, name: str, default: int | None = None) -> int:
         """Return a whole number above 0; without a default it is required."""
         value = self[name] if default is None else self.get(name, default)
-        if type(value) is not int or not 0 < value <= _most(name):
+        if type(value) is not int or not 0 < value <= _limit(name):
             raise ConfigError(
-                f"{self.where}: {name}={value!r:.100}: expected a whole number above 0, at most {_most(name)}."
+                f"{self.where}: {name}={value!r:.100}: expected a whole number above 0, at most {_limit(name)}."
             )
         return value
 
@@ -71,9 +73,10 @@ class Settings:
         values = self[name] if default is None else self.get(name, default)
         if not isinstance(values, list | tuple) or not all(type(value) in (int, float) for value in values):
             raise ConfigError(f"{self.where}: {name}={values!r:.100}: expected a list of numbers.")
-        if len(values) > _MOST["levels"] or any(not abs(value) <= _most(name) for value in values):
+        if len(values) > _LIMITS["levels"] or any(not abs(value) <= _limit(name) for value in values):
             raise ConfigError(
-                f"{self.where}: {name}={values!r:.100}: expected at most {_MOST['levels']} numbers up to {_most(name)}."
+                f"{self.where}: {name}={values!r:.100}: expected at most {_LIMITS['levels']} numbers up to "
+                f"{_limit(name)}."
             )
         return list(values)
 
@@ -91,14 +94,40 @@ class Settings:
             if theirs != value:
                 raise ConfigError(f"{self.where}: {name}={theirs!r}: vitkit's model only has {value!r}.")
 
-    def same(self, first: str, second: str) -> int:
-        """Return the common value of two numbers that are a single one in vitkit."""
-        values = self.number(first), self.number(second)
-        if values[0] != values[1]:
+
+class Row(NamedTuple):
+    """A setting that vitkit has under another name."""
+
+    theirs: str
+    ours: str
+    """The key in the model section, dotted."""
+    read: Callable[[Settings, str, Any], Any] = Settings.number
+    default: Any = None
+    """The value if the setting is missing; None: it is required, unless `read` is `Settings.get`."""
+
+
+def read_rows(settings: Settings, rows: Sequence[Row], section: Section) -> Section:
+    """Add the library's settings to a model section, and return it.
+
+    Raises:
+        ConfigError: a value is wrong, or two settings that are a single one in vitkit differ.
+    """
+    names: dict[str, str] = {}
+    for theirs, ours, read, default in rows:
+        value = read(settings, theirs, default)
+        *path, key = ours.split(".")
+        place = reduce(dict.__getitem__, path, section)
+        first = names.setdefault(ours, theirs)
+        if place.setdefault(key, value) != value:
             raise ConfigError(
-                f"{self.where}: {first}={values[0]}, {second}={values[1]}: vitkit's model has one number for both."
+                f"{settings.where}: {first}={place[key]}, {theirs}={value}: vitkit's model has one number for both."
             )
-        return values[0]
+    return section
+
+
+def write_rows(section: Section, rows: Sequence[Row]) -> Section:
+    """Return the library's settings of a model section; a key that the section lacks gives None."""
+    return {row.theirs: value_at(section, row.ours) for row in rows}
 
 
 class Kind(NamedTuple):

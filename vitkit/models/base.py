@@ -72,8 +72,8 @@ class DensePredictionModel(ModelOnBackbone):
         check_feature_info(self.backbone)
         if isolate_padding and "padding_mask" not in inspect.signature(self.backbone.forward).parameters:
             raise ConfigError(
-                f"isolate_padding=True: backbone {type(self.backbone).__name__} does not accept a padding mask. "
-                "Set model.isolate_padding=False or choose a ResNet."
+                f"isolate_padding=True: backbone {type(self.backbone).__name__} does not accept a padding mask, so "
+                "its kernels would carry padding into the image. Set model.isolate_padding=False or choose a ResNet."
             )
         isolated = {"isolate_padding": True} if isolate_padding else {}
         self.neck = NECKS.build(neck, feature_info=self.backbone.feature_info, **isolated)

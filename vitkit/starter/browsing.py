@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from vitkit.config import value_at
 from vitkit.data.io.channel_files import as_rgb
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
 from vitkit.data.loading.collate import collate
@@ -82,6 +83,8 @@ def browse(
     if with_class is not None and with_class not in names:
         raise ConfigError(f"--class {with_class}: the data has no such class. {nearest(with_class, names)}")
     torch.manual_seed(seed)
+    if (num_epochs := value_at(config, "train.epochs", None)) is not None:
+        dataset.set_num_epochs(num_epochs)
     dataset.set_epoch(epoch)
     augment = None
     if split == "train" and data.squares is not None:

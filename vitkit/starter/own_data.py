@@ -13,7 +13,7 @@ import numpy as np
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_names
-from vitkit.data.formats import FORMAT_NAMES, AnnotatedImages, read_annotations
+from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, left_out_lines
 from vitkit.data.formats.class_files import class_file_near, read_class_file
 from vitkit.data.formats.splitting import split_dataset
@@ -42,6 +42,8 @@ class OwnData:
     """The median short side of the images in pixels."""
     config_lines: list[str]
     """Lines of Python that set the data in `cfg`."""
+    fewest_objects: int = 0
+    """The number of training objects of the rarest class that has any; 0 for data without objects."""
 
 
 def read_own_data(task: str, images: Path, annotations: Path | None, *, share: float, out: Path) -> OwnData:
@@ -72,7 +74,11 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
     if masks and not all(annotation.get("segmentation") for annotation in data.annotations):
         raise DataError(f"'{data.source}' has objects without a mask. Choose --task detection, which learns boxes.")
     notes, left_out = data.notes, data.left_out
-    if "train" in data.splits and "val" not in data.splits:
+    file_names = {image["id"]: image["file_name"] for image in data.images}
+    train, val = ({file_names[number] for number in data.splits.get(name, ())} for name in ("train", "val"))
+    if train and train == val:  # as in a data.yaml of YOLO without splits, which needs both keys
+        notes.append("train and val are the same images, which are therefore split")
+    if train and (not val or train == val):
         data = data.split("train")
     if not {"train", "val"} <= data.splits.keys():
         split_dataset(data, {"val": share})
@@ -80,18 +86,19 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
         print(f"  note: {note}")
     for line in left_out_lines(left_out | data.left_out):
         print(f"  left out: {line}")
-    most_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
-    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * most_objects / 10))
+    max_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
+    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * max_objects / 10))
     lines = [
-        f"# the image with the most objects has {counted(most_objects, 'objects')}",
+        f"# the image with the most objects has {counted(max_objects, 'objects')}",
         f'cfg["model"]["num_queries"] = {num_queries}',
     ]
     for name in ("train", "val"):
         write_coco(data.split(name), out / f"{name}.json", {})
         lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
     sides = [min(image["width"], image["height"]) for image in data.images]
-    summary = f"{FORMAT_NAMES[data.format]}: {data.summary()}"
-    return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines)
+    summary = f"{FORMATS[data.format].text}: {data.summary()}"
+    fewest = min(filter(None, data.split("train").class_counts().values()), default=0)
+    return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines, fewest)
 
 
 def read_instance(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:

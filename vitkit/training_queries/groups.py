@@ -73,7 +73,7 @@ class OneToManyQueries(TrainingQueriesBase):
                 f"num_queries={num_queries} is not divisible by repeats={repeats}, the number of queries that each "
                 f"target is matched to: set num_queries to {f'{below} or ' if below else ''}{above}."
             )
-        if head.make_proposals() is not None:
+        if type(head).make_proposals is not QueryHead.make_proposals:
             raise ConfigError(
                 f"OneToManyQueries: the first stage of {type(head).__name__} selects boxes for groups as large as its "
                 "own queries. Choose QueryGroups."

@@ -45,6 +45,8 @@ class BaseImageDataset(Dataset):
 
     transforms_by_epoch: TransformsByEpoch | None = None
     """The transforms of all epochs, if they differ; `transforms` are then those of one epoch."""
+    num_epochs: int | None = None
+    """Number of epochs of the run, see `set_num_epochs`."""
 
     def __init__(self, transforms: Spec | Transforms | None):
         self.transforms = build_transforms(transforms)
@@ -61,10 +63,14 @@ class BaseImageDataset(Dataset):
                     )
                 stage.check_source(self)
 
+    def set_num_epochs(self, num_epochs: int) -> None:
+        """See `Dataset`."""
+        self.num_epochs = num_epochs
+
     def set_epoch(self, epoch: int) -> None:
         """See `Dataset`."""
         if self.transforms_by_epoch is not None:
-            self.transforms = self.transforms_by_epoch.at(epoch)
+            self.transforms = self.transforms_by_epoch.at(epoch, self.num_epochs)
 
     def __len__(self) -> int:
         return len(self.image_ids)

@@ -24,7 +24,7 @@ class AnnotationSource:
     images: Path | None = None
     """Folder of the images; None: the format's default location."""
     format: str | None = None
-    """A key of vitkit.data.formats.READERS; None: detected from the files."""
+    """A key of vitkit.data.formats.FORMATS; None: detected from the files."""
     split: str | None = None
     """One of the splits that the format names; None: all images, if the format names no splits."""
     names: Sequence[str] | None = None

@@ -7,34 +7,15 @@ supports neither CVAT nor CSV. The tests compare with it.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
-from vitkit.data.formats.coco import read_coco
-from vitkit.data.formats.csv_files import read_csv
-from vitkit.data.formats.cvat import read_cvat
-from vitkit.data.formats.detecting import FORMAT_NAMES, detect_format
-from vitkit.data.formats.label_images import read_instance_maps, read_semantic_maps
-from vitkit.data.formats.labelme import read_labelme
-from vitkit.data.formats.voc import read_voc
-from vitkit.data.formats.yolo import read_yolo
+from vitkit.data.formats.detecting import FORMATS, detect_format
 from vitkit.data.io.coco_schema import detection_faults, raise_faults, segmentation_faults
 from vitkit.data.io.image_files import MAX_PIXELS, check_inside
 from vitkit.data.io.values import check_count
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import nearest
-
-READERS: dict[str, Callable[[Path, Path | None], AnnotatedImages]] = {
-    "coco": read_coco,
-    "yolo": read_yolo,
-    "voc": read_voc,
-    "labelme": read_labelme,
-    "cvat": read_cvat,
-    "csv": read_csv,
-    "instance_maps": read_instance_maps,
-    "semantic_maps": read_semantic_maps,
-}
 
 
 def read_annotations(
@@ -50,7 +31,7 @@ def read_annotations(
     Args:
         annotations: a file, or a folder of files.
         images: folder of the images; None: the format's default location.
-        format: one of READERS; None: detected from the files.
+        format: one of FORMATS; None: detected from the files.
         check_segmentations: False if the caller checks them, because it can do without them or changes sizes first.
         allow_outside: whether file names may lead out of the folder of the images.
     Raises:
@@ -58,10 +39,10 @@ def read_annotations(
         ConfigError: there is no such format.
     """
     annotations, images = Path(annotations), None if images is None else Path(images)
-    if format is not None and format not in READERS:
-        raise ConfigError(f"format: no {format!r}. {nearest(format, READERS)}")
+    if format is not None and format not in FORMATS:
+        raise ConfigError(f"format: no {format!r}. {nearest(format, FORMATS)}")
     format = format or detect_format(annotations, images)
-    data = READERS[format](annotations, images)
+    data = FORMATS[format].read(annotations, images)
     if not data.images:
         unreadable = data.left_out.get(UNREADABLE)
         reason = f"{len(unreadable)} cannot be read: {unreadable[0]}" if unreadable else "Correct the path."
@@ -96,4 +77,4 @@ def _check_run_lengths(data: AnnotatedImages) -> None:
             )
 
 
-__all__ = ["FORMAT_NAMES", "READERS", "AnnotatedImages", "detect_format", "read_annotations"]
+__all__ = ["FORMATS", "AnnotatedImages", "detect_format", "read_annotations"]

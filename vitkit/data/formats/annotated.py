@@ -1,11 +1,11 @@
 """Images with boxes or masks in the fields of COCO's format, whichever format they were read from."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitkit.data.io.coco_schema import is_number
 from vitkit.data.io.image_files import upright_size
@@ -20,8 +20,9 @@ NUM_SHOWN = 3
 """The number of names in a line about items that were left out."""
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """Name of a folder or key -> the split that it stands for."""
-_MOST_FOLDERS = 16
+_MAX_FOLDERS = 16
 """How many of the last folders of a name are compared."""
+_HEAD = 4096
 _BLANKS = "blanks around class names"
 _MAX_SHOWN = 500
 _DECIMALS = 3
@@ -176,6 +177,23 @@ class AnnotatedImages:
         return {category["name"]: counts[category["id"]] for category in self.categories}
 
 
+class AnnotationFormat(NamedTuple):
+    """A format that annotations are read in, a row of `vitkit.data.formats.detecting.FORMATS`."""
+
+    text: str
+    """What messages call it."""
+    read: Callable[[Path, Path | None], AnnotatedImages]
+    """Takes the file or folder of the annotations, and the folder of the images; None: the format's default."""
+    looks_like: Mapping[str, Callable[[Path], bool]]
+    """Extension -> whether a file with it seems to be in this format. It may raise OSError or DataError."""
+
+
+def read_head(path: Path) -> bytes:
+    """Return the first kilobytes of a file, by which a format is recognised."""
+    with path.open("rb") as file:
+        return file.read(_HEAD)
+
+
 class ImageFiles:
     """The image files below a folder, to be looked up by the names that annotations use.
 
@@ -209,7 +227,7 @@ class ImageFiles:
             DataError: several images have that name.
         """
         for name in names:
-            path = PurePosixPath(*name.replace("\\", "/").split("/")[-_MOST_FOLDERS - 1 :])
+            path = PurePosixPath(*name.replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
             stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
             for k in range(len(path.parts)):
                 for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):

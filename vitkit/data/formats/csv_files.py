@@ -76,9 +76,9 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     return data
 
 
-def box_columns_of(path: Path) -> tuple[Sequence[str], str]:
-    """Return the columns of a file's boxes and the order they are in; raises like `read_csv`."""
-    return _box_columns(_read_rows(path)[0], path)
+def has_box_columns(path: Path) -> bool:
+    """Whether a file has columns of boxes; raises like `read_csv`."""
+    return bool(_box_columns(_read_rows(path)[0], path))
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:

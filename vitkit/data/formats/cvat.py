@@ -11,12 +11,24 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, polygon_fields, single_file
+from vitkit.data.formats.annotated import (
+    SPLIT_NAMES,
+    AnnotatedImages,
+    ImageFiles,
+    polygon_fields,
+    read_head,
+    single_file,
+)
 from vitkit.data.io.segmentations import is_side, region_annotation
 from vitkit.data.io.values import check_count, coordinate, read_xml
 from vitkit.errors import DataError
 
 _CORNERS_OF_ELLIPSE = 32
+
+
+def is_cvat_file(path: Path) -> bool:
+    """Whether an XML file looks like CVAT's."""
+    return b"<annotations" in read_head(path).replace(b"\0", b"")  # UTF-16
 
 
 def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:

@@ -25,6 +25,12 @@ _POINTS = ("point", "points", "line", "linestrip")
 """Types of shapes that enclose nothing."""
 
 
+def is_labelme_file(path: Path) -> bool:
+    """Whether a JSON file looks like one of LabelMe's."""
+    data = path.read_bytes()
+    return b'"shapes"' in data and b'"points"' in data
+
+
 def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read LabelMe's files.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, read_head
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.data.io.text_files import read_lines
 from vitkit.data.io.values import coordinate, read_xml
@@ -17,6 +17,12 @@ from vitkit.errors import DataError
 
 _FLAGS = ("difficult", "truncated", "occluded")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def is_voc_file(path: Path) -> bool:
+    """Whether an XML file looks like one of Pascal VOC's."""
+    head = read_head(path).replace(b"\0", b"")  # UTF-16
+    return b"<annotation" in head and b"<annotations" not in head
 
 
 def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:

@@ -13,7 +13,14 @@ from os.path import exists
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, polygon_fields
+from vitkit.data.formats.annotated import (
+    SPLIT_NAMES,
+    AnnotatedImages,
+    ImageFiles,
+    add_image_file,
+    polygon_fields,
+    read_head,
+)
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.data.io.text_files import read_lines
 from vitkit.data.io.values import check_count, check_distinct, class_name, class_number, is_name, read_yaml
@@ -24,6 +31,21 @@ _MAX_BYTES = 1 << 25
 """Size of the largest text file of an image."""
 _LARGEST_FRACTION = 1.5
 """Numbers above this are not fractions of an image, even with rounding or a box that crosses the border."""
+_LINE = re.compile(rb"\s*\d+(\.0*)?(\s+[-+.\deE]+){4,}\s*")
+
+
+def is_yolo_yaml(path: Path) -> bool:
+    """Whether a YAML file looks like YOLO's; raises like `read_yaml_settings`."""
+    return bool(read_yaml_settings(path))
+
+
+def is_yolo_text(path: Path) -> bool:
+    """Whether a text file looks like one of YOLO's, by its first line."""
+    head = read_head(path)
+    if len(head) < path.stat().st_size:  # a number may be cut in two
+        head = head[: head.rfind(b" ") + 1]
+    line = next(filter(None, map(bytes.strip, head.splitlines())), b"")
+    return _LINE.fullmatch(line) is not None
 
 
 def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
