@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import vitkit
-from vitkit import load_config
 
 FOLDER = Path(__file__).parent
 
@@ -40,7 +39,7 @@ def package(name: str, run: Path, config: str, metrics: list[str]) -> dict:
         checksum=f"sha256:{checksum}",
         size_mb=round(path.stat().st_size / 1e6, 2),
         licence="Apache-2.0",
-        dataset=load_config(config)["data"]["val"]["type"],
+        dataset=vitkit.load_config(config)["data"]["val"]["type"],
         measured={metric: round(figures[metric], 3) for metric in metrics},
         processor_minutes=round(last["processor_minutes"], 1),
         parameters=sum(p.numel() for p in vitkit.load(path).model.parameters()),

@@ -36,8 +36,9 @@ def packaged_table() -> str:
         if model_zoo.is_packaged(name):
             measured = ", ".join(f"{metric} {value}" for metric, value in entry["measured"].items())
             config = entry["config"].removeprefix("configs/").removesuffix(".py")
-            command = f"[`vitkit train {config}`](../{entry['config']})"
-            cells = f"`{name}`", command, str(entry["processor_minutes"]), measured, str(entry["size_mb"])
+            commands = [f"[`vitkit train {config}`](../{entry['config']})"]
+            commands += [f"`{command}`" for command in entry.get("then", ())]
+            cells = f"`{name}`", ", ".join(commands), str(entry["processor_minutes"]), measured, str(entry["size_mb"])
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

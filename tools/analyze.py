@@ -109,6 +109,7 @@ def main(argv: list[str] | None = None) -> None:
         request = costs.Request(
             model=args.model or "*",
             config=named and named.config,
+            classes=named and costs.trained_classes(named),
             overrides=args.overrides,
             size=args.size,
             frames=args.frames,

@@ -54,6 +54,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     _, args.overrides = split_weights(args.overrides)  # the data need no weights
+    if args.out is not None and args.out.suffix.lower() in (".html", ".htm"):
+        parser.error(f"--out {args.out}: expected a folder, in which the page is index.html")
     if min(args.seed, args.epoch) < 0:
         parser.error("--seed and --epoch are at least 0")
     return args

@@ -32,10 +32,10 @@ from vitkit.data.loading.loader import DataSettings
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import find_model, is_config_only
-from vitkit.inference.load import FoundModel
+from vitkit.inference.load import FoundModel, own_checkpoint
 from vitkit.models.classifier import Classifier
 from vitkit.protocols import Dataset
-from vitkit.registry import nearest
+from vitkit.registry import MODELS, nearest, parameters_of
 from vitkit.visualization.costs import Accuracy, plot_accuracy, plot_costs
 
 DETECTION_SIZE = (800, 1066)
@@ -52,6 +52,8 @@ class Request:
     """A backbone's name, or what `find_model` takes; for a table and for clips a pattern of names."""
     config: Mapping[str, Any] | None = None
     """The config of a model; None: a backbone."""
+    classes: Sequence[str] | None = None
+    """The classes that the model was trained on; None: as many as its config sets, or the model's default."""
     overrides: Sequence[str] = ()
     """For a backbone, `key=value`."""
     size: tuple[int, int] | None = None
@@ -118,7 +120,21 @@ def build(request: Request, *, device: str) -> nn.Module:
     if request.config is None:
         return build_backbone(request.model, request.overrides, device=device)
     with torch.device(device):
-        return build_model(request.config["model"]).eval()
+        return build_model(request.config["model"], classes=request.classes).eval()
+
+
+def trained_classes(found: FoundModel) -> list[str] | None:
+    """Return the classes that a model's checkpoint names; None if it names none or there is no checkpoint."""
+    return None if found.weights is None else own_checkpoint(found.weights).get("classes")
+
+
+def default_classes(request: Request) -> int | None:
+    """Return the number of classes that a model has only by default; None if it is known or the model has none."""
+    if request.config is None or request.classes is not None:
+        return None
+    constructor, arguments = MODELS.resolve(request.config["model"])
+    parameter = parameters_of(constructor).get("num_classes")
+    return None if parameter is None or "num_classes" in arguments else parameter.default
 
 
 def build_backbone(name: str, overrides: Sequence[str] = (), *, device: str) -> nn.Module:
@@ -172,6 +188,8 @@ def costs(request: Request) -> dict[str, Any]:
     if request.training_macs and macs is not None:
         images = request.samples or len(training_dataset(request).training_indices())
         report["training"] = training_cost(request, macs.total // request.batch_size, images)
+    if (num_classes := default_classes(request)) is not None:
+        report["default_classes"] = num_classes
     if request.prints:
         print_costs(report, {name: type(model.get_submodule(name)).__name__ for name in rows}, request.device)
     return report
@@ -256,6 +274,11 @@ def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> N
             notes.append(f"UNKNOWN, not counted: {join_counts(report['unknown'])}")
     if "macs_by_fvcore" in report:
         notes.append(f"counted by fvcore: {report['macs_by_fvcore'] / 1e9:.3f} G")
+    if "default_classes" in report:
+        notes.append(
+            f"\nclasses: {report['default_classes']}, the model's default; a run has those of its data: "
+            "model.num_classes=N"
+        )
     if "training" in report:
         notes.append("\n" + training_cost_text(report["training"], "clips" if len(report["input"]) == 5 else "images"))
     print_table(report, "", lines, notes)

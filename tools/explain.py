@@ -39,6 +39,7 @@ from vitkit.tools.common import (
     fraction,
     image_size,
     new_file,
+    positive,
     sort_model,
 )
 
@@ -72,6 +73,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="folder of images to average attention distances over"
     )
+    text = "average over the first N of --images, in alphabetical order (default: all)"
+    parser.add_argument("--max-images", type=positive, metavar="N", help=text)
     parser.add_argument("--dataset", action="store_true", help="draw each query's boxes over the validation data")
     text = "another model, or a config and its weights; its attention distances are drawn alongside"
     parser.add_argument("--compare", nargs="+", default=(), metavar="MODEL", help=text)

@@ -18,7 +18,7 @@ Spec = str | Mapping[str, Any]
 """The specification of an object: a registered name, or a dict with `type` and constructor arguments."""
 
 
-MOST_NAMES = 40
+MAX_NAMES = 40
 """The maximum number of names that an error message lists."""
 
 
@@ -27,8 +27,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     names = sorted(names)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
-    more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"{hint}Known: {', '.join(names[:MOST_NAMES]) if names else '(none)'}{more}."
+    more = f", and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{hint}Known: {', '.join(names[:MAX_NAMES]) if names else '(none)'}{more}."
 
 
 def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:

@@ -5,7 +5,9 @@ there is no augmentation.
 
 Run:  python tools/train.py configs/quickstart/captioning.py
       vitkit explain runs/captioning --image image.png
-Here: CIDEr-D 8.66 of 10, and 0.736 of 500 captions of unseen images exact, for seed 42.
+Here: CIDEr-D 8.54 of 10, and 0.702 of 500 captions of unseen images exact, for seed 42; 3.6 processor minutes of an AMD
+      EPYC, one thread.
+      These weights are in the package: `vitkit predict shapes_captioner --input image.png`.
 """
 
 
@@ -21,12 +23,12 @@ def config():
         data=dict(
             train=dict(**world, num_images=16000, split="train"),
             val=dict(**world, num_images=500, split="val"),
-            images_per_gpu=64, val_images_per_gpu=50, num_workers=0,
+            images_per_gpu=32, val_images_per_gpu=50, num_workers=0,
         ),
         optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_epochs=0.5),
         evaluator=dict(type="CaptionEvaluator"),
         train=dict(
-            epochs=5, clip_grad_norm=1.0, reference_batch_size=64, best_metric="exact_match", channels_last=True,
+            epochs=2, clip_grad_norm=1.0, reference_batch_size=32, best_metric="exact_match", channels_last=True,
         ),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from vitkit.errors import ConfigError
 from vitkit.tools import analyze
 
 BACKBONE_SIZES = {"resnet18": (96, 64), "vit_tiny_patch16": (224, 224), "swin_tiny": (64, 96)}
-MODELS = ("quickstart/detr", "quickstart/mask2former_instance")
+MODELS = ("quickstart/detr", "quickstart/dino", "quickstart/mask2former_instance")
 
 
 def build(name):
@@ -37,12 +37,13 @@ def test_macs_equal_those_of_fvcore(name):
 
 
 def test_models_that_cannot_be_traced_are_named():
-    class Constant(torch.nn.Module):
+    class Refused(torch.nn.Module):
         def forward(self, images):
-            return len(images)
+            raise RuntimeError("this cannot be understood by the tracer")
 
-    with pytest.raises(ConfigError, match="torch.jit cannot trace Constant"):
-        count_macs_by_fvcore(Constant(), torch.zeros(1))
+    model = Refused()
+    with pytest.raises(ConfigError, match="torch.jit cannot trace Refused"):
+        count_macs_by_fvcore(model, torch.zeros(1))
 
 
 def test_analyze_prints_both_counts(capsys):

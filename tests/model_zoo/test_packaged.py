@@ -15,7 +15,14 @@ from vitkit.inference.load import find_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = {name: entry for name, entry in model_zoo.index().items() if model_zoo.is_packaged(name)}
-SLICE = {"shapes_dino": ("bbox/AP50", 0.9), "numbers_translator": ("exact_match", 0.9), "shapes_vit": ("top1", 0.9)}
+SLICE = {
+    "shapes_dino": ("bbox/AP50", 0.9),
+    "numbers_translator": ("exact_match", 0.9),
+    "shapes_vit": ("top1", 0.9),
+    "shapes_detr": ("bbox/AP50", 0.8),
+    "shapes_mask2former": ("PQ", 0.75),
+    "shapes_captioner": ("exact_match", 0.5),
+}
 """A metric of each model, and its least value on a few images."""
 
 

@@ -88,3 +88,14 @@ def test_test_images_are_neither_trained_nor_validated_on(tmp_path):
     data = read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.3, out=tmp_path / "out")
     assert data.num_train + data.num_val == 6
     assert '"test/' not in (tmp_path / "out/train.json").read_text() + (tmp_path / "out/val.json").read_text()
+
+
+def test_train_and_val_of_the_same_images_are_split(tmp_path, capsys):
+    images(tmp_path / "cells", *(f"images/all/{k}.png" for k in range(10)))
+    (tmp_path / "cells/labels/all").mkdir(parents=True)
+    for k in range(10):
+        (tmp_path / f"cells/labels/all/{k}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (tmp_path / "cells/data.yaml").write_text("train: images/all\nval: images/all\nnames: [cell]\n")
+    data = read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.2, out=tmp_path / "out")
+    assert (data.num_train, data.num_val) == (8, 2)
+    assert "train and val are the same images, which are therefore split" in capsys.readouterr().out

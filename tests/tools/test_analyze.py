@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vitkit import build_model, load_config
 from vitkit.analysis import memory as analysis
 from vitkit.analysis.clips import clip_cost
 from vitkit.analysis.macs import count_macs
+from vitkit.checkpoint import save_checkpoint
 from vitkit.kernels import use_kernels
 from vitkit.kernels.deformable_attention import deformable_attend
 from vitkit.nn.attention import MultiHeadAttention
@@ -386,6 +388,22 @@ def test_cost_of_a_training_is_three_forward_passes_of_each_image_in_each_epoch(
     total = 3 * forward * 3200 * 3
     line = f"training: 3 x {macs} x {images} x 3 epochs = {total:.2g} MACs ({2 * total:.2g} FLOPs)"
     assert line.replace("e+", "e") in capsys.readouterr().out
+
+
+def test_head_has_the_classes_of_a_trained_model(tmp_path, capsys):
+    config = "quickstart/classifier"
+    note = "classes: 1000, the model's default; a run has those of its data: model.num_classes=N"
+    analyze.main([config, "--size", "64x64", "--depth", "0"])
+    assert note in capsys.readouterr().out
+    analyze.main([config, "model.num_classes=3", "--no-macs", "--depth", "0"])
+    assert "classes" not in capsys.readouterr().out
+
+    model = build_model(load_config(config)["model"], classes=["a", "b", "c"])
+    save_checkpoint(tmp_path / "model.pth", {"model": model.state_dict(), "classes": ["a", "b", "c"]})
+    analyze.main([config, str(tmp_path / "model.pth"), "--no-macs", "--depth", "0", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["parts"][""]["total"] == sum(parameter.numel() for parameter in model.parameters())
+    assert "default_classes" not in report
 
 
 def test_cost_of_a_published_training(capsys):

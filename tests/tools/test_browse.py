@@ -63,6 +63,13 @@ def config(tmp_path, monkeypatch):
     return "config.py"
 
 
+def test_a_file_as_out_is_refused(config, capsys):
+    with pytest.raises(SystemExit):
+        browse.main([config, "--out", "look.html"])
+    assert "--out look.html: expected a folder, in which the page is index.html" in capsys.readouterr().err
+    assert not Path("look.html").exists()
+
+
 def test_report_and_figures_contain_every_image(config, capsys):
     browse.main([config, "--max-images", "5", "--views", "2", "--original", "--out", "look"])
     report = Report("look/index.html")

@@ -95,6 +95,8 @@ def test_merge_renames_classes(capsys):
     assert dataset.classes == ["cat"] and len(dataset) == 3 and dataset.num_objects == 6
     with pytest.raises(SystemExit, match="expected CLASS=NAME"):
         merge.main(["a", "b", "--map", "dog", "--out", "m2"])
+    with pytest.raises(SystemExit, match=r"images: no folder 'nowhere'.* Images that lie elsewhere: FILE,DIR for the"):
+        merge.main(["a/data.yaml", "b/labels,nowhere", "--out", "m3"])
 
 
 def test_tile_writes_tiles_in_any_format(capsys):

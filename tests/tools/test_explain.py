@@ -340,6 +340,19 @@ def test_two_checkpoints_of_a_config_are_compared(detr, tmp_path, monkeypatch):
     assert compared == ["model.pth", "other.pth"]
 
 
+def test_attention_distance_is_of_the_first_images(detr, tmp_path, monkeypatch):
+    model = save_model(tmp_path, VIT)
+    (tmp_path / "more").mkdir()
+    for name in "abc":
+        Image.new("RGB", (70, 50)).save(tmp_path / "more" / f"{name}.png")
+    numbers = []
+    monkeypatch.setattr(api, "plot_distances", lambda *_, num_images: numbers.append(num_images))
+    run(*model, "--images", "more", "--max-images", 2)
+    run(*model, "--images", "more", *detr[2:], "--max-images", 5)
+    assert numbers == [2, 3]
+    assert "max_images: applies only to images" in fails(*model, *detr[2:], "--max-images", 2)
+
+
 TEXT = """
 from vitkit.configs.quickstart.translation import config as quickstart
 

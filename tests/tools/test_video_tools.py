@@ -100,6 +100,16 @@ def test_training_counts_short_videos_in_its_log(run):
     assert log.count("video 'run/0.mp4' is shorter than a clip") == 2  # in training and in evaluation
 
 
+def test_a_single_image_is_refused_by_a_model_of_videos(run, tmp_path):
+    image = tmp_path / "a.png"
+    Image.new("RGB", (16, 16)).save(image)
+    with pytest.raises(SystemExit, match=r"a\.png' is a single image, but the model classifies videos"):
+        predict.main(["trained", "--input", str(image), "--out", str(tmp_path / "out"), "--device", "cpu"])
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(DataError, match=r"a\.png' is a single image\. Give a video"):
+        load("trained")(image)
+
+
 def test_classes_of_a_video_are_drawn_over_time(run, capsys):
     args = ["trained", "--input", "videos/run/1.mp4", "--task", "classification", "--out", "drawn", "--device", "cpu"]
     predict.main(args)

@@ -8,8 +8,10 @@ Examples:
 """
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.tools.common import errors_in_one_line
 from vitkit.tools.data.options import add_out
 
@@ -27,6 +29,17 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+@contextmanager
+def missing_images_explained() -> Iterator[None]:
+    """Add to errors about images how a folder of images is given."""
+    try:
+        yield
+    except DataError as error:
+        if str(error).startswith("images:"):
+            raise DataError(f"{error} Images that lie elsewhere: FILE,DIR for the SOURCE.") from error
+        raise
+
+
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.data.formats import FORMATS, read_annotations
@@ -41,13 +54,15 @@ def main(argv: list[str] | None = None) -> None:
         datasets = []
         for source in args.sources:
             annotations, _, images = source.partition(",")
-            data = read_annotations(annotations, images or None)
+            with missing_images_explained():
+                data = read_annotations(annotations, images or None)
             print(f"{annotations}: {FORMATS[data.format].text}: {data.summary()}")
             print_left_out(data.left_out, "left out")
             datasets.append(data)
         classes = {name: new for name, _, new in (entry.partition("=") for entry in args.map)}
         with image_folder(args.out, args.to) as folder:
-            merged = merge_datasets(datasets, classes, folder)
+            with missing_images_explained():
+                merged = merge_datasets(datasets, classes, folder)
             print_left_out(merged.left_out, "left out")
             write_annotations(merged, args.to, args.out)
 

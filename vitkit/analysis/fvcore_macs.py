@@ -3,7 +3,8 @@
 import logging
 import warnings
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ def count_macs_by_fvcore(model: nn.Module, *inputs: Tensor) -> FvcoreCount:
     tracer = logging.getLogger("fvcore.nn.jit_analysis")
     level = tracer.level
     tracer.setLevel(logging.ERROR)  # it would list the uncounted operators and the unused modules
+    # The tracer refuses outputs that are the same for all inputs, such as DINO's indices of levels.
+    handle = model.register_forward_hook(lambda *arguments: float_tensors(arguments[-1]))
     try:
         with warnings.catch_warnings(), torch.no_grad(), use_kernels("plain"):
             warnings.simplefilter("ignore")  # torch.jit is deprecated, and tracing warns of every fixed shape
@@ -49,5 +52,17 @@ def count_macs_by_fvcore(model: nn.Module, *inputs: Tensor) -> FvcoreCount:
             f"fvcore: torch.jit cannot trace {type(model).__name__}. Leave --fvcore out; the other count needs none."
         ) from error
     finally:
+        handle.remove()
         tracer.setLevel(level)
         model.train(was_training)
+
+
+def float_tensors(outputs: Any) -> list[Tensor]:
+    """Return the floating-point tensors in nested dicts and sequences, in order."""
+    if isinstance(outputs, Tensor):
+        return [outputs] if outputs.is_floating_point() else []
+    if isinstance(outputs, Mapping):
+        outputs = outputs.values()
+    elif not isinstance(outputs, list | tuple):
+        return []
+    return [tensor for output in outputs for tensor in float_tensors(output)]

@@ -26,7 +26,7 @@ from vitkit.registry import nearest
 
 MODEL_ENTRIES = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
 """Entries of a checkpoint that its model needs in addition to the weights."""
-_MOST_COMPRESSED = 50
+_MAX_COMPRESSION = 50
 """How much smaller than its arrays an .npz file may be; PyTorch's files are not compressed."""
 _STARTS = (b"PK", b"\x80")
 """First bytes of checkpoints: those of a zip archive, and those of a pickle, the format before PyTorch 1.6."""
@@ -52,7 +52,7 @@ def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, 
     if path.name.endswith(INDEX_SUFFIX):
         return read_shards(path, read_checkpoint)
     if path.suffix == ".npz":
-        _check_sizes(path, _MOST_COMPRESSED)
+        _check_sizes(path, _MAX_COMPRESSION)
         return read_arrays(path)
     if path.suffix == ".pkl":
         return read_pickled_arrays(path)
@@ -117,7 +117,7 @@ def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
     return state
 
 
-def _check_sizes(path: Path, most_compressed: int) -> None:
+def _check_sizes(path: Path, max_compression: int) -> None:
     """Check that an archive's contents are not larger than it can hold, before they are read into memory.
 
     Raises:
@@ -131,9 +131,9 @@ def _check_sizes(path: Path, most_compressed: int) -> None:
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
     size = path.stat().st_size
-    if claimed > most_compressed * size:
+    if claimed > max_compression * size:
         raise CheckpointError(
-            f"{path}: damaged: {size} bytes that claim to contain {claimed}; expected at most {most_compressed} times "
+            f"{path}: damaged: {size} bytes that claim to contain {claimed}; expected at most {max_compression} times "
             "as many. Get the file again."
         )
 

@@ -36,8 +36,8 @@ from vitkit.registry import EVALUATORS
 from vitkit.words import counted
 
 _NUM_BEST = 5
-_MOST_NAMED = 40  # with more classes, the figure does not name them
-_MOST_COUNTED = 20  # with more classes, the figure's cells show no counts
+_MAX_NAMED = 40  # with more classes, the figure does not name them
+_MAX_COUNTED = 20  # with more classes, the figure's cells show no counts
 _RANKED = 12  # number of images that the report shows of the most confident ones
 _CONFUSION = "Rows are true classes, columns predicted ones. Choose a cell to see its images, the most confident first."
 _CALIBRATION = (
@@ -261,10 +261,10 @@ def draw_confusion_matrix(
     shown = axes.imshow(np.where(parts > 0, parts, np.nan), cmap="Blues", norm=LogNorm(least, 1.0))
     figure.colorbar(shown, ax=axes, label=f"fraction of the class's {what}", shrink=0.8)
     axes.set(xlabel="predicted", ylabel="true", title=f"{int(matrix.trace())} of {int(matrix.sum())} {what} correct")
-    if num_classes <= _MOST_NAMED:
+    if num_classes <= _MAX_NAMED:
         axes.set_xticks(range(num_classes), class_names, rotation=90)
         axes.set_yticks(range(num_classes), class_names)
-    if num_classes <= _MOST_COUNTED:
+    if num_classes <= _MAX_COUNTED:
         for row, column in np.argwhere(matrix):
             color = text_color(shown.to_rgba(parts[row, column]))
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=color)

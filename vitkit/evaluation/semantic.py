@@ -29,7 +29,7 @@ from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import IGNORE_INDEX, SemanticPrediction
 
-_MOST_NAMED = 40  # with more classes, the table leaves them out
+_MAX_NAMED = 40  # with more classes, the table leaves them out
 _MEANS = {"IoU": "mIoU", "accuracy": "mean_accuracy", "boundary IoU": "boundary_mIoU"}
 """Metric of each class -> name of its mean over the classes."""
 
@@ -175,7 +175,7 @@ class SemanticEvaluator(SampleEvaluator):
         columns = {column: mean for column, mean in _MEANS.items() if mean in self.metrics}
         width = max(len("all classes"), *map(len, self.dataset.classes))
         lines = [f"{'class':<{width}} " + " ".join(f"{column:>12}" for column in columns)]
-        named = self.dataset.classes if len(self.dataset.classes) <= _MOST_NAMED else ()
+        named = self.dataset.classes if len(self.dataset.classes) <= _MAX_NAMED else ()
         for name in named:
             values = (self._by_class[name][column] for column in columns)
             lines.append(f"{name:<{width}} " + " ".join(f"{_percent(value):>12}" for value in values))

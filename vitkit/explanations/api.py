@@ -75,6 +75,7 @@ _SOURCES = {
     "html": ("image", "text", "video"),
     "size": ("image", "images", "video"),
     "compare": ("images",),
+    "max_images": ("images",),
 }
 """The options that apply only to some inputs, and these inputs."""
 
@@ -87,6 +88,7 @@ def explain(
     text: str | None = None,
     video: str | Path | None = None,
     images: str | Path | None = None,
+    max_images: int | None = None,
     dataset: bool = False,
     points: Sequence[Point] = (),
     queries: Sequence[int] = (),
@@ -115,6 +117,7 @@ def explain(
         text: the sentence that a model of text reads.
         video: the file or folder of frames of which a model of clips explains the middle clip.
         images: a folder of images to average attention distances over.
+        max_images: only the first of these images, in alphabetical order; None: all.
         dataset: draw where each query's boxes lie over the config's validation data.
         points: (x, y) of points to draw the attention of, in pixels of the image, or of the video's crop; empty: the
             centres of the best boxes, or where the class token looks.
@@ -147,6 +150,7 @@ def explain(
         "html": html or None,
         "size": size,
         "compare": compare or None,
+        "max_images": max_images,
     }
     options = _check_inputs(_names(inputs), _names(options))
     result = Explanation(Path(out))
@@ -200,7 +204,7 @@ def explain(
             else:
                 other = load(*compare, device=device, trust=trust)
             predictors[str(compare[-1])] = _resized(_of_images(other), size)
-        explain_distances(predictors, images, result)
+        explain_distances(predictors, images_in(Path(images))[:max_images], result)
     if split is not None:
         explain_slots(predictor.model, data.val_loader(split), device, request, result)
     return result
@@ -264,7 +268,7 @@ def explain_image(
             "backbone with attention (ViT, also timm's, Swin, SwinV2, MViT, LRNet, NonLocalResNet)."
         )
     accepted = {"html", "size"}.union(*(part.options for part in figures))
-    if unused := [option for option in options if option not in accepted | {"compare"}]:
+    if unused := [option for option in options if option not in accepted | {"compare", "max_images"}]:
         raise ConfigError(
             f"{', '.join(unused)}: not for {name}, whose figures take {', '.join(sorted(accepted))}. Leave this out."
         )
@@ -276,9 +280,8 @@ def explain_image(
         part.draw(predictor, array, request, result)
 
 
-def explain_distances(predictors: Mapping[str, Predictor], images: str | Path, result: Explanation) -> None:
-    """Draw the mean attention distances of each layer's heads over a folder's images, for one or two models."""
-    paths = images_in(Path(images))
+def explain_distances(predictors: Mapping[str, Predictor], paths: Sequence[Path], result: Explanation) -> None:
+    """Draw the mean attention distances of each layer's heads over images, for one or two models."""
     distances = {name: mean_distances(predictor, paths) for name, predictor in predictors.items()}
     as_arrays = {name: {layer: heads.numpy() for layer, heads in layers.items()} for name, layers in distances.items()}
     plot_distances(as_arrays, result.file("attention_distance.png"), num_images=len(paths))

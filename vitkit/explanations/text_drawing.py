@@ -18,12 +18,12 @@ from vitkit.visualization.canvas import save_figure
 _CELL = 0.3  # inches
 _MARGIN = 1.6
 _LONGEST_SIDE = 24.0
-_LEAST_WIDTH = 4.2
+_MIN_WIDTH = 4.2
 
 
 def _figure(width: float, height: float, title: str) -> Figure:
     """Return a figure with its title wrapped to its width, and made taller for the title's further lines."""
-    width = max(width, _LEAST_WIDTH)
+    width = max(width, _MIN_WIDTH)
     lines = [part for line in title.splitlines() for part in textwrap.wrap(line, int(width * 11))]
     figure = Figure(figsize=(width, height + 0.17 * max(0, len(lines) - 1)), layout="constrained")
     figure.suptitle("\n".join(lines), fontsize="medium")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
     import supervision
 
-_MOST_CLASSES = 5  # listed for a classified image
+_MAX_CLASSES = 5  # listed for a classified image
 _PER_OBJECT = ("scores", "labels", "boxes_xyxy", "masks")
 
 
@@ -121,7 +121,7 @@ class Prediction:
 
     @property
     def _best_classes(self) -> tuple[Tensor, Tensor]:
-        best = self.fields["class_scores"].topk(min(_MOST_CLASSES, len(self.classes)))
+        best = self.fields["class_scores"].topk(min(_MAX_CLASSES, len(self.classes)))
         return best.values, best.indices
 
     def __len__(self) -> int:

@@ -70,6 +70,11 @@ def predict_files(
         if tiling is not None:
             raise ConfigError("--tiles: the model classifies videos, which have no tiles.")
         images, videos = frame_folders(inputs, images, videos)
+        if images:
+            raise DataError(
+                f"'{images[0][0]}' is a single image, but the model classifies videos. Give a video's file, or the "
+                "folder of its frames."
+            )
     output.folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"model": name, "classes": predictor.classes}
     if predictor.finds_objects:

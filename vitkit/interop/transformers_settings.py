@@ -14,14 +14,14 @@ INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's number of a resampling filter -> its name."""
 
 
-_MOST = {"layers": 128, "n_layer": 128, "depths": 128, "levels": 64, "vocab_size": 1 << 20, "queries": 1 << 16}
+_LIMITS = {"layers": 128, "n_layer": 128, "depths": 128, "levels": 64, "vocab_size": 1 << 20, "queries": 1 << 16}
 _LARGEST = 1 << 14
 """Upper limits of whole numbers by the end of their names, and of all others: a damaged file may have larger ones, and
 building that model would exhaust memory and time."""
 
 
-def _most(name: str) -> int:
-    return next((limit for end, limit in _MOST.items() if name.endswith(end)), _LARGEST)
+def _limit(name: str) -> int:
+    return next((limit for end, limit in _LIMITS.items() if name.endswith(end)), _LARGEST)
 
 
 class Settings:
@@ -55,9 +55,9 @@ class Settings:
     def number(self, name: str, default: int | None = None) -> int:
         """Return a whole number above 0; without a default it is required."""
         value = self[name] if default is None else self.get(name, default)
-        if type(value) is not int or not 0 < value <= _most(name):
+        if type(value) is not int or not 0 < value <= _limit(name):
             raise ConfigError(
-                f"{self.where}: {name}={value!r:.100}: expected a whole number above 0, at most {_most(name)}."
+                f"{self.where}: {name}={value!r:.100}: expected a whole number above 0, at most {_limit(name)}."
             )
         return value
 
@@ -73,9 +73,10 @@ class Settings:
         values = self[name] if default is None else self.get(name, default)
         if not isinstance(values, list | tuple) or not all(type(value) in (int, float) for value in values):
             raise ConfigError(f"{self.where}: {name}={values!r:.100}: expected a list of numbers.")
-        if len(values) > _MOST["levels"] or any(not abs(value) <= _most(name) for value in values):
+        if len(values) > _LIMITS["levels"] or any(not abs(value) <= _limit(name) for value in values):
             raise ConfigError(
-                f"{self.where}: {name}={values!r:.100}: expected at most {_MOST['levels']} numbers up to {_most(name)}."
+                f"{self.where}: {name}={values!r:.100}: expected at most {_LIMITS['levels']} numbers up to "
+                f"{_limit(name)}."
             )
         return list(values)
 

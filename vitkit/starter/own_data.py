@@ -74,7 +74,11 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
     if masks and not all(annotation.get("segmentation") for annotation in data.annotations):
         raise DataError(f"'{data.source}' has objects without a mask. Choose --task detection, which learns boxes.")
     notes, left_out = data.notes, data.left_out
-    if "train" in data.splits and "val" not in data.splits:
+    file_names = {image["id"]: image["file_name"] for image in data.images}
+    train, val = ({file_names[number] for number in data.splits.get(name, ())} for name in ("train", "val"))
+    if train and train == val:  # as in a data.yaml of YOLO without splits, which needs both keys
+        notes.append("train and val are the same images, which are therefore split")
+    if train and (not val or train == val):
         data = data.split("train")
     if not {"train", "val"} <= data.splits.keys():
         split_dataset(data, {"val": share})
@@ -82,10 +86,10 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
         print(f"  note: {note}")
     for line in left_out_lines(left_out | data.left_out):
         print(f"  left out: {line}")
-    most_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
-    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * most_objects / 10))
+    max_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
+    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * max_objects / 10))
     lines = [
-        f"# the image with the most objects has {counted(most_objects, 'objects')}",
+        f"# the image with the most objects has {counted(max_objects, 'objects')}",
         f'cfg["model"]["num_queries"] = {num_queries}',
     ]
     for name in ("train", "val"):

@@ -93,8 +93,8 @@ class BoxDenoising(TrainingQueriesBase):
         """
         device = self.label_embed.weight.device
         counts = [len(target["labels"]) for target in targets]
-        most = max(counts)
-        num_groups = max(self.num_queries // most, 1) if most else 1
+        max_targets = max(counts)
+        num_groups = max(self.num_queries // max_targets, 1) if max_targets else 1
         is_negative = [False, True] * num_groups if self.contrastive else [False] * num_groups
         num_copies = len(is_negative)
 
@@ -108,13 +108,13 @@ class BoxDenoising(TrainingQueriesBase):
         # Labels out of range are reported by the matcher, which can name the image.
         content = self.label_embed(labels.clamp(0, self.num_classes - 1))
         rows = tuple(copied_rows(counts, num_copies).to(device, non_blocking=True))
-        shape = len(targets), num_copies * most
+        shape = len(targets), num_copies * max_targets
         content = content.new_zeros(*shape, content.shape[1]).index_put(rows, content)
         boxes = boxes.new_full((*shape, 4), 0.5).index_put(rows, boxes)
         query_set = QuerySet(
             "dn",
             self._queries(head, content, boxes),
-            matches=[match_rows(count, most, is_negative) for count in counts],
+            matches=[match_rows(count, max_targets, is_negative) for count in counts],
             repeats=num_groups,
             num_parts=num_groups,
             sees_own=True,
@@ -151,14 +151,14 @@ def shifted_boxes(boxes_cxcywh: Tensor, moves: Tensor) -> Tensor:
 
 def copied_rows(counts: Sequence[int], num_copies: int) -> Tensor:
     """Return the image and row of each copied target, (2, K), copy by copy and image by image."""
-    most = max(counts)
+    max_targets = max(counts)
     image = [i for i, count in enumerate(counts) for _ in range(count)] * num_copies
-    row = [copy * most + j for copy, count in itertools.product(range(num_copies), counts) for j in range(count)]
+    row = [copy * max_targets + j for copy, count in itertools.product(range(num_copies), counts) for j in range(count)]
     return torch.tensor([image, row], dtype=torch.int64)
 
 
-def match_rows(count: int, most: int, is_negative: Sequence[bool]) -> tuple[Tensor, Tensor]:
+def match_rows(count: int, max_targets: int, is_negative: Sequence[bool]) -> tuple[Tensor, Tensor]:
     """Return the rows of an image that have to predict a target, and the index of that target."""
     positive = [copy for copy, negative in enumerate(is_negative) if not negative]
-    row = [copy * most + j for copy in positive for j in range(count)]
+    row = [copy * max_targets + j for copy in positive for j in range(count)]
     return torch.tensor(row, dtype=torch.int64), torch.arange(count).repeat(len(positive))

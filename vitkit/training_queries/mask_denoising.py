@@ -66,16 +66,16 @@ class MaskDenoising(TrainingQueriesBase):
         With m the largest number of targets in an image, target j of an image is in row c * m + j of its copy c.
         """
         counts = [len(target["labels"]) for target in targets]
-        most = max(counts)
-        num_copies = max(self.num_queries // most, 1) if most else 1
+        max_targets = max(counts)
+        num_copies = max(self.num_queries // max_targets, 1) if max_targets else 1
         labels = torch.cat([target["labels"] for target in targets]).repeat(num_copies)
         content = self.label_embed(self._noised(labels))
         rows = tuple(copied_rows(counts, num_copies).to(labels.device, non_blocking=True))
-        content = content.new_zeros(len(targets), num_copies * most, content.shape[1]).index_put(rows, content)
+        content = content.new_zeros(len(targets), num_copies * max_targets, content.shape[1]).index_put(rows, content)
         query_set = QuerySet(
             "dn",
             Queries(content, torch.zeros_like(content), masks=NoisedMasks(targets, num_copies, self.mask_flips)),
-            matches=[match_rows(count, most, [False] * num_copies) for count in counts],
+            matches=[match_rows(count, max_targets, [False] * num_copies) for count in counts],
             repeats=num_copies,
             num_parts=num_copies,
             sees_own=True,
@@ -99,11 +99,11 @@ class NoisedMasks:
         self._resized: dict[tuple[int, int], Tensor] = {}  # several layers attend in the same size
 
     def __call__(self, size: tuple[int, int]) -> Tensor:
-        """Return (B, num_copies * most, *size) bool, `most` being the largest number of targets; empty beyond them."""
+        """Return (B, num_copies * largest number of targets, *size) bool; empty beyond an image's targets."""
         size = tuple(size)
         if size not in self._resized:
-            most = max(len(masks) for masks in self.masks)
-            padded = [F.pad(resize(masks, size), (0, 0, 0, 0, 0, most - len(masks))) for masks in self.masks]
+            max_targets = max(len(masks) for masks in self.masks)
+            padded = [F.pad(resize(masks, size), (0, 0, 0, 0, 0, max_targets - len(masks))) for masks in self.masks]
             self._resized[size] = torch.stack(padded)
         return flip_points(self._resized[size].repeat(1, self.num_copies, 1, 1), self.mask_flips)
 

@@ -12,7 +12,7 @@ from vitkit.visualization.canvas import class_color, save_figure, to_pil
 
 _PER_LINE = 8
 _GAP = 2  # pixels between the frames of a strip
-_MOST_CLASSES = 5
+_MAX_CLASSES = 5
 
 
 def draw_strip(frames: Sequence[np.ndarray] | Tensor, *, height: int = 112, per_line: int = _PER_LINE) -> np.ndarray:
@@ -57,7 +57,7 @@ def draw_scores_over_time(
     top, below = figure.subplots(2, height_ratios=[strip.shape[0] / strip.shape[1] * 10, 3])
     top.imshow(strip)
     top.set_axis_off()
-    mean, labels = scores.mean(dim=0).topk(min(_MOST_CLASSES, len(class_names)))
+    mean, labels = scores.mean(dim=0).topk(min(_MAX_CLASSES, len(class_names)))
     for rank, (label, score) in enumerate(zip(labels.tolist(), mean.tolist())):
         color = np.array(class_color(rank)) / 255
         # Each clip is a horizontal line from its first frame to its last, with a point in the middle.

@@ -20,7 +20,7 @@ NUM_SHOWN = 3
 """The number of names in a line about items that were left out."""
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """Name of a folder or key -> the split that it stands for."""
-_MOST_FOLDERS = 16
+_MAX_FOLDERS = 16
 """How many of the last folders of a name are compared."""
 _HEAD = 4096
 _BLANKS = "blanks around class names"
@@ -227,7 +227,7 @@ class ImageFiles:
             DataError: several images have that name.
         """
         for name in names:
-            path = PurePosixPath(*name.replace("\\", "/").split("/")[-_MOST_FOLDERS - 1 :])
+            path = PurePosixPath(*name.replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
             stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
             for k in range(len(path.parts)):
                 for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):

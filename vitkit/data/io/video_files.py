@@ -76,10 +76,14 @@ def open_video(path: str | Path, what: str = "videos", *, max_pixels: int = MAX_
         what: beginning of the error messages.
         max_pixels: largest width x height of a frame.
     Raises:
-        DataError: there is no such file, or it is damaged, not a video of `FORMATS`, too large, or without frames.
+        DataError: there is no such file, or it is damaged, an image, not a video of `FORMATS`, too large, or without
+            frames.
         ConfigError: PyAV, which reads video files, is not installed.
     """
-    video_type = FrameFolder if Path(path).is_dir() else VideoFile
+    path = Path(path)
+    if path.suffix.lower() in FRAME_EXTENSIONS and path.is_file():
+        raise DataError(f"{what}: '{path}' is a single image. Give a video's file, or the folder of its frames.")
+    video_type = FrameFolder if path.is_dir() else VideoFile
     return video_type(path, what, max_pixels=max_pixels)
 
 

@@ -20,7 +20,7 @@ from vitkit.engine.step import Decision
 from vitkit.logging import LOG_NAME, print_line
 from vitkit.words import counted
 
-_MOST_SECONDS = 20.0
+_MAX_SECONDS = 20.0
 """Longest time between two lines on the console, in seconds."""
 
 
@@ -73,7 +73,7 @@ class ProgressLog(Hook):
         if is_due and self._num_batches:
             self._log_window(run)
             self.before_epoch(run)
-        elif self._num_batches and is_main() and time.monotonic() - self._printed_at >= _MOST_SECONDS:
+        elif self._num_batches and is_main() and time.monotonic() - self._printed_at >= _MAX_SECONDS:
             # Clocks of different ranks disagree, so this line does not wait for the losses of the others.
             self._print(run, self._record(run, (torch.stack(list(self._sums.values())) / self._num_batches).tolist()))
 

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from vitkit.kernels.local_relation.plain import OUTSIDE
 
 # exp(OUTSIDE) is below the smallest normal float, and processors are slow with such numbers.
-_LEAST_SCORE = -70.0
+_MIN_SCORE = -70.0
 """Scores that are this far below the score of the window's centre, or further, get no weight."""
 
 
@@ -122,9 +122,9 @@ class ProductWeights(torch.autograd.Function):
             for q, k in zip(queries.unbind(1), shifted_keys.unbind(1)):
                 part.addcmul_(q[:, None, None], k)
         # Subtracting 70 from a score of millions would not change it, but then no other score has any weight anyway.
-        least = (weights[:, layout.side**2 // 2, None] + _LEAST_SCORE).clamp_(max=1e6)
+        least = (weights[:, layout.side**2 // 2, None] + _MIN_SCORE).clamp_(max=1e6)
         torch.softmax(torch.maximum(weights, least, out=weights), dim=1, out=weights)
-        F.threshold_(weights, math.exp(_LEAST_SCORE + 1), 0.0)
+        F.threshold_(weights, math.exp(_MIN_SCORE + 1), 0.0)
         ctx.save_for_backward(weights, query, key)
         ctx.layout = layout
         return weights
