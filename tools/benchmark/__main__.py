@@ -132,7 +132,7 @@ def describe_machine(args: argparse.Namespace) -> str:
     if args.device == "cuda":
         hardware = f"{torch.cuda.get_device_name()}; {hardware}"
     versions = [f"Python {platform.python_version()}"]
-    for package in ("vitkit", "torch", "torchvision", "transformers"):
+    for package in ("vitkit", "torch", "torchvision", "transformers", "rfdetr"):
         try:
             versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:

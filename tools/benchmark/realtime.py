@@ -2,10 +2,12 @@
 random.
 
 transformers' training step leaves out D-FINE's union of matchings, and computes half of its local terms: it does less.
+The authors' code of D-FINE and RF-DETR is a further row if `d_fine_project` or `rfdetr` can be imported, see README.md.
 """
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 
 from torch import Tensor
 
@@ -101,6 +103,64 @@ def transformers_rf_detr(config: Callable[[], dict], num_classes: int, batch: Ba
     return contestant(model, batch)
 
 
+def official_dfine(size: str, num_classes: int, batch: Batch, case: Case) -> Contestant:
+    """Build the authors' D-FINE with its loss on the batch, for inference in its deployed form."""
+    from d_fine_project.nn.backbone.hgnetv2 import HGNetv2
+    from d_fine_project.zoo.dfine import dfine, dfine_criterion, dfine_decoder, hybrid_encoder, matcher
+
+    model = dfine_model(size)
+    neck, head, levels = model["neck"], model["head"], len(model["backbone"]["out_features"])
+    shared = dict(feat_strides=[8, 16, 32][-levels:], eval_spatial_size=[case.height, case.width])
+    model = dfine.DFINE(
+        HGNetv2(
+            "B0", use_lab=True, return_idx=[1, 2, 3][-levels:], freeze_at=-1, freeze_norm=False, pretrained=False
+        ),
+        hybrid_encoder.HybridEncoder(
+            in_channels=HGNETV2_B0["stage_out_channels"][-levels:], hidden_dim=neck["out_channels"],
+            dim_feedforward=neck["d_ffn"], use_encoder_idx=[levels - 1], expansion=neck["expansion"],
+            depth_mult=neck["num_blocks"] / 3, **shared,
+        ),
+        dfine_decoder.DFINETransformer(
+            num_classes=num_classes, hidden_dim=head["d_model"], feat_channels=[neck["out_channels"]] * levels,
+            num_levels=levels, num_points=head["num_points"], num_layers=head["num_decoder_layers"],
+            dim_feedforward=head["d_ffn"], reg_scale=head["reg_scale"], **shared,
+        ),
+    )  # fmt: skip
+    criterion = dfine_criterion.DFINECriterion(
+        matcher.HungarianMatcher(dict(cost_class=2, cost_bbox=5, cost_giou=2), use_focal_loss=True),
+        weight_dict=dict(loss_vfl=1, loss_bbox=5, loss_giou=2, loss_fgl=0.15, loss_ddf=1.5),
+        losses=["vfl", "boxes", "local"], alpha=0.75, gamma=2.0, num_classes=num_classes,
+    )  # fmt: skip
+    targets = official_targets(batch)
+
+    def loss() -> Tensor:
+        return sum(criterion(model(batch.images, targets), targets).values())
+
+    return Contestant(model if case.training else model.deploy(), loss, lambda: model(batch.images))
+
+
+def official_rf_detr(num_classes: int, batch: Batch, case: Case) -> Contestant:
+    """Build the authors' RF-DETR-N with its loss on the batch, in 13 groups of queries."""
+    from rfdetr.config import RFDETRNanoConfig, TrainConfig
+    from rfdetr.models import lwdetr
+
+    config = RFDETRNanoConfig(pretrain_weights=None, device="cpu", num_classes=num_classes - 1)
+    model = lwdetr.build_model_from_config(config)
+    criterion, _ = lwdetr.build_criterion_from_config(config, TrainConfig(dataset_dir=".", output_dir="."))
+    targets = official_targets(batch)
+
+    def loss() -> Tensor:
+        losses = criterion(model(batch.images, targets), targets)
+        return sum(weight * losses[name] for name, weight in criterion.weight_dict.items() if name in losses)
+
+    return Contestant(model, loss, lambda: model(batch.images))
+
+
+def official_targets(batch: Batch) -> list[dict[str, Tensor]]:
+    """Return the targets by the names of the authors' code."""
+    return [dict(labels=labels, boxes=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)]
+
+
 def contestant(model, batch: Batch) -> Contestant:
     """Return a detector of transformers with its loss on the batch."""
     targets = [dict(class_labels=labels, boxes=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)]
@@ -112,28 +172,50 @@ def contestant(model, batch: Batch) -> Contestant:
 
 
 def family(
-    name: str, theirs: Callable[..., Contestant], config: Callable[[], dict], *, side: int = 640, num_classes: int = 80
+    name: str,
+    theirs: Callable[..., Contestant],
+    config: Callable[[], dict],
+    *,
+    side: int = 640,
+    num_classes: int = 80,
+    package: str | None = None,
+    official: Callable[..., Contestant] | None = None,
 ) -> Family:
-    """Return a model's two implementations, with the published size of images."""
+    """Return a model's implementations, with the published size of images.
+
+    Args:
+        theirs, official: make transformers' model, and the authors' if their `package` can be imported.
+        config: makes vitkit's config.
+    """
+    builders = {f"transformers {name}": theirs, f"vitkit {name}": partial(vitkit_model, config, is_padded=False)}
+    if package is not None and find_spec(package) is not None:
+        builders[f"official {name}"] = official
     return Family(
-        {f"transformers {name}": theirs, f"vitkit {name}": partial(vitkit_model, config, is_padded=False)},
+        builders,
         num_classes=num_classes,
         clip_grad_norm=0.1,
         cases=(Case(side, side), Case(side, side, batch_size=4, training=True)),
     )
 
 
+def dfine_family(size: str, config: Callable[[], dict]) -> Family:
+    """Return D-FINE's implementations."""
+    theirs, official = partial(transformers_dfine, size), partial(official_dfine, size)
+    return family(f"D-FINE-{size.upper()}", theirs, config, package="d_fine_project", official=official)
+
+
 def rf_detr_family(name: str, config: Callable[[], dict]) -> Family:
-    """Return RF-DETR's two implementations, with the size of images that the config is made for."""
+    """Return RF-DETR's implementations, with the size of images that the config is made for."""
     side = config()["model"]["backbone"]["image_size"]
-    return family(name, partial(transformers_rf_detr, config), config, side=side, num_classes=91)
+    theirs = partial(transformers_rf_detr, config)
+    return family(name, theirs, config, side=side, num_classes=91, package="rfdetr", official=official_rf_detr)
 
 
 FAMILIES = {
     "rtdetr_r18": family("RT-DETR-R18", partial(transformers_rt_detr, 18), rtdetr_r18.config),
     "rtdetr_r50": family("RT-DETR-R50", partial(transformers_rt_detr, 50), rtdetr_r50.config),
-    "dfine_n": family("D-FINE-N", partial(transformers_dfine, "n"), dfine_n_coco.config),
-    "dfine_s": family("D-FINE-S", partial(transformers_dfine, "s"), dfine_s_coco.config),
+    "dfine_n": dfine_family("n", dfine_n_coco.config),
+    "dfine_s": dfine_family("s", dfine_s_coco.config),
     "rf_detr_n": rf_detr_family("RF-DETR-N", rf_detr_n_coco.config),
 }
 

@@ -188,7 +188,9 @@ class TimmBackbone(BackboneBase):
 
     def _run(self, images: Tensor) -> Any:
         try:
-            return self.net(images)
+            # Faster on a CPU: for D-FINE-S at 640x640, inference takes 0.92 of the time, and forward and backward pass
+            # of a training step with batch 4 also 0.92, on one thread of an AMD EPYC with AVX-512, torch 2.14.1.
+            return self.net(images.contiguous(memory_format=torch.channels_last))
         except (RuntimeError, AssertionError, IndexError) as error:
             # timm does not say reliably which models take only one size, so a size is refused once it has failed.
             cfg = timm.get_pretrained_cfg(self.name)

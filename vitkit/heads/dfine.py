@@ -12,7 +12,7 @@ from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
 from vitkit.nn.detection import box_head, boxes_around, class_head
-from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
+from vitkit.nn.layers import MLP, FeedForward, Linear, checkpoint_block, init_xavier
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.ops.box_distances import boxes_at_distances, distance_bins
@@ -284,7 +284,7 @@ class Gate(nn.Module):
 
     def __init__(self, d_model: int):
         super().__init__()
-        self.gate = nn.Linear(2 * d_model, 2 * d_model)
+        self.gate = Linear(2 * d_model, 2 * d_model)
         nn.init.zeros_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
         self.norm = nn.LayerNorm(d_model)

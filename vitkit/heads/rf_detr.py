@@ -22,7 +22,7 @@ from vitkit.nn.deformable_transformer import (
     init_deformable,
 )
 from vitkit.nn.detection import box_head, check_channels, class_head
-from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
+from vitkit.nn.layers import MLP, FeedForward, Linear, checkpoint_block, init_xavier
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
@@ -261,7 +261,7 @@ class GroupSelection(nn.Module):
 
     def __init__(self, d_model: int, num_classes: int):
         super().__init__()
-        self.enc_output = nn.Linear(d_model, d_model)
+        self.enc_output = Linear(d_model, d_model)
         self.enc_output_norm = nn.LayerNorm(d_model)
         nn.init.xavier_uniform_(self.enc_output.weight)
         self.class_embed = class_head(d_model, num_classes)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import MLP
+from vitkit.nn.layers import MLP, Linear
 from vitkit.ops.boxes import inverse_sigmoid
 from vitkit.structures import FeatureInfo
 
@@ -27,7 +27,7 @@ def check_channels(owner: str, feature_info: Mapping[str, FeatureInfo], d_model:
 
 def class_head(d_model: int, num_classes: int) -> nn.Linear:
     """Return a linear layer to class logits, biased to `PRIOR_PROBABILITY`."""
-    head = nn.Linear(d_model, num_classes)
+    head = Linear(d_model, num_classes)
     nn.init.constant_(head.bias, -math.log((1 - PRIOR_PROBABILITY) / PRIOR_PROBABILITY))
     return head
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vitkit.nn.deformable_transformer import Levels, anchor_boxes, check_locations, gather_rows
 from vitkit.nn.detection import box_head, class_head
+from vitkit.nn.layers import Linear
 from vitkit.nn.queries import Queries
 
 
@@ -26,7 +27,7 @@ class LocationSelection(nn.Module):
     def __init__(self, owner: str, d_model: int, num_classes: int, *, activation: str = "relu"):
         super().__init__()
         self.owner = owner
-        self.enc_output = nn.Linear(d_model, d_model)
+        self.enc_output = Linear(d_model, d_model)
         self.enc_output_norm = nn.LayerNorm(d_model)
         nn.init.xavier_uniform_(self.enc_output.weight)
         self.class_embed = class_head(d_model, num_classes)
