@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING
 
 import vitkit
 from vitkit.deployment.settings import FORMATS, OPSETS, TOLERANCES
-from vitkit.tools.common import add_model, add_overwrite, add_trust, errors_in_one_line, image_size, sort_model
+from vitkit.tools.common import (
+    add_model,
+    add_overwrite,
+    add_trust,
+    errors_in_one_line,
+    image_size,
+    positive,
+    sort_model,
+)
 from vitkit.words import counted
 
 if TYPE_CHECKING:
@@ -43,6 +51,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     text = "folder of images to compare on (default: synthetic ones)"
     parser.add_argument("--images", type=Path, metavar="DIR", help=text)
+    text = "compare on the first N of --images (default: 2)"
+    parser.add_argument("--max-images", type=positive, default=2, metavar="N", help=text)
     parser.add_argument("--opset", type=int, default=20, help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]} (default: 20)")
     tolerances = ", ".join(f"{name} {value:g}" for name, value in TOLERANCES.items())
     parser.add_argument(

@@ -12,10 +12,7 @@ def ablation():
     return dict(
         base="quickstart/mask2former_instance",
         metrics=["segm/AP", "segm/AP50"],
-        # A wider Mask2Former than the quickstart's.
-        settings={
-            "train.epochs": 2, "model.backbone.base_channels": 64, "model.neck.d_ffn": 384, "model.head.d_ffn": 384,
-        },
+        settings={"train.epochs": 2},
         arms={
             "Mask2Former": {},
             "full cross-attention": {"model.head.masked_attention": False},
@@ -29,4 +26,4 @@ def ablation():
                 ),
             },
         },
-    )  # fmt: skip
+    )

@@ -16,15 +16,14 @@ def config():
         model=dict(
             type="Mask2Former", tasks=["instance"], num_queries=12, num_instances=20, size_divisibility=16,
             backbone=dict(
-                type="ResNet", depth=18, base_channels=32, norm="bn", out_features=["res2", "res3", "res4"],
-                pretrained=False,
+                type="ResNet", depth=18, norm="bn", out_features=["res2", "res3", "res4"], pretrained=False
             ),
             neck=dict(
                 type="DeformablePixelDecoder", out_channels=96, mask_channels=96, num_levels=2, num_layers=1,
-                d_ffn=192,
+                d_ffn=384,
             ),
             head=dict(
-                type="Mask2FormerHead", d_model=96, num_heads=8, d_ffn=192, num_decoder_layers=3, num_levels=2,
+                type="Mask2FormerHead", d_model=96, num_heads=8, d_ffn=384, num_decoder_layers=3, num_levels=2,
             ),
         ),
         criterion=dict(

@@ -5,7 +5,10 @@ or a ResNet-50 from ImageNet's.
 
 Run:  vitkit start IMAGES ANNOTATIONS
 Here: with vertical flips, as in the table of configs/bccd/README.md; `vitkit start` prints the row that its choice
-      comes next to.
+      comes next to. On 50 photos of COCO with 49 classes, from Keras's ImageNet weights, 240 pixels, frozen up to res3,
+      mosaics until the 24th of 36 epochs (seed 42): after 936 steps, 7.3 min of one core, AP50 0.045 on 24 other photos
+      (0.054 after 520 steps) and 0.273 on the 50 themselves. So it learns them, but they are too few for others.
+      tools/benchmark/faster_rcnn.py from the same weights finds nothing in either after 8 min, some 65 steps.
 """
 
 from vitkit.configs.bccd.dino_r18 import config as bccd_dino_r18

@@ -221,11 +221,11 @@ assert nearest > 0.8 * uniform and models["Swin"]["stage 1 block 1"].max() < 0.3
 
 # %% [markdown]
 # Swin attends within windows of 4 x 4 tokens: a few pixels in the first stage, and twice as far after each patch
-# merging, until a window covers the image. All heads of this ViT have about the distance of uniform attention: they choose tokens by content, wherever
-# they are. In large ViTs trained on large data sets, some heads of the first layers attend locally (figure 7 of the
-# paper). Two reasons why none does here are known: on few images, such heads are not learned (Raghu et al. 2021), and
-# in hybrids they are rarer, since the ResNet has already mixed neighbours (section 4.5 of the ViT paper). `vitkit
-# explain vit_base_patch16 --images photos` draws the same plot for the published weights.
+# merging, until a window covers the image. All heads of this ViT have about the distance of uniform attention: they
+# choose tokens by content, wherever they are. In large ViTs trained on large data sets, some heads of the first layers
+# attend locally (figure 7 of the paper). Two reasons why none does here are known: on few images, such heads are not
+# learned (Raghu et al. 2021), and in hybrids they are rarer, since the ResNet has already mixed neighbours (section 4.5
+# of the ViT paper). `vitkit explain vit_base_patch16 --images photos` draws the same plot for the published weights.
 #
 # ## LR-Net: kernels that depend on the image
 #
@@ -236,9 +236,10 @@ assert nearest > 0.8 * uniform and models["Swin"]["stage 1 block 1"].max() < 0.3
 # $$\omega(p, \delta) = \operatorname{softmax}_{\delta} \bigl( \Phi(q_p, k_{p+\delta}) + G(\delta) \bigr).$$
 #
 # For each of several layers, the upper row is the softmax of the prior $G$ alone, and the lower row the kernel at the
-# marked point; each panel is one group of channels. After such a short training, the kernels mostly follow the prior.
-# The last map is smaller than the window; locations outside the map get no weight. The model has 13 million parameters,
-# so it is trained on fewer and smaller images, until it knows them.
+# marked point; each panel is one group of channels. In the first of them, some groups weigh the pixels that are like
+# the point more or less than the prior does; in the others, the kernels mostly follow the prior after such a short
+# training. Windows that reach beyond the map have no weight there (grey). The model has 13 million parameters, so it is
+# trained on fewer and smaller images, until it knows them.
 
 # %%
 SMALL = dict(WORLD, image_size=48, num_images=32)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from vitkit.config import save_config, trust
 from vitkit.deployment import export as export_module
 from vitkit.deployment import exported
 from vitkit.deployment.checks import differences, image_inputs, image_size, run_graph
-from vitkit.deployment.export import ExportSettings, Part, check_out, export_model, write_part
+from vitkit.deployment.export import ExportSettings, Part, check_out, export_model, read_images, write_part
 from vitkit.deployment.exported import ExportedGenerator, ExportedModel, open_exported
 from vitkit.deployment.graphs import ExportGraph, image_graph, mask_multiple
 from vitkit.deployment.metadata import describe, postprocessing, resize_of
@@ -89,6 +90,21 @@ def test_export_prints_no_line_of_its_libraries(run, tmp_path):
     command = [sys.executable, "-m", "vitkit.tools.export", str(run / "run"), "--out", str(tmp_path / "tiny.onnx")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "wrote " in printed.stdout and "folding" not in printed.stdout + printed.stderr
+
+
+def test_quantization_prints_no_advice_of_its_library(tmp_path):
+    import onnx
+    from onnx import helper
+
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 8]) for name in "xy")
+    weight = onnx.numpy_helper.from_array(torch.randn(8, 8).numpy(), "weight")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "weight"], ["y"])], "product", [x], [y], [weight])
+    path = tmp_path / "product.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    code = f"import pathlib; from vitkit.deployment.export import quantize; quantize(pathlib.Path({str(path)!r}))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout + printed.stderr == ""
+    assert "MatMulInteger" in [node.op_type for node in onnx.load(path).graph.node]
 
 
 def test_exported_file_has_named_dynamic_axes_and_metadata(run):
@@ -182,6 +198,14 @@ def test_file_that_exceeds_the_tolerance_is_not_written(run, tmp_path, monkeypat
     ):
         export_tool.main([str(run / "run"), "--out", str(tmp_path / "b.onnx"), "--tolerance", "0"])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_compared_on_the_first_images_of_a_folder(tmp_path):
+    for k in range(4):
+        Image.fromarray(IMAGES[0]).save(tmp_path / f"{k}.png")
+    predictor = SimpleNamespace(to_array=lambda path, _: Path(path).name)
+    assert read_images(tmp_path, predictor, 3) == ["0.png", "1.png", "2.png"]
+    assert export_tool.parse_args(["detr_r50", "--images", str(tmp_path)]).max_images == 2
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,6 @@ from vitkit.seq2seq.decoding import TextGenerator
 TRACED_SIZE = (259, 515)
 """Height and width of the traced images. At strides 4 to 32 they are not multiples of a window, and at strides 4 to 16
 they are odd, so that all padding is recorded."""
-NUM_COMPARED = 2
-"""The number of images that a file is compared with its model on."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,7 @@ def export(
     precision: Literal["fp32", "fp16", "int8"] = "fp32",
     size: tuple[int, int] | None = None,
     images: Any = None,
+    max_images: int = 2,
     opset: int = 20,
     tolerance: float | None = None,
     licence: str | None = None,
@@ -125,6 +124,7 @@ def export(
         weights: weights for a config; None: those of `model`.
         format, precision, size, opset, tolerance, overwrite: see `ExportSettings`.
         images: images on which the file is compared with the model, see `find_images`; None: synthetic ones.
+        max_images: only the first of these images.
         licence: licence of the weights, noted in the file; None: for models of the zoo, the one that it lists.
         overrides, trust: see `load`.
     Raises:
@@ -140,7 +140,7 @@ def export(
     config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
     predictor = load(config, weights)
     metadata = describe(predictor, config, name=name, licence=licence or zoo_licence(weights))
-    arrays = read_images(images, predictor) if isinstance(predictor, Predictor) else []
+    arrays = read_images(images, predictor, max_images) if isinstance(predictor, Predictor) else []
     parts = export_model(predictor, out, settings, images=arrays, metadata=metadata)
     return Export(parts, runner_path(out) if format == "onnx" else None, predictor.report)
 
@@ -160,8 +160,8 @@ def zoo_licence(weights: str | Path | None) -> str | None:
     return model_zoo.index().get(name, {}).get("licence")
 
 
-def read_images(source: Any, predictor: Predictor) -> list[np.ndarray]:
-    """Return the first images of a source; without a source, images of the synthetic world.
+def read_images(source: Any, predictor: Predictor, max_images: int) -> list[np.ndarray]:
+    """Return the first `max_images` of a source; without a source, two images of the synthetic world.
 
     Raises:
         DataError: the source has no images.
@@ -171,7 +171,7 @@ def read_images(source: Any, predictor: Predictor) -> list[np.ndarray]:
         if predictor.channels is not None:
             images = [np.tile(image, -(-predictor.channels // 3))[:, :, : predictor.channels] for image in images]
         return [predictor.to_array(image) for image in images]
-    named = list(islice(find_images(source).named, NUM_COMPARED))
+    named = list(islice(find_images(source).named, max_images))
     if not named:
         raise DataError(f"export: {source}: has no images to compare on.")
     return [predictor.to_array(image, name) for name, image in named]
@@ -391,13 +391,19 @@ def quantize(path: Path) -> None:
     quantization = optional_module("onnxruntime.quantization")
     unquantized = path.with_name(f"unquantized_{path.name}")
     path.replace(unquantized)
-    quantization.quantize_dynamic(
-        unquantized,
-        path,
-        op_types_to_quantize=["MatMul", "Gemm"],
-        per_channel=True,
-        weight_type=quantization.QuantType.QInt8,
-    )
+    # It advises steps of its own by the root logger, which prints them if nobody has set it up.
+    root, silent = logging.getLogger(), logging.NullHandler()
+    root.addHandler(silent)
+    try:
+        quantization.quantize_dynamic(
+            unquantized,
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+        )
+    finally:
+        root.removeHandler(silent)
     unquantized.unlink()
 
 

@@ -366,7 +366,9 @@ def draw_kernels(
         prior = model.get_submodule(layer.name).prior().detach().float().cpu()  # (groups, k, k)
         geometry = prior.flatten(1).softmax(1).view_as(prior)
         far = (layer.queries[:, 0] - torch.tensor(point)).square().sum(-1)
-        kernels = layer.weights[int(far.argmin()), :, 0].view_as(prior)
+        nearest = int(far.argmin())
+        outside = layer.keys[nearest].isnan().any(-1).view_as(prior[0])  # of the map
+        kernels = layer.weights[nearest, :, 0].view_as(prior).masked_fill(outside, torch.nan)
         groups = range(min(MAX_GROUPS, len(prior)))
         of_groups = left_out((len(groups), len(prior), "groups"))
         for name, maps in ((f"geometry prior{of_groups}", geometry), ("at the point", kernels)):

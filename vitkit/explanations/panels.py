@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -42,7 +43,8 @@ class Panel(NamedTuple):
     """(N, 2) xy of small dots."""
     dot_colors: Sequence[str] | str = "#00c8ff"
     image: np.ndarray | None = None
-    """Replaces the image: (H', W', 3) uint8 RGB over the same area, or (h, w) float, drawn on its own scale."""
+    """Replaces the image: (H', W', 3) uint8 RGB over the same area, or (h, w) float, drawn on its own scale and grey
+    where it is nan."""
 
 
 def draw_rows(
@@ -93,7 +95,8 @@ def _draw(axis: Axes, part: Panel, canvas: np.ndarray, scale: float) -> None:
     height, width = canvas.shape[:2]
     image = part.image
     if image is not None and image.ndim == 2:
-        axis.imshow(image, cmap="inferno", vmin=0)
+        colors = colormaps["inferno"].with_extremes(bad="0.8")
+        axis.imshow(image, cmap=colors, vmin=0)
         return
     if image is None:
         image = canvas
