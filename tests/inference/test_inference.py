@@ -277,7 +277,7 @@ def test_panoptic_models_know_which_classes_have_instances(tmp_path, monkeypatch
 
 
 MEASURED = {
-    "score_thresholds": {"overall": 0.31, "by_class": {"dog": 0.29}, "origin": "highest F1 in validation"},
+    "score_thresholds": {"overall": 0.5, "by_class": {"dog": 0.49}, "origin": "highest F1 in validation"},
     "image_sizes": {"least_short": 40, "median_short": 48, "most_short": 64, "most_long": 64},
 }
 
@@ -293,12 +293,12 @@ def measured_run(run, transforms=None, **changes):
 
 def test_thresholds_of_the_checkpoint_are_used_and_reported(run):
     predictor = load(measured_run(run))
-    assert predictor.thresholds == ScoreThresholds(0.31, (None, 0.29, None), "highest F1 in validation")
+    assert predictor.thresholds == ScoreThresholds(0.5, (None, 0.49, None), "highest F1 in validation")
     prediction = predictor(image())
     scores, labels = (prediction.fields[name] for name in ("scores", "labels"))
-    expected = [s for s, k in zip(scores.tolist(), labels.tolist()) if s >= (0.29 if k == 1 else 0.31)]
+    expected = [s for s, k in zip(scores.tolist(), labels.tolist()) if s >= (0.49 if k == 1 else 0.5)]
     assert 0 < len(expected) < len(scores) and sorted(prediction.scores.tolist()) == sorted(expected)
-    assert "score 0.29 to 0.31, by class (highest F1 in validation)" in prediction.summary()
+    assert "score 0.49 to 0.50, by class (highest F1 in validation)" in prediction.summary()
     assert predictor(image(), threshold=0.0).summary().endswith("score 0.00 (as asked for)")
     assert load("run").thresholds == ScoreThresholds()
 
