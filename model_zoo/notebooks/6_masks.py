@@ -175,10 +175,11 @@ show(out / "queries.png")
 #
 # (Scores are scaled as in notebook 1.) The first row shows the locations that the query may attend to in each layer,
 # the second row its attention, and the third row the predicted mask, which restricts the next layer. The layers use the
-# feature maps in turn, starting with the coarsest.
+# feature maps in turn, starting with the coarsest. Shown is the shape that the model is most sure of.
 
 # %%
-draw_query_layers(attention, best[0], out / "layers.png")
+shape = next(query for query in best if dataset.things[attention.queries.labels[query]])
+draw_query_layers(attention, shape, out / "layers.png")
 show(out / "layers.png")
 
 # %% [markdown]
