@@ -125,15 +125,22 @@ def flat_cosine_lr(
             "of them."
         )
     if flat_until_epoch is None:
-        flat_until_epoch = flat_until_share * epochs
+        if not 0 <= flat_until_share < 1:
+            raise ConfigError(
+                f"schedule.flat_until_share: got {flat_until_share:g}; expected a share of the run from 0 to below 1."
+            )
+        flat_name, flat_until_epoch = f"flat_until_share={flat_until_share:g}", flat_until_share * epochs
+    else:
+        flat_name = f"flat_until_epoch={flat_until_epoch:g}"
     warmup = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     cosine_until_epoch = epochs if cosine_until_epoch is None else cosine_until_epoch
     flat_until, cosine_until = (round(epoch * steps_per_epoch) for epoch in (flat_until_epoch, cosine_until_epoch))
     if not 0 <= warmup <= flat_until < cosine_until <= epochs * steps_per_epoch:
         raise ConfigError(
-            f"schedule: the warm-up ends at step {warmup}, flat_until_epoch={flat_until_epoch:g} is step {flat_until}, "
+            f"schedule: the warm-up ends at step {warmup}, {flat_name} is step {flat_until}, "
             f"cosine_until_epoch={cosine_until_epoch:g} is step {cosine_until}, and the run has "
-            f"{epochs * steps_per_epoch} steps; expected this order."
+            f"{epochs * steps_per_epoch} steps; expected this order. A shorter run needs a shorter warm-up "
+            "(schedule.warmup_steps or warmup_epochs)."
         )
     return _FlatCosine(optimizer, warmup, flat_until, cosine_until, end_factor)
 
