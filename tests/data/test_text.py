@@ -52,7 +52,7 @@ def test_bad_files_are_named(tmp_path):
 
 
 def test_different_numbers_of_lines_are_an_error(pair):
-    with pytest.raises(DataError, match=r"a\.en has 2 lines and .*a\.de has 3: expected as many"):
+    with pytest.raises(DataError, match=r"a\.en has 2 lines and .*a\.de has 3: expected the same number"):
         pair(["a", "b"], ["x", "y", "z"])
 
 

@@ -48,6 +48,7 @@ def save_run(folder, name, classes=("disc", "ring"), change=None, vocabularies=N
 
 
 def small_detr(model):
+    model["backbone"]["base_channels"] = 64  # whose random weights find nothing in noise
     model["neck"]["out_channels"] = 32
     model["head"].update(SMALL, num_encoder_layers=1, num_decoder_layers=1)
 

@@ -408,7 +408,8 @@ def test_error_for_missing_pretrained_weights_names_a_remedy(coco_config, tmp_pa
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: (_ for _ in ()).throw(OSError("no network")))
     overrides = write_coco(tmp_path / "data")
-    message = fails(capsys, train_tool.main, coco_config, *overrides, "model.backbone.pretrained=true")
+    pretrained = ["model.backbone.base_channels=64", "model.backbone.pretrained=true"]
+    message = fails(capsys, train_tool.main, coco_config, *overrides, *pretrained)
     assert (
         "resnet18-" in message and "model.backbone.pretrained=False" in message and str(tmp_path / "cache") in message
     )
