@@ -16,7 +16,7 @@ Examples:
         train.activation_checkpointing=true --training 8 --size 1024x1024
     vitkit analyze "timesformer_???*" --clips runs/timesformer_cost.png
     vitkit analyze configs/translation_transformer_multi30k.py --lengths 16 64 256
-    vitkit analyze quickstart/classifier --training-macs
+    vitkit analyze quickstart/classifier --training-macs --size 64x64
     vitkit analyze configs/resnet50_in1k.py --training-macs --samples 1281167
 
 The memory of the attention matrices of a transformer with 48 layers of 16 heads, on the pixels of an image, and on its
@@ -62,8 +62,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "report only the memory of a training step on this many GPUs: replicated (DDP) and sharded (FSDP)"
     parser.add_argument("--training", type=positive, metavar="GPUS", help=text)
     text = (
-        "also report the MACs of all the training that a config describes: 3 x those of a forward pass, since the "
-        "backward pass takes about two, x the images or texts of data.train x the epochs"
+        "also report the MACs of all the training that a config describes: 3 x those of a forward pass at --size, "
+        "since the backward pass takes about two, x the images or texts of data.train x the epochs"
     )
     parser.add_argument("--training-macs", action="store_true", help=text)
     text = "the images or texts of an epoch for --training-macs, without reading data.train"
@@ -86,12 +86,16 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args.weights, args.overrides = split_weights(args.overrides)
     if args.model is None and not args.table:
         parser.error("a model is needed: a config file or a backbone's name (or --table)")
-    if args.no_macs and (args.training_macs or args.samples):
-        parser.error("--training-macs needs what --no-macs leaves out")
+    if args.training_macs or args.samples:
+        if args.no_macs:
+            parser.error("--training-macs needs what --no-macs leaves out")
+        others = {"--table": args.table, "--clips": args.clips, "--training": args.training}
+        if given := [option for option, value in others.items() if value]:
+            parser.error(f"--training-macs is of one config's training; leave out {given[0]}")
     if args.plot and not args.table:
         parser.error("--plot is drawn of --table")
-    if args.plot and not Path(args.plot).suffix:
-        parser.error(f"--plot: {args.plot!r} has no ending such as .png; a pattern of names stands before --plot")
+    if args.plot and Path(args.plot).suffix != ".png":
+        parser.error(f"--plot: {args.plot!r} does not end in .png; a pattern of names stands before --plot")
     if args.depth < 0:
         parser.error("--depth is at least 0")
     return args

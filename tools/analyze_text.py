@@ -43,7 +43,9 @@ def build_text_model(found: FoundModel, dataset: Dataset | None = None) -> nn.Mo
     """
     config = found.config
     saved = {} if found.weights is None else own_checkpoint(found.weights).get("vocabularies")
-    vocabularies = vocabularies_from_json(saved) if saved else {} if dataset is None else vocabularies_of(dataset)
+    vocabularies = vocabularies_from_json(saved or {}, str(found.weights))
+    if not saved and dataset is not None:
+        vocabularies = vocabularies_of(dataset)
     if vocabularies:
         return build_model(config["model"], vocabularies=vocabularies).eval()
     spec = {"type": config["model"]} if isinstance(config["model"], str) else dict(config["model"])
@@ -131,14 +133,14 @@ def text_training_cost(model: nn.Module, request: Request, dataset: Dataset | No
     Raises:
         ConfigError: the length or the number of epochs is unknown.
     """
-    if request.lengths:
-        (length, *others) = request.lengths
-    elif isinstance(dataset, TextDataset):
-        length, others = round(float(dataset.lengths().mean())), []
-    else:
-        length, others = None, []
-    if length is None or others:
+    lengths = list(request.lengths or ())
+    if not lengths and isinstance(dataset, TextDataset):
+        lengths = [round(float(dataset.lengths().mean()))]
+    if not lengths:
         raise ConfigError("--training-macs: the mean length of the texts is unknown. Give it: --lengths TOKENS.")
+    if len(lengths) > 1:
+        raise ConfigError(f"--training-macs: got {len(lengths)} lengths. Give the mean one only: --lengths TOKENS.")
+    (length,) = lengths
     with without_onednn():
         forward = count_macs(model, **inputs_of(model, length, request.size or (224, 224))).total
     samples = request.samples or len(dataset.training_indices())

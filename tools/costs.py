@@ -26,6 +26,7 @@ from vitkit.analysis.memory import (
     parts,
     training_memory,
 )
+from vitkit.checkpoint import classes_of
 from vitkit.config import config_names
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.loading.loader import DataSettings
@@ -125,7 +126,7 @@ def build(request: Request, *, device: str) -> nn.Module:
 
 def trained_classes(found: FoundModel) -> list[str] | None:
     """Return the classes that a model's checkpoint names; None if it names none or there is no checkpoint."""
-    return None if found.weights is None else own_checkpoint(found.weights).get("classes")
+    return None if found.weights is None else classes_of(own_checkpoint(found.weights), str(found.weights))
 
 
 def default_classes(request: Request) -> int | None:
@@ -280,7 +281,9 @@ def print_costs(report: dict[str, Any], types: dict[str, str], device: str) -> N
             "model.num_classes=N"
         )
     if "training" in report:
-        notes.append("\n" + training_cost_text(report["training"], "clips" if len(report["input"]) == 5 else "images"))
+        size = "x".join(map(str, report["input"][2:]))
+        plural, one = ("clips", "a clip") if len(report["input"]) == 5 else ("images", "an image")
+        notes.append("\n" + training_cost_text(report["training"], plural, f" ({one} of {size})"))
     print_table(report, "", lines, notes)
 
 
@@ -415,6 +418,7 @@ def table(request: Request) -> list[dict[str, Any]]:
         ConfigError: none matches.
     """
     names = variants_like(request.model)
+    accuracies = published_accuracies(names) if request.plot else []  # counting takes minutes: errors come before
     width = max(map(len, names))
     form = f"{{:{width}}}  {{:>10}}  {{:>11}}  {{:>11}}  {{:>8}}  {{:>11}}  {{:>5}}".format
     if request.prints:
@@ -432,7 +436,7 @@ def table(request: Request) -> list[dict[str, Any]]:
         if "note" in row["published"]:
             print(f"    {row['published']['note']}")
     if request.plot:
-        plot_accuracy(published_accuracies(names), request.plot)
+        plot_accuracy(accuracies, request.plot)
         if request.prints:
             print(f"\nThe plot is {request.plot}.")
     return report

@@ -41,11 +41,14 @@ def test_the_moving_average_is_preferred(tmp_path):
 
 
 def test_a_missing_checkpoint_names_the_nearest(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.* has no \.pth file"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.* has no checkpoint"):
         read_checkpoint(tmp_path / "lst.pth")
     (tmp_path / "last.pth").touch()
     with pytest.raises(CheckpointError, match=r"no checkpoint .*lst\.pth.*Did you mean 'last\.pth'"):
         read_checkpoint(tmp_path / "lst.pth")
+    (tmp_path / "best.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*bst\.safetensors.*'best\.safetensors'"):
+        read_checkpoint(tmp_path / "bst.safetensors")
 
 
 def test_a_truncated_checkpoint_is_named(tmp_path):

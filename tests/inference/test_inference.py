@@ -339,3 +339,25 @@ def test_prediction_resizes_as_in_validation(run, caplog):
 def test_damaged_measurements_are_an_error_that_names_the_file(run, measured):
     with pytest.raises(CheckpointError, match="measured.pth: damaged: what its evaluation has measured"):
         load(measured_run(run, **measured))
+
+
+@pytest.mark.parametrize("ids", ["abc", 7, [1], [[1], [2], [3]], [float("nan")] * 3, {"cat": 1}])
+def test_damaged_ids_are_an_error_that_names_the_file(run, ids):
+    save_checkpoint("ids.pth", read_checkpoint(run / "best.pth") | {"category_ids": ids})
+    with pytest.raises(CheckpointError, match="ids.pth: damaged: its category_ids are .*; expected an id for each"):
+        load("ids.pth")
+
+
+@pytest.mark.parametrize("things", ["abc", 7, [True], ["no", "no", "no"], [1, 2, 3]])
+def test_damaged_things_are_an_error_that_names_the_file(run, things):
+    save_checkpoint("things.pth", read_checkpoint(run / "best.pth") | {"things": things})
+    with pytest.raises(CheckpointError, match="things.pth: damaged: its things are .*; expected true or false"):
+        load("things.pth")
+
+
+def test_head_that_does_not_fit_the_named_classes_is_an_error_with_its_shape(run):
+    state = read_checkpoint(run / "best.pth")
+    fewer = {"classes": state["classes"][:-1], "category_ids": None}
+    save_checkpoint("fewer.pth", state | fewer)
+    with pytest.raises(CheckpointError, match=r"class_embed.bias \(4,\); model: .*class_embed.bias \(3,\)"):
+        load("fewer.pth")

@@ -223,6 +223,8 @@ def test_a_subword_vocabulary_of_an_earlier_version_has_no_checksum():
     assert Vocabulary.from_json(json.dumps(content)) == saved
     with pytest.raises(CheckpointError, match="vocabularies: got 'x'"):
         vocabularies_from_json("x")
+    with pytest.raises(CheckpointError, match="run.pth: vocabulary: not one that vitkit saved"):
+        vocabularies_from_json({"target": "{}"}, "run.pth")
 
 
 @pytest.mark.parametrize("line", ["ab" * 100_000, "a" + "\u0301\u0327" * 50_000, "x " * 50_000 + "y"])

@@ -354,10 +354,13 @@ def test_accuracy_against_macs_is_plotted_by_family(tmp_path, monkeypatch, capsy
     ("words", "message"),
     [
         (["swin_tiny", "--plot", "a.png"], r"--plot is drawn of --table"),
-        (["--table", "--plot", "swin*"], r"--plot: 'swin\*' has no ending such as \.png"),
+        (["--table", "--plot", "swin*"], r"--plot: 'swin\*' does not end in \.png"),
+        (["--table", "--plot", "a.pdf"], r"--plot: 'a\.pdf' does not end in \.png"),
+        (["--table", "swin_tiny", "--training-macs"], r"is of one config's training; leave out --table"),
+        (["swin_tiny", "--samples", "3", "--training", "2"], r"leave out --training"),
     ],
 )
-def test_plot_of_accuracy_without_a_table_or_a_file_is_refused(words, message, capsys):
+def test_options_that_do_not_go_together_are_refused(words, message, capsys):
     with pytest.raises(SystemExit):
         analyze.main(words)
     assert re.search(message, capsys.readouterr().err)
@@ -391,7 +394,7 @@ def test_cost_of_a_training_is_three_forward_passes_of_each_image_in_each_epoch(
     analyze.main([*command, "data.train.fraction=0.5"])
     macs, images = f"{forward / 1e6:.4g} M MACs", "3.2 k images"
     total = 3 * forward * 3200 * 3
-    line = f"training: 3 x {macs} x {images} x 3 epochs = {total:.2g} MACs ({2 * total:.2g} FLOPs)"
+    line = f"training: 3 x {macs} (an image of 64x64) x {images} x 3 epochs = {total:.2g} MACs ({2 * total:.2g} FLOPs)"
     assert line.replace("e+", "e") in capsys.readouterr().out
 
 

@@ -141,3 +141,5 @@ def test_cost_of_a_training_by_hand(tmp_path, capsys):
     assert f"training: 3 x {forward / 1e3:.4g} k MACs {note} x 1 k texts x 5 epochs = " in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"mean length of the texts is unknown\. Give it: --lengths TOKENS"):
         analyze.main([str(path), "--samples", "1000", "model.target_size=8"])
+    with pytest.raises(SystemExit, match=r"got 2 lengths\. Give the mean one only"):
+        analyze.main([str(path), "--training-macs", "--lengths", "4", "8"])

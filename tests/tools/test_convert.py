@@ -7,6 +7,7 @@ import torch
 import vitkit
 from vitkit import load
 from vitkit.checkpoint import read_checkpoint, save_checkpoint
+from vitkit.checkpoint.writing import write_safetensors
 from vitkit.config import load_config
 from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import CheckpointError, ConfigError
@@ -78,6 +79,16 @@ def test_numbers_are_rounded_to_the_precision_and_loaded_as_fp32(run, precision)
         assert torch.equal(again[name], expected) and again[name].dtype == value.dtype
     with pytest.raises(ConfigError, match="precision 'fp16': a folder has fp32"):
         vitkit.convert("best.pth", "folder", to="transformers", precision="fp16")
+    with pytest.raises(ConfigError, match="precision 'float16': unknown. .*'fp16'"):
+        vitkit.convert("best.pth", "other.pth", precision="float16")
+
+
+def test_header_of_a_safetensors_file_does_not_replace_its_tensors(run):
+    convert.main(["best.pth", "--to", "vitkit", "--out", "own.safetensors"])
+    contents = read_checkpoint("own.safetensors")
+    write_safetensors(Path("own.safetensors"), contents.pop("model"), {**contents, "model": {"a": 1}, "shards": {}})
+    assert read_checkpoint("own.safetensors").keys() == {"model", *contents}
+    assert torch.equal(load("own.safetensors").model.head.query_embed.weight, run.head.query_embed.weight)
 
 
 def test_a_number_too_large_for_the_precision_is_an_error(run):

@@ -12,6 +12,7 @@ from torch import nn
 from vitkit import AttentionRecorder, build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.data.synthetic.world import THINGS
+from vitkit.errors import ConfigError
 from vitkit.explanations import api, dense, images
 from vitkit.explanations.request import Explanation, Request
 from vitkit.nn.deformable_attention import SamplingRecorder
@@ -351,6 +352,8 @@ def test_attention_distance_is_of_the_first_images(detr, tmp_path, monkeypatch):
     run(*model, "--images", "more", *detr[2:], "--max-images", 5)
     assert numbers == [2, 3]
     assert "max_images: applies only to images" in fails(*model, *detr[2:], "--max-images", 2)
+    with pytest.raises(ConfigError, match="max_images: got 0; expected at least 1"):
+        api.explain(*model, images="more", max_images=0)
 
 
 TEXT = """

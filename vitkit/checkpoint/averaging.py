@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.checkpoint.files import MODEL_ENTRIES, read_checkpoint
+from vitkit.checkpoint.files import read_checkpoint
+from vitkit.checkpoint.folders import MODEL_ENTRIES
 from vitkit.checkpoint.weights import state_dict_of
 from vitkit.errors import CheckpointError
 from vitkit.words import counted

@@ -24,8 +24,6 @@ from vitkit.devices import is_out_of_memory
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
 
-MODEL_ENTRIES = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
-"""Entries of a checkpoint that its model needs in addition to the weights."""
 _MAX_COMPRESSION = 50
 """How much smaller than its arrays an .npz file may be; PyTorch's files are not compressed."""
 _STARTS = (b"PK", b"\x80")
@@ -101,8 +99,8 @@ def _check_exists(path: Path) -> None:
         return
     # If a run's folder was named, list its checkpoints; otherwise those beside the missing file.
     folder = path if os.path.isdir(path) else path.parent
-    names = [file.name for file in folder.glob("*.pth")]
-    others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} has no .pth file."
+    names = [file.name for suffix in (".pth", ".safetensors") for file in folder.glob(f"*{suffix}")]
+    others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} has no checkpoint."
     raise CheckpointError(f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. {others}")
 
 

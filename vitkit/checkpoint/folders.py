@@ -21,6 +21,8 @@ from vitkit.errors import CheckpointError
 CONFIG = "config.json"
 METADATA = "vitkit"
 """Key in the header of a .safetensors file of the entries, as JSON, that a checkpoint has besides the weights."""
+MODEL_ENTRIES = ("config", "classes", "category_ids", "things", "vocabularies", "measured")
+"""Entries of a checkpoint that its model needs in addition to the weights."""
 INDEX_SUFFIX = ".index.json"
 WEIGHTS = (
     "model.safetensors",
@@ -167,7 +169,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors_entries(path: Path) -> dict[str, Any]:
-    """Return the entries besides the weights that vitkit wrote to a .safetensors file; {} for files of other projects.
+    """Return `MODEL_ENTRIES` that vitkit wrote to a .safetensors file; {} for files of other projects.
 
     Raises:
         CheckpointError: it is damaged.
@@ -179,7 +181,7 @@ def read_safetensors_entries(path: Path) -> dict[str, Any]:
         raise _damaged(path, error) from error
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: {METADATA!r} in its header is not a JSON object. Get the file again.")
-    return entries
+    return {key: entries[key] for key in MODEL_ENTRIES if key in entries}
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:

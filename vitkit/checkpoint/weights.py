@@ -120,8 +120,10 @@ def load_weights(
     report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
     if report.reinitialized:
         if not new_class_head:
-            theirs = _class_names(trained_classes) if trained_classes else _shapes(state, report.reinitialized)
-            ours = _class_names(classes) if classes else _shapes(expected, report.reinitialized)
+            # A damaged file may name the model's classes and have a head of other sizes.
+            differ, keys = list(trained_classes or ()) != list(classes or ()), report.reinitialized
+            theirs = _class_names(trained_classes) if trained_classes and differ else _shapes(state, keys)
+            ours = _class_names(classes) if classes and differ else _shapes(expected, keys)
             raise CheckpointError(_other_classes(name, theirs, ours, origin))
         _check_trainable(name, model, report.reinitialized)
         state = {key: value for key, value in state.items() if key not in report.reinitialized}

@@ -74,7 +74,7 @@ def use_saved_vocabularies(dataset: Dataset, checkpoint: str | Path) -> dict[str
     if not dataset.has_vocabularies:
         return {}
     saved = checkpoint_of(checkpoint) if is_exported(checkpoint) else read_checkpoint(checkpoint)
-    vocabularies = vocabularies_from_json(saved.get("vocabularies"))
+    vocabularies = vocabularies_from_json(saved.get("vocabularies"), str(checkpoint))
     if not vocabularies:
         raise CheckpointError(f"{checkpoint}: contains no vocabularies; expected a checkpoint of a model of text.")
     set_vocabularies(dataset, vocabularies)

@@ -153,6 +153,8 @@ def explain(
         "max_images": max_images,
     }
     options = _check_inputs(_names(inputs), _names(options))
+    if max_images is not None and max_images < 1:
+        raise ConfigError(f"max_images: got {max_images}; expected at least 1.")
     result = Explanation(Path(out))
     config, classes, split = {}, None, None
     if not isinstance(model, str | Path | Mapping):

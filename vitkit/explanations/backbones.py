@@ -290,7 +290,7 @@ def draw_class_token_masks(image: np.ndarray, layer: LocatedAttention, path: Pat
         Panel(f"{masks[k].float().mean():.0%} of the image", image=_only_inside(image, masks[k], layer)) for k in shown
     ]
     rows = [("attention", [Panel("image"), *panels]), (f"{MASS:.0%} of it", [None, *inside])]
-    title = f"What the class token attends to in {layer.label}, by head, and where {MASS:.0%} of it is"
+    title = f"Class token's attention in {layer.label}, by head, and where {MASS:.0%} of it is"
     draw_rows(image, rows, path, title=title + left_out((len(shown), len(maps), "heads")))
     return path
 

@@ -1,6 +1,7 @@
 """Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -83,7 +84,7 @@ def load(
     if not isinstance(config.get("model"), str | Mapping):
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = own_checkpoint(weights)
-    vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {})
+    vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {}, str(weights))
     if classes is None and not vocabularies:
         if "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0]):
             raise CheckpointError(
@@ -122,7 +123,7 @@ def load(
         model.to(device),
         classes or (),
         **settings,
-        category_ids=checkpoint.get("category_ids"),
+        category_ids=_by_class(checkpoint, "category_ids", str(weights), len(classes or ())),
         channels=_channels(config, model),
         **_measured(checkpoint, str(weights), classes or ()),
     )
@@ -355,7 +356,7 @@ def trained_classes(weights: str | Path, config: Mapping[str, Any]) -> TrainedOn
 def _trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> TrainedOn:
     classes = classes_of(checkpoint, name)
     if classes:
-        return TrainedOn(classes, checkpoint.get("things"))
+        return TrainedOn(classes, _by_class(checkpoint, "things", name, len(classes)))
     val = _section(config, "data", "val")
     if val.get("classes"):
         return _stated_classes(val)
@@ -369,6 +370,25 @@ def _trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[s
     if val.get("type") == "CocoPanoptic" and val.get("task") != "instance":
         return TrainedOn(list(COCO_PANOPTIC_CLASSES), [name in COCO_CLASSES for name in COCO_PANOPTIC_CLASSES])
     return TrainedOn(list(COCO_CLASSES), None)
+
+
+def _by_class(checkpoint: Mapping[str, Any], key: str, name: str, num_classes: int) -> list[int] | list[str] | None:
+    """Return a checkpoint's entry with a value for each class, or None if it has no such entry.
+
+    Raises:
+        CheckpointError: the entry is not a list of as many numbers or names.
+    """
+    values = checkpoint.get(key)
+    if values is None:
+        return None
+    is_list = isinstance(values, list | tuple) and all(isinstance(value, Integral | str) for value in values)
+    if not is_list or len(values) != num_classes or (key == "things" and not set(values) <= {True, False}):
+        expected = "true or false" if key == "things" else "an id"
+        raise CheckpointError(
+            f"{name}: damaged: its {key} are {str(values)[:100]}; expected {expected} for each of {num_classes} "
+            "classes. Get the file again."
+        )
+    return list(values)
 
 
 def _stated_classes(val: Mapping[str, Any]) -> TrainedOn:

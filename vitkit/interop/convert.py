@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.checkpoint import LoadReport, save_checkpoint
-from vitkit.checkpoint.files import MODEL_ENTRIES
+from vitkit.checkpoint.folders import MODEL_ENTRIES
 from vitkit.checkpoint.writing import write_safetensors
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.inference.load import find_trained, load, own_checkpoint
@@ -23,6 +23,7 @@ NAMES = ("official", "transformers", "vitkit")
 ENDINGS = (".pth", ".safetensors")
 _OTHER_FILES = (".pt", ".bin", ".ckpt")
 """Extensions that are not meant as the name of a folder."""
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,14 @@ def convert(
         overrides, trust: see `load`.
         overwrite: replace `out` if it exists.
     Raises:
-        ConfigError: there is no such model, or it has no weights; or `to` is unknown.
+        ConfigError: there is no such model, or it has no weights; or `to` or `precision` is unknown.
         CheckpointError: `out` exists or has another extension, there are no such names for the model, or a weight is
             too large for the precision.
     """
     out = Path(out)
     check_out(out, to, overwrite=overwrite)
+    if precision not in _DTYPES:
+        raise ConfigError(f"convert: precision {precision!r}: unknown. {nearest(str(precision), _DTYPES)}")
     if precision != "fp32" and out.suffix not in ENDINGS:
         raise ConfigError(f"convert: precision {precision!r}: a folder has fp32. Write a {' or '.join(ENDINGS)} file.")
     config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
@@ -96,7 +99,7 @@ def _in_precision(state: Mapping[str, Tensor], precision: str) -> dict[str, Tens
     Raises:
         CheckpointError: a number is larger than the precision can represent.
     """
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    dtype = _DTYPES[precision]
     rounded = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
     for key, value in rounded.items():
         if value.is_floating_point() and (value.isinf() & ~state[key].isinf()).any():

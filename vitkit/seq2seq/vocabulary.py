@@ -396,17 +396,22 @@ def set_vocabularies(dataset: Any, vocabularies: Mapping[str, Vocabulary]) -> No
         setattr(dataset, f"{side}_vocabulary", vocabulary)
 
 
-def vocabularies_from_json(saved: Mapping[str, str] | None) -> dict[str, Vocabulary]:
+def vocabularies_from_json(saved: Mapping[str, str] | None, name: str = "checkpoint") -> dict[str, Vocabulary]:
     """Load the vocabularies that a checkpoint has under "vocabularies"; empty for None. Equal ones share one object.
 
+    Args:
+        name: name of the checkpoint, for errors.
     Raises:
         CheckpointError: the checkpoint has something else under that name.
     """
     if saved is None:
         return {}
     if not isinstance(saved, Mapping) or not all(isinstance(text, str) for text in saved.values()):
-        raise CheckpointError(f"vocabularies: got {saved!r:.100}; expected a vocabulary's JSON by its side.")
-    by_text = {text: Vocabulary.from_json(text) for text in set(saved.values())}
+        raise CheckpointError(f"{name}: vocabularies: got {saved!r:.100}; expected a vocabulary's JSON by its side.")
+    try:
+        by_text = {text: Vocabulary.from_json(text) for text in set(saved.values())}
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}") from error
     return {side: by_text[text] for side, text in saved.items()}
 
 
