@@ -4,7 +4,7 @@ The backbone is a ResNet-50 instead of the paper's VGG, pretrained on ImageNet a
 paper's 14 x 14 locations. The optimiser is Adam with twice the learning rate of the paper's own code (2e-4).
 
 Run:       python tools/train.py configs/caption_sat_soft_flickr8k.py data.root=data/flickr8k
-           Features that are computed once: see vitkit data cache-features.
+           data.cache_features=features data.train.transforms=ClassificationEvalTransforms computes features once.
 Reference: BLEU-1 67, BLEU-4 19.5, METEOR 18.93 (paper, table 1, test split, VGG).
 Here:      not yet run on all of Flickr8k. Of 741 of its images and a ResNet-18 from random weights, which has seen
            nothing else, low figures are to be expected: after five epochs at 96 pixels BLEU-1 0.430, BLEU-4 0.067 and

@@ -65,7 +65,7 @@ BESIDE = {  # rooms outside of that order, and the rooms that each may import
         "foreign models",
     },
 }
-ENGINE_BUILDERS = ("api", "build", "comparing", "results", "testing", "trainer", "validation")
+ENGINE_BUILDERS = ("api", "build", "comparing", "feature_cache", "results", "testing", "trainer", "validation")
 FOREIGN_MODELS = (
     "deployment.exported",
     "deployment.graphs",

@@ -47,7 +47,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a backbone's name or a model; with --table, a pattern of names")
     parser.add_argument("overrides", nargs="*", help="key.sub=value of a config, key=value of a backbone")
-    text = "height and width of the images in pixels"
+    text = "height and width of the images in pixels, or one number for a square"
     parser.add_argument("--size", type=image_size, metavar="HxW", help=text)
     text = "frames of a clip, for backbones that take clips"
     parser.add_argument("--frames", type=positive, metavar="T", help=text)

@@ -14,8 +14,9 @@ from vitkit.tools.console import printing
 GROUPS = ("data",)
 """Folders of commands, whose names have two words: tools/data/split.py is `vitkit data split`."""
 REPLACED = {
-    "cache-features": "data cache-features",
+    "cache-features": "train CONFIG data.cache_features=FOLDER",
     "caption": "predict MODEL --input INPUT, or vitkit explain MODEL --image IMAGE for what each word looked at",
+    "data cache-features": "train CONFIG data.cache_features=FOLDER",
     "compare-layers": "explain; model_zoo/ablations/README.md shows how to score each decoder layer",
     "compare-lengths": "compare RESULTS RESULTS --by-length PNG",
     "label-errors": "data label-errors",

@@ -107,10 +107,14 @@ def fraction(text: str) -> float:
 
 
 def image_size(text: str) -> tuple[int, int]:
-    """Parse HEIGHTxWIDTH: "480x640" -> (480, 640)."""
-    height, _, width = text.partition("x")
+    """Parse HEIGHTxWIDTH, "480x640" -> (480, 640), or a square's side, "640" -> (640, 640)."""
+    height, separator, width = text.lower().partition("x")
+    if not separator:
+        width = height
     if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected HEIGHTxWIDTH in pixels, such as 480x640")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected HEIGHTxWIDTH in pixels, such as 480x640, or one number for a square, such as 640"
+        )
     return int(height), int(width)
 
 

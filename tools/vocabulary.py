@@ -98,7 +98,7 @@ OPTIONS = {
     "--samples": "images or texts of an epoch",
     "--seed": "random seed",
     "--seeds": "random seeds, one run each",
-    "--size": "HEIGHTxWIDTH of images in pixels",
+    "--size": "HEIGHTxWIDTH of images in pixels, or one number for a square",
     "--skip": "checks to leave out",
     "--smooth": "share of a curve over which it is averaged",
     "--split": "which split of the data is read",

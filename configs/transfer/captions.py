@@ -1,7 +1,7 @@
 """Show, Attend and Tell (Xu et al. 2015, https://arxiv.org/abs/1502.03044) on a few images, from ImageNet weights.
 
 configs/caption_sat_soft_flickr8k.py for a part of Flickr8k (741 images): the backbone is frozen, so that its maps can
-be computed once (vitkit data cache-features), and the remaining training takes minutes.
+be computed once (data.cache_features=features), and the remaining training takes minutes.
 
 Run:  python tools/train.py configs/transfer/captions.py data.root=DIR    (DIR holds images/ and annotations/)
       From random weights: model.backbone.pretrained=false. From Keras's: see configs/parts/resnet.py.

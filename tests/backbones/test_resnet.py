@@ -91,7 +91,9 @@ def test_base_channels_make_every_stage_narrower(depth):
 def test_errors_of_base_channels_say_what_is_expected():
     with pytest.raises(ConfigError, match="base_channels=0: expected at least 1"):
         build("ResNet", depth=18, base_channels=0)
-    with pytest.raises(ConfigError, match="no default weights for this ResNet"):
+    with pytest.raises(
+        ConfigError, match="no published weights with base_channels=32, only with 64. Set pretrained=False"
+    ):
         build("ResNet", depth=18, base_channels=32).load_pretrained()
 
 

@@ -1,19 +1,26 @@
 """What changes between epochs and batches: transforms, the squares of a batch, mixup; also in workers and resumed."""
 
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from plain_dataset import PlainDataset
 from torch.nn import functional
 
+from vitkit import train
 from vitkit.config import check_config
 from vitkit.config.load import load_config
 from vitkit.data.loading.batch_augmentation import BatchAugmentation, Mixup, Squares, mix, squash
 from vitkit.data.loading.loader import DataSettings, build_dataset
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.by_epoch import TransformsByEpoch
+from vitkit.engine.hooks import Hook
 from vitkit.errors import ConfigError
 from vitkit.structures import Sample
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "configs/quickstart/detr.py"
 
 
 def resized(size):
@@ -207,6 +214,39 @@ def test_transforms_follow_shares_of_the_run(num_epochs, sides):
     for epoch, side in enumerate(sides):
         dataset.set_epoch(epoch)
         assert dataset[0]["image"].shape == (3, side, side)
+
+
+class SizeOfEpoch(Hook):
+    """Records the size of the images that the model gets in each epoch."""
+
+    def __init__(self):
+        self.sizes = {}
+
+    @contextmanager
+    def during_training(self, run):
+        def record(model, inputs):
+            if model.training:
+                self.sizes.setdefault(run.progress.epoch, set()).add(tuple(inputs[0].shape[2:]))
+
+        handle = run.model.backbone.register_forward_pre_hook(record)
+        yield
+        handle.remove()
+
+
+def test_run_tells_its_workers_the_number_of_epochs_also_when_it_is_resumed_with_another_one(tmp_path):
+    """Stages end at 0.6 of the run: of 5 epochs after the third, of 10 after the sixth."""
+    config = load_config(QUICKSTART)
+    stages = dict(type="TransformsByEpoch", transforms=[resized(32), resized(40)], until_shares=[0.6])
+    config["data"]["train"].update(num_images=4, transforms=stages)
+    config["data"].update(images_per_gpu=2, num_workers=1)
+    config["data"]["val"].update(num_images=1)
+    config["train"].update(epochs=5, eval_every=10)
+    config["schedule"] = dict(type="FlatCosineLR", flat_until_share=0.6)
+    first, second = SizeOfEpoch(), SizeOfEpoch()
+    run = train(config, run_dir=tmp_path / "run", device="cpu", hooks=[first])
+    assert first.sizes == {epoch: {(32, 32)} if epoch < 3 else {(40, 40)} for epoch in range(5)}
+    train(resume=run.path, device="cpu", hooks=[second], train=dict(epochs=10))
+    assert second.sizes == {epoch: {(32, 32)} if epoch < 6 else {(40, 40)} for epoch in range(5, 10)}
 
 
 def test_only_the_transforms_of_a_training_dataset_change():

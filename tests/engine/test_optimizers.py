@@ -122,13 +122,13 @@ def test_layer_decay_by_eomts_rule_keeps_the_last_block_and_joins_the_stem_to_th
 
 
 def test_layer_decay_needs_blocks_and_a_sensible_factor():
-    with pytest.raises(ConfigError, match="layer_decay_rule: got 'vit'; expected 'beit' or 'eomt'"):
+    with pytest.raises(ConfigError, match="layer_decay_rule='vit': expected 'beit' or 'eomt'"):
         rates(Blocks(), layer_decay=0.5, layer_decay_rule="vit")
-    with pytest.raises(ConfigError, match="full_rate_blocks: got 3; expected 0 to 2"):
+    with pytest.raises(ConfigError, match="full_rate_blocks=3: expected 0 to 2"):
         rates(Blocks(), layer_decay=0.5, full_rate_blocks=3)
     with pytest.raises(ConfigError, match="layer_decay: the backbone of Model has no blocks"):
         rates(Model(), layer_decay=0.5)
-    with pytest.raises(ConfigError, match="layer_decay: got 1.5"):
+    with pytest.raises(ConfigError, match="layer_decay=1.5: expected"):
         rates(Blocks(), layer_decay=1.5)
 
 
@@ -181,7 +181,7 @@ def test_nesterov_momentum_takes_a_look_ahead_step():
     # Momentum buffers are 2 and 3.8; Nesterov's steps are 2 + 0.9 * 2 and 2 + 0.9 * 3.8.
     assert step(False) == pytest.approx(1 - 0.1 * (2 + 3.8))
     assert step(True) == pytest.approx(1 - 0.1 * (3.8 + 5.42))
-    with pytest.raises(ConfigError, match=r"optimizer\.nesterov: needs momentum"):
+    with pytest.raises(ConfigError, match="nesterov: needs momentum"):
         sgd(nn.Linear(1, 1), lr=0.1, momentum=0.0, nesterov=True)
 
 

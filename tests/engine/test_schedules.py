@@ -115,6 +115,21 @@ def test_parts_of_a_flat_cosine_schedule_must_follow_each_other(changed, message
         curve(FLAT_COSINE | changed)
 
 
+@pytest.mark.parametrize("share", [-0.1, 1, 1.5, float("nan")])
+def test_share_of_a_flat_part_is_checked(share):
+    with pytest.raises(ConfigError, match=f"^schedule: flat_until_share={share:g}: expected a share of the run"):
+        curve({"type": "FlatCosineLR", "flat_until_share": share})
+
+
+def test_error_of_a_run_shorter_than_its_warm_up_names_the_share_and_the_remedy():
+    spec = {"type": "FlatCosineLR", "flat_until_share": 0.6, "warmup_steps": 20}
+    with pytest.raises(
+        ConfigError,
+        match=r"^schedule: the warm-up ends at step 20, flat_until_share=0.6 is step 6, .* a shorter warm-up",
+    ):
+        curve(spec, epochs=1)
+
+
 def test_poly_schedule_follows_its_power():
     values = curve({"type": "PolyLR", "power": 0.9})
     assert values[20] == pytest.approx(0.5**0.9) and values[40] == pytest.approx(0.0, abs=1e-9)
@@ -210,7 +225,7 @@ def test_warm_up_is_required_and_may_be_given_in_epochs():
     spec = dict(type="InverseSqrtLR", warmup_epochs=2)
     schedule = SCHEDULES.build(spec, optimizer=optimizer, steps_per_epoch=10, epochs=20)
     assert schedule.get_last_lr() == [pytest.approx(1 / 20)]
-    with pytest.raises(ConfigError, match="schedule.warmup_steps: got 0; expected at least 1"):
+    with pytest.raises(ConfigError, match="^schedule: warmup_steps=0: expected at least 1"):
         SCHEDULES.build("InverseSqrtLR", optimizer=optimizer, steps_per_epoch=10, epochs=20)
 
 

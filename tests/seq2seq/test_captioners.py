@@ -268,7 +268,7 @@ def test_features_of_other_weights_or_for_a_trained_backbone_are_refused():
     other = copy.deepcopy(model.state_dict())
     other["backbone.conv1.weight"] += 1
     model.load_state_dict(other)
-    with pytest.raises(DataError, match=r"from a backbone with other weights.*vitkit data cache-features"):
+    with pytest.raises(DataError, match=r"from a backbone with other weights.*data\.cache_features"):
         model(targets_in(), features=features, features_key=key)
     darker = build("soft", freeze_backbone=True)
     darker.load_state_dict(model.state_dict())

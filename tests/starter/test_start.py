@@ -234,7 +234,38 @@ def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monke
     assert weights("model.backbone.pretrained=mine.pth", fewest_objects=100) == (True, "weights of mine.pth")
     for arguments in (dict(fewest_objects=100), dict(fewest_objects=100, device="cuda")):
         assert ("at least 100 training objects" in weights(**arguments)[1]) == ("device" not in arguments)
-    assert "not available" in weights("model.backbone.pretrained=true", fewest_objects=100)[1]
+    with pytest.raises(CheckpointError, match="no route"):
+        weights("model.backbone.pretrained=true", fewest_objects=100)
+    assert weights("model.backbone=swin_tiny", fewest_objects=100) == (
+        False,
+        "those that model.backbone=swin_tiny has by default",
+    )
+
+
+def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, capsys):
+    detection(world, "--hours", "0.1", "train.epochs=3")
+    out, text = capsys.readouterr().out, Path("runs/start/config.py").read_text()
+    assert "3 epochs: 26 steps of 1.00 s, 0 min\n" in out  # a dry run, and epochs that are given, measure nothing again
+    assert "measured  AP 0.480" in out and "% of 0.1 h" not in text
+    assert "pixels are chosen where" not in text  # the images have 64 pixels
+    assert load_config(Path("runs/start/config.py"))["train"]["eval_every"] == 1
+    main(
+        [str(world / "train2017"), str(world / "annotations/instances_train2017.json"), "model.backbone=swin_tiny"]
+        + ["--dry-run", "--hours", "0.1", "--device", "cpu", "--run-dir", "other"]
+    )
+    out = capsys.readouterr().out
+    assert (
+        "weights   those that model.backbone=swin_tiny has by default" in out and "chosen    DINO on swin_tiny, " in out
+    )
+    assert "measured  without the overrides: AP 0.480" in out
+
+
+def test_pauses_are_announced_only_where_they_are_made():
+    request = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu")
+    choices = [start.Choice(240, "fp32", "", False, epochs=epochs, cost=StepCost(1, 1, 1)) for epochs in (9, 10)]
+    assert [start.is_paced(request, choice) for choice in choices] == [False, True]
+    fixed = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", ("train.epochs=10",))
+    assert not start.is_paced(fixed, choices[1])
 
 
 @pytest.mark.parametrize(

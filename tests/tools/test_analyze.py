@@ -306,6 +306,11 @@ def test_errors_name_the_remedy(argv, message):
     assert message in str(error.value)
 
 
+def test_one_number_is_the_side_of_a_square(capsys):
+    analyze.main(["resnet18", "--size", "64", "--json"])
+    assert json.loads(capsys.readouterr().out)["input"] == [1, 3, 64, 64]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"), [([], "a model is needed"), (["swin_tiny", "--size", "0x4"], "expected HEIGHTxWIDTH")]
 )

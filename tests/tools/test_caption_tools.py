@@ -1,23 +1,26 @@
-"""Captioning from the command line: train, test, cache features, explain captions."""
+"""Captioning from the command line: train, test, explain captions."""
 
 import json
 import re
-import shlex
+import signal
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
+import vitkit
 from vitkit.checkpoint import read_checkpoint
+from vitkit.config import load_config
 from vitkit.data.synthetic.world import World
-from vitkit.errors import ConfigError
+from vitkit.engine.feature_cache import check_not_random
+from vitkit.engine.hooks import Hook
+from vitkit.errors import ConfigError, DataError
 from vitkit.explanations.request import shown_image
 from vitkit.inference import load
 from vitkit.tools import explain
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
-from vitkit.tools.data import cache_features
 
 pytestmark = pytest.mark.smoke
 
@@ -119,10 +122,6 @@ def test_images_are_resized_as_in_the_checkpoint_and_broken_ones_left_out(tiny, 
 
 def test_run_is_given_by_its_folder(tiny, tmp_path, capsys):
     train(tiny, "--run-dir", "images")
-    capsys.readouterr()
-    cache_features.main(["images", "--out", "a", "--device", "cpu"])
-    cache_features.main([tiny, "images", "--out", "b", "--device", "cpu"])
-    assert np.array_equal(np.load("a/val.npy"), np.load("b/val.npy"))
     train(tiny, "--init", "images", "--run-dir", "next", "optimizer.lr=1e-12")
     ours, theirs = (read_checkpoint(f"{name}/last.pth")["model"] for name in ("next", "images"))
     weights = [name for name in ours if "running" not in name and "tracked" not in name]
@@ -133,20 +132,43 @@ def test_run_is_given_by_its_folder(tiny, tmp_path, capsys):
 
 def test_training_on_cached_features_equals_training_on_images(tiny, tmp_path, capsys):
     train(tiny, "--run-dir", "images")
-    cache_features.main([tiny, "images/best.pth", "--out", "maps", "--device", "cpu"])
+    steps = ["--init", "images/best.pth", "model.dropout=0.5", "train.epochs=2"]
+    cached = "data.cache_features=maps"
+    train(tiny, *steps, "--run-dir", "a")
+    capsys.readouterr()
+    train(tiny, *steps, "--run-dir", "b", cached)
     assert "maps/train.npy: 8 x 128 x 8 x 8" in capsys.readouterr().out
-    decoding = "model.decoding=dict(max_length=5)"
-    cache_features.main([tiny, "train.seed=3", decoding, "--out", "others", "--device", "cpu"])
-    features = ["data.train.features=others/train.npy", "data.val.features=others/val.npy"]
-    printed = shlex.split(capsys.readouterr().out.splitlines()[-1])  # as a shell reads it
-    assert printed == ["train.seed=3", decoding, *features]
-    cached = ["data.train.features=maps/train.npy", "data.val.features=maps/val.npy"]
-    train(tiny, "--init", "images/best.pth", "--run-dir", "b", *cached)
-    train(tiny, "--init", "images/best.pth", "--run-dir", "a")
-    ours, theirs = (read_checkpoint(f"{name}/last.pth")["model"] for name in "ab")
-    for name, value in ours.items():
-        assert value.equal(theirs[name]), name
-    assert "from a backbone with other weights" in fails(train_tool.main, tiny, "train.seed=1", *cached)
+    written = (tmp_path / "maps/train.npy").stat().st_mtime_ns
+    train(tiny, *steps, "--run-dir", "c", cached)
+    assert (tmp_path / "maps/train.npy").stat().st_mtime_ns == written  # used again
+    for run in "bc":
+        ours, theirs = (read_checkpoint(f"{name}/last.pth")["model"] for name in (run, "a"))
+        for name, value in ours.items():
+            assert value.equal(theirs[name]), name
+    data = load_config("b/config.json")["data"]
+    assert data["val"]["features"] == str(tmp_path / "maps/val.npy")
+    # Other weights compute other features.
+    train(tiny, "--run-dir", "d", "train.seed=1", cached)
+    assert (tmp_path / "maps/train.npy").stat().st_mtime_ns > written
+    assert "from a backbone with other weights" in fails(train_tool.main, "b/config.json", "--init", "images/best.pth")
+
+
+def test_a_run_on_cached_features_is_resumed(tiny, tmp_path):
+    class Stops(Hook):
+        def after_step(self, run, *args, **kwargs):
+            signal.raise_signal(signal.SIGTERM)
+
+    settings = {"data.cache_features": "maps", "device": "cpu"}
+    vitkit.train(tiny, run_dir="whole", **settings)
+    with pytest.raises(SystemExit):
+        vitkit.train(tiny, run_dir="cut", hooks=[Stops()], **settings)
+    (tmp_path / "maps/val.json").unlink()
+    with pytest.raises(DataError, match=r"features: no file .*val.npy.*data\.cache_features"):
+        vitkit.train(resume="cut", device="cpu")
+    vitkit.train(tiny, run_dir="again", **settings)
+    vitkit.train(resume="cut", device="cpu")
+    whole, cut = (read_checkpoint(f"{name}/last.pth")["model"] for name in ("whole", "cut"))
+    assert all(value.equal(cut[name]) for name, value in whole.items())
 
 
 def test_errors_name_what_is_wrong(tiny, pictures, tmp_path):
@@ -155,16 +177,16 @@ def test_errors_name_what_is_wrong(tiny, pictures, tmp_path):
         explain.main, "runs/tiny", "--image", "pictures/0.png", "--points", "1,1", "--queries", "0"
     )
     random = "data.train.transforms=ClassificationTrainTransforms"
-    assert "data.train.transforms: they draw random numbers" in fails(cache_features.main, tiny, random)
-    assert "Set model.freeze_backbone=True" in fails(cache_features.main, tiny, "model.freeze_backbone=False")
+    cached = "data.cache_features=maps"
+    assert "data.train.transforms: they draw random numbers" in fails(train_tool.main, tiny, cached, random)
+    assert "Set model.freeze_backbone=True" in fails(train_tool.main, tiny, cached, "model.freeze_backbone=False")
+    assert "DETR is not a captioner" in fails(train_tool.main, "quickstart/detr", cached)
 
 
 def test_rare_random_flips_are_detected():
     class Mirrored:
-        features = None
-
         def __getitem__(self, index):
             return {"image": torch.arange(3.0).flip(0) if index[1] == 5 else torch.arange(3.0)}
 
     with pytest.raises(ConfigError, match=r"data\.val\.transforms: they draw random numbers"):
-        cache_features.check_not_random(Mirrored(), "data.val")
+        check_not_random(Mirrored(), "data.val")

@@ -12,12 +12,17 @@ import argparse
 import json
 import random
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from torch import Tensor
 from torch.utils.data import DataLoader
-from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
+from torchvision import tv_tensors
+from torchvision.datasets import CocoDetection
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.models.resnet import resnet50
@@ -61,6 +66,45 @@ def build(args: argparse.Namespace, num_classes: int) -> FasterRCNN:
     )  # fmt: skip
 
 
+class Photos(CocoDetection):
+    """Images with boxes and labels from 1 in the order of category ids, and without crowds, as in the references.
+
+    torchvision's own wrapper leaves out boxes and labels where an image has none, which its transforms do not allow.
+    """
+
+    def __init__(self, root: Path, part: str, transforms: Callable[[Any, Any], Any]):
+        super().__init__(root / "images", root / f"annotations/instances_{part}.json", transforms=self._transform)
+        self._transforms = transforms
+        self.category_ids = sorted(self.coco.cats)
+
+    def _transform(self, image: Any, annotations: Sequence[dict[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
+        objects = [annotation for annotation in annotations if not annotation.get("iscrowd")]
+        boxes = torch.tensor([annotation["bbox"] for annotation in objects], dtype=torch.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        labels = [1 + self.category_ids.index(annotation["category_id"]) for annotation in objects]
+        target = dict(
+            boxes=tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(image.height, image.width)),
+            labels=torch.tensor(labels, dtype=torch.int64),
+        )
+        return self._transforms(image, target)
+
+
+def average_precision(coco: COCO, detections: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Print COCO's summary, and return AP and AP50."""
+    detected = COCO()  # not coco.loadRes, which fails without detections
+    annotations = [
+        dict(detection, id=number, area=detection["bbox"][2] * detection["bbox"][3], iscrowd=0)
+        for number, detection in enumerate(detections, start=1)
+    ]
+    detected.dataset = dict(coco.dataset, annotations=annotations)
+    detected.createIndex()
+    evaluation = COCOeval(coco, detected, "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return float(evaluation.stats[0]), float(evaluation.stats[1])
+
+
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     random.seed(args.seed)
@@ -78,21 +122,9 @@ def main(argv: list[str] | None = None) -> None:
         ]
     )
     plain = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
-    parts = {
-        part: CocoDetection(
-            args.root / "images", args.root / f"annotations/instances_{part}.json", transforms=transforms
-        )
-        for part, transforms in (("train", augment), ("val", plain))
-    }
-    coco = parts["val"].coco
-    category_ids = sorted(coco.cats)
-    label_of = {category_id: number for number, category_id in enumerate(category_ids, start=1)}
-    wrapped = {
-        part: wrap_dataset_for_transforms_v2(dataset, target_keys=("boxes", "labels", "image_id"))
-        for part, dataset in parts.items()
-    }
-    loader = DataLoader(wrapped["train"], batch_size=2, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
-    model = build(args, 1 + len(category_ids))
+    train_set, val_set = Photos(args.root, "train", augment), Photos(args.root, "val", plain)
+    loader = DataLoader(train_set, batch_size=2, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
+    model = build(args, 1 + len(train_set.category_ids))
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=0.005, momentum=0.9, weight_decay=5e-4)
     budget, steps = 60 * args.minutes, 0
@@ -106,15 +138,7 @@ def main(argv: list[str] | None = None) -> None:
             rate = 0.005 * min(1.0, (steps + 1) / WARMUP_STEPS) * (0.1 if spent > 0.8 * budget else 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            images = [image for image, _ in batch]
-            targets = [
-                {
-                    "boxes": target["boxes"].reshape(-1, 4),
-                    "labels": torch.tensor([label_of[int(c)] for c in target["labels"]], dtype=torch.int64),
-                }
-                for _, target in batch
-            ]
-            losses = model(images, targets)
+            losses = model(*map(list, zip(*batch)))
             optimizer.zero_grad()
             sum(losses.values()).backward()
             optimizer.step()
@@ -126,20 +150,17 @@ def main(argv: list[str] | None = None) -> None:
     model.eval()
     detections = []
     with torch.no_grad():
-        for image, target in wrapped["val"]:
-            found = model([image])[0]
-            boxes = found["boxes"].clone()
+        for image_id, (image, _) in zip(val_set.ids, val_set):
+            output = model([image])[0]
+            boxes = output["boxes"].clone()
             boxes[:, 2:] -= boxes[:, :2]
             detections += [
-                dict(image_id=target["image_id"], category_id=category_ids[label - 1], bbox=box, score=score)
-                for box, label, score in zip(boxes.tolist(), found["labels"].tolist(), found["scores"].tolist())
+                dict(image_id=image_id, category_id=val_set.category_ids[label - 1], bbox=box, score=score)
+                for box, label, score in zip(boxes.tolist(), output["labels"].tolist(), output["scores"].tolist())
             ]
-    evaluation = COCOeval(coco, coco.loadRes(detections), "bbox")
-    evaluation.evaluate()
-    evaluation.accumulate()
-    evaluation.summarize()
-    result = dict(AP=evaluation.stats[0], AP50=evaluation.stats[1], steps=steps, processor_minutes=minutes)
-    print(json.dumps({name: round(float(value), 3) for name, value in result.items()}))
+    ap, ap50 = average_precision(val_set.coco, detections)
+    result = dict(AP=ap, AP50=ap50, steps=steps, processor_minutes=minutes)
+    print(json.dumps({name: round(value, 3) for name, value in result.items()}))
 
 
 if __name__ == "__main__":

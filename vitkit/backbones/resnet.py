@@ -241,7 +241,10 @@ class ResNet(BackboneBase, tv.ResNet):
 
     def _url(self) -> str:
         if self.base_channels != 64:
-            return super()._url()  # raises: there are no weights
+            raise ConfigError(
+                f"pretrained=True: there are no published weights with base_channels={self.base_channels}, only with "
+                "64. Set pretrained=False, or give a file."
+            )
         return resnet_url(self.depth)
 
 

@@ -76,7 +76,7 @@ def sgd(
         ConfigError: `nesterov` is set without momentum.
     """
     if nesterov and momentum <= 0:
-        raise ConfigError(f"optimizer.nesterov: needs momentum; got optimizer.momentum={momentum}.")
+        raise ConfigError(f"nesterov: needs momentum; got momentum={momentum}.")
     groups = parameter_groups(
         model,
         lr=lr,
@@ -129,9 +129,7 @@ def parameter_groups(
         logger.warning("%s", message)
     if backbone_lr is not None:
         if lr == 0:
-            raise ConfigError(
-                "optimizer.lr: got 0; expected above 0, because backbone_lr is stored as a multiple of it."
-            )
+            raise ConfigError("lr=0: expected above 0, because backbone_lr is stored as a multiple of it.")
         multipliers.setdefault("backbone.", backbone_lr / lr)
     by_layer = {}
     if layer_decay is not None:
@@ -213,17 +211,15 @@ def layer_factors(
         ConfigError: decay is not in 0..1, there are no blocks, or fewer than `full_rate_blocks`.
     """
     if not 0 < decay <= 1:
-        raise ConfigError(f"optimizer.layer_decay: got {decay}; expected a value above 0 and at most 1.")
+        raise ConfigError(f"layer_decay={decay}: expected a value above 0 and at most 1.")
     if rule not in ("beit", "eomt"):
-        raise ConfigError(f"optimizer.layer_decay_rule: got {rule!r}; expected 'beit' or 'eomt'.")
+        raise ConfigError(f"layer_decay_rule={rule!r}: expected 'beit' or 'eomt'.")
     inside = "backbone." if child(model, "backbone") is not None else ""
     blocks = _block_names(model, inside)
     if not blocks:
-        raise ConfigError(f"optimizer.layer_decay: the backbone of {type(model).__name__} has no blocks to decay over.")
+        raise ConfigError(f"layer_decay: the backbone of {type(model).__name__} has no blocks to decay over.")
     if not 0 <= full_rate_blocks <= len(blocks):
-        raise ConfigError(
-            f"optimizer.full_rate_blocks: got {full_rate_blocks}; expected 0 to {len(blocks)}, the backbone's blocks."
-        )
+        raise ConfigError(f"full_rate_blocks={full_rate_blocks}: expected 0 to {len(blocks)}, the backbone's blocks.")
     factors, layer = {}, 0
     for name, _ in model.named_parameters():
         block = next((i for i, block in enumerate(blocks, start=1) if _below(name, [block])), None)

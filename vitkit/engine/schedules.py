@@ -13,7 +13,7 @@ from vitkit.registry import SCHEDULES
 
 def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int) -> int:
     if steps and epochs:
-        raise ConfigError(f"schedule: got warmup_steps={steps} and warmup_epochs={epochs:g}; expected one of them.")
+        raise ConfigError(f"got warmup_steps={steps} and warmup_epochs={epochs:g}; expected one of them.")
     return steps or round(epochs * steps_per_epoch)
 
 
@@ -121,19 +121,23 @@ def flat_cosine_lr(
     """
     if (flat_until_epoch is None) == (flat_until_share is None):
         raise ConfigError(
-            f"schedule: got flat_until_epoch={flat_until_epoch} and flat_until_share={flat_until_share}; expected one "
-            "of them."
+            f"got flat_until_epoch={flat_until_epoch} and flat_until_share={flat_until_share}; expected one of them."
         )
     if flat_until_epoch is None:
-        flat_until_epoch = flat_until_share * epochs
+        if not 0 <= flat_until_share < 1:
+            raise ConfigError(f"flat_until_share={flat_until_share:g}: expected a share of the run from 0 to below 1.")
+        flat_name, flat_until_epoch = f"flat_until_share={flat_until_share:g}", flat_until_share * epochs
+    else:
+        flat_name = f"flat_until_epoch={flat_until_epoch:g}"
     warmup = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     cosine_until_epoch = epochs if cosine_until_epoch is None else cosine_until_epoch
     flat_until, cosine_until = (round(epoch * steps_per_epoch) for epoch in (flat_until_epoch, cosine_until_epoch))
     if not 0 <= warmup <= flat_until < cosine_until <= epochs * steps_per_epoch:
         raise ConfigError(
-            f"schedule: the warm-up ends at step {warmup}, flat_until_epoch={flat_until_epoch:g} is step {flat_until}, "
+            f"the warm-up ends at step {warmup}, {flat_name} is step {flat_until}, "
             f"cosine_until_epoch={cosine_until_epoch:g} is step {cosine_until}, and the run has "
-            f"{epochs * steps_per_epoch} steps; expected this order."
+            f"{epochs * steps_per_epoch} steps; expected this order. A shorter run needs a shorter warm-up "
+            "(schedule.warmup_steps or warmup_epochs)."
         )
     return _FlatCosine(optimizer, warmup, flat_until, cosine_until, end_factor)
 
@@ -174,7 +178,7 @@ def inverse_sqrt_lr(
     """
     warmup_steps = _warmup_steps(warmup_steps, warmup_epochs, steps_per_epoch)
     if warmup_steps < 1:
-        raise ConfigError("schedule.warmup_steps: got 0; expected at least 1, for example the paper's 4000.")
+        raise ConfigError("warmup_steps=0: expected at least 1, for example the paper's 4000.")
     return _InverseSqrt(optimizer, warmup_steps)
 
 
@@ -220,13 +224,13 @@ def two_stage_warmup_poly_lr(
     """
     if all(group.get("part") != BACKBONE for group in optimizer.param_groups):
         raise ConfigError(
-            "schedule TwoStageWarmupPolyLR: the optimizer has no groups of the backbone's parameters. Set "
+            "TwoStageWarmupPolyLR: the optimizer has no groups of the backbone's parameters. Set "
             "optimizer.layer_decay (1.0 for none), and leave part of the backbone trainable."
         )
     total = epochs * steps_per_epoch
     if min(warmup_steps, backbone_warmup_steps) < 0 or warmup_steps + backbone_warmup_steps >= total:
         raise ConfigError(
-            f"schedule: warmup_steps={warmup_steps} and backbone_warmup_steps={backbone_warmup_steps}: expected values "
+            f"warmup_steps={warmup_steps} and backbone_warmup_steps={backbone_warmup_steps}: expected values "
             f"of at least 0 whose sum is below the run's {total} steps."
         )
     return _TwoStageWarmup(optimizer, total, warmup_steps, backbone_warmup_steps, power)

@@ -22,6 +22,7 @@ from vitkit.engine.averaging import restart_from_best, restore_average
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.failures import memory_explained, training_remedies
+from vitkit.engine.feature_cache import cache_features
 from vitkit.engine.hooks import Hook, Interrupted, default_hooks
 from vitkit.engine.run import TrainRun
 from vitkit.engine.run_folder import (
@@ -156,6 +157,10 @@ def build_run(
     model = build.build_model_for(config, train_set, vocabularies)
     if not folder.checkpoint:
         build.load_initial_weights(model, init, metadata.get("classes"))
+        if data.cache_features is not None:
+            files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
+            for split, path in files.items():
+                config["data"][split]["features"] = path  # for a resumed run
     model = build.prepare_model(model, settings, device)
     criterion = build.build_criterion_for(config, model, train_set.classes).to(device)
     optimizer = OPTIMIZERS.build(config["optimizer"], model=model)

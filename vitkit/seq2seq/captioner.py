@@ -46,7 +46,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
     Args:
         backbone: spec or module. Its coarsest map is used (`out_features=["res4"]` gives a finer one).
         freeze_backbone: do not train the backbone, including its running statistics. Inputs may only then be features
-            from `vitkit data cache-features` instead of images.
+            that `data.cache_features` stored, instead of images.
         target_vocabulary: vocabulary of the captions; a run sets its dataset's.
         decoding: arguments of `DecodingSettings`.
     """
@@ -129,8 +129,8 @@ class Captioner(ModelOnBackbone, TextGenerator):
         if features_key is None or int(features_key) != self.weights_key():
             raise DataError(
                 f"features: the stored ones, with shape {tuple(features.shape)}, come from a backbone with other "
-                f"weights than the model's (feature {self.feature!r}). Write them again with vitkit data "
-                "cache-features, this config and its checkpoint."
+                f"weights than the model's (feature {self.feature!r}). Leave `features` out of the datasets: "
+                "data.cache_features=FOLDER computes them with the weights that training starts from."
             )
 
     def weights_key(self) -> int:

@@ -83,7 +83,7 @@ def browse(
     if with_class is not None and with_class not in names:
         raise ConfigError(f"--class {with_class}: the data has no such class. {nearest(with_class, names)}")
     torch.manual_seed(seed)
-    if (num_epochs := value_at(config, "train.epochs", None)) is not None:
+    if num_epochs := value_at(config, "train.epochs", None):
         dataset.set_num_epochs(num_epochs)
     dataset.set_epoch(epoch)
     augment = None

@@ -70,6 +70,10 @@ class Recipe:
     """The number of training objects of each class from which on a processor trains a ResNet-18 from random weights
     rather than a ResNet-50 from ImageNet's, each step of which costs twice as much; None: never."""
 
+    def sizes_for(self, data: OwnData) -> list[int]:
+        """Return the sizes up to that of the images, or else the smallest."""
+        return [size for size in self.sizes if size <= data.short_side] or [min(self.sizes)]
+
     def evidence(self, choice: "Choice") -> str:
         """Return the figure with the most steps of at most the chosen ones, or else with the fewest, and its data."""
         figures = [figure for figure in self.measured if figure.pretrained == choice.pretrained]
@@ -152,6 +156,11 @@ class Request:
     device: str
     overrides: Sequence[str] = ()
 
+    @property
+    def values(self) -> dict[str, str]:
+        """The overrides' values by key."""
+        return dict(override.split("=", 1) for override in self.overrides)
+
 
 @dataclass(frozen=True)
 class Started:
@@ -206,9 +215,10 @@ def start(
     data = read_own_data(task, request.images, annotations, share=val_share, out=folder / "data")
     print(f"data      {data.summary}", flush=True)
     choice = choose(request, data, folder)
-    network = network_name(load_config(folder / CONFIG), choice.pretrained)
-    print(f"chosen    {network}, {choice.text}, which is measured again during training")
-    print(f"measured  {RECIPES[task].evidence(choice)}")
+    later = ", which is measured again during training" * (not dry_run and is_paced(request, choice))
+    print(f"chosen    {network_name(load_config(folder / CONFIG))}, {choice.text}{later}")
+    others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
+    print(f"measured  {others}{RECIPES[task].evidence(choice)}")
     print(f"config    {folder / CONFIG}", flush=True)
     check(folder / CONFIG, request)
     if dry_run:
@@ -219,14 +229,23 @@ def start(
     return Started(folder, folder / CONFIG, run, report_file)
 
 
-def network_name(config: Config, pretrained: bool) -> str:
+def network_name(config: Config) -> str:
     """Return the name of a config's model and what it starts from: "DINO on ResNet-18 from random weights"."""
     model = config["model"]
     backbone = model.get("backbone")
     text = model["type"]
-    if isinstance(backbone, Mapping):
+    if isinstance(backbone, str):
+        text += f" on {backbone}"
+    elif isinstance(backbone, Mapping):
         text += f" on {backbone['type']}" + (f"-{backbone['depth']}" if "depth" in backbone else "")
-    return f"{text} from {'pretrained' if pretrained else 'random'} weights"
+        if "pretrained" in backbone:
+            text += f" from {'pretrained' if backbone['pretrained'] else 'random'} weights"
+    return text
+
+
+def is_paced(request: Request, choice: Choice) -> bool:
+    """Whether the number of epochs is fitted to what a step takes during training."""
+    return "train.epochs" not in request.values and choice.epochs >= FEWEST_PACED_EPOCHS
 
 
 def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Path) -> tuple[Run, Path]:
@@ -271,8 +290,7 @@ def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path)
     """Train, with pauses in which the number of epochs is fitted to what a step takes; also return the last choice."""
     how = dict(config=load_config(folder / CONFIG), run_dir=folder / "run")
     minutes, timed = 60 * request.hours * TRAINING_SHARE, {"minutes": 0.0, "step": 0}
-    is_fixed = any(override.startswith("train.epochs=") for override in request.overrides)
-    for share in () if is_fixed or choice.epochs < FEWEST_PACED_EPOCHS else PACE_SHARES:
+    for share in PACE_SHARES if is_paced(request, choice) else ():
         pause = EndAfter(minutes=max(1e-9, share * minutes - timed["minutes"]))
         run = api.train(**how, device=request.device, hooks=[pause])
         now = read_log(run.path / LOG_NAME)[0][-1]
@@ -307,22 +325,27 @@ def imagenet_weights(request: Request, fewest_objects: int) -> tuple[bool, str]:
 
     Args:
         fewest_objects: see `OwnData`.
+    Raises:
+        CheckpointError: an override asks for ImageNet's weights, and they are not available.
     """
-    given = dict(override.split("=", 1) for override in request.overrides).get("model.backbone.pretrained")
+    given, backbone = (request.values.get(key) for key in ("model.backbone.pretrained", "model.backbone"))
+    if given is None and backbone is not None:
+        return False, f"those that model.backbone={backbone} has by default"
     enough = RECIPES[request.task].objects_for_random
     if given is None and request.device == "cpu" and enough is not None and fewest_objects >= enough:
         return False, (
             f"random weights: each class has at least {enough} training objects; model.backbone.pretrained=true takes "
             "ImageNet's"
         )
-    given = given or "true"
-    if given.lower() == "false":
+    if given is not None and given.lower() == "false":
         return False, "random weights, as model.backbone.pretrained=false says"
-    if given.lower() != "true":
+    if given is not None and given.lower() != "true":
         return True, f"weights of {given}"
     try:
         BACKBONES.build(dict(type="ResNet", depth=50, pretrained=True)).load_pretrained()
     except CheckpointError as error:
+        if given is not None:
+            raise
         print(f"  note: {error}")
         return False, "random weights: ImageNet's are not available. model.backbone.pretrained=FILE names them"
     return True, "ImageNet weights"
@@ -336,6 +359,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
 
     Raises:
         ConfigError: the time is too short for one epoch.
+        CheckpointError: see `imagenet_weights`.
         TrainingError: training failed.
     """
     recipe, minutes = RECIPES[request.task], 60 * request.hours * TRAINING_SHARE
@@ -352,7 +376,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
         epochs = int(minutes / cost.minutes / cost.steps_per_epoch)
         return replace(choice, cost=cost, epochs=epochs)
 
-    sizes = [size for size in recipe.sizes if size <= data.short_side] or [min(recipe.sizes)]
+    sizes = recipe.sizes_for(data)
     precisions = ("fp32", "bf16") if has_bfloat16(torch.device(request.device)) else ("fp32",)
     smallest = [timed(Choice(sizes[0], precision, weights, pretrained)) for precision in precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
@@ -374,21 +398,19 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     choice = replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])  # an override may set them
     if choice.steps < 20 * recipe.warmup_steps:
         choice = replace(choice, warmup_steps=choice.steps // 20)
-        write_config(folder / CONFIG, request, data, choice)
+    write_config(folder / CONFIG, request, data, choice)
     return choice
 
 
 def write_config(path: Path, request: Request, data: OwnData, choice: Choice) -> None:
     """Write the choices as a config, with the reason for each."""
     recipe = RECIPES[request.task]
-    reason = "timing" if choice.cost is None else (
-        f"{60 * choice.cost.minutes:.2f} s a step: {counted(choice.steps, 'steps')} in {TRAINING_SHARE:.0%} "
-        f"of {request.hours:g} h"
-    )  # fmt: skip
-    if larger := [size for size in recipe.sizes if size > choice.size]:
-        reason += (
-            f"; {larger[0]} pixels are chosen where they leave time for {counted(recipe.sizes[larger[0]], 'steps')}"
-        )
+    reason = "timing" if choice.cost is None else f"{60 * choice.cost.minutes:.2f} s a step"
+    if choice.cost is not None and "train.epochs" not in request.values:
+        reason += f": {counted(choice.steps, 'steps')} in {TRAINING_SHARE:.0%} of {request.hours:g} h"
+    if larger := [size for size in recipe.sizes_for(data) if size > choice.size]:
+        steps = counted(recipe.sizes[larger[0]], "steps")
+        reason += f"; {larger[0]} pixels are chosen where they leave time for {steps} and one epoch"
     if choice.freezes_res3:
         reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"
     frozen = ", frozen_stages=3" * choice.freezes_res3

@@ -53,7 +53,7 @@ class CaptionDataset(BaseImageDataset):
         transforms: see `BaseImageDataset`.
         min_count: the vocabulary has the words that occur at least this often in this training dataset. None means that
             another dataset's vocabulary is used (`use_vocabularies_of`).
-        features: file that `vitkit data cache-features` wrote for this dataset, read in place of the images.
+        features: file that `data.cache_features` wrote for this dataset, read in place of the images.
     """
 
     annotations = ("captions",)

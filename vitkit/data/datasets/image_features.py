@@ -14,6 +14,8 @@ from torch import Tensor
 from vitkit.data.io.json_files import read_json
 from vitkit.errors import DataError
 
+_REMEDY = "Leave `features` out of this dataset: data.cache_features=FOLDER computes them before training."
+
 
 class FeatureSource(Protocol):
     """A dataset whose image features can be stored."""
@@ -41,25 +43,22 @@ class FeatureFile:
         self.path = Path(path)
         description_file = self.path.with_suffix(".json")
         if not self.path.is_file() or not description_file.is_file():
-            raise DataError(
-                f"features: no file '{self.path}' with '{description_file.name}' beside it. Write them by vitkit "
-                "data cache-features, or leave `features` out of this dataset, and they are computed from the images."
-            )
+            raise DataError(f"features: no file '{self.path}' with '{description_file.name}' beside it. {_REMEDY}")
         description = read_json(description_file, key="features")
         if not isinstance(description, dict) or type(description.get("weights_key")) is not int:
             raise DataError(
-                f"features: '{description_file}' contains {reprlib.repr(description)}; expected what vitkit "
-                "data cache-features wrote. Write it again."
+                f"features: '{description_file}' contains {reprlib.repr(description)}; expected the "
+                f"description that is written with the features. {_REMEDY}"
             )
         if description.get("images") != images_key:
             raise DataError(
-                f"features: '{self.path}' belongs to {description.get('images')}; this dataset has {images_key}. Is it "
-                "another dataset's file? If not, write it again with vitkit data cache-features."
+                f"features: '{self.path}' belongs to {description.get('images')}; this dataset has {images_key}. "
+                f"{_REMEDY}"
             )
         if description.get("transforms") != transforms_key:
             raise DataError(
                 f"features: '{self.path}' was computed with the transforms {description.get('transforms')}; this "
-                f"dataset has {transforms_key}. Write it again with vitkit data cache-features."
+                f"dataset has {transforms_key}. {_REMEDY}"
             )
         self._shape = description.get("shape")
         self.weights_key: int = description["weights_key"]
@@ -73,13 +72,11 @@ class FeatureFile:
             stored = f"{array.dtype} {list(array.shape)}"
         except Exception as error:  # a damaged file can make numpy raise anything
             reason = str(error) or type(error).__name__
-            raise DataError(
-                f"features: cannot read '{self.path}': {reason:.200}. Write it again with vitkit data cache-features."
-            ) from error
+            raise DataError(f"features: cannot read '{self.path}': {reason:.200}. {_REMEDY}") from error
         if stored != f"float32 {self._shape}" or not self._shape[1:]:
             raise DataError(
                 f"features: '{self.path}' contains {stored:.200}, and '{self.path.with_suffix('.json').name}' says "
-                f"float32 {self._shape}. Write both again with vitkit data cache-features."
+                f"float32 {self._shape}. {_REMEDY}"
             )
         return array
 

@@ -88,6 +88,10 @@ class DataSettings:
     files have."""
     start_workers: StartMethod | None = None
     """How worker processes are started; None: the system's default."""
+    cache_features: str | None = None
+    """For captioners with a frozen backbone: a folder for the backbone's features of all images, which are computed
+    before training starts unless they are there, and read in place of the images. None: they are computed from the
+    images in every step."""
 
     def __post_init__(self) -> None:
         minima = {"images_per_gpu": 1, "val_images_per_gpu": 1, "num_workers": 0, "max_image_pixels": 1}
