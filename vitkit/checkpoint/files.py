@@ -20,6 +20,7 @@ from vitkit.checkpoint.folders import (
     read_shards,
 )
 from vitkit.checkpoint.other_formats import SAFE_GLOBALS, read_arrays, read_pickled_arrays
+from vitkit.checkpoint.published import published
 from vitkit.devices import is_out_of_memory
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
@@ -101,7 +102,14 @@ def _check_exists(path: Path) -> None:
     folder = path if os.path.isdir(path) else path.parent
     names = [file.name for suffix in (".pth", ".safetensors") for file in folder.glob(f"*{suffix}")]
     others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} has no checkpoint."
-    raise CheckpointError(f"no checkpoint {str(path)!r}, nor is it a name in model_zoo/index.json. {others}")
+    # Only `load_weights` takes names, and has looked there.
+    is_name = str(path) in published().names()
+    zoo = (
+        "only a name in model_zoo/index.json; expected a file"
+        if is_name
+        else "nor is it a name in model_zoo/index.json"
+    )
+    raise CheckpointError(f"no checkpoint {str(path)!r}, {zoo}. {others}")
 
 
 def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
