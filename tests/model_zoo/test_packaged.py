@@ -9,9 +9,11 @@ import pytest
 
 import vitkit
 from vitkit import load_config, model_zoo
+from vitkit.data.synthetic.writing import write_shapes
 from vitkit.deployment.export import zoo_licence
 from vitkit.errors import CheckpointError
 from vitkit.inference.load import find_model
+from vitkit.tools.test import main as test_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = {name: entry for name, entry in model_zoo.index().items() if model_zoo.is_packaged(name)}
@@ -102,3 +104,16 @@ def test_missing_or_damaged_package_data_is_a_clear_error(tmp_path, monkeypatch)
 def test_weights_of_a_config_may_be_a_packaged_name(offline):
     by_name = vitkit.load("quickstart/dino", "shapes_dino")
     assert by_name.classes == vitkit.load("shapes_dino").classes and by_name.thresholds is not None
+
+
+def test_packaged_models_are_exported_explained_and_reported(offline):
+    write_shapes("shapes", num_train=1, num_val=2, image_size=64)
+    image = sorted(Path("shapes/val2017").iterdir())[0]
+    exported = vitkit.export("shapes_detr", "detr.pt2", format="torch", images="shapes/val2017")
+    theirs, ours = vitkit.load(exported.path)(image), vitkit.load("shapes_detr")(image)
+    assert theirs.names == ours.names and len(ours.names) > 0
+    assert theirs.scores.tolist() == pytest.approx(ours.scores.tolist(), abs=1e-3)
+    explained = vitkit.explain("shapes_vit", image=image, out="figures")
+    assert explained.files and all(path.stat().st_size > 0 for path in explained.files)
+    test_tool(["shapes_dino", "data.val.num_images=10", "--report", "report.html", "--device", "cpu"])
+    assert "triangle" in Path("report.html").read_text(encoding="utf-8")
