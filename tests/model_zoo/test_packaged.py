@@ -13,7 +13,7 @@ from vitkit.data.synthetic.writing import write_shapes
 from vitkit.deployment.export import zoo_licence
 from vitkit.errors import CheckpointError
 from vitkit.inference.load import find_model
-from vitkit.tools.test import main as test_tool
+from vitkit.tools import test as test_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = {name: entry for name, entry in model_zoo.index().items() if model_zoo.is_packaged(name)}
@@ -115,5 +115,5 @@ def test_packaged_models_are_exported_explained_and_reported(offline):
     assert theirs.scores.tolist() == pytest.approx(ours.scores.tolist(), abs=1e-3)
     explained = vitkit.explain("shapes_vit", image=image, out="figures")
     assert explained.files and all(path.stat().st_size > 0 for path in explained.files)
-    test_tool(["shapes_dino", "data.val.num_images=10", "--report", "report.html", "--device", "cpu"])
+    test_tool.main(["shapes_dino", "data.val.num_images=10", "--report", "report.html", "--device", "cpu"])
     assert "triangle" in Path("report.html").read_text(encoding="utf-8")
