@@ -2,7 +2,7 @@
 random.
 
 transformers' training step leaves out D-FINE's union of matchings, and computes half of its local terms: it does less.
-The authors' code of D-FINE and RF-DETR is a further row if `d_fine_project` or `rfdetr` can be imported, see README.md.
+The official code of D-FINE and RF-DETR gets its own row if `d_fine_project` or `rfdetr` can be imported, see README.md.
 """
 
 from collections.abc import Callable
@@ -157,7 +157,7 @@ def official_rf_detr(num_classes: int, batch: Batch, case: Case) -> Contestant:
 
 
 def official_targets(batch: Batch) -> list[dict[str, Tensor]]:
-    """Return the targets by the names of the authors' code."""
+    """Return the targets by the names of the official code."""
     return [dict(labels=labels, boxes=boxes) for labels, boxes in zip(batch.labels, batch.boxes_cxcywh)]
 
 
