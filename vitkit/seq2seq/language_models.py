@@ -97,7 +97,7 @@ class DecoderOnly(TextGenerator):
 
     def load_pretrained(self) -> str | None:
         """Load the word vectors; see `init_embedding`."""
-        return init_embedding(self.embedding, self.vocabulary, self.word_vectors)
+        return init_embedding(self.embedding, self.vocabulary, self.word_vectors, factor=self.embedding.factor)
 
     def encode_prompt(
         self, prompt: Tensor, padding_mask: Tensor, bias: Tensor, *, next_tokens: Tensor | None = None
@@ -430,7 +430,7 @@ class MaskedLanguageModel(Model):
 
     def load_pretrained(self) -> str | None:
         """Load the word vectors; see `init_embedding`."""
-        return init_embedding(self.embedding, self.vocabulary, self.word_vectors)
+        return init_embedding(self.embedding, self.vocabulary, self.word_vectors, factor=self.embedding.factor)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Mask tokens, and predict the token at each position.

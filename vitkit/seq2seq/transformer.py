@@ -305,7 +305,8 @@ class Transformer(TextGenerator):
 
     def load_pretrained(self) -> str | None:
         """Load the word vectors; see `init_embedding`."""
-        return init_embedding(self._embedding_of_source(), self.source_vocabulary, self.word_vectors)
+        embedding = self._embedding_of_source()
+        return init_embedding(embedding, self.source_vocabulary, self.word_vectors, factor=embedding.factor)
 
     def encode(self, source: Tensor, source_padding: Tensor | None = None) -> Tensor:
         """Encode the sources, (B, S, d_model); arguments as in `forward`."""

@@ -11,9 +11,13 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.seq2seq.vocabulary import SPACE, Vocabulary
 
 
-def init_embedding(embedding: nn.Embedding, vocabulary: Vocabulary | None, path: str | None) -> str | None:
+def init_embedding(
+    embedding: nn.Embedding, vocabulary: Vocabulary | None, path: str | None, *, factor: float = 1.0
+) -> str | None:
     """Initialise a model's embeddings with the vectors of a file, as its argument `word_vectors` says.
 
+    Args:
+        factor: see `load_word_vectors`.
     Returns:
         the path and how many tokens have a vector; None without a path.
     Raises:
@@ -27,17 +31,17 @@ def init_embedding(embedding: nn.Embedding, vocabulary: Vocabulary | None, path:
             f"word_vectors={path!r}: needs a vocabulary, but the model only has a number of tokens. Train on a dataset "
             "of text, or leave the vectors out."
         )
-    num_loaded = load_word_vectors(embedding, vocabulary.tokens, path)
+    num_loaded = load_word_vectors(embedding, vocabulary.tokens, path, factor=factor)
     return f"{path} ({num_loaded} of {len(vocabulary)} tokens)"
 
 
 @torch.no_grad()
-def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str | Path) -> int:
+def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str | Path, *, factor: float = 1.0) -> int:
     """Set the rows of tokens for which a file has vectors; a word is looked up as it is, or else in lower case.
 
     Args:
-        embedding: if it multiplies its rows by a `factor`, as `ScaledEmbedding` does, the products are the vectors.
         tokens: the tokens of the rows, as in a vocabulary; word pieces are looked up like words.
+        factor: what the embedding multiplies its rows by, as `ScaledEmbedding` does; the products are the vectors.
     Returns:
         the number of rows that were set.
     Raises:
@@ -48,7 +52,6 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str 
     for row, word in enumerate(words):
         for form in {word, word.lower()}:
             rows_of.setdefault(form, []).append(row)
-    factor = getattr(embedding, "factor", 1.0)
     is_exact: dict[int, bool] = {}
     """Row -> whether its vector is for the word as it is, rather than in lower case."""
     for word, values in read_lines(path, embedding.embedding_dim):
