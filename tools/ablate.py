@@ -14,6 +14,7 @@ Examples:
 import argparse
 import ast
 import json
+import math
 import re
 import runpy
 import shlex
@@ -42,19 +43,11 @@ _SETS = Path(vitkit.configs.ablations.__path__[0])
 _SHOWN = ("vitkit", "torch", "torchvision")
 Row = dict[str, Any]
 """The record of one run: set, arm, seed, epochs, steps, minutes, processor_minutes, evaluations, command, versions,
-threads."""
-_ROW = {
-    "arm",
-    "seed",
-    "epochs",
-    "steps",
-    "minutes",
-    "processor_minutes",
-    "evaluations",
-    "command",
-    "versions",
-    "threads",
-}
+device, threads."""
+_TEXTS = ("arm", "command", "device")
+_COUNTS = ("seed", "epochs", "steps", "threads")
+_MINUTES = ("minutes", "processor_minutes")
+_LARGEST = 2**63
 
 
 @dataclass
@@ -249,7 +242,7 @@ def run_all(
             rows, command = read_rows(results), train_command(ablation, arm, overrides)
             done = next((row for row in rows if (row["arm"], row["seed"]) == (arm, seed)), None)
             if done is not None:
-                if shlex.split(done["command"])[:-3] != command:  # without epochs, eval_every and seed
+                if done["command"].rsplit(" ", 3)[0] != shlex.join(command):  # without epochs, eval_every and seed
                     print(f"{arm}, seed {seed}: {results} has it with other settings: {done['command']}")
                 continue
             if budget is not None and time.monotonic() - start > 60 * budget:
@@ -322,10 +315,41 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         DataError: the file is not what `write_rows` wrote.
     """
-    rows = read_json(path) if path.is_file() else []
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _ROW for row in rows):
+    rows = read_json(path, key="results") if path.is_file() else []
+    if not isinstance(rows, list) or not all(map(_is_row, rows)):
         raise DataError(f"{path}: expected the rows that ablate writes. Move the file away to begin new results.")
     return rows
+
+
+def _is_row(row: Any) -> bool:
+    return (
+        isinstance(row, dict)
+        and all(isinstance(row.get(key), str) for key in _TEXTS)
+        and all(type(row.get(key)) is int and abs(row[key]) < _LARGEST for key in _COUNTS)
+        and all(_is_amount(row.get(key)) for key in _MINUTES)
+        and isinstance(row.get("versions"), dict)
+        and isinstance(row.get("evaluations"), list)
+        and len(row["evaluations"]) > 0
+        and all(map(_is_evaluation, row["evaluations"]))
+    )
+
+
+def _is_evaluation(record: Any) -> bool:
+    return (
+        isinstance(record, dict)
+        and all(_is_amount(record.get(key)) for key in ("epoch", *_MINUTES))
+        and isinstance(record.get("metrics"), dict)
+        and all(value is None or _is_number(value) for value in record["metrics"].values())
+    )
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < _LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that fits a float; a diverged run's metrics are nan or infinity."""
+    return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -474,7 +498,7 @@ def values_over_training(ablation: Ablation, rows: Sequence[Row], x: str) -> Cur
         runs = [row["evaluations"] for row in rows if row["arm"] == arm]
         if runs:
             curves[arm] = {
-                statistics.mean(record[x] for record in point): [record["metrics"][metric] for record in point]
+                statistics.mean(record[x] for record in point): [_metric(record, metric) for record in point]
                 for point in zip(*runs)  # for each evaluation, the records of all seeds
             }
     return curves
@@ -484,10 +508,16 @@ def last_values(ablation: Ablation, rows: Sequence[Row]) -> Curves:
     """Return the set's `curves`, without the arms that have not been run."""
     metric, values = ablation.metrics[0], {}
     for row in rows:
-        values.setdefault(row["arm"], []).append(row["evaluations"][-1]["metrics"][metric])
+        values.setdefault(row["arm"], []).append(_metric(row["evaluations"][-1], metric))
     return {
         name: {x: values[arm] for x, arm in points.items() if arm in values} for name, points in ablation.curves.items()
     }
+
+
+def _metric(record: Mapping[str, Any], name: str) -> float:
+    """Return a metric of an evaluation; nan, which is not drawn, if it was not measured."""
+    value = record["metrics"].get(name)
+    return math.nan if value is None else value
 
 
 if __name__ == "__main__":
