@@ -125,7 +125,7 @@ class ResNet(BackboneBase, tv.ResNet):
         num_classes: int | None = None,
         frozen_stages: int = 0,
         drop_path: float = 0.0,
-        pretrained: bool | str = True,
+        pretrained: bool | str | None = True,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
         in_channels: int = 3,
