@@ -46,6 +46,7 @@ BESIDE = {  # rooms outside of that order, and the rooms that each may import
     "doctor": {*LEVEL, "data", "engine", "analysis"},
     "starter": {
         *LEVEL,
+        "analysis",
         "data",
         "engine",
         "engine builders",
