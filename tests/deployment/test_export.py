@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 import vitkit
 from vitkit import build_model, load_config, model_zoo
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config, trust
+from vitkit.data.io.image_files import FORMATS
 from vitkit.deployment import export as export_module
 from vitkit.deployment import exported
 from vitkit.deployment.checks import differences, image_inputs, image_size, run_graph
@@ -183,6 +184,16 @@ def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, 
     assert main(model, run / "a.png", "--out", empty) == f"error: --out {empty}: expected a folder (File exists)."
     assert main(tmp_path / "none.onnx", "a.png").startswith(f"error: {tmp_path / 'none.onnx'}: ")
     assert main(model, run / "a.png") == 0
+
+
+@pytest.mark.parametrize("channels", [None, 3])
+def test_generated_program_opens_the_formats_of_vitkit(channels, tmp_path):
+    assert onnx_runner.FORMATS == FORMATS
+    path = tmp_path / "a.jpg"
+    # Pillow would start Ghostscript to render it.
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(UnidentifiedImageError):
+        onnx_runner.open_image(path, channels)
 
 
 def test_generated_program_draws_in_the_colors_of_vitkit():
@@ -531,6 +542,29 @@ def test_encoder_and_step_graphs_write_the_captions_of_the_model(monkeypatch):
     assert runner(IMAGES[0]) == written
     predictor.model = ExportedGenerator(files[0], predictor.model)
     assert predictor(IMAGES[0]).fields["text"] == written["text"] != ""
+
+
+def test_products_with_a_vector_are_not_quantised(tmp_path):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    helper, path = onnx.helper, tmp_path / "a.onnx"
+    weight, (vector, *_) = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["hidden"], name="matrix"),
+        helper.make_node("MatMul", ["hidden", "vector"], ["y"], name="vector"),
+    ]
+    shapes = {"x": ["rows", 8], "y": ["rows"]}
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    weights = [onnx.numpy_helper.from_array(weight, "weight"), onnx.numpy_helper.from_array(vector, "vector")]
+    graph = helper.make_graph(nodes, "products", [x], [y], weights)
+    opset = helper.make_opsetid("", 20)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    export_module.quantize(path)
+    products = [node.op_type for node in onnx.load(path).graph.node if "MatMul" in node.op_type]
+    assert products == ["MatMulInteger", "MatMul"]
+    rows = np.random.default_rng(1).standard_normal((5, 8)).astype(np.float32)
+    (found,) = onnxruntime.InferenceSession(path).run(None, {"x": rows})
+    expected = rows @ weight @ vector
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.slow

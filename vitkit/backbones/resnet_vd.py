@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.backbones.resnet import ResNet, relu
-from vitkit.nn.convolution import conv_norm
+from vitkit.nn.layers import conv_norm
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 
