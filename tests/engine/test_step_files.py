@@ -48,7 +48,7 @@ def test_step_of_detr_passes_few_files(tmp_path):
         train=dict(epochs=1),
     )
     data = {name for name in passed.step if name.startswith("data/")}
-    # The files are listed in vitkit/README.md: whoever adds one to them asks whether a reader of DETR needs it.
+    # vitkit/README.md lists them: whoever adds one asks whether a reader of DETR needs it.
     assert len(passed.forward) <= 11, sorted(passed.forward)
     assert len(passed.step - data) <= 21, sorted(passed.step - data)
     assert len(data) <= 6, sorted(data)
