@@ -213,7 +213,7 @@ class Dataset(ABC):
     max_image_pixels: int | None = None
     """Largest width x height of an image file that is decoded; None: the readers' own limit."""
     collate: Callable[[Sequence[Any]], Batch] | None = None
-    """Function that joins its samples into a `Batch`; None: vitkit's `collate`."""
+    """Function that joins its samples into a `Batch`; None: `Batch.collate`."""
     batch_transforms: Callable[[Batch], Batch] | None = None
     """Transforms training batches on the model's device."""
 

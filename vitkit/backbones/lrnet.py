@@ -8,7 +8,6 @@ from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES
@@ -165,7 +164,7 @@ class LRNet(BackboneBase):
         features = {}
         for name, layer in self.layers.items():
             for block in layer:
-                x = checkpoint_block(block, x)
+                x = block(x)
             if name in self.feature_info:
                 features[name] = x
         return self.fc(x.mean((2, 3))) if self.is_classifier else features

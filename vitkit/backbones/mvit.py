@@ -11,7 +11,7 @@ from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, check_keys, drop_path_rates
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
+from vitkit.nn.layers import Linear, TokenMLP
 from vitkit.nn.pooling_attention import PoolingAttention, make_pool, pool_tokens
 from vitkit.nn.position import resize_positions_1d, resize_positions_2d
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
@@ -371,7 +371,7 @@ class MViT(BackboneBase):
         x = self._add_positions(x, size)
         features = {}
         for i, (stage, block) in enumerate(zip(self.stage_of_block, self.blocks)):
-            x, size = checkpoint_block(block, x, size)
+            x, size = block(x, size)
             name = STAGES[stage]
             if stage not in self.stage_of_block[i + 1 :] and name in self.feature_info and not self.is_classifier:
                 normed = self.get_submodule(norm_name(name))(x)

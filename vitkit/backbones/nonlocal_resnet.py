@@ -12,7 +12,6 @@ from torchvision.ops import StochasticDepth
 from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
 from vitkit.backbones.resnet import ResNet, resnet_url
 from vitkit.errors import ConfigError, DataError
-from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
@@ -311,7 +310,7 @@ class ClipResNet(BackboneBase):
         features = {}
         for name, layer in self.layers.items():
             for block in layer.values():
-                x = checkpoint_block(block, x)
+                x = block(x)
             if name in self.feature_info:
                 features[name] = x
             if name == "res2" and self.paper_pooling:

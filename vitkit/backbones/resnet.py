@@ -11,7 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import checkpoint_block, conv_norm
+from vitkit.nn.layers import conv_norm
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -232,7 +232,7 @@ class ResNet(BackboneBase, tv.ResNet):
         features = {}
         for name, layer in self.layers.items():
             for block in layer:
-                x = checkpoint_block(block, x, padding)
+                x = block(x, padding)
                 padding = subsample(padding, block.stride)
             if name in self.feature_info:
                 features[name] = x

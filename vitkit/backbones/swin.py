@@ -14,7 +14,7 @@ from vitkit.errors import ConfigError
 from vitkit.kernels import linear
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
-from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
+from vitkit.nn.layers import Linear, TokenMLP
 from vitkit.nn.position import resize_positions_2d
 from vitkit.nn.windows import relative_position_index, shift_bias
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
@@ -220,7 +220,7 @@ class SwinStage(nn.Module):
             window, shift = min(height, width), 0
         mask_bias = shift_bias((height, width), window, shift, device=x.device) if shift else None
         for i, block in enumerate(self.blocks):
-            x = checkpoint_block(block, x, window, *((shift, mask_bias) if i % 2 else (0, None)))
+            x = block(x, window, *((shift, mask_bias) if i % 2 else (0, None)))
         return x
 
 

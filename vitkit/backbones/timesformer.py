@@ -17,7 +17,7 @@ from vitkit.backbones.base import BackboneBase, drop_path_rates
 from vitkit.backbones.vit_blocks import PatchEmbedding, add, check_sizes, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.attention import attend, padding_bias
-from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
+from vitkit.nn.layers import Linear, TokenMLP
 from vitkit.nn.position import resize_positions_2d
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
@@ -328,7 +328,7 @@ class TimeSformer(BackboneBase):
         # Without attention over time, each frame is a separate clip.
         block_size = (*size[:2], 1) if self.time_embed is None else size
         for block in self.blocks:
-            x = checkpoint_block(block, x, block_size)
+            x = block(x, block_size)
         if self.is_classifier:
             x = x[:, 0]  # (B, C), or (B T, C) of frames
             if self.time_embed is None:

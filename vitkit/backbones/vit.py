@@ -20,7 +20,7 @@ from torchvision.models import get_model_weights
 from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates
 from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, choose_global_blocks, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.nn.layers import SwiGLU, checkpoint_block
+from vitkit.nn.layers import SwiGLU
 from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
@@ -378,7 +378,7 @@ class ViT(BackboneBase):
         """
         x, size, rotations = tokens
         for block in list(self.blocks)[start:stop]:
-            x = checkpoint_block(block, x, size, rotations, bias)
+            x = block(x, size, rotations, bias)
         return Tokens(x, size, rotations)
 
     def embed(self, patches: Tensor, size: tuple[int, int]) -> Tensor:

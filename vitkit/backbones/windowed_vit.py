@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from vitkit.backbones.vit import Tokens, ViT
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.layers import checkpoint_block
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES
 from vitkit.structures import FeatureInfo
@@ -158,7 +157,7 @@ class WindowedViT(ViT):
             None if padding is None else padding_bias(padding, x.dtype).repeat(x.shape[0] // padding.shape[0], 1, 1, 1)
         )
         # Norms and networks see single tokens, so dividing the tokens differently only changes the attention.
-        return WindowedTokens(checkpoint_block(block, x, size, None, bias).reshape(-1, *shape), windows.padding)
+        return WindowedTokens(block(x, size, None, bias).reshape(-1, *shape), windows.padding)
 
     def patches(self, windows: WindowedTokens, size: tuple[int, int]) -> Tensor:
         """Put the patches of all windows together: (B, h, w, d_model)."""
