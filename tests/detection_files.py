@@ -1,4 +1,4 @@
-"""Write pictures with boxes, their annotations, and imperfect predictions to the disk."""
+"""Write images with boxes, their annotations, and imperfect predictions to the disk."""
 
 import json
 
@@ -17,13 +17,13 @@ CONFIG = (
 
 
 def write_data(folder, num_images=5, masks=False, seed=0):
-    """Write pictures with objects, annotations and imperfect results; return the number of images."""
+    """Write images with objects, annotations and imperfect results; return the number of images."""
     rng = np.random.default_rng(seed)
     (folder / "images").mkdir()
     images, annotations, results = [], [], []
     for image_id in range(1, num_images + 1):
-        picture = rng.integers(0, 255, (90, 120, 3), dtype=np.uint8)
-        Image.fromarray(picture).save(folder / "images" / f"{image_id}.png")
+        image = rng.integers(0, 255, (90, 120, 3), dtype=np.uint8)
+        Image.fromarray(image).save(folder / "images" / f"{image_id}.png")
         images.append(dict(id=image_id, file_name=f"{image_id}.png", width=120, height=90))
         for _ in range(int(rng.integers(1, 5))):
             x, y = rng.uniform(0, 70, 2).tolist()

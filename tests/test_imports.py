@@ -42,9 +42,11 @@ BESIDE = {  # rooms outside of that order, and the rooms that each may import
     "deployment": {*LEVEL, "data", "visualization", "model_zoo", "inference", "foreign models"},
     "explanations": {*LEVEL, "data", "visualization", "inference"},
     "interop": {*LEVEL, "data", "model_zoo", "inference", "foreign models"},
+    "analysis.reports": {*LEVEL, "data", "engine", "analysis", "visualization", "inference", "model_zoo"},
     "doctor": {*LEVEL, "data", "engine", "analysis"},
     "starter": {
         *LEVEL,
+        "analysis",
         "data",
         "engine",
         "engine builders",

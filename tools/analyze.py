@@ -16,7 +16,7 @@ Examples:
         train.activation_checkpointing=true --training 8 --size 1024x1024
     vitkit analyze "timesformer_???*" --clips runs/timesformer_cost.png
     vitkit analyze configs/translation_transformer_multi30k.py --lengths 16 64 256
-    vitkit analyze quickstart/classifier --training-macs --size 64x64
+    vitkit analyze quickstart/classifier --training-macs
     vitkit analyze configs/resnet50_in1k.py --training-macs --samples 1281167
 
 The memory of the attention matrices of a transformer with 48 layers of 16 heads, on the pixels of an image, and on its
@@ -29,9 +29,11 @@ The memory of the attention matrices of a transformer with 48 layers of 16 heads
 
 import argparse
 import json
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from vitkit.errors import ConfigError
 from vitkit.tools.common import (
     add_batch_size,
     add_device,
@@ -47,7 +49,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a backbone's name or a model; with --table, a pattern of names")
     parser.add_argument("overrides", nargs="*", help="key.sub=value of a config, key=value of a backbone")
-    text = "height and width of the images in pixels, or one number for a square"
+    text = (
+        "height and width of the images in pixels, or one number for a square (default: those of a backbone's "
+        "published figures, or of a config's validation images)"
+    )
     parser.add_argument("--size", type=image_size, metavar="HxW", help=text)
     text = "frames of a clip, for backbones that take clips"
     parser.add_argument("--frames", type=positive, metavar="T", help=text)
@@ -86,16 +91,19 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args.weights, args.overrides = split_weights(args.overrides)
     if args.model is None and not args.table:
         parser.error("a model is needed: a config file or a backbone's name (or --table)")
-    if args.training_macs or args.samples:
-        if args.no_macs:
-            parser.error("--training-macs needs what --no-macs leaves out")
-        others = {"--table": args.table, "--clips": args.clips, "--training": args.training}
-        if given := [option for option, value in others.items() if value]:
-            parser.error(f"--training-macs is of one config's training; leave out {given[0]}")
+    if (args.training_macs or args.samples) and args.no_macs:
+        parser.error("--training-macs needs what --no-macs leaves out")
     if args.plot and not args.table:
         parser.error("--plot is drawn of --table")
     if args.plot and Path(args.plot).suffix != ".png":
         parser.error(f"--plot: {args.plot!r} does not end in .png; a pattern of names stands before --plot")
+    modes = {"--table": args.table, "--clips": args.clips, "--training": args.training}
+    modes |= {"--attention-matrices": args.attention_matrices}
+    chosen = [option for option, value in modes.items() if value]
+    if chosen and (args.training_macs or args.samples):
+        parser.error(f"--training-macs is of one config's training; leave out {chosen[0]}")
+    if len(chosen) > 1:
+        parser.error(f"{', '.join(chosen)}: each reports something else; give one of them")
     if args.depth < 0:
         parser.error("--depth is at least 0")
     return args
@@ -103,54 +111,55 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.tools import analyze_text, costs
+    import vitkit
+    from vitkit.analysis.reports.api import attention_memory, step_memory
+    from vitkit.analysis.reports.backbones import plot_published_accuracy, variants
+    from vitkit.analysis.reports.text import TextCosts
+    from vitkit.tools import analyze_tables as tables
 
+    model = dict(weights=args.weights, overrides=args.overrides, size=args.size, frames=args.frames)
+    model |= dict(batch_size=args.batch_size, trust=args.trust)
     with errors_in_one_line():
-        is_pattern = args.table or args.clips
-        named = None
-        if not is_pattern:
-            named = costs.find_named(args.model, args.weights, overrides=args.overrides, trust=args.trust)
-        request = costs.Request(
-            model=args.model or "*",
-            config=named and named.config,
-            classes=named and costs.trained_classes(named),
-            overrides=args.overrides,
-            size=args.size,
-            frames=args.frames,
-            batch_size=args.batch_size,
-            depth=args.depth,
-            counts_macs=not args.no_macs,
-            fvcore=args.fvcore,
-            time=args.time,
-            repeats=args.repeats,
-            device=args.device,
-            training=args.training or 1,
-            training_macs=args.training_macs or args.samples is not None,
-            samples=args.samples,
-            lengths=args.lengths,
-            clips=args.clips,
-            plot=args.plot,
-            prints=not args.json,
-        )
-        is_text = named is not None and analyze_text.takes_text(named.config)
-        if args.lengths and not is_text:
-            raise ConfigError("--lengths: only for models of text. Give the --size of images.")
-        of_images = {
-            "--attention-matrices": args.attention_matrices,
-            "--fvcore": args.fvcore,
-            "--time": args.time,
-            "--training": args.training is not None,
-        }
-        if is_text and (others := [option for option, is_given in of_images.items() if is_given]):
-            raise ConfigError(f"{', '.join(others)}: for models of images. Models of text have --lengths.")
-        if is_text:
-            report = analyze_text.text_costs(named, request)
+        if args.table:
+            names = variants(args.model or "*")
+            if args.plot:  # counting takes minutes: errors come before
+                plot_published_accuracy(names, args.plot)
+            result = tables.table(names, macs=not args.no_macs, prints=not args.json)
+            if args.plot and not args.json:
+                print(f"\nThe plot is {args.plot}.")
+        elif args.clips:
+            result = tables.clips(variants(args.model), args.clips, prints=not args.json)
+        elif args.training:
+            result = step_memory(args.model, **model, gpus=args.training, activations=not args.no_macs)
+            show = tables.print_step_memory
+        elif args.attention_matrices:
+            result = attention_memory(args.model, **model)
+            show = tables.print_attention
         else:
-            modes = ((args.table, costs.table), (args.clips, costs.clips), (args.training, costs.training))
-            modes = (*modes, (args.attention_matrices, costs.attention), (True, costs.costs))
-            report = next(analyze for is_chosen, analyze in modes if is_chosen)(request)
+            result = vitkit.analyze(
+                args.model,
+                **model,
+                lengths=args.lengths,
+                depth=args.depth,
+                macs=not args.no_macs,
+                fvcore=args.fvcore,
+                time=args.time,
+                repeats=args.repeats,
+                device=args.device,
+                training_macs=args.training_macs,
+                samples=args.samples,
+            )
+            is_text = isinstance(result, TextCosts)
+            show = tables.print_text_costs if is_text else partial(tables.print_costs, device=args.device)
     if args.json:
-        print(json.dumps(report, indent=2))
+        print(json.dumps(result if isinstance(result, list) else without_none(result), indent=2))
+    elif not isinstance(result, list):
+        show(result)
+
+
+def without_none(result: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass and of those inside it, but for the ones that are None."""
+    return asdict(result, dict_factory=lambda items: {name: value for name, value in items if value is not None})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ With --curves, only the training curves of runs are drawn, of one or several, al
 
 Examples:
     vitkit compare runs/detr runs/dino
-    vitkit compare runs/detr/best.pth runs/detr/last.pth
+    vitkit compare runs/detr/best.pth runs/detr/last.pth data.root=data/coco    (overrides change every model's config)
     vitkit compare a.json b.json c.json --data configs/bccd/dino.py
     vitkit compare a.json b.json --annotations instances_val.json --images val --out compared.html
     vitkit compare rnn.json rnnsearch.json transformer.json --by-length lengths.png
@@ -22,7 +22,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.tools.common import add_device, add_trust, check_out, errors_in_one_line, fraction, new_file
+from vitkit.tools.common import add_device, add_trust, check_out, errors_in_one_line, fraction, is_override, new_file
 from vitkit.words import counted
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", help="runs, checkpoints, other models or results files, at least two")
+    text = "runs, checkpoints, other models or results files, at least two; and key.sub=value for the config of each"
+    parser.add_argument("models", nargs="+", help=text)
     parser.add_argument("--data", metavar="MODEL", help="score results files on the data of this config or run")
     text = "score results files on these annotations in COCO's format"
     parser.add_argument("--annotations", type=Path, metavar="FILE", help=text)
@@ -58,6 +59,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     curves.add_argument("--smooth", type=fraction, metavar="SHARE", help=text)
     curves.add_argument("--x", choices=("epoch", "step"), default="epoch", help="horizontal axis (default: epoch)")
     args = parser.parse_intermixed_args(argv)
+    args.overrides = [word for word in args.models if is_override(word)]
+    args.models = [word for word in args.models if not is_override(word)]
     if len(args.models) < 2 and not args.curves:
         parser.error("give at least two models or results files")
     if args.names and len(args.names) != len(args.models):
@@ -66,6 +69,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--data and --annotations both name the data: give one of them")
     if args.images and not args.annotations:
         parser.error("--images are those of --annotations")
+    if args.curves and args.overrides:
+        parser.error(f"{args.overrides[0]}: --curves reads only logs, which no config changes")
     return args
 
 
@@ -97,6 +102,7 @@ def main(argv: list[str] | None = None) -> None:
             data=args.data,
             annotations=args.annotations,
             images=args.images,
+            overrides=args.overrides,
             device=args.device,
             trust=args.trust,
         )

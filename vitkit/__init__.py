@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitkit.analysis.reports.api import analyze
     from vitkit.checkpoint import LoadReport, load_weights
     from vitkit.config import Config, load_config
     from vitkit.data.loading.loader import build_dataset
@@ -57,6 +58,7 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "Model": "protocols",
     "TrainingError": "errors",
     "VitkitError": "errors",
+    "analyze": "analysis.reports.api",
     "build_dataset": "data.loading.loader",
     "build_model": "models",
     "compare": "engine.comparing",

@@ -294,6 +294,11 @@ OFFICIAL = [
         model="TimeSformer",
     ),
     Format("timm ViT", KeyTable(), model="ViT"),
+    Format(
+        "facebookresearch/dinov2 training",  # its FSDP training divides the blocks into chunks: blocks.CHUNK.BLOCK.
+        KeyTable([Alias(".blocks.{chunk}.{i}.", ".blocks.{i}.")]),
+        marks=(".cls_token", ".blocks.0.0.norm1.weight"),
+    ),
     *(
         Format(
             "google-research/vision_transformer",

@@ -1,5 +1,6 @@
 """What DINOv2 and DINOv3 change in a ViT, against timm's models with random weights."""
 
+import re
 from argparse import Namespace
 
 import pytest
@@ -60,6 +61,26 @@ def test_teacher_of_a_dino_training_checkpoint_is_loaded(prefix, tmp_path):
     report = load_weights(features, tmp_path / "checkpoint.pth", strict=False)
     assert report.missing == ["backbone.head.weight", "backbone.head.bias"] and not report.unexpected
     assert torch.equal(features.backbone.cls_token, state[f"{prefix}cls_token"])
+
+
+def test_chunked_blocks_of_a_dinov2_training_checkpoint_are_loaded(tmp_path):
+    settings = dict(embed_dim=48, depth=4, num_heads=4, num_classes=0)
+    theirs = timm.create_model("vit_small_patch14_reg4_dinov2", img_size=56, **settings)
+    for p in theirs.parameters():
+        nn.init.normal_(p, std=0.3 if p.ndim < 3 else 1.0)
+    # Two chunks of two blocks, which keep their number in the whole network.
+    state = {
+        re.sub(r"^blocks\.(\d)", lambda match: f"blocks.{int(match[1]) // 2}.{match[1]}", key): value
+        for key, value in theirs.state_dict().items()
+    }
+    state["register_tokens"], state["mask_token"] = state.pop("reg_token"), torch.zeros(1, 48)
+    assert "blocks.1.3.norm1.weight" in state
+    teacher = {f"backbone.{key}": value for key, value in state.items()} | {"dino_head.mlp.0.weight": torch.ones(8, 48)}
+    torch.save({"teacher": teacher}, tmp_path / "teacher_checkpoint.pth")
+    ours = build("vit_small_patch14_reg4_dinov2", d_model=48, depth=4, num_heads=4, image_size=56)
+    report = load_weights(ours, tmp_path / "teacher_checkpoint.pth")
+    assert report.converter == "facebookresearch/dinov2 training" and not report.missing and not report.unexpected
+    assert_same_map(ours, theirs.eval(), images(56, 56))
 
 
 def test_teacher_of_another_model_keeps_its_names():

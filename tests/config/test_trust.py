@@ -187,12 +187,12 @@ def test_damaged_trust_list_trusts_nothing(stranger, content):
 
 def test_every_tool_and_the_loader_require_trust(stranger, capsys):
     config, weights = str(stranger / "config.json"), str(stranger / "last.pth")
-    picture = str(stranger / "a.png")
-    Path(picture).write_bytes(b"picture")
+    image = str(stranger / "a.png")
+    Path(image).write_bytes(b"image")
     commands = [
-        (predict.main, [str(stranger), "--input", picture]),
+        (predict.main, [str(stranger), "--input", image]),
         (test_tool.main, [config, weights]),
-        (explain.main, [config, weights, "--image", picture]),
+        (explain.main, [config, weights, "--image", image]),
         (analyze.main, [config]),
         (browse.main, [config]),
         (doctor.main, [config]),

@@ -8,7 +8,7 @@ from vitkit.models import build_model
 from vitkit.models.classifier import Classifier
 from vitkit.nn.additive_attention import SCORES
 from vitkit.registry import CRITERIA, DATASETS
-from vitkit.tools.ablate import read_set, set_files, summary_of, train_command
+from vitkit.starter.ablations.sets import read_set, set_files, summary_of, train_command
 
 SETS = {path.stem: read_set(path) for path in set_files()}
 ARMS = [(name, arm) for name, ablation in SETS.items() for arm in ablation.arms]

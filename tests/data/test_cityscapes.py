@@ -12,13 +12,13 @@ CAR, ROAD, PERSON = 26, 7, 24
 
 
 def write(folder, split, city, name, ids, image=None):
-    for kind, suffix, picture in (
+    for kind, suffix, photo in (
         ("leftImg8bit", "leftImg8bit.png", np.full((*ids.shape, 3), 90, np.uint8) if image is None else image),
         ("gtFine", "gtFine_instanceIds.png", ids.astype(np.uint16)),
     ):
         path = folder / kind / split / city / f"{city}_{name}_{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(path), picture)
+        cv2.imwrite(str(path), photo)
 
 
 @pytest.fixture

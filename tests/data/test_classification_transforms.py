@@ -18,7 +18,7 @@ from vitkit.registry import TRANSFORMS
 from vitkit.structures import Batch
 
 
-def picture(height=50, width=70):
+def draw_image(height=50, width=70):
     return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
@@ -33,7 +33,7 @@ def test_same_seed_gives_the_same_image_without_touching_global_generators():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = random.random(), np.random.rand(), torch.rand(()).item()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    images = [apply(transforms, picture(), seed) for seed in (7, 7, 8, 2**64 - 1)]
+    images = [apply(transforms, draw_image(), seed) for seed in (7, 7, 8, 2**64 - 1)]
     assert np.array_equal(images[0], images[1]) and not np.array_equal(images[0], images[2])
     assert images[0].shape == (32, 32, 3) and images[0].dtype == np.uint8
     assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
@@ -44,7 +44,7 @@ def test_same_seed_gives_the_same_image_without_touching_global_generators():
 def test_augmentation_works_at_both_ends_of_its_range(magnitude, increasing):
     transforms = ClassificationTrainTransforms(size=8, rand_augment=f"rand-m{magnitude}-n15-p1{increasing}")
     for seed in range(40):
-        assert apply(transforms, picture(), seed).shape == (8, 8, 3)
+        assert apply(transforms, draw_image(), seed).shape == (8, 8, 3)
 
 
 def test_without_a_seed_the_numbers_are_fresh():
@@ -58,7 +58,7 @@ def test_without_a_seed_the_numbers_are_fresh():
     ("size", "crop_pct", "short_side"), [(224, 0.875, 256), (256, 0.875, 292), (224, 0.9, 248), (32, 1.0, 32)]
 )
 def test_evaluation_resizes_and_crops_as_pillow_does(size, crop_pct, short_side):
-    image = picture(300, 450)
+    image = draw_image(300, 450)
     resized = Image.fromarray(image).resize((int(short_side * 1.5), short_side), Image.Resampling.BICUBIC)
     left, top = round((resized.width - size) / 2), round((resized.height - size) / 2)
     expected = np.asarray(resized.crop((left, top, left + size, top + size)))
@@ -66,8 +66,8 @@ def test_evaluation_resizes_and_crops_as_pillow_does(size, crop_pct, short_side)
 
 
 def test_an_image_smaller_than_the_crop_is_enlarged():
-    assert apply(ClassificationEvalTransforms(size=64), picture(10, 12)).shape == (64, 64, 3)
-    assert apply(ClassificationTrainTransforms(size=64), picture(1, 1)).shape == (64, 64, 3)
+    assert apply(ClassificationEvalTransforms(size=64), draw_image(10, 12)).shape == (64, 64, 3)
+    assert apply(ClassificationTrainTransforms(size=64), draw_image(1, 1)).shape == (64, 64, 3)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_wrong_setting_is_named(arguments, message):
 
 def test_boxes_are_refused():
     with pytest.raises(ConfigError, match="ClassificationEvalTransforms cannot move boxes.*EvalResize"):
-        ClassificationEvalTransforms()(AnnotatedImage(picture(), np.ones((1, 4), np.float32), np.zeros(1, np.int64)))
+        ClassificationEvalTransforms()(AnnotatedImage(draw_image(), np.ones((1, 4), np.float32), np.zeros(1, np.int64)))
 
 
 def batch_of(num_images=6, size=32) -> Batch:

@@ -1,4 +1,4 @@
-"""COCO files: what is read, and error messages for bad ones. Pictures are drawn into a temporary folder."""
+"""COCO files: what is read, and error messages for bad ones. Images are drawn into a temporary folder."""
 
 import json
 import logging
@@ -18,13 +18,13 @@ from vitkit.errors import ConfigError, DataError
 BIG_ID = 908400223648
 
 
-def picture(width=40, height=30, mode="RGB"):
+def draw_image(width=40, height=30, mode="RGB"):
     ramp = np.linspace(0, 255, width * height * 3).reshape(height, width, 3).astype(np.uint8)
     return Image.fromarray(ramp).convert(mode)
 
 
 def content():
-    """Two pictures of 40x30; the second has no object. Category ids have a gap and start at 0."""
+    """Two images of 40x30; the second has no object. Category ids have a gap and start at 0."""
     return {
         "images": [
             {"id": 7, "file_name": "a.png", "width": 40, "height": 30},
@@ -54,14 +54,14 @@ def content():
     }
 
 
-def write(folder, data, pictures=None):
-    for name, image in (pictures or {"a.png": picture(), "b.png": picture()}).items():
+def write(folder, data, photos=None):
+    for name, image in (photos or {"a.png": draw_image(), "b.png": draw_image()}).items():
         image.save(folder / name)
     (folder / "instances.json").write_text(data if isinstance(data, str) else json.dumps(data))
 
 
-def load(folder, data=None, pictures=None, **arguments):
-    write(folder, content() if data is None else data, pictures)
+def load(folder, data=None, photos=None, **arguments):
+    write(folder, content() if data is None else data, photos)
     return CocoDetection(images=str(folder), annotations=str(folder / "instances.json"), **arguments)
 
 
@@ -70,7 +70,7 @@ def test_sample_has_relative_boxes_and_contiguous_labels(tmp_path):
     sample = dataset[0]
     assert dataset.classes == ["cat", "dog"] and dataset.category_ids == [0, 5]
     assert sample["image"].shape == (3, 30, 40) and sample["image"].dtype == torch.uint8
-    assert np.array_equal(sample["image"].permute(1, 2, 0), np.asarray(picture()))
+    assert np.array_equal(sample["image"].permute(1, 2, 0), np.asarray(draw_image()))
     target = sample["target"]
     assert target["labels"].tolist() == [1] and target["labels"].dtype == torch.int64
     torch.testing.assert_close(target["boxes_cxcywh"], torch.tensor([[20 / 40, 10 / 30, 20 / 40, 10 / 30]]))
@@ -135,7 +135,7 @@ def test_masks_of_polygons_and_both_run_lengths_agree(tmp_path):
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1", "LA"])
 def test_every_image_mode_becomes_rgb(tmp_path, mode):
-    image = picture(mode=mode)
+    image = draw_image(mode=mode)
     name = "a.tif" if mode == "CMYK" else "a.png"
     data = content()
     data["images"] = [{**data["images"][0], "file_name": name}]
@@ -147,7 +147,7 @@ def test_every_image_mode_becomes_rgb(tmp_path, mode):
 def test_cmyk_jpeg_looks_like_the_rgb_one(tmp_path):
     data = content()
     data["images"] = [{**data["images"][0], "file_name": "a.jpg"}]
-    smooth = picture().resize((4, 3)).resize((40, 30))
+    smooth = draw_image().resize((4, 3)).resize((40, 30))
     loaded = load(tmp_path, data, {"a.jpg": smooth.convert("CMYK")}).load_image(0)
     assert np.abs(loaded.astype(int) - np.asarray(smooth)).mean() < 8
 
@@ -158,18 +158,18 @@ def rotated(folder, image):
     image.save(folder / "a.jpg", exif=exif, quality=95)
 
 
-def test_exif_rotated_picture_is_turned_upright(tmp_path):
+def test_exif_rotated_image_is_turned_upright(tmp_path):
     data = content()
     data["images"] = [{"id": 7, "file_name": "a.jpg", "width": 30, "height": 40}]
     data["annotations"] = []
-    rotated(tmp_path, picture())
+    rotated(tmp_path, draw_image())
     assert load(tmp_path, data).load_image(0).shape == (40, 30, 3)
 
 
 def test_size_annotated_before_the_exif_rotation_is_an_error(tmp_path):
     data = content()
     data["images"] = [{**data["images"][0], "file_name": "a.jpg"}]
-    rotated(tmp_path, picture())
+    rotated(tmp_path, draw_image())
     with pytest.raises(DataError, match=r"a\.jpg' is 30x40 .* annotated as 40x30.*EXIF"):
         load(tmp_path, data)[0]
 
@@ -338,7 +338,7 @@ def test_missing_root_file_and_image_name_the_config_key_and_path(tmp_path):
     write(tmp_path, content())
     with pytest.raises(DataError, match=r"lists 'a\.png', which is not in"):
         build_dataset(spec, str(tmp_path))
-    picture().save(tmp_path / "x" / "a.png")
+    draw_image().save(tmp_path / "x" / "a.png")
     with pytest.raises(DataError, match=r"cannot read '.*b\.png'"):
         build_dataset(spec, str(tmp_path))[1]
 
@@ -348,7 +348,7 @@ def test_truncated_empty_and_non_image_files_are_named(tmp_path, suffix):
     name = f"a.{suffix}"
     data = content()
     data["images"] = [{**data["images"][0], "file_name": name}]
-    dataset = load(tmp_path, data, {name: picture()})
+    dataset = load(tmp_path, data, {name: draw_image()})
     complete = (tmp_path / name).read_bytes()
     for damaged in (complete[: len(complete) // 2], b"", b"hello"):
         (tmp_path / name).write_bytes(damaged)

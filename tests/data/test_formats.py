@@ -16,7 +16,7 @@ from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import DataError
 
 
-def pictures(folder, *names, size=(40, 20)):
+def draw_images(folder, *names, size=(40, 20)):
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def voc(folder, name, *objects):
 
 
 def test_yolo_is_read_from_the_layout_of_ultralytics(tmp_path):
-    pictures(tmp_path, "images/train/a.jpg", "images/train/empty.jpg", "images/val/b.jpg")
+    draw_images(tmp_path, "images/train/a.jpg", "images/train/empty.jpg", "images/val/b.jpg")
     write(tmp_path / "labels/train/a.txt", "1 0.5 0.5 0.5 0.2\n0 0 0 0.5 0 0.5 0.5\n")
     write(tmp_path / "labels/val/b.txt", "0 0.1 0.1 0.1 0.1\n")
     write(tmp_path / "data.yaml", "path: /elsewhere\ntrain: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n")
@@ -64,7 +64,7 @@ def test_yolo_is_read_from_the_layout_of_ultralytics(tmp_path):
 
 
 def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
-    pictures(tmp_path, "train/images/a.jpg", "valid/images/b.jpg")
+    draw_images(tmp_path, "train/images/a.jpg", "valid/images/b.jpg")
     write(tmp_path / "train/labels/a.txt", "0 0.5 0.5 1 1\n")
     write(tmp_path / "data.yaml", "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnames: [cat]\n")
     data = read_annotations(tmp_path / "data.yaml")
@@ -73,7 +73,7 @@ def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
 
 
 def test_yolo_lists_with_paths_of_another_machine_are_resolved(tmp_path):
-    pictures(tmp_path / "images", "train/a.jpg", "val/a.jpg")
+    draw_images(tmp_path / "images", "train/a.jpg", "val/a.jpg")
     for split in ("train", "val"):
         write(tmp_path / f"labels/{split}/a.txt", "0 0.5 0.5 0.5 0.5\n")
         write(tmp_path / f"{split}.txt", f"/home/other/cells/images/{split}/a.jpg\n")
@@ -84,7 +84,7 @@ def test_yolo_lists_with_paths_of_another_machine_are_resolved(tmp_path):
 
 
 def test_yolo_is_read_from_one_folder_without_class_names(tmp_path):
-    pictures(tmp_path, "a.jpg")
+    draw_images(tmp_path, "a.jpg")
     write(tmp_path / "a.txt", "2 0.5 0.5 0.1 0.1\n2 0.5 0.5 0.1 0.1\n")
     data = read_annotations(tmp_path)
     assert boxes(data) == [("a.jpg", "class_2", [18, 9, 4, 2])]
@@ -104,7 +104,7 @@ def test_yolo_is_read_from_one_folder_without_class_names(tmp_path):
     ],
 )
 def test_wrong_line_of_yolo_is_named(tmp_path, line, message):
-    pictures(tmp_path, "a.jpg")
+    draw_images(tmp_path, "a.jpg")
     write(tmp_path / "classes.txt", "cat\n")
     write(tmp_path / "a.txt", f"0 0.5 0.5 0.1 0.1\n{line}\n")
     with pytest.raises(DataError, match=message) as error:
@@ -113,7 +113,7 @@ def test_wrong_line_of_yolo_is_named(tmp_path, line, message):
 
 
 def test_voc_counts_pixels_from_one_and_keeps_its_flags(tmp_path):
-    pictures(tmp_path / "JPEGImages", "a.jpg", "unlabelled.jpg")
+    draw_images(tmp_path / "JPEGImages", "a.jpg", "unlabelled.jpg")
     voc(tmp_path / "Annotations", "a", ("dog", 1, 1, 10, 5), ("cat", 3, 2, 3, 2))
     voc(tmp_path / "Annotations", "lost", ("dog", 1, 1, 2, 2))
     data = read_annotations(tmp_path)
@@ -127,7 +127,7 @@ def test_voc_counts_pixels_from_one_and_keeps_its_flags(tmp_path):
 
 
 def test_version_number_in_a_name_is_not_taken_for_an_extension(tmp_path):
-    pictures(tmp_path, "img.jpg", "other.v2.jpg")
+    draw_images(tmp_path, "img.jpg", "other.v2.jpg")
     voc(tmp_path, "img.v1", ("cell", 1, 1, 20, 10))
     voc(tmp_path, "other.v2", ("cell", 1, 1, 20, 10))
     data = read_annotations(tmp_path)
@@ -136,21 +136,21 @@ def test_version_number_in_a_name_is_not_taken_for_an_extension(tmp_path):
 
 
 def test_voc_with_a_zero_coordinate_counts_from_zero(tmp_path):
-    pictures(tmp_path, "a.jpg")
+    draw_images(tmp_path, "a.jpg")
     voc(tmp_path, "a", ("dog", 0, 1, 10, 5))
     data = read_annotations(tmp_path)
     assert boxes(data) == [("a.jpg", "dog", [0, 1, 10, 4])] and "begin at 0" in data.notes[0]
 
 
 def test_xml_with_entities_is_refused(tmp_path):
-    pictures(tmp_path, "a.jpg")
+    draw_images(tmp_path, "a.jpg")
     write(tmp_path / "a.xml", '<!DOCTYPE a [<!ENTITY b "c">]><annotation><filename>&b;</filename></annotation>')
     with pytest.raises(DataError, match="declares a document type"):
         read_annotations(tmp_path, format="voc")
 
 
 def test_labelme_groups_shapes_and_decodes_masks(tmp_path):
-    pictures(tmp_path, "a.jpg")
+    draw_images(tmp_path, "a.jpg")
     buffer = io.BytesIO()
     Image.fromarray(np.full((3, 4), 255, np.uint8)).save(buffer, format="PNG")
     shapes = [
@@ -174,7 +174,7 @@ def test_labelme_groups_shapes_and_decodes_masks(tmp_path):
 
 
 def test_cvat_boxes_polygons_masks_and_subsets_are_read(tmp_path):
-    pictures(tmp_path, "images/a.jpg")
+    draw_images(tmp_path, "images/a.jpg")
     write(
         tmp_path / "annotations.xml",
         "<annotations><meta><task><labels><label><name>cat</name></label></labels></task></meta>"
@@ -203,20 +203,20 @@ def test_cvat_boxes_polygons_masks_and_subsets_are_read(tmp_path):
     ],
 )
 def test_csv_columns_are_recognised(tmp_path, text):
-    pictures(tmp_path, "a.jpg")
+    draw_images(tmp_path, "a.jpg")
     data = read_annotations(write(tmp_path / "boxes.csv", text))
     assert boxes(data) == [("a.jpg", "cat", [10, 5, 20, 10])]
 
 
 def test_ambiguous_csv_columns_are_an_error(tmp_path):
-    pictures(tmp_path, "a.jpg")
+    draw_images(tmp_path, "a.jpg")
     path = write(tmp_path / "b.csv", "file,class,xmin,ymin,xmax,ymax,x,y,w,h\na,cat,1,1,2,2,1,1,1,1\n")
     with pytest.raises(DataError, match=r"xmin,ymin,xmax,ymax \(xyxy\) or x,y,w,h \(xywh\)"):
         read_annotations(path, format="csv")
 
 
-def test_label_pictures_give_instances_and_classes(tmp_path):
-    pictures(tmp_path / "images", "a.jpg", "b.jpg")
+def test_label_images_give_instances_and_classes(tmp_path):
+    draw_images(tmp_path / "images", "a.jpg", "b.jpg")
     values = np.zeros((20, 40), np.uint8)
     values[2:6, 3:9], values[10:12, 20:30] = 1, 2
     (tmp_path / "masks").mkdir()
@@ -235,7 +235,7 @@ def test_label_pictures_give_instances_and_classes(tmp_path):
 
 
 def test_folder_that_matches_two_formats_is_an_error(tmp_path):
-    pictures(tmp_path, "a.jpg")
+    draw_images(tmp_path, "a.jpg")
     voc(tmp_path, "a", ("dog", 1, 1, 10, 5))
     write(tmp_path / "a.txt", "0 0.5 0.5 0.1 0.1\n")
     with pytest.raises(DataError, match=r"a\.txt.*a\.xml.*format=yolo or format=voc"):
@@ -244,13 +244,13 @@ def test_folder_that_matches_two_formats_is_an_error(tmp_path):
 
 
 def test_folder_of_unknown_format_is_an_error(tmp_path):
-    pictures(tmp_path, "a.jpg")
+    draw_images(tmp_path, "a.jpg")
     with pytest.raises(DataError, match="none of the supported formats"):
         read_annotations(tmp_path)
 
 
 def test_dataset_reads_a_split_of_another_format(tmp_path):
-    pictures(tmp_path, "images/train/a.jpg", "images/val/b.jpg")
+    draw_images(tmp_path, "images/train/a.jpg", "images/val/b.jpg")
     write(tmp_path / "labels/train/a.txt", "0 0 0 0.5 0 0.5 0.5\n")
     path = write(tmp_path / "data.yaml", "train: images/train\nval: images/val\nnames: [cat]\n")
     with pytest.raises(DataError, match=r"train \(1 images\), val \(1 images\)"):
@@ -260,9 +260,9 @@ def test_dataset_reads_a_split_of_another_format(tmp_path):
     assert len(CocoDetection(None, path, names=["b"])) == 1
 
 
-def test_unreadable_picture_is_named(tmp_path):
-    pictures(tmp_path, "a.jpg", "c.jpg")
-    write(tmp_path / "b.jpg", "no picture")
+def test_unreadable_image_is_named(tmp_path):
+    draw_images(tmp_path, "a.jpg", "c.jpg")
+    write(tmp_path / "b.jpg", "no image")
     for name in "abc":
         write(tmp_path / f"{name}.txt", "0 0.5 0.5 0.1 0.1\n")
     data = read_annotations(tmp_path)
@@ -273,7 +273,7 @@ def test_unreadable_picture_is_named(tmp_path):
 
 @pytest.mark.parametrize("to", WRITERS)
 def test_boxes_survive_every_format(tmp_path, to):
-    pictures(tmp_path / "photos", "x/a.jpg", "y/b.jpg", size=(333, 217))
+    draw_images(tmp_path / "photos", "x/a.jpg", "y/b.jpg", size=(333, 217))
     rng = np.random.default_rng(0)
     rows = []
     for name in ("x/a.jpg", "y/b.jpg"):
@@ -303,7 +303,7 @@ def test_masks_with_holes_and_several_parts_survive_as_one_outline():
 
 def test_supervision_library_reads_the_same_boxes(tmp_path):
     supervision = pytest.importorskip("supervision")
-    pictures(tmp_path / "photos", "a.png", size=(64, 48))
+    draw_images(tmp_path / "photos", "a.png", size=(64, 48))
     data = read_annotations(write(tmp_path / "photos" / "b.csv", "a.png,10,5,30,15,cat\na.png,1,2,9,40,dog\n"))
     data.splits = {"train": [1]}
     WRITERS["yolo"](data, tmp_path / "yolo", {})
@@ -321,7 +321,7 @@ def test_supervision_library_reads_the_same_boxes(tmp_path):
 
 
 def test_missing_yolo_label_files_are_not_taken_for_empty_images(tmp_path):
-    pictures(tmp_path / "images", "a.png", "b.png")
+    draw_images(tmp_path / "images", "a.png", "b.png")
     write(tmp_path / "annotations/a.txt", "0 0.5 0.5 0.1 0.1\n")
     write(tmp_path / "data.yaml", "train: images\nnames: [cat]\n")
     with pytest.raises(DataError, match="data.yaml: no image has a label file"):
@@ -329,7 +329,7 @@ def test_missing_yolo_label_files_are_not_taken_for_empty_images(tmp_path):
 
 
 def test_yolo_reports_training_images_in_the_test_split(tmp_path):
-    pictures(tmp_path / "images", "train/a.png", "val/b.png")
+    draw_images(tmp_path / "images", "train/a.png", "val/b.png")
     write(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.1 0.1\n")
     write(tmp_path / "data.yaml", "train: images/train\nval: images/val\ntest: images/train\nnames: [cat]\n")
     notes = read_annotations(tmp_path / "data.yaml").notes
@@ -337,7 +337,7 @@ def test_yolo_reports_training_images_in_the_test_split(tmp_path):
 
 
 def coco_with(folder, *boxes):
-    pictures(folder, "a.png")
+    draw_images(folder, "a.png")
     data = AnnotatedImages("coco", folder / "a.json", folder)
     image_id = data.add_image("a.png", 40, 20)
     for bbox in boxes:
@@ -354,9 +354,9 @@ def test_voc_boxes_beyond_the_border_do_not_shift_the_others(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["yolo", "voc"])
-def test_pictures_that_would_share_a_label_file_are_named(tmp_path, to):
+def test_images_that_would_share_a_label_file_are_named(tmp_path, to):
     data = coco_with(tmp_path, [10, 5, 6, 6])
-    pictures(tmp_path, "a.bmp")
+    draw_images(tmp_path, "a.bmp")
     data.add_image("a.bmp", 40, 20)
     with pytest.raises(DataError, match="'a.bmp' and 'a.png' would have one label file"):
         WRITERS[to](data, tmp_path / "out", {})

@@ -15,7 +15,7 @@ from vitkit.registry import DATASETS
 
 
 def write_images(folder: Path, counts: dict[str, int], *, size=(40, 30)) -> str:
-    """Pictures of one colour, by class; `size` is (width, height)."""
+    """Images of one colour, by class; `size` is (width, height)."""
     for k, (name, count) in enumerate(counts.items()):
         (folder / name).mkdir(parents=True)
         for i in range(count):
@@ -27,7 +27,7 @@ def test_classes_labels_and_ids_come_from_the_folders(tmp_path):
     folder = write_images(tmp_path / "train", {"dog": 2, "cat": 1})
     (tmp_path / "train" / "dog" / "deep").mkdir()
     Image.new("RGB", (40, 30)).save(tmp_path / "train" / "dog" / "deep" / "x.JPG")
-    (tmp_path / "train" / "dog" / "notes.txt").write_text("no picture")
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("no image")
     (tmp_path / "train" / ".cache").mkdir()
     dataset = ImageFolder(folder)
     assert dataset.classes == dataset.category_ids == ["cat", "dog"]
@@ -89,7 +89,7 @@ def test_a_wrong_folder_is_named(tmp_path, counts, message):
 
 def test_an_unreadable_image_is_named_by_the_loader(tmp_path):
     folder = write_images(tmp_path, {"a": 2})
-    (tmp_path / "a" / "1.png").write_bytes(b"no picture")
+    (tmp_path / "a" / "1.png").write_bytes(b"no image")
     loader = DataSettings(val_images_per_gpu=2, num_workers=0).val_loader(ImageFolder(folder))
     with pytest.raises(DataError, match=r"cannot decode '.*a/1\.png'"):
         next(iter(loader))

@@ -43,14 +43,14 @@ def test_ade20k_has_150_distinct_class_names():
 def test_cityscapes_has_the_expected_folders_and_ids(tmp_path):
     data = cityscapes_semantic(root=str(tmp_path))
     ids = np.array([[0, 7, 33], [34 - 1, 26, 255]], np.uint8)
-    for folder, ending, picture in (
+    for folder, ending, image in (
         ("leftImg8bit", "leftImg8bit", Image.new("RGB", (3, 2))),
         ("gtFine", "gtFine_labelIds", Image.fromarray(ids)),
         ("gtFine", "gtFine_instanceIds", Image.fromarray(ids)),
     ):
         path = tmp_path / folder / "val" / "ulm" / f"ulm_000000_000019_{ending}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(path)
+        image.save(path)
     dataset = build_dataset(data["val"], data["root"])
     assert dataset.image_ids == ["ulm/ulm_000000_000019"] and len(dataset.classes) == 19
     assert dataset.load_semantic(0).tolist() == [[255, 0, 18], [18, 13, 255]]

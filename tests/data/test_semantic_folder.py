@@ -14,7 +14,7 @@ CLASSES = ["sky", "road", "car"]
 
 
 def write(folder, labels, name="a", size=None, suffixes=(".jpg", ".png")):
-    """A picture and its label image from an array of values."""
+    """A image and its label image from an array of values."""
     labels = np.asarray(labels)
     for kind in ("images", "labels"):
         (folder / kind / name).parent.mkdir(parents=True, exist_ok=True)
@@ -84,12 +84,12 @@ def test_a_seed_decides_the_sample(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "1", "I;16"])
-def test_grey_palette_and_16_bit_label_pictures_are_read(tmp_path, mode):
+def test_grey_palette_and_16_bit_label_images_are_read(tmp_path, mode):
     values = np.array([[0, 1], [1, 0]], np.uint16 if mode == "I;16" else np.uint8)
-    picture = Image.fromarray(values if mode != "1" else values.astype(bool))
+    image = Image.fromarray(values if mode != "1" else values.astype(bool))
     if mode == "P":
-        picture.putpalette([255, 0, 0, 0, 255, 0])
-    picture.save(tmp_path / "labels.png")
+        image.putpalette([255, 0, 0, 0, 255, 0])
+    image.save(tmp_path / "labels.png")
     assert Image.open(tmp_path / "labels.png").mode == mode
     assert read_label_map(tmp_path / "labels.png").tolist() == values.tolist()
 
@@ -105,21 +105,21 @@ def test_a_value_outside_the_classes_names_file_value_and_count(tmp_path):
         dataset[0]
 
 
-def test_a_label_picture_of_another_size_is_an_error(tmp_path):
+def test_a_label_image_of_another_size_is_an_error(tmp_path):
     write(tmp_path, np.zeros((4, 6), np.uint8), size=(4, 5))
     with pytest.raises(DataError, match=r"a.png' has 6x4 pixels \(width x height\) and image '.*a.jpg' 5x4"):
         load(tmp_path)[0]
 
 
-def test_a_coloured_label_picture_is_an_error(tmp_path):
+def test_a_coloured_label_image_is_an_error(tmp_path):
     write(tmp_path, np.zeros((4, 6, 3), np.uint8), size=(4, 6))
     with pytest.raises(DataError, match="mode RGB .* expected one channel"):
         load(tmp_path)[0]
 
 
-def test_a_damaged_label_picture_is_an_error(tmp_path):
+def test_a_damaged_label_image_is_an_error(tmp_path):
     write(tmp_path, np.zeros((4, 6), np.uint8))
-    (tmp_path / "labels" / "a.png").write_bytes(b"no picture")
+    (tmp_path / "labels" / "a.png").write_bytes(b"no image")
     with pytest.raises(
         DataError, match=r"cannot decode '.*a.png' \(10 bytes\): not an image of a known format \(JPEG, "
     ):
@@ -194,7 +194,7 @@ def test_names_select_images(tmp_path):
         ),
     ],
 )
-def test_label_pictures_in_the_colours_of_a_class_file(tmp_path, name, text):
+def test_label_images_in_the_colours_of_a_class_file(tmp_path, name, text):
     for part in ("images", "labels"):
         (tmp_path / part).mkdir()
     (tmp_path / name).write_text(text)

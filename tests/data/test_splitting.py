@@ -153,7 +153,7 @@ def test_tiles_contain_the_visible_parts_of_objects(tmp_path):
     json.dumps(tiled.content)
 
 
-def test_copies_are_recognised_despite_brightness_and_size_but_plain_pictures_are_not():
+def test_copies_are_recognised_despite_brightness_and_size_but_plain_images_are_not():
     rng = np.random.default_rng(0)
     images = [np.kron(rng.integers(20, 200, (8, 8, 1), dtype=np.uint8), np.ones((8, 8, 3), np.uint8)) for _ in range(5)]
     plain = np.full((64, 64, 3), 90, np.uint8)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vitkit import build_dataset, build_model, load_config
+from vitkit import compare as compare_models
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
 from vitkit.engine.results import score_run
@@ -60,3 +61,30 @@ def test_checkpoints_and_runs_are_compared(run, tmp_path, monkeypatch, capsys):
     assert "last against best, on 4 samples" in capsys.readouterr().out
     compare.main([str(run), str(run / "last.pth"), str(run / "results_val.json"), "--device", "cpu"])
     assert "results_val against small, on 4 samples" in capsys.readouterr().out
+
+
+def test_overrides_change_the_config_of_each_model(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (run / "last.pth").write_bytes((run / "best.pth").read_bytes())
+    compare.main([str(run), str(run / "last.pth"), "data.val.num_images=3", "--device", "cpu"])
+    assert "last against small, on 3 samples" in capsys.readouterr().out
+    assert not (run / "results_val.json").exists()  # those predictions are not of the run's own config
+    score_run(run, device="cpu")
+    assert len(compare_models(run, run, overrides=["data.val.num_images=2"], device="cpu").sample_ids) == 2
+    compare.main([str(run / "results_val.json")] * 2 + ["--data", str(run), "data.root=elsewhere"])
+    assert "on 4 samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.json", "b.json", "--annotations", "val.json", "data.root=x"], "have no config to change"),
+        (["runs/a", "data.root=x", "--curves", "c.png"], "--curves reads only logs"),
+        (["runs/a", "data.root=x"], "at least two models"),
+    ],
+)
+def test_overrides_without_a_config_are_refused(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as error:
+        compare.main(arguments)
+    assert message in f"{error.value.code}\n{capsys.readouterr().err}"

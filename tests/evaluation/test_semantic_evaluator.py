@@ -154,8 +154,8 @@ def test_written_maps_contain_raw_ids_and_score_the_same(tmp_path):
     evaluator, expected = run(dataset, predictions)
     written = evaluator.write_results(tmp_path / "results.json")
     assert written == [tmp_path / "results.json", tmp_path / "results"]
-    picture = np.asarray(Image.open(tmp_path / "results" / "000000000005.png"))
-    assert np.array_equal(picture, np.array(CATEGORY_IDS)[predictions[5]])
+    image = np.asarray(Image.open(tmp_path / "results" / "000000000005.png"))
+    assert np.array_equal(image, np.array(CATEGORY_IDS)[predictions[5]])
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["mIoU"] == expected["mIoU"] and content["classes"][2]["name"] == "car"
     for path in written:

@@ -9,10 +9,10 @@ def test_an_alignment_matrix_is_drawn(tmp_path):
     attention = torch.eye(3, 4)
     path = tmp_path / "new" / "a.png"
     draw_alignment(attention, ["▁a", "b", "c", "</s>"], ["▁x", "ß", "$z$"], path)
-    picture = Image.open(path).convert("L")
-    assert picture.width > 300 and picture.height > 200
+    figure = Image.open(path).convert("L")
+    assert figure.width > 300 and figure.height > 200
     # There are both white and black cells.
-    assert picture.getextrema() == (0, 255)
+    assert figure.getextrema() == (0, 255)
 
 
 def test_drawings_of_long_sentences_have_a_maximum_size(tmp_path):

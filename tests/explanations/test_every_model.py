@@ -37,7 +37,7 @@ CRITERION = dict(
     no_object_weight=0.1,
 )
 
-# Model -> its spec and its pictures, or the reason why it has none.
+# Model -> its spec and its figures, or the reason why it has none.
 DENSE = {
     "DETR": (dict(neck=CHANNELS, head=DETR), QUERIES | {"encoder", "encoder_heads"}),
     "DETRSegmentation": (

@@ -1,4 +1,4 @@
-"""What a model attends to in a picture, for every kind of attention."""
+"""What a model attends to in a figure, for every kind of attention."""
 
 import numpy as np
 import pytest

@@ -40,13 +40,13 @@ def explained(predictor: Predictor, image: np.ndarray, folder, stem: str, **opti
     return result
 
 
-def picture(height: int = 50, width: int = 70) -> torch.Tensor:
+def draw_image(height: int = 50, width: int = 70) -> torch.Tensor:
     return torch.randint(0, 255, (1, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_attention_of_a_point_sums_to_at_most_one_over_the_map(name):
-    model, image = classifier(name), picture()
+    model, image = classifier(name), draw_image()
     for layer in located_attention(model, image, names=spread(attention_names(model), 4)):
         for point in ((3.0, 5.0), (60.0, 44.0)):
             sums = layer.at(point).sum((1, 2))
@@ -57,7 +57,7 @@ def test_attention_of_a_point_sums_to_at_most_one_over_the_map(name):
 
 
 def test_swin_attends_to_its_window_and_after_the_shift_to_another():
-    layers = located_attention(classifier("swin"), picture(64, 64))
+    layers = located_attention(classifier("swin"), draw_image(64, 64))
     # Stride 4, windows of 4: 16 pixels; the second block's windows lie half of one further to the left and up.
     assert layers[0].window_at((41, 21)) == (32, 16, 48, 32)
     assert layers[1].window_at((41, 21)) == (40, 8, 56, 24)
@@ -66,7 +66,7 @@ def test_swin_attends_to_its_window_and_after_the_shift_to_another():
 
 
 def test_vit_maps_equal_the_recorded_rows():
-    model, image = classifier("vit"), picture()
+    model, image = classifier("vit"), draw_image()
     with torch.no_grad(), AttentionRecorder(model) as maps:
         model(image)
     expected = maps["backbone.blocks.1.attn"][0][0]  # 4 x 5 patches after the class token
@@ -80,14 +80,14 @@ def test_vit_maps_equal_the_recorded_rows():
 
 
 def test_local_kernel_surrounds_its_point_within_the_image():
-    layer = located_attention(classifier("lrnet"), picture(64, 64))[2]
+    layer = located_attention(classifier("lrnet"), draw_image(64, 64))[2]
     assert layer.cell == 4 and layer.window_at((33, 33)) == (28, 28, 40, 40)
     assert layer.window_at((0, 0)) == (0, 0, 8, 8)
 
 
 def test_only_the_first_and_last_layer_of_a_large_image_are_drawn(monkeypatch, tmp_path):
     monkeypatch.setattr(backbones, "MAX_PIXELS", 50 * 70 - 1)
-    predictor, image = Predictor(classifier("swin"), list("abc")), picture()[0].permute(1, 2, 0).numpy()
+    predictor, image = Predictor(classifier("swin"), list("abc")), draw_image()[0].permute(1, 2, 0).numpy()
     result = explained(predictor, image, tmp_path, "image")
     assert "only the first and the last layer are drawn" in result.notes[0] and "70 x 50 pixels" in result.notes[0]
     layers = backbone_attention(predictor, image)
@@ -107,7 +107,7 @@ def record(monkeypatch) -> dict[str, str]:
 
 
 def test_memory_of_a_vits_weights_is_known_before_they_are_recorded(monkeypatch):
-    model, image = classifier("vit"), picture(64, 64)
+    model, image = classifier("vit"), draw_image(64, 64)
     needed = 4 * sum(layer.weights[..., 1:, 1:].numel() for layer in located_attention(model, image))
     monkeypatch.setattr(backbones, "MAX_BYTES", needed)
     assert not is_large(model, image)
@@ -115,8 +115,8 @@ def test_memory_of_a_vits_weights_is_known_before_they_are_recorded(monkeypatch)
     assert is_large(model, image)
 
 
-def test_picture_whose_weights_do_not_fit_for_a_single_layer_is_refused(monkeypatch):
-    predictor, image = Predictor(classifier("vit"), list("abc")), picture()[0].permute(1, 2, 0).numpy()
+def test_figure_whose_weights_do_not_fit_for_a_single_layer_is_refused(monkeypatch):
+    predictor, image = Predictor(classifier("vit"), list("abc")), draw_image()[0].permute(1, 2, 0).numpy()
     needed = layer_bytes(predictor.model, predictor.prepare([image]).inputs["images"])
     monkeypatch.setattr(backbones, "MAX_BYTES", needed)
     assert len(backbone_attention(predictor, image)) == 2
@@ -126,7 +126,7 @@ def test_picture_whose_weights_do_not_fit_for_a_single_layer_is_refused(monkeypa
 
 
 def test_titles_say_which_heads_layers_and_groups_are_left_out(monkeypatch, tmp_path):
-    titles, image = record(monkeypatch), picture()[0].permute(1, 2, 0).numpy()
+    titles, image = record(monkeypatch), draw_image()[0].permute(1, 2, 0).numpy()
     backbone = dict(BACKBONES["vit"], d_model=32, num_heads=16, depth=14)
     model = build_model(dict(type="Classifier", backbone=backbone, num_classes=3)).eval()
     assert explained(Predictor(model, list("abc")), image, tmp_path, "vit").notes == []
@@ -142,7 +142,7 @@ def test_titles_say_which_heads_layers_and_groups_are_left_out(monkeypatch, tmp_
 
 @pytest.mark.parametrize("name", ["swin", "mvit", "lrnet", "nonlocal"])
 def test_missing_figures_are_explained(name, monkeypatch, tmp_path):
-    titles, image = record(monkeypatch), picture()[0].permute(1, 2, 0).numpy()
+    titles, image = record(monkeypatch), draw_image()[0].permute(1, 2, 0).numpy()
     notes = "\n".join(explained(Predictor(classifier(name), list("abc")), image, tmp_path, "image").notes)
     assert "no figure of the rollout: it needs the attention of all layers" in notes
     assert f"no figure of the class token: this {BACKBONES[name]['type']} does not have exactly one" in notes
@@ -157,18 +157,18 @@ def test_layers_are_labelled_by_stage_and_block():
         "nonlocal": [f"res{stage} after block {block}" for stage, block in ((3, 2), (3, 4), (4, 2), (4, 4), (4, 6))],
     }
     for name, labels in expected.items():
-        assert [layer.label for layer in located_attention(classifier(name), picture())] == labels
+        assert [layer.label for layer in located_attention(classifier(name), draw_image())] == labels
 
 
 def test_keys_are_counted_after_pooling():
     # Maps of 7 x 9 and 4 x 5 locations, pooled by 2.
-    layers = located_attention(classifier("nonlocal"), picture())
+    layers = located_attention(classifier("nonlocal"), draw_image())
     assert [keys_size(layer) for layer in (layers[0], layers[-1])] == [(3, 4), (2, 2)]
 
 
 def test_distances_of_every_layer_are_averaged_over_small_and_large_images(monkeypatch):
     predictor = Predictor(classifier("swin"), list("abc"))
-    images = [picture(*size)[0].permute(1, 2, 0).numpy() for size in ((50, 70), (40, 40))]
+    images = [draw_image(*size)[0].permute(1, 2, 0).numpy() for size in ((50, 70), (40, 40))]
     expected = mean_distances(predictor, images)
     monkeypatch.setattr(backbones, "MAX_PIXELS", 50 * 70 - 1)
     distances = mean_distances(predictor, images)
@@ -181,7 +181,7 @@ def test_negative_weights_have_no_distance():
     spec = dict(type="NonLocalResNet", depth=50, pretrained=False, pairwise="dot_product")
     predictor = Predictor(build_model(dict(type="Classifier", backbone=spec, num_classes=3)).eval(), list("abc"))
     with pytest.raises(ConfigError, match="images: res3 after block 2 has negative weights"):
-        mean_distances(predictor, [picture()[0].permute(1, 2, 0).numpy()])
+        mean_distances(predictor, [draw_image()[0].permute(1, 2, 0).numpy()])
 
 
 def test_layers_are_spread_from_the_first_to_the_last():

@@ -6,7 +6,7 @@ import torch
 from vitkit.explanations.pages import sampling_page
 
 
-def test_samples_outside_of_the_picture_are_left_out():
+def test_samples_outside_of_the_image_are_left_out():
     locations = torch.tensor([[0.01, 0.01], [0.99, 0.99], [1.3, 0.5], [-0.2, 0.5]]).view(1, 1, 4, 2)
     layer = SimpleNamespace(locations=locations, weights=torch.tensor([0.1, 0.2, 0.3, 0.4]).view(1, 1, 4))
     queries = SimpleNamespace(

@@ -21,7 +21,7 @@ def figures(monkeypatch) -> list[Figure]:
 
 
 @pytest.mark.parametrize("kind", ["heads", "arcs", "beams"])
-def test_the_title_of_a_small_picture_is_not_cut(kind, figures):
+def test_the_title_of_a_small_figure_is_not_cut(kind, figures):
     if kind == "heads":
         draw_heads([PAIR], "ab", "cd", "a.png", title=TITLE)
     elif kind == "arcs":

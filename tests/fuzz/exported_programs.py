@@ -130,7 +130,7 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
 
 
 def check(folder: Path, world: Path) -> None:
-    """Check that an accepted program classifies a picture, and that one that is not trusted runs no code."""
+    """Check that an accepted program classifies an image, and that one that is not trusted runs no code."""
     with guarded(folder, world) as options, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prediction = vitkit.load(f"data/{_FILE}", trust=options["trust"])(np.full((32, 32, 3), 128, np.uint8))

@@ -21,7 +21,7 @@ from fuzz.annotations import check_boxes, odd_segmentation
 from fuzz.formats import Format
 from fuzz.guard import OPTIONS, check_pages, guarded, run_tool
 from fuzz.hostile import NAMES, NUMBERS, PATHS, TEXTS, VALUES, encoded, mutate_tokens, mutate_xml, pick, yaml_fragments
-from fuzz.images import odd_picture
+from fuzz.images import odd_image
 from fuzz.isolation import LostError
 from fuzz.mutate import mutate_json, mutate_value
 from fuzz.world import HEIGHT, WIDTH, read_json
@@ -35,8 +35,8 @@ from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import VitkitError
 from vitkit.tools.data import convert, merge, split, tile
 
-_TREE_PICTURES = ["images/train/0.jpg", "images/train/1.jpg", "images/val/2.jpg"]
-_FLAT_PICTURES = ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
+_TREE_IMAGES = ["images/train/0.jpg", "images/train/1.jpg", "images/val/2.jpg"]
+_FLAT_IMAGES = ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
 _KEPT = ("parts of boxes", "masks: VOC", "parts and holes", "labels of")
 """Starts of the kinds of loss that leave an object in place."""
 _SUMMARY = re.compile(r"^(.*): (\d+) images?(?: \(.*?\))?, (\d+) objects? of (\d+) class", re.MULTILINE)
@@ -45,7 +45,7 @@ _FIRST_SUMMARY = re.compile(r"(\d+) images?(?: \([^)]*\))?, (\d+) objects?")
 
 
 def _finish(
-    rng: random.Random, folder: Path, *, source: str, images: str | None, pictures: list[str], format: str, **more: Any
+    rng: random.Random, folder: Path, *, source: str, images: str | None, photos: list[str], format: str, **more: Any
 ) -> None:
     """Write what a case reads and what it does with it."""
     step = rng.choice(["read", "read", "coco", "yolo", "yolo", "voc", "voc", "merge", "tile", "split", "fix"])
@@ -61,12 +61,12 @@ def _finish(
     elif step == "merge":
         arguments += rng.choice([[], ["--map", "cat=dog"], ["--map", "cat="]])
     if rng.random() < 0.04:
-        name = rng.choice([Path(picture).name for picture in pictures])
+        name = rng.choice([Path(photo).name for photo in photos])
         (folder / "data" / images if images else folder / "data").mkdir(parents=True, exist_ok=True)
-        broken = folder / "data" / next(picture for picture in pictures if picture.endswith(name))
+        broken = folder / "data" / next(photo for photo in photos if photo.endswith(name))
         broken.parent.mkdir(parents=True, exist_ok=True)
-        broken.write_bytes(odd_picture(more["world"] / "images" / name, rng))
-    options = {"source": source, "images": images, "pictures": pictures, "format": format, "step": step}
+        broken.write_bytes(odd_image(more["world"] / "images" / name, rng))
+    options = {"source": source, "images": images, "image_files": photos, "format": format, "step": step}
     if format not in ("instance_maps", "semantic_maps") and rng.random() < 0.5:
         options["format"] = None
     (folder / OPTIONS).write_text(json.dumps({**options, "arguments": arguments, "kind": format}))
@@ -108,12 +108,12 @@ def write_yolo(rng: random.Random, folder: Path, world: Path) -> None:
     elif what == "list":
         settings["train"] = "train.txt"
         text = yaml.safe_dump(settings, sort_keys=False)
-        listed = [*_TREE_PICTURES[:2], pick(rng, PATHS, NAMES), pick(rng, PATHS, NAMES)]
+        listed = [*_TREE_IMAGES[:2], pick(rng, PATHS, NAMES), pick(rng, PATHS, NAMES)]
         rng.shuffle(listed)
         _data(folder, "train.txt").write_bytes(encoded("\n".join(listed[: rng.choice([2, 3, 4])]), rng))
-    for k, picture in enumerate(_TREE_PICTURES):
+    for k, photo in enumerate(_TREE_IMAGES):
         changed = mutate_tokens(lines, rng) if what == "labels" and k != 1 else lines
-        path = _data(folder, picture.replace("images", "labels").replace(".jpg", ".txt"))
+        path = _data(folder, photo.replace("images", "labels").replace(".jpg", ".txt"))
         content = "\n".join(rng.choice([" ", " ", "\t"]).join(line) for line in changed)
         path.write_bytes(encoded(content, rng) if what == "labels" else content.encode())
     source = "data.yaml"
@@ -125,12 +125,12 @@ def write_yolo(rng: random.Random, folder: Path, world: Path) -> None:
         )
     else:
         _data(folder, "data.yaml").write_bytes(encoded(text, rng) if what == "yaml" else text.encode(errors="replace"))
-    _finish(rng, folder, source=source, images=None, pictures=_TREE_PICTURES, format="yolo", world=world)
+    _finish(rng, folder, source=source, images=None, photos=_TREE_IMAGES, format="yolo", world=world)
 
 
 def write_voc(rng: random.Random, folder: Path, world: Path) -> None:
     """Write an XML file for each image, of which one or all are changed."""
-    pictures = [f"JPEGImages/{k}.jpg" for k in range(3)]
+    photos = [f"JPEGImages/{k}.jpg" for k in range(3)]
     for k in range(3):
         root = ElementTree.Element("annotation")
         _element(root, folder="x", filename=f"{k}.jpg")
@@ -149,7 +149,7 @@ def write_voc(rng: random.Random, folder: Path, world: Path) -> None:
             _data(folder, f"ImageSets/Main/{part}.txt").write_bytes(encoded("\n".join(names), rng))
     if rng.random() < 0.2:
         _data(folder, "classes.txt").write_bytes(encoded("\n".join(["dog", "cat", pick(rng, NAMES, PATHS)]), rng))
-    _finish(rng, folder, source="", images=None, pictures=pictures, format="voc", world=world)
+    _finish(rng, folder, source="", images=None, photos=photos, format="voc", world=world)
 
 
 def _element(parent: ElementTree.Element, **texts: Any) -> None:
@@ -173,7 +173,7 @@ def write_labelme(rng: random.Random, folder: Path, world: Path) -> None:
         if k == 0 or (k == 2 and rng.random() < 0.2):
             if rng.random() < 0.15:
                 content = json.loads(data)
-                content["shapes"][3]["mask"] = base64.b64encode(odd_picture(world / "maps" / "0.png", rng)).decode()
+                content["shapes"][3]["mask"] = base64.b64encode(odd_image(world / "maps" / "0.png", rng)).decode()
                 data = json.dumps(content).encode()
             elif rng.random() < 0.3:
                 content = json.loads(data)
@@ -185,8 +185,8 @@ def write_labelme(rng: random.Random, folder: Path, world: Path) -> None:
             else:
                 data = mutate_json(json.loads(data), rng, VALUES)
         _data(folder, f"{k}.json").write_bytes(data)
-    pictures = [f"{k}.jpg" for k in range(3)]
-    _finish(rng, folder, source="", images=None, pictures=pictures, format="labelme", world=world)
+    photos = [f"{k}.jpg" for k in range(3)]
+    _finish(rng, folder, source="", images=None, photos=photos, format="labelme", world=world)
 
 
 def write_cvat(rng: random.Random, folder: Path, world: Path) -> None:
@@ -208,7 +208,7 @@ def write_cvat(rng: random.Random, folder: Path, world: Path) -> None:
         ElementTree.SubElement(parent, "mask", label="cat", rle="3,4,13", left="2", top="3", width="5", height="4")
     texts = (*TEXTS, "0," * 1000 + "20", "20", "-1,21", "1e3", "99999999999999", "1,1;2,2", "1,1;2", "1e300,1;2,2;3,3")
     _data(folder, "annotations.xml").write_bytes(mutate_xml(root, rng, texts))
-    _finish(rng, folder, source="annotations.xml", images=None, pictures=_FLAT_PICTURES, format="cvat", world=world)
+    _finish(rng, folder, source="annotations.xml", images=None, photos=_FLAT_IMAGES, format="cvat", world=world)
 
 
 def write_csv(rng: random.Random, folder: Path, world: Path) -> None:
@@ -235,8 +235,8 @@ def write_csv(rng: random.Random, folder: Path, world: Path) -> None:
         writer.writerow(columns)
     writer.writerows(rows)
     _data(folder, "boxes.csv").write_bytes(encoded(file.getvalue(), rng))
-    pictures = [Path(picture).name for picture in _FLAT_PICTURES]
-    _finish(rng, folder, source="boxes.csv", images=None, pictures=pictures, format="csv", world=world)
+    photos = [Path(photo).name for photo in _FLAT_IMAGES]
+    _finish(rng, folder, source="boxes.csv", images=None, photos=photos, format="csv", world=world)
 
 
 def unusual(rng: random.Random) -> dict[str, Any]:
@@ -305,10 +305,10 @@ def write_coco(rng: random.Random, folder: Path, world: Path) -> None:
     else:
         data = json.dumps(content).encode()
     _data(folder, "own.json").write_bytes(data)
-    _finish(rng, folder, source="own.json", images="images", pictures=_FLAT_PICTURES, format="coco", world=world)
+    _finish(rng, folder, source="own.json", images="images", photos=_FLAT_IMAGES, format="coco", world=world)
 
 
-def write_pictures(rng: random.Random, folder: Path, world: Path) -> None:
+def write_images(rng: random.Random, folder: Path, world: Path) -> None:
     """Write label images of instances or classes, and a file of classes."""
     format = rng.choice(["instance_maps", "semantic_maps"])
     coloured = rng.random() < 0.3
@@ -320,17 +320,17 @@ def write_pictures(rng: random.Random, folder: Path, world: Path) -> None:
             ids[y : y + rng.randrange(1, 9), x : x + rng.randrange(1, 9)] = rng.choice(values)
         if coloured:
             colours = np.array([[0, 0, 0], [0, 0, 200], [0, 200, 0], [9, 9, 9]], np.uint8)
-            picture = colours[np.minimum(ids, 3)]
+            photo = colours[np.minimum(ids, 3)]
         else:
-            picture = ids if ids.max() > 255 else ids.astype(np.uint8)
+            photo = ids if ids.max() > 255 else ids.astype(np.uint8)
         path = _data(folder, f"labels/{k}{rng.choice(['', '', '_mask'])}.png")
-        cv2.imwrite(str(path), picture)
+        cv2.imwrite(str(path), photo)
         if k == 0 and rng.random() < 0.5:
-            path.write_bytes(odd_picture(path, rng))
+            path.write_bytes(odd_image(path, rng))
     if rng.random() < 0.8:
         name, data = odd_classes(rng, coloured=coloured)
         _data(folder, rng.choice(["", "labels/"]) + name).write_bytes(data)
-    _finish(rng, folder, source="labels", images="images", pictures=_FLAT_PICTURES, format=format, world=world)
+    _finish(rng, folder, source="labels", images="images", photos=_FLAT_IMAGES, format=format, world=world)
 
 
 def odd_classes(rng: random.Random, *, coloured: bool) -> tuple[str, bytes]:
@@ -552,6 +552,6 @@ FORMATS = [
     Format("cvat", write_cvat, check, VitkitError, 6),
     Format("csv", write_csv, check, VitkitError, 6),
     Format("coco_tools", write_coco, check, VitkitError, 8),
-    Format("label_images", write_pictures, check, VitkitError, 5),
+    Format("label_images", write_images, check, VitkitError, 5),
     Format("class_files", write_classes, check_classes, VitkitError, 3),
 ]

@@ -110,7 +110,7 @@ def guarded(folder: Path, world: Path, *, connects: bool = False) -> Iterator[di
     options = read_json(folder / OPTIONS)
     for name in ("victim", "out", "tmp", "data"):
         (folder / name).mkdir(exist_ok=True)
-    for k, name in enumerate(options.get("pictures", ())):
+    for k, name in enumerate(options.get("image_files", ())):
         path = folder / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():

@@ -1,4 +1,4 @@
-"""Pictures, and maps whose pixels are classes or segments."""
+"""Images, and maps whose pixels are classes or segments."""
 
 import io
 import random
@@ -23,8 +23,8 @@ _PNG_START = b"\x89PNG\r\n\x1a\n"
 _SIDES = (0, 1, 7, 31, 33, 2**15, 2**16 - 1, 30_000, 2**31 - 1, 2**32 - 1)
 
 
-def odd_picture(path: Path, rng: random.Random) -> bytes:
-    """The picture in another format, mode or size, with changed parts, or damaged."""
+def odd_image(path: Path, rng: random.Random) -> bytes:
+    """The image in another format, mode or size, with changed parts, or damaged."""
     data = path.read_bytes()
     if rng.random() < 0.5:
         data = resaved(path, rng)
@@ -42,22 +42,22 @@ def odd_picture(path: Path, rng: random.Random) -> bytes:
 
 
 def resaved(path: Path, rng: random.Random) -> bytes:
-    """The picture in another format, mode or size."""
-    picture, data = Image.open(path), io.BytesIO()
+    """The image in another format, mode or size."""
+    photo, data = Image.open(path), io.BytesIO()
     change = rng.choice(["mode", "size", "format", "format", "rotated"])
     if change == "mode":
         mode = rng.choice(_MODES)
-        picture = (picture.convert("L") if mode == "I;16" else picture).convert(mode)
+        photo = (photo.convert("L") if mode == "I;16" else photo).convert(mode)
     elif change == "size":
-        picture = picture.resize((rng.choice([1, 39, 40, 41]), rng.choice([1, 31, 32, 33])), Image.Resampling.NEAREST)
+        photo = photo.resize((rng.choice([1, 39, 40, 41]), rng.choice([1, 31, 32, 33])), Image.Resampling.NEAREST)
     formats = {"1": "PNG", "CMYK": "TIFF", "F": "TIFF", "I;16": "PNG", "I": "TIFF", "LA": "PNG"}
     choice = rng.choice(["PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "TGA", "ICO"])
     exif = Image.Exif()
     if change == "rotated":
         exif[0x0112] = rng.choice([0, 1, 3, 6, 8, 9, 2**16 - 1])
-        picture.convert("RGB").save(data, format=rng.choice(["JPEG", "PNG", "WEBP", "TIFF"]), exif=exif)
+        photo.convert("RGB").save(data, format=rng.choice(["JPEG", "PNG", "WEBP", "TIFF"]), exif=exif)
     else:
-        picture.save(data, format=formats.get(picture.mode) or (choice if change == "format" else "PNG"))
+        photo.save(data, format=formats.get(photo.mode) or (choice if change == "format" else "PNG"))
     return data.getvalue()
 
 
@@ -98,7 +98,7 @@ def mutate_png(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_sizes(data: bytes, rng: random.Random) -> bytes:
-    """Replace the picture's height or width, wherever its number occurs in the file."""
+    """Replace the image's height or width, wherever its number occurs in the file."""
     data = bytearray(data)
     for form in rng.sample((">H", "<H", ">I", "<I"), 4):
         number = struct.pack(form, rng.choice([32, 40]))
@@ -111,29 +111,29 @@ def mutate_sizes(data: bytes, rng: random.Random) -> bytes:
 
 
 def strictly_read(data: bytes) -> np.ndarray | None:
-    """Return a picture's pixels if Pillow finds no error in it, including every checksum of a PNG; otherwise None."""
+    """Return an image's pixels if Pillow finds no error in it, including every checksum of a PNG; otherwise None."""
     try:
-        with Image.open(io.BytesIO(data)) as picture:
-            if isinstance(picture, PngImagePlugin.PngImageFile):
-                picture.verify()
-        with Image.open(io.BytesIO(data)) as picture:
-            return np.asarray(picture)
+        with Image.open(io.BytesIO(data)) as photo:
+            if isinstance(photo, PngImagePlugin.PngImageFile):
+                photo.verify()
+        with Image.open(io.BytesIO(data)) as photo:
+            return np.asarray(photo)
     except Exception:
         return None
 
 
 def _write_image(rng: random.Random, folder: Path, world: Path) -> None:
-    (folder / "1.jpg").write_bytes(odd_picture(world / "images" / "1.jpg", rng))
+    (folder / "1.jpg").write_bytes(odd_image(world / "images" / "1.jpg", rng))
 
 
 def _write_map(rng: random.Random, folder: Path, world: Path) -> None:
     kind = rng.choice(["maps", "labels"])
     (folder / kind).mkdir()
-    (folder / kind / "1.png").write_bytes(odd_picture(world / kind / "1.png", rng))
+    (folder / kind / "1.png").write_bytes(odd_image(world / kind / "1.png", rng))
 
 
 def check_image(folder: Path, world: Path) -> None:
-    """Check that every reader reads a picture with the size of its header, or refuses it by name."""
+    """Check that every reader reads an image with the size of its header, or refuses it by name."""
     path = folder / "1.jpg"
     with naming(str(path)):
         header = read_header(path)

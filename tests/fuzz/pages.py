@@ -19,7 +19,7 @@ from vitkit.tools import compare
 from vitkit.tools import test as test_tool
 from vitkit.tools.data import convert, label_errors
 
-_PICTURES = ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
+_IMAGES = ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
 _CONFIG = (
     "def config():\n"
     '    val = dict(type="CocoDetection", images="data/images", annotations="data/truth.json")\n'
@@ -119,7 +119,7 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
         )
         more += ["data/second"] if rng.random() < 0.5 else []
         more = [*more, "--names", *rng.sample(NAMES[3:30], 2)] if more[-1:] == ["data/second"] else more
-    options = {"tool": tool, "pictures": _PICTURES, "arguments": more, "fix": rng.random() < 0.5}
+    options = {"tool": tool, "image_files": _IMAGES, "arguments": more, "fix": rng.random() < 0.5}
     (folder / OPTIONS).write_text(json.dumps(options))
 
 

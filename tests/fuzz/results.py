@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from fuzz.annotations import odd_segmentation
 from fuzz.formats import Format
-from fuzz.images import odd_picture
+from fuzz.images import odd_image
 from fuzz.mutate import mutate_json
 from fuzz.world import HEIGHT, WIDTH, read_json
 
@@ -45,13 +45,13 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
         whole = rng.random() < 0.5
         path.write_bytes(json.dumps(content).encode() if whole else mutate_json(content, rng))
         if whole:
-            (maps / "1.png").write_bytes(odd_picture(world / "maps" / "1.png", rng))
+            (maps / "1.png").write_bytes(odd_image(world / "maps" / "1.png", rng))
     else:
         maps.mkdir()
         path.write_bytes(b"{}")
         for k in range(3):
             shutil.copy(world / "labels" / f"{k}.png", maps / f"{k}.png")
-        (maps / "1.png").write_bytes(odd_picture(world / "labels" / "1.png", rng))
+        (maps / "1.png").write_bytes(odd_image(world / "labels" / "1.png", rng))
 
 
 def _detections(rng: random.Random, *, masks: bool) -> list[dict[str, Any]]:

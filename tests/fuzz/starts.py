@@ -13,7 +13,7 @@ from fuzz import foreign_annotations as annotations
 from fuzz.formats import Format
 from fuzz.guard import OPTIONS, guarded, run_tool
 from fuzz.hostile import CODE, NAMES, PATHS
-from fuzz.images import odd_picture
+from fuzz.images import odd_image
 from fuzz.mutate import mutate_json
 from fuzz.world import HEIGHT, WIDTH, make_world, read_json
 
@@ -37,14 +37,14 @@ def _file_name(rng: random.Random, *, ending: str) -> str:
 
 def _write(rng: random.Random, folder: Path, world: Path) -> None:
     kind = rng.choice(["names", "names", "format", "format", "semantic", "classification", "panoptic"])
-    arguments, pictures, data = [], [], folder / "data"
+    arguments, photos, data = [], [], folder / "data"
     data.mkdir()
     if kind == "format":
         rng.choice(_WRITERS)(rng, folder, world)
         options = read_json(folder / OPTIONS)
         source, images = f"data/{options['source']}", options["images"] and f"data/{options['images']}"
         arguments = [images, source] if images else [source]
-        pictures = options["pictures"]
+        photos = options["image_files"]
     elif kind == "names":  # two files of COCO, whose names are those of the splits
         top = data / _file_name(rng, ending="") if rng.random() < 0.5 else data
         for k in range(3):
@@ -67,10 +67,10 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
             for k in range(3):
                 path = data / name / f"{k}.jpg"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                picture = np.random.default_rng(rng.randrange(99)).integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)
-                cv2.imwrite(str(path), picture)
+                photo = np.random.default_rng(rng.randrange(99)).integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+                cv2.imwrite(str(path), photo)
         if rng.random() < 0.5:
-            path.write_bytes(odd_picture(world / "images" / "0.jpg", rng))
+            path.write_bytes(odd_image(world / "images" / "0.jpg", rng))
         arguments = ["data", "--task", "classification"]
     elif kind == "semantic":
         for name in ("images", "labels"):
@@ -79,14 +79,14 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
             name, content = annotations.odd_classes(rng, coloured=rng.random() < 0.2)
             (data / "labels" / name).write_bytes(content)
         if rng.random() < 0.3:
-            (data / "labels" / "0.png").write_bytes(odd_picture(world / "labels" / "0.png", rng))
+            (data / "labels" / "0.png").write_bytes(odd_image(world / "labels" / "0.png", rng))
         arguments = ["data/images", "data/labels", "--task", "semantic"]
     else:
         shutil.copytree(world / "images", data / "images")
         shutil.copytree(world / "maps", data / "panoptic")
         (data / "panoptic.json").write_bytes(mutate_json(read_json(world / "panoptic.json"), rng))
         arguments = ["data/images", "data/panoptic.json", "--task", "panoptic"]
-    (folder / OPTIONS).write_text(json.dumps({"arguments": arguments, "pictures": pictures}))
+    (folder / OPTIONS).write_text(json.dumps({"arguments": arguments, "image_files": photos}))
 
 
 def check(folder: Path, world: Path) -> None:

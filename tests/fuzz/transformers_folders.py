@@ -88,7 +88,7 @@ def _with_other_header(data: bytes, rng: random.Random) -> bytes:
 
 
 def check(folder: Path, world: Path) -> None:
-    """Check that an accepted model classifies a picture, with finite scores unless the weights are not finite."""
+    """Check that an accepted model classifies an image, with finite scores unless the weights are not finite."""
     predictor = vitkit.load(str(folder))
     prediction = predictor(np.full((32, 32, 3), 128, np.uint8))
     finite = all(bool(value.isfinite().all()) for value in predictor.model.state_dict().values())

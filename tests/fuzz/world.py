@@ -17,8 +17,8 @@ def make_world(folder: Path) -> Path:
     for name in ("images", "maps", "labels"):
         (folder / name).mkdir(parents=True)
     for k in range(3):
-        picture = cv2.resize(rng.integers(0, 255, (4, 5, 3), dtype=np.uint8), (WIDTH, HEIGHT))
-        cv2.imwrite(str(folder / "images" / f"{k}.jpg"), picture)
+        image = cv2.resize(rng.integers(0, 255, (4, 5, 3), dtype=np.uint8), (WIDTH, HEIGHT))
+        cv2.imwrite(str(folder / "images" / f"{k}.jpg"), image)
         ids = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
         ids[:16, :, 2], ids[16:, 5:30, 2] = 1, 2
         cv2.imwrite(str(folder / "maps" / f"{k}.png"), ids)

@@ -98,6 +98,10 @@ def test_installed_configs_and_the_zoo_are_found_by_name(tmp_path, monkeypatch):
     assert [is_config_only(n) for n in ("detr_r50", "quickstart/detr", "tiny.py")] == [False, True, True]
     with pytest.raises(ConfigError, match="no config file 'detr_r5O', nor an installed config.* mean 'detr_r50'"):
         load_config("detr_r5O")
+    with pytest.raises(
+        ConfigError, match="'shapes_dino': that is a trained model.*'quickstart/dino'.*--init shapes_dino"
+    ):
+        load_config("shapes_dino")
 
 
 def test_config_of_a_checkpoint_imports_only_trusted_code(run):
@@ -108,7 +112,7 @@ def test_config_of_a_checkpoint_imports_only_trusted_code(run):
         find_model("foreign.pth")
 
 
-def test_files_arrays_and_pillow_images_are_the_same_picture(run):
+def test_files_arrays_and_pillow_images_are_the_same_image(run):
     Image.fromarray(image()).save("a.png")
     predictions = load(run).predict(["a.png", image(), Image.fromarray(image())], batch_size=3)
     assert [p.name for p in predictions] == ["a.png", "image_1", "image_2"]
@@ -119,12 +123,12 @@ def test_files_arrays_and_pillow_images_are_the_same_picture(run):
 def test_images_are_loaded_a_batch_at_a_time(run):
     taken = []
 
-    def pictures():
+    def draw_images():
         for k in range(5):
             taken.append(k)
             yield image(seed=k)
 
-    stream = load(run).stream(pictures(), batch_size=2)
+    stream = load(run).stream(draw_images(), batch_size=2)
     next(stream)
     assert taken == [0, 1]
     assert [p.name for p in stream] == ["image_1", "image_2", "image_3", "image_4"]
@@ -181,8 +185,8 @@ def test_predictions_of_every_task_can_be_drawn(tmp_path):
     prediction = Prediction("a", image(), fields, ["sky", "sea"])
     assert prediction.task == "panoptic"
     drawn = [prediction.draw(task=t) for t in ("panoptic", "semantic", "instance", "detection", "classification")]
-    assert all(picture.dtype == np.uint8 and picture.shape[1] == 8 * 56 for picture in drawn)
-    assert len({picture.tobytes() for picture in drawn}) >= 4
+    assert all(photo.dtype == np.uint8 and photo.shape[1] == 8 * 56 for photo in drawn)
+    assert len({photo.tobytes() for photo in drawn}) >= 4
     prediction.save(tmp_path / "new" / "a.jpg", task="detection")
     assert Image.open(tmp_path / "new" / "a.jpg").size == (8 * 56, 8 * 40)
     del fields["masks"]
@@ -215,8 +219,8 @@ def test_unloadable_models_are_helpful_errors(run, source, weights, error, messa
 
 def test_input_that_is_not_an_image_is_an_error(run):
     predictor = load(run)
-    (run / "text.jpg").write_text("no picture")
-    for picture, message in (
+    (run / "text.jpg").write_text("no image")
+    for photo, message in (
         ("none.jpg", "cannot read 'none.jpg'"),
         (run / "text.jpg", "text.jpg"),
         (np.zeros((4, 4), np.uint8), r"image_0: got uint8 \(4, 4\); expected a file"),
@@ -224,10 +228,10 @@ def test_input_that_is_not_an_image_is_an_error(run):
         (np.zeros((0, 4, 3), np.uint8), "has no pixels"),
         (None, "got NoneType"),
         (torch.rand(3, 4, 4) * 3, r"got torch.float32 \(3, 4, 4\); expected .* float in 0..1"),
-        (b"no picture", "image_0.*not an image of a known format"),
+        (b"no image", "image_0.*not an image of a known format"),
     ):
         with pytest.raises(DataError, match=message):
-            predictor.predict([picture])
+            predictor.predict([photo])
 
 
 def test_model_that_does_not_predict_on_images_is_an_error():
@@ -315,7 +319,7 @@ def test_images_are_resized_to_the_validated_size_if_validation_did_not_resize(r
     for size in ((40, 56), (64, 64), (60, 50)):
         assert predictor.prepare([image(*size)]).inputs["images"].shape[-2:] == size
     boxes = predictor(image(320, 400), threshold=0.0).boxes
-    assert boxes[:, 2].max() > 60  # in pixels of the picture itself
+    assert boxes[:, 2].max() > 60  # in pixels of the image itself
 
 
 def test_prediction_resizes_as_in_validation(run, caplog):

@@ -39,11 +39,11 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("photos/a.png", "photos/deep/b.png", "street.png")):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture(50 * (number + 1))).save(tmp_path / name)
+        Image.fromarray(draw_image(50 * (number + 1))).save(tmp_path / name)
     return tmp_path
 
 
-def picture(value, height=6, width=8):
+def draw_image(value, height=6, width=8):
     return np.full((height, width, 3), value, np.uint8)
 
 
@@ -52,7 +52,7 @@ def scores(predictions):
 
 
 def test_every_form_of_one_image_gives_one_prediction(model, files):
-    array = picture(150)
+    array = draw_image(150)
     planes = torch.from_numpy(array).permute(2, 0, 1)
     kinds = ["street.png", files / "street.png", (files / "street.png").read_bytes(), array, Image.fromarray(array)]
     kinds += [io.BytesIO(kinds[2]), (files / "street.png").open("rb")]
@@ -65,8 +65,8 @@ def test_every_form_of_one_image_gives_one_prediction(model, files):
 def test_several_images_give_a_list(model, files):
     assert [p.name for p in model("photos")] == ["photos/a.png", "photos/deep/b.png"]
     assert scores(model("*.png")) == [150] and isinstance(model("*.png"), list)
-    assert scores(model(["street.png", picture(7)], batch_size=2)) == [150, 7]
-    batch = np.stack([picture(1), picture(2)])
+    assert scores(model(["street.png", draw_image(7)], batch_size=2)) == [150, 7]
+    batch = np.stack([draw_image(1), draw_image(2)])
     assert scores(model(batch)) == [1, 2] == scores(model(torch.from_numpy(batch).permute(0, 3, 1, 2)))
     assert model([]) == [] and len(model.predict("street.png")) == 1
 
@@ -74,12 +74,12 @@ def test_several_images_give_a_list(model, files):
 def test_generator_is_read_only_as_far_as_predictions_are_used(model):
     taken = []
 
-    def pictures():
+    def draw_images():
         for k in range(4):
             taken.append(k)
-            yield picture(k)
+            yield draw_image(k)
 
-    stream = model(pictures())
+    stream = model(draw_images())
     assert taken == [] and scores([next(stream)]) == [0] and taken == [0]
     assert scores(stream) == [1, 2, 3]
 
@@ -87,7 +87,7 @@ def test_generator_is_read_only_as_far_as_predictions_are_used(model):
 def test_a_video_is_predicted_frame_by_frame(model, files):
     video = cv2.VideoWriter("drive.avi", cv2.VideoWriter_fourcc(*"MJPG"), 10.0, (64, 48))
     for value in (0, 100, 200):
-        video.write(picture(value, 48, 64))
+        video.write(draw_image(value, 48, 64))
     video.release()
     stream = model("drive.avi")
     assert not isinstance(stream, list)
@@ -116,7 +116,7 @@ def test_each_url_is_downloaded_once(model, files, monkeypatch):
 
 def test_broken_files_of_a_folder_are_named_and_the_others_predicted(model, files, caplog):
     (files / "photos/0.png").write_bytes(b"")
-    (files / "photos/c.png").write_text("no picture")
+    (files / "photos/c.png").write_text("no image")
     assert scores(model("photos")) == [50, 100]
     assert [record.getMessage().split("'")[1] for record in caplog.records] == ["photos/0.png", "photos/c.png"]
     (files / "only").mkdir()

@@ -1,4 +1,4 @@
-"""The methods of a prediction: its objects, other libraries' formats, pictures."""
+"""The methods of a prediction: its objects, other libraries' formats, images."""
 
 import io
 import sys

@@ -41,10 +41,10 @@ def test_a_map_from_tiles_is_that_of_the_whole_image(tiling, height, width, seed
     scores = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (3, height, width)))
     image = scores.permute(1, 2, 0).to(torch.uint8).numpy()  # whose colours are the scores
 
-    def predict(pictures):
+    def predict(images):
         results = []
-        for picture in pictures:
-            tile_scores = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1).double()
+        for photo in images:
+            tile_scores = torch.from_numpy(np.ascontiguousarray(photo)).permute(2, 0, 1).double()
             middle = tile_scores.shape[1] // 2
             rows = [range(middle), range(middle, tile_scores.shape[1])]
             parts = [(part, tile_scores[:, part.start : part.stop]) for part in rows if len(part)]
@@ -73,19 +73,19 @@ def test_small_distant_objects_are_each_found_once(tiling, height, width, seed):
         image[top : top + size[0], left : left + size[1]] = value
         boxes.append((left, top, left + size[1], top + size[0]))
 
-    def predict(pictures):
-        return [whole_objects(picture) for picture in pictures]
+    def predict(images):
+        return [whole_objects(photo) for photo in images]
 
     found = predict_tiles(image, tiling, predict)["boxes_xyxy"]
     assert sorted(map(tuple, found.int().tolist())) == sorted(boxes)
 
 
-def whole_objects(picture):
+def whole_objects(photo):
     """Return what a perfect detector finds: the visible part of each object."""
     boxes = []
-    for value in np.unique(picture[..., 0]):
+    for value in np.unique(photo[..., 0]):
         if value:
-            rows, columns = np.nonzero(picture[..., 0] == value)
+            rows, columns = np.nonzero(photo[..., 0] == value)
             boxes.append([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
     boxes = torch.tensor(np.array(boxes, np.float32).reshape(-1, 4))
     labels = torch.zeros(len(boxes), dtype=torch.int64)

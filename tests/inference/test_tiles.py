@@ -26,7 +26,7 @@ def painted(*boxes):
 
 
 def objects(image, *, label=lambda value: 0, score=lambda value, box: 0.9, masks=False):
-    """Return what a perfect detector predicts in a picture: the visible part of each object."""
+    """Return what a perfect detector predicts in an image: the visible part of each object."""
     values = [value for value in np.unique(image[..., 0]).tolist() if value]
     found = torch.stack([torch.from_numpy(image[..., 0] == v) for v in values]) if values else torch.zeros(0, 1, 1) > 0
     boxes = []
@@ -42,8 +42,8 @@ def objects(image, *, label=lambda value: 0, score=lambda value, box: 0.9, masks
 
 
 def detect(image, size=100, overlap=30, **options):
-    def predict(pictures):
-        return [objects(picture, **options) for picture in pictures]
+    def predict(images):
+        return [objects(photo, **options) for photo in images]
 
     return predict_tiles(image, Tiling(size, overlap), predict, batch_size=3)
 
@@ -109,10 +109,10 @@ def test_every_object_of_a_crowd_is_found_once(masks):
 
 
 def test_objects_of_other_classes_at_the_same_location_are_kept():
-    def predict(pictures):
+    def predict(images):
         results = []
-        for picture in pictures:
-            fields = objects(picture).fields
+        for photo in images:
+            fields = objects(photo).fields
             twice = {name: torch.cat((value, value)) for name, value in fields.items()}
             twice["labels"] = torch.tensor([0] * len(fields["labels"]) + [1] * len(fields["labels"]))
             results.append(TileResult(twice, None))
@@ -123,8 +123,8 @@ def test_objects_of_other_classes_at_the_same_location_are_kept():
 
 
 def test_duplicates_within_a_tile_are_kept():
-    def predict(pictures):
-        result = objects(pictures[0])
+    def predict(images):
+        result = objects(images[0])
         return [TileResult({name: torch.cat((v, v)) for name, v in result.fields.items()}, None)]
 
     result = predict_tiles(painted((10, 10, 30, 30)), Tiling(100, 30), predict)
@@ -135,10 +135,10 @@ def test_part_of_an_object_in_a_tile_corner_is_not_a_second_object():
     # The second tile begins at 70 (the image is 170 wide): it sees 2 columns of the object, and predicts 5.
     image = painted((40, 20, 72, 50))[:100, :170]
 
-    def predict(pictures):
+    def predict(images):
         results = []
-        for picture in pictures:
-            result = objects(picture)
+        for photo in images:
+            result = objects(photo)
             boxes = result.fields["boxes_xyxy"]
             cut = (boxes[:, 0] == 0) & (boxes[:, 2] == 2)
             boxes[cut, 2] = 5
@@ -152,10 +152,10 @@ def test_part_of_an_object_in_a_tile_corner_is_not_a_second_object():
 def test_uncertain_box_of_another_tile_does_not_replace_a_confident_one():
     image = painted((65, 20, 155, 60))[:100]
 
-    def predict(pictures):
+    def predict(images):
         results = []
-        for picture in pictures:
-            fields = objects(picture).fields
+        for photo in images:
+            fields = objects(photo).fields
             doubtful = fields["boxes_xyxy"] + torch.tensor([-1.0, 2.0, 1.0, -2.0])
             fields = {
                 "scores": torch.cat((fields["scores"], fields["scores"] * 0.2)),
@@ -208,9 +208,9 @@ def test_scores_of_pixels_are_averaged_over_tiles(size):
         counts[tile.rows, tile.columns] += 1
     left = iter(scores)
 
-    def predict(pictures):
+    def predict(images):
         results = []
-        for _ in pictures:
+        for _ in images:
             part = next(left)
             bands = [(range(0, 41), part[:, :41]), (range(41, 100), part[:, 41:])]
             results.append(TileResult({}, bands))
@@ -234,12 +234,12 @@ def panoptic_oracle(truth, labels, things):
     """Return a function that reads segments in a tile, with different ids in each tile."""
     random = np.random.default_rng(0)
 
-    def predict(pictures):
+    def predict(images):
         results = []
-        for picture in pictures:
-            values = np.unique(picture[..., 0])
+        for photo in images:
+            values = np.unique(photo[..., 0])
             numbers = random.permutation(len(values)) + 1
-            ids = numbers[np.searchsorted(values, picture[..., 0])].astype(np.int32)
+            ids = numbers[np.searchsorted(values, photo[..., 0])].astype(np.int32)
             segments = [
                 dict(id=int(n), label=labels[v], score=0.5 + v / 100, is_thing=things[labels[v]])
                 for n, v in zip(numbers, values.tolist())
@@ -279,4 +279,4 @@ def test_void_is_filled_by_a_segment_of_the_other_tile():
 
 def test_predictions_that_cannot_be_merged_are_an_error():
     with pytest.raises(ConfigError, match="tiles: are for boxes, masks and maps, .* the model predicts class_scores"):
-        predict_tiles(painted(), Tiling(100), lambda pictures: [TileResult({"class_scores": torch.ones(3)}, None)])
+        predict_tiles(painted(), Tiling(100), lambda images: [TileResult({"class_scores": torch.ones(3)}, None)])

@@ -112,7 +112,7 @@ def test_classifiers_normalise_pixels_as_in_their_folder(tmp_path):
     model = load(folder)
     images = torch.randint(0, 255, (1, 50, 70, 3), dtype=torch.uint8).numpy()
     batch = model.prepare(list(images))
-    assert batch.inputs["images"].shape == (1, 3, 32, 32)  # the whole picture, not a part of it
+    assert batch.inputs["images"].shape == (1, 3, 32, 32)  # the whole image, not a part of it
     theirs = transformers.ViTForImageClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         expected = theirs((batch.inputs["images"].float() / 255 - 0.5) / 0.5).logits

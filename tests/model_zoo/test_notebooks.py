@@ -111,9 +111,9 @@ def test_notebook_runs_and_draws_within_five_minutes(path, tmp_path):
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert result.returncode == 0, result.stderr[-3000:]
-    pictures = {picture.name: picture for picture in tmp_path.rglob("*.*")}
-    assert len(expected) >= 4 and expected <= set(pictures)
-    assert all(np.asarray(Image.open(pictures[name]).convert("L")).std() > 5 for name in expected)
+    images = {image.name: image for image in tmp_path.rglob("*.*")}
+    assert len(expected) >= 4 and expected <= set(images)
+    assert all(np.asarray(Image.open(images[name]).convert("L")).std() > 5 for name in expected)
     assert sum(after[:2]) - sum(before[:2]) < SECONDS
 
 

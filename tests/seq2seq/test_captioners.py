@@ -76,8 +76,8 @@ def test_outputs_and_attention_have_the_promised_shapes(model):
 
 
 def test_stepwise_decoding_equals_the_full_caption(model):
-    pictures, target_in = images(), targets_in()
-    whole, state = model(target_in, pictures), model.start(images=pictures, padding_mask=None)
+    photos, target_in = images(), targets_in()
+    whole, state = model(target_in, photos), model.start(images=photos, padding_mask=None)
     for place in range(target_in.shape[1]):
         logits, state, attention = model.step(target_in[:, place], state, with_attention=True)
         known = [token for token in range(SIZE) if token != UNK]
@@ -88,11 +88,11 @@ def test_stepwise_decoding_equals_the_full_caption(model):
 
 @torch.no_grad()
 def test_selected_rows_continue_unchanged(model):
-    pictures, target_in = images(3), targets_in(3)
-    state = model.start(images=pictures)
+    photos, target_in = images(3), targets_in(3)
+    state = model.start(images=photos)
     _, state, _ = model.step(target_in[:, 0], state)
     rows = torch.tensor([2, 0])
-    chosen = model.start(images=pictures[rows])
+    chosen = model.start(images=photos[rows])
     _, chosen, _ = model.step(target_in[rows, 0], chosen)
     expected, _, _ = model.step(target_in[rows, 1], chosen)
     found, _, _ = model.step(target_in[rows, 1], state.select(rows))
@@ -218,11 +218,11 @@ def test_recorder_collects_the_attention():
 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
 def test_captions_do_not_depend_on_the_batch(model, method):
-    pictures = images(4)
+    photos = images(4)
     settings = DecodingSettings(method=method, beams=3, max_length=8)
-    together = decode(model, {"images": pictures}, settings, return_attention=True)
-    for picture, (hypothesis,) in zip(pictures, together):
-        ((alone,),) = decode(model, {"images": picture[None]}, settings, return_attention=True)
+    together = decode(model, {"images": photos}, settings, return_attention=True)
+    for image, (hypothesis,) in zip(photos, together):
+        ((alone,),) = decode(model, {"images": image[None]}, settings, return_attention=True)
         assert alone.tokens == hypothesis.tokens
         assert alone.score == pytest.approx(hypothesis.score, abs=1e-4)
         assert hypothesis.attention.shape == (len(hypothesis.tokens), 20)

@@ -10,6 +10,8 @@ import time
 import pytest
 
 from vitkit.errors import ConfigError, TrainingError
+from vitkit.starter.ablations import page as pages
+from vitkit.starter.ablations import runs, sets
 from vitkit.tools import ablate, train
 
 SET = """
@@ -52,7 +54,7 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
             raise TrainingError("lost")
         train.main(command[2:])
 
-    monkeypatch.setattr(ablate, "run_to_end", in_this_process)
+    monkeypatch.setattr(runs, "run_to_end", in_this_process)
     assert ablate.main([toy, "train.log_every=1"]) == 1
     assert "no decoder, wide, seed 1: lost" in capsys.readouterr().err
     rows = rows_of(tmp_path)
@@ -72,10 +74,10 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     assert f"| no decoder, wide | 0 | 1 | 2 | 0.0 | 0.000 | {losses[1]:.3f} |" in page
     assert (tmp_path / "model_zoo/ablations/toy.png").stat().st_size > 1000
     rows[2]["steps"] = 3
-    assert "| plain | 0, 1 | 1 | 2, 3 |" in ablate.table(ablate.read_set(tmp_path / toy), tmp_path / toy, rows)
+    assert "| plain | 0, 1 | 1 | 2, 3 |" in pages.table(sets.read_set(tmp_path / toy), tmp_path / toy, rows)
 
     commands.clear()
-    monkeypatch.setattr(ablate, "run_to_end", lambda command, folder: commands.append(command))
+    monkeypatch.setattr(runs, "run_to_end", lambda command, folder: commands.append(command))
     assert ablate.main([toy, "--plot-only"]) == 0
     assert ablate.main([toy, "--seeds", "2", "--budget", "0"]) == 0
     assert ablate.main([toy, "train.log_every=1", "--seeds", "0"]) == 0
@@ -88,14 +90,14 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
 def test_curves_are_of_the_last_evaluation_of_arms(tmp_path):
     arms = {"ViT, half": {}, "ViT, all": {}, "Swin, all": {}}
     curves = {"ViT": {50: "ViT, half", 100: "ViT, all"}, "Swin": {100: "Swin, all"}}
-    ablation = ablate.Ablation("base", ["top1"], arms, curves=curves, x_label="images")
+    ablation = sets.Ablation("base", ["top1"], arms, curves=curves, x_label="images")
     values = [("ViT, half", 0, 0.2), ("ViT, all", 0, 0.5), ("ViT, half", 1, 0.4)]
     rows = [
         {"arm": arm, "seed": seed, "evaluations": [{"metrics": {"top1": 0.0}}, {"metrics": {"top1": value}}]}
         for arm, seed, value in values
     ]
-    assert ablate.last_values(ablation, rows) == {"ViT": {50: [0.2, 0.4], 100: [0.5]}, "Swin": {}}
-    ablate.plot(ablation, rows, tmp_path / "curves.png")
+    assert pages.last_values(ablation, rows) == {"ViT": {50: [0.2, 0.4], 100: [0.5]}, "Swin": {}}
+    pages.plot(ablation, rows, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
@@ -109,7 +111,7 @@ def ablation():
     )
 """
     (tmp_path / "losses.py").write_text(text)
-    ablation = ablate.read_set(tmp_path / "losses.py")
+    ablation = sets.read_set(tmp_path / "losses.py")
     losses = {"narrow": lambda n: 5 * n**-0.25, "wide": lambda n: 3 * n**-0.5, "flat": lambda n: 1.0}
     losses["short"] = losses["wide"]
     run = dict(epochs=1, steps=1, processor_minutes=0.1, versions={}, threads=1, device="cpu")
@@ -120,15 +122,15 @@ def ablation():
         for seed, factor in enumerate((0.99, 1 / 0.99))
         if width != "short" or n < 400
     ]
-    page = ablate.table(ablation, tmp_path / "losses.py", rows)
+    page = pages.table(ablation, tmp_path / "losses.py", rows)
     assert "Power laws of nll, a x^-b; x is lines:\n\n- narrow: 5 x^-b, b = 0.250 (95 % interval 0.2" in page
     assert "- wide: 3 x^-b, b = 0.500 (95 % interval 0.4" in page and "8 points)" in page
     assert "- flat: no power law: it does not surely fall, exponent 0.000 (95 % interval -0.0" in page
     assert "- short: a power law needs points at three or more x; got 2" in page
 
     figures = []
-    monkeypatch.setattr("vitkit.visualization.canvas.save_figure", lambda figure, *args, **_: figures.append(figure))
-    ablate.plot(ablation, rows, tmp_path / "losses.png")
+    monkeypatch.setattr("vitkit.starter.ablations.page.save_figure", lambda figure, *args, **_: figures.append(figure))
+    pages.plot(ablation, rows, tmp_path / "losses.png")
     (axes,) = figures[0].axes
     labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
@@ -138,15 +140,15 @@ def ablation():
 
     (tmp_path / "losses.py").write_text(text.replace("curves=", "settings="))
     with pytest.raises(ConfigError, match=r"losses\.py: power_law is fitted to curves; give curves="):
-        ablate.read_set(tmp_path / "losses.py")
+        sets.read_set(tmp_path / "losses.py")
 
 
 def test_a_run_that_was_interrupted_is_resumed(toy, tmp_path, monkeypatch):
     folder = tmp_path / "runs/ablations/toy/plain-0"
-    command = ablate.train_command(ablate.read_set(tmp_path / toy), "plain", [])
+    command = sets.train_command(sets.read_set(tmp_path / toy), "plain", [])
     train.main([*command[2:], "train.epochs=1", "train.seed=0", "--run-dir", str(folder)])
     commands = []
-    monkeypatch.setattr(ablate, "run_to_end", lambda command, folder: commands.append(command))
+    monkeypatch.setattr(runs, "run_to_end", lambda command, folder: commands.append(command))
     ablate.main([toy, "--arms", "plain", "--seeds", "0", "--device", "cpu"])
     assert commands == [["vitkit", "train", "--resume", str(folder.relative_to(tmp_path)), "--device", "cpu"]]
     assert len(rows_of(tmp_path)) == 1
@@ -161,7 +163,7 @@ def test_wrong_names_are_refused(toy):
 
 def test_config_of_every_arm_is_checked_before_the_first_run(tmp_path, toy, monkeypatch):
     (tmp_path / "toy.py").write_text((tmp_path / "toy.py").read_text().replace("head.num_decoder", "hed.num_decoder"))
-    monkeypatch.setattr(ablate, "run_to_end", pytest.fail)
+    monkeypatch.setattr(runs, "run_to_end", pytest.fail)
     with pytest.raises(SystemExit, match=r"^error: arm 'no decoder, wide': .*unknown key 'hed'.*'head'"):
         ablate.main([toy])
 

@@ -8,17 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import vitkit
 from vitkit import build_model, load_config
 from vitkit.analysis import memory as analysis
 from vitkit.analysis.clips import clip_cost
 from vitkit.analysis.macs import count_macs
+from vitkit.analysis.reports.backbones import count_variant, variants
+from vitkit.analysis.reports.published import published
+from vitkit.analysis.reports.training import TrainingMacs
 from vitkit.checkpoint import save_checkpoint
 from vitkit.kernels import use_kernels
 from vitkit.kernels.deformable_attention import deformable_attend
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.local_relation import local_relation
 from vitkit.registry import BACKBONES
-from vitkit.tools import analyze, costs
+from vitkit.tools import analyze, analyze_tables
 
 
 class Calls(nn.Module):
@@ -225,12 +229,12 @@ def test_the_printed_report_names_parts_and_their_costs(capsys):
 
 
 def test_every_variant_has_a_row():
-    assert set(costs.published()) == set(costs.variants())
+    assert set(published()) == set(variants())
 
 
-@pytest.mark.parametrize("name", costs.variants())
+@pytest.mark.parametrize("name", variants())
 def test_parameters_equal_the_published_figures(name):
-    parameters, figures = costs.count_variant(name, macs=False)["parameters"], costs.published()[name]
+    parameters, figures = count_variant(name, macs=False)["parameters"], published()[name]
     if name == "mvitv2_l_40x3":
         assert parameters == 213_390_112  # the published figure is 217.6 M; the official config builds 213.4 M
     elif "parameters" in figures:
@@ -249,13 +253,13 @@ def test_macs_equal_the_published_figures(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*costs.variants()} - {"resnet18", "lrnet26", *TRANSFORMERS}))
+@pytest.mark.parametrize("name", sorted({*variants()} - {"resnet18", "lrnet26", *TRANSFORMERS}))
 def test_macs_of_all_variants_equal_the_published_figures(name):
     check_macs(name)
 
 
 def check_macs(name):
-    row, figures = costs.count_variant(name), costs.published()[name]
+    row, figures = count_variant(name), published()[name]
     assert not row["unknown"]
     macs = row["macs"] / 1e9
     if "published_g" in figures and abs(macs / figures["published_g"] - 1) > 0.02:
@@ -304,6 +308,39 @@ def test_errors_name_the_remedy(argv, message):
     with pytest.raises(SystemExit) as error:
         analyze.main(argv)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "shape", "size_from"),
+    [
+        ("resnet18", [], (3, 224, 224), "as published"),
+        ("detr_r50", [], (3, 800, 1066), "data.val.transforms, of an image of 480x640"),
+        ("rf_detr_n_coco", [], (3, 384, 384), "data.val.transforms, of an image of 480x640"),
+        ("quickstart/dino", [], (3, 64, 64), "data.val.image_size"),
+        ("quickstart/dino", ["data.val.image_size=96"], (3, 96, 96), "data.val.image_size"),
+        ("quickstart/dino", ["data.val=none"], (3, 224, 224), "the default"),
+        ("timesformer_divided_k400", [], (3, 8, 224, 224), "data.val.transforms, of an image of 480x640"),
+    ],
+)
+def test_models_are_counted_at_the_size_of_their_validation_images(model, overrides, shape, size_from):
+    costs = vitkit.analyze(model, overrides=overrides, macs=False, depth=0)
+    assert (costs.input, costs.size_from) == ((1, *shape), size_from)
+    other = vitkit.analyze(model, overrides=overrides, macs=False, depth=0, size=(448, 448), batch_size=2)
+    assert (other.input, other.size_from) == ((2, *shape[:-2], 448, 448), "")
+
+
+def test_size_that_was_not_given_is_printed_with_its_source(capsys):
+    analyze.main(["quickstart/dino", "--no-macs", "--depth", "0"])
+    assert "input 1x3x64x64 (size: data.val.image_size; another by --size HxW)" in capsys.readouterr().out
+    analyze.main(["quickstart/dino", "--no-macs", "--depth", "0", "--size", "64"])
+    assert "input 1x3x64x64\n" in capsys.readouterr().out
+
+
+def test_config_in_memory_is_analyzed():
+    config = load_config("configs/quickstart/classifier.py")
+    costs = vitkit.analyze(config, size=(64, 64), depth=1)
+    assert costs.parts == vitkit.analyze("quickstart/classifier", size=(64, 64), depth=1).parts
+    assert costs.parts[""]["macs"] == sum(row["macs"] for name, row in costs.parts.items() if name)
 
 
 def test_one_number_is_the_side_of_a_square(capsys):
@@ -358,6 +395,7 @@ def test_accuracy_against_macs_is_plotted_by_family(tmp_path, monkeypatch, capsy
         (["--table", "--plot", "a.pdf"], r"--plot: 'a\.pdf' does not end in \.png"),
         (["--table", "swin_tiny", "--training-macs"], r"is of one config's training; leave out --table"),
         (["swin_tiny", "--samples", "3", "--training", "2"], r"leave out --training"),
+        (["swin_tiny", "--attention-matrices", "--training", "2"], r"--training, --attention-matrices: each reports"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(words, message, capsys):
@@ -385,7 +423,7 @@ def test_activations_saved_for_a_clip_are_counted_without_computing_them(scheme)
 
 
 def test_cost_of_a_training_is_three_forward_passes_of_each_image_in_each_epoch(capsys):
-    command = ["quickstart/classifier", "train.epochs=3", "--size", "64x64", "--training-macs"]
+    command = ["quickstart/classifier", "train.epochs=3", "--training-macs"]
     analyze.main([*command, "--batch-size", "2", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert report["input"] == [2, 3, 64, 64]
@@ -415,9 +453,9 @@ def test_head_has_the_classes_of_a_trained_model(tmp_path, capsys):
 
 
 def test_cost_of_a_published_training(capsys):
-    cost = costs.training_cost(costs.Request(config={"train": {"epochs": 300}}), 4_100_000_000, 1_280_000)
+    cost = TrainingMacs(4_100_000_000, 1_280_000, 300, 3 * 4_100_000_000 * 1_280_000 * 300)
     expected = "training: 3 x 4.1 G MACs x 1.28 M images x 300 epochs = 4.7e18 MACs (9.4e18 FLOPs)"
-    assert costs.training_cost_text(cost, "images") == expected
+    assert analyze_tables.training_text(cost, "images") == expected
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class Report(HTMLParser):
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def pictures(self):
+    def images(self):
         for source in self.sources:
             encoded = re.fullmatch(r"data:image/jpeg;base64,(.*)", source)[1]
             yield cv2.imdecode(np.frombuffer(base64.b64decode(encoded), np.uint8), cv2.IMREAD_COLOR)
@@ -73,8 +73,8 @@ def test_a_file_as_out_is_refused(config, capsys):
 def test_report_and_figures_contain_every_image(config, capsys):
     browse.main([config, "--max-images", "5", "--views", "2", "--original", "--out", "look"])
     report = Report("look/index.html")
-    pictures = list(report.pictures())
-    assert len(pictures) == 15 and all(picture.std() > 5 for picture in pictures)
+    images = list(report.images())
+    assert len(images) == 15 and all(image.std() > 5 for image in images)
     assert not report.open and not report.links
     assert report.classes[0] == [] and set(report.classes[1]) <= {
         "circle",
@@ -132,7 +132,7 @@ CROP = dict(type="ComposedTransforms", transforms=[dict(type="RandomCrop", heigh
 def test_masks_and_classified_images_are_drawn(config):
     Path("config.py").write_text(CONFIG.format(masks=True, val="ShapesClassification"))
     browse.main([config, "--ids", "1", "--out", "masks"])
-    (masks,) = Report("masks/index.html").pictures()
+    (masks,) = Report("masks/index.html").images()
     assert masks.shape[0] > masks.shape[1] == 320  # the legend is below
     browse.main([config, "--split", "val", "--out", "val"])
     assert all(len(names) == 1 for names in Report("val/index.html").classes)

@@ -54,12 +54,12 @@ def tiny(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def pictures(tmp_path):
-    (tmp_path / "pictures").mkdir()
+def images(tmp_path):
+    (tmp_path / "images").mkdir()
     for index in range(3):
         scene = World(image_size=64 + 8 * index).scene(index)
-        cv2.imwrite(str(tmp_path / f"pictures/{index}.png"), scene.image[..., ::-1])
-    return "pictures"
+        cv2.imwrite(str(tmp_path / f"images/{index}.png"), scene.image[..., ::-1])
+    return "images"
 
 
 def train(*args):
@@ -87,14 +87,14 @@ def test_captioner_is_trained_tested_and_scored_again(tiny, tmp_path, capsys):
     assert re.findall(r"CIDEr-D +([\d.]+)", printed) == [score]
 
 
-def test_images_get_captions_and_figures_of_attention(tiny, pictures, tmp_path, capsys):
+def test_images_get_captions_and_figures_of_attention(tiny, images, tmp_path, capsys):
     train(tiny, "model.attention=hard")
     model = load("runs/tiny/last.pth")
-    predictions = model(pictures)
-    assert [prediction.name for prediction in predictions] == [f"pictures/{i}.png" for i in range(3)]
-    assert model("pictures/1.png").text == predictions[1].text
+    predictions = model(images)
+    assert [prediction.name for prediction in predictions] == [f"images/{i}.png" for i in range(3)]
+    assert model("images/1.png").text == predictions[1].text
     capsys.readouterr()
-    arguments = [tiny, "runs/tiny/last.pth", "model.attention=hard", "--image", "pictures/1.png", "--device", "cpu"]
+    arguments = [tiny, "runs/tiny/last.pth", "model.attention=hard", "--image", "images/1.png", "--device", "cpu"]
     explain.main([*arguments, "--out", "drawn", "--beams", "2"])
     printed = capsys.readouterr().out
     assert "wrote drawn/1_beams.png" in printed and (tmp_path / "drawn/1_next_tokens.png").is_file()
@@ -104,19 +104,19 @@ def test_images_get_captions_and_figures_of_attention(tiny, pictures, tmp_path, 
         assert "no figure of the words: the caption is empty" in printed
 
 
-def test_images_are_resized_as_in_the_checkpoint_and_broken_ones_left_out(tiny, pictures, tmp_path, capsys):
+def test_images_are_resized_as_in_the_checkpoint_and_broken_ones_left_out(tiny, images, tmp_path, capsys):
     train(tiny)
     checkpoint = read_checkpoint("runs/tiny/last.pth")
     side = 40
     sizes = dict(least_short=side, median_short=side, most_short=side, most_long=side)
     torch.save(checkpoint | {"measured": {"image_sizes": sizes}}, "sized.pth")
-    (tmp_path / "pictures/zero.png").touch()
-    (tmp_path / "pictures/text.jpg").write_text("no image")
+    (tmp_path / "images/zero.png").touch()
+    (tmp_path / "images/text.jpg").write_text("no image")
     capsys.readouterr()
     model = load(tiny, "sized.pth", overrides=["data.val.transforms=none"])
-    assert len(model(pictures)) == 3
+    assert len(model(images)) == 3
     assert model.as_evaluated(np.zeros((64, 128, 3), np.uint8)).shape == (20, 40, 3)
-    shown = shown_image(model, model.to_array("pictures/2.png"))
+    shown = shown_image(model, model.to_array("images/2.png"))
     assert shown.shape == (40, 40, 3)  # which figures of attention are drawn on
 
 
@@ -171,10 +171,10 @@ def test_a_run_on_cached_features_is_resumed(tiny, tmp_path):
     assert all(value.equal(cut[name]) for name, value in whole.items())
 
 
-def test_errors_name_what_is_wrong(tiny, pictures, tmp_path):
+def test_errors_name_what_is_wrong(tiny, images, tmp_path):
     train(tiny)
     assert "points, queries: not for" in fails(
-        explain.main, "runs/tiny", "--image", "pictures/0.png", "--points", "1,1", "--queries", "0"
+        explain.main, "runs/tiny", "--image", "images/0.png", "--points", "1,1", "--queries", "0"
     )
     random = "data.train.transforms=ClassificationTrainTransforms"
     cached = "data.cache_features=maps"

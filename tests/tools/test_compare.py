@@ -34,8 +34,8 @@ def test_runs_are_compared_and_their_best_metrics_printed(tmp_path, monkeypatch,
     compare.main(["a/detr", "b/detr/log.jsonl", "--curves", "curves.png", "--losses", "loss", "labels"])
     printed = capsys.readouterr().out
     assert "a/detr  best bbox/AP 0.5 at epoch 2" in printed and "b/detr  best bbox/AP 0.5 at epoch 5" in printed
-    picture = cv2.imread("curves.png")
-    assert picture.shape[1] > 2 * picture.shape[0] and picture.std() > 10  # three panels
+    image = cv2.imread("curves.png")
+    assert image.shape[1] > 2 * image.shape[0] and image.std() > 10  # three panels
 
 
 def test_axis_names_and_metrics_can_be_chosen(tmp_path, capsys):

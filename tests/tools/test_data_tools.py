@@ -71,7 +71,7 @@ def test_split_writes_a_file_for_each_split(capsys):
     assert "train" in capsys.readouterr().out
 
 
-def test_split_of_label_pictures_writes_names_that_the_dataset_reads(capsys):
+def test_split_of_label_images_writes_names_that_the_dataset_reads(capsys):
     write_yolo("y", 6)
     Path("masks").mkdir()
     for k in range(6):

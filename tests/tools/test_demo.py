@@ -63,8 +63,8 @@ def small_captioner(model):
 
 
 @pytest.fixture
-def picture(tmp_path):
-    """Return a picture file of 70 x 50 pixels, which drawings enlarge seven times."""
+def photo(tmp_path):
+    """Return an image file of 70 x 50 pixels, which drawings enlarge seven times."""
     path = tmp_path / "noise.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)).save(path)
     return path
@@ -84,9 +84,9 @@ def size_of(path):
     return Image.open(path).size
 
 
-def test_detector_responds_and_shows_its_slider(detr, picture, tmp_path):
+def test_detector_responds_and_shows_its_slider(detr, photo, tmp_path):
     handlers = handlers_of(detr, tmp_path)
-    prediction, drawn, answer, task, threshold, looked, *figures = handlers.on_image(str(picture), None)
+    prediction, drawn, answer, task, threshold, looked, *figures = handlers.on_image(str(photo), None)
     assert size_of(drawn) == (490, 350) and answer.startswith("noise.png: nothing from score 0.50")
     assert task == {"choices": ["detection"], "value": "detection", "visible": False}
     assert threshold == {"visible": True} and looked == HINT
@@ -95,14 +95,14 @@ def test_detector_responds_and_shows_its_slider(detr, picture, tmp_path):
     redrawn, answer = handlers.on_choice(prediction, "detection", 0.0)
     assert answer.endswith("; from score 0.00 (as asked for)")
     assert (np.asarray(Image.open(redrawn)) != before).any()
-    # The next picture is drawn with the chosen threshold.
-    assert "from score 0.00 (as asked for)" in handlers.on_image(str(picture), 0.0)[2]
+    # The next image is drawn with the chosen threshold.
+    assert "from score 0.00 (as asked for)" in handlers.on_image(str(photo), 0.0)[2]
 
 
 @pytest.mark.parametrize(("is_drawn", "pixel"), [(False, (30, 20)), (True, (210, 140))])
-def test_click_shows_what_the_point_and_its_query_attend_to(detr, picture, tmp_path, is_drawn, pixel):
+def test_click_shows_what_the_point_and_its_query_attend_to(detr, photo, tmp_path, is_drawn, pixel):
     handlers = handlers_of(detr, tmp_path)
-    prediction = handlers.on_image(str(picture), None)[0]
+    prediction = handlers.on_image(str(photo), None)[0]
     text, encoder, query = handlers.on_click(prediction, 0.0, pixel, is_drawn=is_drawn)
     assert text.startswith("Point x 30, y 20: its attention in the encoder. ")
     assert encoder["visible"] and size_of(encoder["value"])[0] > 500
@@ -112,10 +112,10 @@ def test_click_shows_what_the_point_and_its_query_attend_to(detr, picture, tmp_p
     assert outside == [HINT, *[{"value": None, "visible": False}] * 2]
 
 
-def test_masks_can_be_shown_as_boxes_and_their_query_is_found(tmp_path, picture):
+def test_masks_can_be_shown_as_boxes_and_their_query_is_found(tmp_path, photo):
     run = save_run(tmp_path, "mask2former_instance", change=small_mask2former)
     handlers = handlers_of(run, tmp_path)
-    prediction, drawn, _, task, threshold, *_ = handlers.on_image(str(picture), 0.0)
+    prediction, drawn, _, task, threshold, *_ = handlers.on_image(str(photo), 0.0)
     assert task == {"choices": ["instance", "detection"], "value": "instance", "visible": True}
     assert threshold == {"visible": True}
     as_boxes, _ = handlers.on_choice(prediction, "detection", 0.0)
@@ -124,15 +124,15 @@ def test_masks_can_be_shown_as_boxes_and_their_query_is_found(tmp_path, picture)
     assert all("encoder" not in text for text in texts) and any("covers it (" in text for text in texts)
 
 
-def test_a_panoptic_map_has_a_threshold(tmp_path, picture):
+def test_a_panoptic_map_has_a_threshold(tmp_path, photo):
     run = save_run(tmp_path, "mask2former_panoptic", change=small_mask2former)
-    _, _, _, task, threshold, *_ = handlers_of(run, tmp_path).on_image(str(picture), None)
+    _, _, _, task, threshold, *_ = handlers_of(run, tmp_path).on_image(str(photo), None)
     assert task["value"] == "panoptic" and threshold == {"visible": True}
 
 
-def test_a_model_without_attention_says_so_in_the_page(tmp_path, picture):
+def test_a_model_without_attention_says_so_in_the_page(tmp_path, photo):
     handlers = handlers_of(save_run(tmp_path, "classifier"), tmp_path)
-    prediction, _, answer, task, threshold, *_ = handlers.on_image(str(picture), None)
+    prediction, _, answer, task, threshold, *_ = handlers.on_image(str(photo), None)
     assert answer.startswith("noise.png: ") and "disc 0." in answer
     assert not task["visible"] and not threshold["visible"]
     text, *figures = handlers.on_click(prediction, None, (3, 3), is_drawn=False)
@@ -140,18 +140,18 @@ def test_a_model_without_attention_says_so_in_the_page(tmp_path, picture):
     assert figures == [{"value": None, "visible": False}] * 2
 
 
-def test_a_captioner_shows_what_it_looks_at_for_each_word(tmp_path, picture):
+def test_a_captioner_shows_what_it_looks_at_for_each_word(tmp_path, photo):
     vocabulary = Vocabulary("word", ["<pad>", "<unk>", "<s>", "</s>", "▁a", "▁red", "▁ring"])
     run = save_run(tmp_path, "captioning", change=small_captioner, vocabularies={"target": vocabulary})
     handlers = handlers_of(run, tmp_path)
-    prediction, _, answer, *_ = handlers.on_image(str(picture), None)
+    prediction, _, answer, *_ = handlers.on_image(str(photo), None)
     assert set(answer.removeprefix("noise.png: ").split()) <= {"a", "red", "ring"}
     text, encoder, words = handlers.on_click(prediction, None, (3, 3), is_drawn=False)
     assert "for each word" in text and not encoder["visible"] and words["visible"]
 
 
 def test_broken_image_is_reported_and_clears_the_page(detr, tmp_path):
-    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no image")
     handlers = handlers_of(detr, tmp_path)
     prediction, drawn, answer, task, threshold, *clicked = handlers.on_image(str(tmp_path / "broken.jpg"), None)
     assert prediction is drawn is None and answer.startswith("error: input: cannot decode 'broken.jpg' (")
@@ -162,18 +162,18 @@ def test_broken_image_is_reported_and_clears_the_page(detr, tmp_path):
 
 
 def damaged(kind, folder):
-    """Write an upload that is not a picture; return its path."""
+    """Write an upload that is not an image; return its path."""
     path, data = folder / f"{kind}.png", io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)).save(data, format="PNG")
-    picture = data.getvalue()
+    photo = data.getvalue()
     # The header of a PNG says its size in bytes 16 to 23, and has a checksum in the following four.
     size = struct.pack(">II", 60_000, 60_000)
-    header = b"IHDR" + size + picture[24:29]
+    header = b"IHDR" + size + photo[24:29]
     contents = {
         "empty": b"",
-        "text": b"<html>no picture</html>",
-        "truncated": picture[: len(picture) // 2],
-        "huge": picture[:12] + header + struct.pack(">I", zlib.crc32(header)) + picture[33:],
+        "text": b"<html>no image</html>",
+        "truncated": photo[: len(photo) // 2],
+        "huge": photo[:12] + header + struct.pack(">I", zlib.crc32(header)) + photo[33:],
     }
     path.write_bytes(contents[kind])
     return path
@@ -186,17 +186,17 @@ def test_a_damaged_upload_gives_one_line_in_the_page(detr, tmp_path, kind):
     assert answer.startswith("error: ") and f"{kind}.png" in answer and "\n" not in answer
 
 
-def test_the_example_is_a_picture_that_can_be_predicted_on(detr, tmp_path):
+def test_the_example_is_an_image_that_can_be_predicted_on(detr, tmp_path):
     handlers = handlers_of(detr, tmp_path)
     prediction, drawn, answer, *_ = handlers.on_image(str(handlers.demo.example()), None)
     assert prediction.image.shape == (320, 320, 3) and drawn is not None and answer.startswith("example.png: ")
 
 
-def test_old_drawings_are_removed(detr, picture, tmp_path):
+def test_old_drawings_are_removed(detr, photo, tmp_path):
     folder = tmp_path / "drawings"
     folder.mkdir()
     page = Demo(load(detr), folder)
-    prediction = page.predict(picture)
+    prediction = page.predict(photo)
     for _ in range(70):
         page.draw(prediction, None, None)
     assert len(list(folder.iterdir())) == 64
@@ -305,8 +305,8 @@ def test_page_is_served_only_locally_and_ends_at_ctrl_c(served, capsys):
     assert "in a browser on this machine; ctrl-C ends it" in printed and printed.endswith("ended\n")
 
 
-def visit_page(address, browser_path, picture, shots):
-    """Upload a picture, click it, move the slider; return the page's texts, and its requests to other hosts."""
+def visit_page(address, browser_path, photo, shots):
+    """Upload an image, click it, move the slider; return the page's texts, and its requests to other hosts."""
     from playwright.sync_api import sync_playwright
 
     errors, requests, said = [], [], {}
@@ -324,7 +324,7 @@ def visit_page(address, browser_path, picture, shots):
         page.locator("#example button, #example tr.tr-body").first.click()
         page.wait_for_function("document.querySelector('#answer textarea')?.value.startsWith('example.png')")
         page.locator("#image button[aria-label='Remove Image'], #image button[aria-label='Clear']").first.click()
-        page.set_input_files("#image input[type=file]", str(picture))
+        page.set_input_files("#image input[type=file]", str(photo))
         page.wait_for_function("document.querySelector('#answer textarea')?.value.startsWith('noise.png')")
         said["answer"] = page.input_value("#answer textarea")
         page.wait_for_selector("#drawn img")
@@ -346,12 +346,12 @@ def visit_page(address, browser_path, picture, shots):
     return said | {"errors": errors}
 
 
-def test_the_page_works_in_a_browser(served, picture, tmp_path):
+def test_the_page_works_in_a_browser(served, photo, tmp_path):
     pytest.importorskip("playwright")
     browser_path = chromium()
     if browser_path is None:
         pytest.skip("no Chromium here: install one, or name it in VITKIT_CHROMIUM")
-    said = served(lambda address: visit_page(address, browser_path, picture, tmp_path))
+    said = served(lambda address: visit_page(address, browser_path, photo, tmp_path))
     assert said["title"].startswith("vitkit demo: ") and said["title"].endswith("detr")
     assert said["errors"] == [] and said["others"] == []
     assert said["answer"].startswith("noise.png: nothing from score 0.50")

@@ -43,8 +43,8 @@ def write_coco(name, *, seed, num_images=6, categories=((1, "cat"), (2, "dog")),
     Path(name).mkdir(exist_ok=True)
     images, annotations = [], []
     for k in range(num_images):
-        picture = cv2.resize(rng.integers(0, 255, (6, 8, 3), dtype=np.uint8), (64, 48), interpolation=cv2.INTER_CUBIC)
-        cv2.imwrite(f"{name}/{seed}_image{k}.png", picture)
+        photo = cv2.resize(rng.integers(0, 255, (6, 8, 3), dtype=np.uint8), (64, 48), interpolation=cv2.INTER_CUBIC)
+        cv2.imwrite(f"{name}/{seed}_image{k}.png", photo)
         images.append({"id": k + 1, "file_name": f"{seed}_image{k}.png", "height": 48, "width": 64})
         for j, (raw, _) in enumerate(categories[:2]):
             x, y, w, h = 4 + 20 * j, 6 + k, 16, 20
@@ -412,7 +412,7 @@ def test_synthetic_data_has_no_issues(tmp_path, monkeypatch, kind):
     assert worst(issues, "images")[1].startswith("30 images read: 48x48")
 
 
-def test_label_pictures_are_checked(tmp_path, monkeypatch):
+def test_label_images_are_checked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for folder in ("images", "labels"):

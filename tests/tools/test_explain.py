@@ -168,7 +168,7 @@ def test_dataset_option_draws_every_image_once(detr, monkeypatch, tmp_path, caps
     assert "wrote runs/explain/query_slots.png" in capsys.readouterr().out
 
 
-def test_deformable_detr_draws_a_picture_per_query(deformable, monkeypatch, tmp_path, capsys):
+def test_deformable_detr_draws_a_figure_per_query(deformable, monkeypatch, tmp_path, capsys):
     sampling = drawn(monkeypatch, "draw_sampling_points")
     run(*deformable, "--queries", 4, 7)
     names = sorted(path.name for path in (tmp_path / "runs" / "explain").iterdir())

@@ -138,6 +138,6 @@ def test_image_for_a_text_model_is_an_error(models, tmp_path):
         "type='NumberWords', num_pairs=4, split='val')))\n"
     )
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    picture = ("--image", str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--device", "cpu")
-    message = fails(explain, str(config), models["CausalLanguageModel"], *picture)
+    image = ("--image", str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--device", "cpu")
+    message = fails(explain, str(config), models["CausalLanguageModel"], *image)
     assert "CausalLanguageModel reads text, not images. Give a text." in message

@@ -70,12 +70,12 @@ def test_an_earlier_result_is_replaced_only_on_request(written, tmp_path):
 
 
 def test_folder_with_other_contents_is_never_overwritten(tmp_path):
-    picture = tmp_path / "train2017" / "holiday.jpg"
-    picture.parent.mkdir()
-    picture.write_bytes(b"x")
+    image = tmp_path / "train2017" / "holiday.jpg"
+    image.parent.mkdir()
+    image.write_bytes(b"x")
     with pytest.raises(SystemExit, match="has other files than this command writes"):
         main(["--out", str(tmp_path), "--overwrite"])
-    assert picture.exists()
+    assert image.exists()
 
 
 def test_wrong_arguments_are_reported_without_a_traceback(tmp_path):

@@ -1,13 +1,12 @@
-"""The options of all commands: each has one meaning, which stands in tools/vocabulary.py."""
+"""The options of all commands: each has one meaning, which stands in option_vocabulary.py."""
 
-import importlib
 from collections import defaultdict
 
 import pytest
 from command_options import options_of
+from option_vocabulary import OPTIONS
 
 cli = pytest.importorskip("vitkit.tools.cli", reason="vitkit is not installed (pip install -e .)")
-vocabulary = importlib.import_module("vitkit.tools.vocabulary")
 
 COMMANDS = list(cli.list_commands())
 VALUES = {"positive": "int", "fraction": "float", "_device": "str", "parse": "str"}
@@ -15,7 +14,7 @@ VALUES = {"positive": "int", "fraction": "float", "_device": "str", "parse": "st
 
 
 def test_the_vocabulary_has_the_options_of_all_commands_and_no_others():
-    assert {name for command in COMMANDS for name in options_of(command)} == set(vocabulary.OPTIONS)
+    assert {name for command in COMMANDS for name in options_of(command)} == set(OPTIONS)
 
 
 def test_an_option_takes_the_same_values_in_all_commands():

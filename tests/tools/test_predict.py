@@ -54,7 +54,7 @@ def make_run(text: str, dataset: str) -> None:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Return a run with random weights in a new folder, with pictures beside it."""
+    """Return a run with random weights in a new folder, with images beside it."""
     monkeypatch.chdir(tmp_path)
     make_run(DETR, "ShapesDetection")
     rng = np.random.default_rng(0)
@@ -186,8 +186,8 @@ def test_thresholds_are_printed_only_for_models_that_find_objects(run, capsys):
     assert "objects from" not in capsys.readouterr().out
 
 
-def test_broken_pictures_are_named_and_left_out(run, capsys):
-    Path("photos/broken.jpg").write_bytes(b"\xff\xd8 no picture")
+def test_broken_images_are_named_and_left_out(run, capsys):
+    Path("photos/broken.jpg").write_bytes(b"\xff\xd8 no image")
     Path("photos/endless.jpg").symlink_to("/dev/zero")
     Image.new("1", (20000, 20000)).save("photos/huge.png")
     assert len(predictions(run, "--input", "photos")["images"]) == 2

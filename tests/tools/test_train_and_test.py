@@ -114,8 +114,8 @@ def test_run_writes_all_its_files_and_prints_the_table(tiny, tmp_path, capsys):
     names = {path.name for path in run.iterdir()}
     assert {"config.json", "log.jsonl", "last.pth", "best.pth", "curves.png", "predictions.png"} <= names
     assert {"run.json", "console.txt"} <= names
-    for picture in ("curves.png", "predictions.png"):
-        assert cv2.imread(str(run / picture)).std() > 10
+    for photo in ("curves.png", "predictions.png"):
+        assert cv2.imread(str(run / photo)).std() > 10
     assert len(table_of(capsys.readouterr().out)) == 12
     saved = read_checkpoint(run / "last.pth")
     assert saved["classes"] == ["circle", "square", "triangle", "star", "ring", "cross"]

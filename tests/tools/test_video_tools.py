@@ -1,4 +1,4 @@
-"""Videos from the command lines to the pictures that the tools write."""
+"""Videos from the command lines to the images that the tools write."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pictures below their classes and captions."""
+"""Figures below their classes and captions."""
 
 import numpy as np
 import torch

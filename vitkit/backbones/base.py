@@ -185,9 +185,9 @@ class BackboneBase(nn.Module):
         frozen_stages: number of stages that are not trained: 1 is the stem and res2, as in DETR; for a plain
             transformer, the number of blocks, including everything before them. Norms of returned maps are always
             trained.
-        pretrained: the weights that `load_pretrained` loads: False: none; a file; "https://...#sha256=PREFIX", a URL
-            with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default of the
-            backbone's family.
+        pretrained: the weights that `load_pretrained` loads: False, None: none; a file; "https://...#sha256=PREFIX", a
+            URL with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default of
+            the backbone's family.
         pixel_mean, pixel_std: mean and standard deviation of the values of each channel, in 0..1, that the weights
             expect; models normalise images by them.
         in_channels: number of channels of the images, 3 for RGB. Weights for RGB are repeated over the channels and
@@ -224,7 +224,7 @@ class BackboneBase(nn.Module):
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
         frozen_stages: int = 0,
-        pretrained: bool | str = False,
+        pretrained: bool | str | None = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
         in_channels: int = 3,
@@ -321,7 +321,7 @@ class BackboneBase(nn.Module):
         anyway.
 
         Returns:
-            where the weights came from, or None if `pretrained` is False.
+            where the weights came from, or None if `pretrained` is False or None.
         Raises:
             CheckpointError: the weights are not available, or are for another network.
         """

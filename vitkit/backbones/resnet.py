@@ -11,8 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
-from vitkit.nn.convolution import conv_norm
-from vitkit.nn.layers import checkpoint_block
+from vitkit.nn.layers import checkpoint_block, conv_norm
 from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -123,7 +122,7 @@ class ResNet(BackboneBase, tv.ResNet):
         base_channels: int = 64,
         stride_in_1x1: bool = False,
         drop_path: float = 0.0,
-        pretrained: bool | str = True,
+        pretrained: bool | str | None = True,
         **options: Any,
     ):
         if depth not in _BLOCKS:

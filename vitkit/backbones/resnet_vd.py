@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.backbones.resnet import ResNet, relu
-from vitkit.nn.convolution import conv_norm
+from vitkit.nn.layers import conv_norm
 from vitkit.registry import BACKBONES
 
 _WEIGHTS = "https://github.com/lyuwenyu/storage/releases/download/v0.1/ResNet{}_pretrained_from_paddle.pth"

@@ -29,6 +29,7 @@ def compare(
     annotations: str | Path | None = None,
     images: str | Path | None = None,
     out: str | Path | None = None,
+    overrides: Sequence[str] = (),
     device: str | None = None,
     trust: bool = False,
 ) -> pages.Comparison:
@@ -46,13 +47,16 @@ def compare(
         annotations: score results files on these annotations in COCO's format.
         images: the folder of their images; None: none are shown.
         out: the HTML page to write; None: none.
+        overrides: `key.sub=value` changes to the config of each model and of `data`, such as "data.root=data/coco".
         device: such as "cuda" or "cpu"; None: the accelerator that PyTorch finds, otherwise the CPU.
         trust: let saved configs import the code that they name, see `load_config`.
     Raises:
         ConfigError: the models are fewer than two or of different tasks, or the data of a results file is unknown.
         DataError: the models were scored on different images, or a file is invalid.
     """
-    scored = score_models(models, data=data, annotations=annotations, images=images, device=device, trust=trust)
+    scored = score_models(
+        models, data=data, annotations=annotations, images=images, overrides=overrides, device=device, trust=trust
+    )
     return compare_scored(scored, names=names, out=out)
 
 
@@ -62,6 +66,7 @@ def score_models(
     data: str | Path | None = None,
     annotations: str | Path | None = None,
     images: str | Path | None = None,
+    overrides: Sequence[str] = (),
     device: str | None = None,
     trust: bool = False,
 ) -> list[ScoredResults]:
@@ -75,17 +80,19 @@ def score_models(
             f"{'--data' if data else '--annotations'}: {str(option)!r} is not a results file, and models are scored on "
             "the data of their own config. Give its results file instead (vitkit test MODEL --out FILE)."
         )
+    if overrides and annotations is not None:
+        raise ConfigError(f"{overrides[0]}: results files that are scored on --annotations have no config to change.")
     scored = []
     for model in models:
         path = Path(model)
         if _is_results(model) and data is not None and annotations is None:
-            scored.append(score_with_config(path, str(data), trust=trust))
+            scored.append(score_with_config(path, str(data), overrides=overrides, trust=trust))
         elif _is_results(model):
             scored.append(score_file(path, annotations=annotations, images=images))
         elif (path / CONFIG_NAME).is_file():
-            scored.append(score_run(path, device=device, trust=trust))
+            scored.append(score_run(path, overrides=overrides, device=device, trust=trust))
         else:
-            config, weights = find_trained(model, trust=trust)
+            config, weights = find_trained(model, overrides=overrides, trust=trust)
             evaluator = test(config, weights, device=device, trust=trust).evaluator
             scored.append(ScoredResults(path.stem, evaluator, config, None))
     return scored

@@ -1,6 +1,6 @@
 """Scores predictions that were saved earlier: a run's, or a results file's with its config or only annotations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,7 +15,7 @@ from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
 from vitkit.evaluation.base import read_results
-from vitkit.inference import find_model
+from vitkit.inference import find_model, find_trained
 from vitkit.protocols import Dataset, Evaluator
 from vitkit.registry import EVALUATORS
 
@@ -143,14 +143,16 @@ def score_file(
     return ScoredResults(results.stem, evaluator, None, None)
 
 
-def score_with_config(results: str | Path, model: str, *, trust: bool = False) -> ScoredResults:
-    """Evaluate a results file on the validation data of a config, see `find_model`.
+def score_with_config(
+    results: str | Path, model: str, *, overrides: Sequence[str] = (), trust: bool = False
+) -> ScoredResults:
+    """Evaluate a results file on the validation data of a config; other arguments are those of `find_model`.
 
     Raises:
         ConfigError: the config's evaluator cannot load results.
         DataError: the file is missing, truncated or invalid, or is for other images.
     """
-    config = find_model(model, trust=trust).config
+    config = find_model(model, overrides=overrides, trust=trust).config
     return ScoredResults(Path(results).stem, score_results(results, config), config, None)
 
 
@@ -174,8 +176,12 @@ def score_results(results: str | Path, config: Mapping[str, Any], *, split: Spli
     return evaluator
 
 
-def score_run(run: str | Path, *, device: str | None = None, trust: bool = False) -> ScoredResults:
+def score_run(
+    run: str | Path, *, overrides: Sequence[str] = (), device: str | None = None, trust: bool = False
+) -> ScoredResults:
     """Return the evaluation of a run's best checkpoint, reusing results_val.json if that is newer than the checkpoint.
+
+    Overrides of other values than data.root may change the predictions: then the file is neither used nor written.
 
     Raises:
         ConfigError: the folder does not contain a run.
@@ -184,12 +190,13 @@ def score_run(run: str | Path, *, device: str | None = None, trust: bool = False
     if not (folder / CONFIG_NAME).is_file():
         raise ConfigError(f"'{folder}' is neither a run nor a results file. Pass one of them.")
     results, best = folder / "results_val.json", folder / BEST_NAME
-    config = find_model(str(folder), trust=trust).config
+    config, weights = find_trained(folder, overrides=overrides, trust=trust)
+    is_same = all(override.startswith("data.root=") for override in overrides)
     is_new = results.is_file() and best.is_file() and results.stat().st_mtime >= best.stat().st_mtime
-    if is_new:
+    if is_new and is_same:
         evaluator = score_results(results, config)
     else:
-        evaluator = test(folder, out=results, device=device, trust=trust).evaluator
+        evaluator = test(config, weights, out=results if is_same else None, device=device, trust=trust).evaluator
     return ScoredResults(folder.resolve().name, evaluator, config, folder)
 
 

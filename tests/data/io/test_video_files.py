@@ -147,7 +147,7 @@ def test_large_frames_are_refused_before_decoding(files):
         open_video(files / "stream.ts", max_pixels=1000)
 
 
-def test_a_video_without_pictures_is_an_error(tmp_path):
+def test_a_video_without_images_is_an_error(tmp_path):
     import av
 
     with av.open(str(tmp_path / "sound.mp4"), "w") as container:

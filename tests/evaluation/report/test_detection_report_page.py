@@ -48,7 +48,7 @@ def test_report_without_predictions_says_so(tmp_path):
     assert "There is no prediction: everything is missed." in page and "<td>0.000" in page
 
 
-def test_images_without_prediction_and_unreadable_pictures_are_named(tmp_path, caplog):
+def test_images_without_prediction_and_unreadable_images_are_named(tmp_path, caplog):
     results = write_data(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps([r for r in results if r["image_id"] != 3]))
     evaluator = evaluator_of(tmp_path)

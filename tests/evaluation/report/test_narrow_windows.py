@@ -45,8 +45,8 @@ def report(folder):
 
 
 def cards(folder):
-    picture = np.zeros((100, 900, 3), np.uint8)
-    write_gallery([Card(LONG, picture, LONG, [LONG])], folder / "cards.html", title=LONG)
+    figure = np.zeros((100, 900, 3), np.uint8)
+    write_gallery([Card(LONG, figure, LONG, [LONG])], folder / "cards.html", title=LONG)
     return folder / "cards.html"
 
 

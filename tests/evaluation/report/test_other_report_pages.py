@@ -1,4 +1,4 @@
-"""The reports of maps, classes, captions and texts have the evaluators' numbers, and their cells open pictures."""
+"""The reports of maps, classes, captions and texts have the evaluators' numbers, and their cells open images."""
 
 import json
 import re
@@ -101,8 +101,8 @@ def test_page_contains_the_numbers_and_is_self_contained(make, tmp_path):
     for value in metrics.values():
         assert value < 0 or f"<td>{value:.3f}" in page
     assert not re.search(r"""(src|href)=['"](?!data:|#)""", page) and "<b>two" not in page and "<i>circle" not in page
-    has_pictures = make not in (texts, language_model)
-    assert ("data:image/jpeg" in page) == has_pictures
+    has_images = make not in (texts, language_model)
+    assert ("data:image/jpeg" in page) == has_images
 
 
 def test_panoptic_pixel_counts_equal_those_of_a_semantic_evaluator():

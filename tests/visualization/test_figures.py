@@ -38,8 +38,8 @@ def test_a_small_image_is_enlarged_with_its_boxes():
 
 
 def test_very_long_image_is_not_enlarged_to_gigabytes():
-    picture, factor = enlarge(np.zeros((1, 3000, 3), np.uint8))
-    assert (picture.size, factor) == ((3000, 1), 1)
+    drawn, factor = enlarge(np.zeros((1, 3000, 3), np.uint8))
+    assert (drawn.size, factor) == ((3000, 1), 1)
 
 
 def test_image_without_boxes_is_unchanged():
@@ -102,8 +102,8 @@ def test_curves_are_drawn_from_the_available_records(tmp_path, lines):
     log = tmp_path / "log.jsonl"
     log.write_text("\n".join(lines) + "\n")
     plot_training(log, tmp_path / "out" / "curves.png")
-    picture = np.asarray(Image.open(tmp_path / "out" / "curves.png").convert("RGB"))
-    assert (picture != 255).any()
+    drawn = np.asarray(Image.open(tmp_path / "out" / "curves.png").convert("RGB"))
+    assert (drawn != 255).any()
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_smoothing_keeps_a_constant_and_averages_inside():
 
 
 def test_titles_are_wrapped_and_never_truncated(tmp_path):
-    picture = np.zeros((100, 200, 3), np.uint8)
-    save_grid([picture], ["short"], tmp_path / "a.png", panel=200)
-    save_grid([picture], ["several words that do not fit one line " * 2 + "x" * 80], tmp_path / "b.png", panel=200)
+    drawn = np.zeros((100, 200, 3), np.uint8)
+    save_grid([drawn], ["short"], tmp_path / "a.png", panel=200)
+    save_grid([drawn], ["several words that do not fit one line " * 2 + "x" * 80], tmp_path / "b.png", panel=200)
     short, long = (np.asarray(Image.open(tmp_path / name)) for name in ("a.png", "b.png"))
     assert long.shape[0] >= short.shape[0] + 3 * 12 and long.shape[1] == short.shape[1]
     assert (long[:, -8:] == 255).all()

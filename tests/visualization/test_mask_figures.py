@@ -78,8 +78,8 @@ def test_sheets_show_predictions_beside_the_truth(tmp_path):
     for field, prediction in predictions.items():
         path = tmp_path / "new" / f"{field}.png"
         save_pairs([(image, prediction, target)] * 3, panoptic.classes, field, path)
-        picture = np.asarray(Image.open(path))
-        left, right = np.array_split(picture[:, : picture.shape[1] // 2], 2, axis=1)
+        figure = np.asarray(Image.open(path))
+        left, right = np.array_split(figure[:, : figure.shape[1] // 2], 2, axis=1)
         assert has_color(left, class_color(0)) and not has_color(left, class_color(1))
         assert not has_color(right, class_color(0)) and has_color(right, class_color(int(target["labels"][0])))
 
@@ -103,6 +103,6 @@ def test_classes_have_their_conventional_colours():
 
 def test_names_in_the_legend_are_never_truncated():
     masks = np.ones((1, 400, 500), bool)
-    name = "a very long name of a class that is wider than its small picture can be, and then some more"
+    name = "a very long name of a class that is wider than its small figure can be, and then some more"
     drawn = draw_masks(BLACK, masks, [0], [name])
     assert drawn.shape[1] > 500 and (drawn[:, -4:] == 255).all()
