@@ -42,8 +42,9 @@ class WindowedViT(ViT):
         num_windows: number of windows along each side; 1: every block is global.
         global_blocks: indices of the blocks with global attention.
         out_features: the names of the maps, by the number of blocks before them; None: the last block of each quarter.
-        num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`. A classifier reads the mean of the class tokens.
+        num_classes, frozen_stages, pretrained, pixel_mean, pixel_std, in_channels: see `BackboneBase`. A classifier
+            reads the mean of the class tokens.
+        drop_path: see `drop_path_rates`.
     Raises:
         ConfigError: there are no windows, or a global block does not exist; and see `ViT`.
     """
