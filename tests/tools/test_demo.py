@@ -22,10 +22,10 @@ from PIL import Image
 from vitkit import build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
+from vitkit.explanations.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
 from vitkit.inference import MaskFiller, Translator, load
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.tools import demo
-from vitkit.tools.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
 
 SMALL = dict(d_model=32, num_heads=2, d_ffn=64)
 
