@@ -72,11 +72,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | OSError) and "allocate memory" in str(error)
 
 
-def accumulation_dtype(device: torch.device) -> torch.dtype:
-    """Return the widest type in which a device sums: Apple's GPU has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def peak_memory(device: torch.device) -> int | None:
     """Return the peak number of bytes held by the device's allocator; None if it is not reported, as on the CPU.
 

@@ -14,8 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from vitkit.devices import accumulation_dtype
-
 
 def init_distributed(device_type: str) -> torch.device:
     """Join torchrun's process group, if there is one, and return this process's device.
@@ -121,6 +119,11 @@ def all_reduce_sum(value: Tensor) -> Tensor:
 def all_reduce_mean(value: Tensor) -> Tensor:
     """Return the mean over all ranks of a tensor that has the same shape on each."""
     return all_reduce_sum(value) / world_size()
+
+
+def accumulation_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest type in which a device sums: Apple's GPU has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 class RatioMeter:

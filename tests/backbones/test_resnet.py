@@ -6,6 +6,7 @@ import torchvision
 from torchvision.models import ResNet50_Weights, resnet50
 from torchvision.ops import FrozenBatchNorm2d
 
+from vitkit import load_config
 from vitkit.backbones.resnet import RESNET_VARIANTS
 from vitkit.data.io.image_files import read_image
 from vitkit.data.transforms.annotated_image import AnnotatedImage
@@ -272,6 +273,12 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_freezing_randomly_initialised_stages_is_warned_about(caplog):
     build("ResNet", depth=18, frozen_stages=1, pretrained=False).load_pretrained()
     assert "random and frozen" in caplog.text and "model.backbone.frozen_stages=0" in caplog.text
+
+
+@pytest.mark.parametrize(("text", "value"), [("none", None), ("false", False)])
+def test_random_weights_are_asked_for_by_false_and_by_none(text, value):
+    spec = load_config("quickstart/detr", [f"model.backbone.pretrained={text}"])["model"]["backbone"]
+    assert spec["pretrained"] is value and build(spec).load_pretrained() is None
 
 
 def test_trainable_random_stages_cause_no_warning(caplog):

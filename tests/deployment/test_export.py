@@ -533,6 +533,29 @@ def test_encoder_and_step_graphs_write_the_captions_of_the_model(monkeypatch):
     assert predictor(IMAGES[0]).fields["text"] == written["text"] != ""
 
 
+def test_products_with_a_vector_are_not_quantised(tmp_path):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    helper, path = onnx.helper, tmp_path / "a.onnx"
+    weight, (vector, *_) = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["hidden"], name="matrix"),
+        helper.make_node("MatMul", ["hidden", "vector"], ["y"], name="vector"),
+    ]
+    shapes = {"x": ["rows", 8], "y": ["rows"]}
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    weights = [onnx.numpy_helper.from_array(weight, "weight"), onnx.numpy_helper.from_array(vector, "vector")]
+    graph = helper.make_graph(nodes, "products", [x], [y], weights)
+    opset = helper.make_opsetid("", 20)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    export_module.quantize(path)
+    products = [node.op_type for node in onnx.load(path).graph.node if "MatMul" in node.op_type]
+    assert products == ["MatMulInteger", "MatMul"]
+    rows = np.random.default_rng(1).standard_normal((5, 8)).astype(np.float32)
+    (found,) = onnxruntime.InferenceSession(path).run(None, {"x": rows})
+    expected = rows @ weight @ vector
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
 @pytest.mark.slow
 def test_captioner_is_exported_as_an_encoder_and_a_step(tmp_path):
     predictor, cfg = captioner()

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import signal
 from contextlib import nullcontext
 from functools import partial
 
@@ -14,7 +15,6 @@ from vitkit.checkpoint import read_checkpoint
 from vitkit.engine.checkpointing import LAST_NAME, Progress
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.failures import memory_explained, training_remedies
-from vitkit.engine.hooks import Hook
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import Decision, StepGuard
 from vitkit.errors import TrainingError
@@ -121,7 +121,7 @@ class State:
         self.scaler = torch.amp.GradScaler("cpu", enabled=False)
         self.losses, self.targets = [{"a": torch.tensor(1.0)}], [[{}]]
         self.grad_norm = torch.tensor(1.0)
-        self.hooks = []
+        self.stop_signal, self.is_save_due = None, lambda: False
         self.__dict__.update(fields)
 
 
@@ -133,22 +133,11 @@ def test_too_high_fp16_scale_is_lowered_without_counting_as_a_failure():
         assert not StepGuard().decide(state).step and state.progress.bad_in_a_row == expected
 
 
-class Asks(Hook):
-    def __init__(self, *, save=False, stop=False):
-        self.save, self.stop = save, stop
-
-    def should_save(self, run):
-        return self.save
-
-    def should_stop(self, run):
-        return self.stop
-
-
 @pytest.mark.parametrize("norm", [1.0, math.nan])
-def test_decision_has_what_any_hook_asks_for_also_if_the_step_is_skipped(norm):
-    state = State(grad_norm=torch.tensor(norm), hooks=[Asks(), Asks(stop=True), Asks()])
+def test_saving_and_stopping_are_decided_also_if_the_step_is_skipped(norm):
+    state = State(grad_norm=torch.tensor(norm), stop_signal=signal.SIGTERM)
     assert StepGuard().decide(state) == Decision(step=norm == 1.0, save=False, stop=True)
-    state.hooks = [Asks(), Asks(save=True)]
+    state = State(grad_norm=torch.tensor(norm), is_save_due=lambda: True)
     assert StepGuard().decide(state) == Decision(step=norm == 1.0, save=True, stop=False)
 
 

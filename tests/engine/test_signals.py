@@ -10,22 +10,20 @@ from torch import nn
 
 from vitkit.engine.hooks.saving import Interrupted, Signals
 
-RUN = SimpleNamespace(model=nn.Linear(1, 1))
-
 
 @contextmanager
 def listening():
-    signals = Signals()
-    with signals.during_training(RUN):
-        yield signals
+    signals, run = Signals(), SimpleNamespace(model=nn.Linear(1, 1), stop_signal=None)
+    with signals.during_training(run):
+        yield signals, run
 
 
 def test_second_interrupt_stops_at_once_unless_it_was_only_forwarded():
     before = signal.getsignal(signal.SIGINT)  # ignored where a shell runs the tests in its background
-    with listening() as signals:
+    with listening() as (signals, run):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        assert signals.received == signal.SIGINT
+        assert run.stop_signal == signal.SIGINT
         signals._received_at -= 2
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -33,17 +31,17 @@ def test_second_interrupt_stops_at_once_unless_it_was_only_forwarded():
 
 
 def test_stop_request_interrupts_an_evaluation():
-    with listening() as signals:
-        with pytest.raises(Interrupted), signals.during_evaluation(RUN):
+    with listening() as (signals, run):
+        with pytest.raises(Interrupted), signals.during_evaluation(run):
             signal.raise_signal(signal.SIGTERM)
             time.sleep(5)
-        with pytest.raises(Interrupted), signals.during_evaluation(RUN):
+        with pytest.raises(Interrupted), signals.during_evaluation(run):
             raise AssertionError("it was asked to stop before")
-    assert signals.received == signal.SIGTERM
+    assert run.stop_signal == signal.SIGTERM
 
 
 def test_stop_request_waits_for_the_evaluation_of_a_sharded_model(monkeypatch):
     monkeypatch.setattr("vitkit.engine.hooks.saving.is_sharded", lambda model: True)
-    with listening() as signals, signals.during_evaluation(RUN):
+    with listening() as (signals, run), signals.during_evaluation(run):
         signal.raise_signal(signal.SIGTERM)
-    assert signals.received == signal.SIGTERM
+    assert run.stop_signal == signal.SIGTERM

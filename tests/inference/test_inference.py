@@ -98,6 +98,10 @@ def test_installed_configs_and_the_zoo_are_found_by_name(tmp_path, monkeypatch):
     assert [is_config_only(n) for n in ("detr_r50", "quickstart/detr", "tiny.py")] == [False, True, True]
     with pytest.raises(ConfigError, match="no config file 'detr_r5O', nor an installed config.* mean 'detr_r50'"):
         load_config("detr_r5O")
+    with pytest.raises(
+        ConfigError, match="'shapes_dino': that is a trained model.*'quickstart/dino'.*--init shapes_dino"
+    ):
+        load_config("shapes_dino")
 
 
 def test_config_of_a_checkpoint_imports_only_trusted_code(run):

@@ -2,7 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.kernels import linear, onednn, use_kernels
+from vitkit import kernels
+from vitkit.kernels import linear, use_kernels
 from vitkit.nn.layers import Linear
 
 
@@ -11,10 +12,10 @@ def by_onednn(monkeypatch):
     """Use the product that is chosen on AMD's processors, on any processor."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         pytest.skip("PyTorch without oneDNN")
-    monkeypatch.setattr(onednn, "is_fast", lambda: True)
+    monkeypatch.setattr(kernels, "onednn_is_fast", lambda: True)
     calls = []
-    product = onednn.onednn_product
-    monkeypatch.setattr(onednn, "onednn_product", lambda *args: calls.append(len(args)) or product(*args))
+    product = kernels.onednn_product
+    monkeypatch.setattr(kernels, "onednn_product", lambda *args: calls.append(len(args)) or product(*args))
     return calls
 
 
@@ -87,9 +88,9 @@ def test_plain_form_is_that_of_pytorch(by_onednn):
 def test_operands_of_backward_products_have_contiguous_rows(by_onednn, monkeypatch):
     """A chunk's rows have gaps, with which oneDNN's transposed product would take a hundred times as long."""
     gaps = []
-    product = onednn.onednn_product
+    product = kernels.onednn_product
     monkeypatch.setattr(
-        onednn,
+        kernels,
         "onednn_product",
         lambda a, b, *bias: gaps.append([max(t.stride()) > min(t.shape) for t in (a, b)]) or product(a, b, *bias),
     )

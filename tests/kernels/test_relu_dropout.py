@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from vitkit.kernels import relu_dropout, use_kernels
-from vitkit.kernels.dropout import _dropout_
+from vitkit.kernels import _dropout_, relu_dropout, use_kernels
 from vitkit.nn.layers import FeedForward
 
 

@@ -233,7 +233,13 @@ def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monke
     assert "no route" in capsys.readouterr().out
     assert weights("model.backbone.pretrained=mine.pth", fewest_objects=100) == (True, "weights of mine.pth")
     for arguments in (dict(fewest_objects=100), dict(fewest_objects=100, device="cuda")):
-        assert ("at least 100 training objects" in weights(**arguments)[1]) == ("device" not in arguments)
+        assert ("class that has training objects has at least 100" in weights(**arguments)[1]) == (
+            "device" not in arguments
+        )
+    assert weights("model.backbone.pretrained=none") == (
+        False,
+        "random weights, as model.backbone.pretrained=none says",
+    )
     with pytest.raises(CheckpointError, match="no route"):
         weights("model.backbone.pretrained=true", fewest_objects=100)
     assert weights("model.backbone=swin_tiny", fewest_objects=100) == (

@@ -180,7 +180,7 @@ class BackboneBase(nn.Module):
 
     feature_info: dict[str, FeatureInfo]
     """The maps that it returns, fine to coarse."""
-    pretrained: bool | str = False
+    pretrained: bool | str | None = False
     frozen_stages: int = 0
     frozen_stem: bool = False
     is_classifier: bool = False
@@ -197,7 +197,7 @@ class BackboneBase(nn.Module):
         out_features: Sequence[str] | None,
         num_classes: int | None,
         frozen_stages: int,
-        pretrained: bool | str,
+        pretrained: bool | str | None,
         pixel_mean: Sequence[float],
         pixel_std: Sequence[float],
         in_channels: int = 3,
@@ -214,8 +214,8 @@ class BackboneBase(nn.Module):
             frozen_stages: number of stages that are not trained: 1 is the stem and res2, as in DETR; for a plain
                 transformer, the number of blocks, including everything before them. Norms of returned maps are always
                 trained.
-            pretrained: the weights that `load_pretrained` loads: False: none; a file; "https://...#sha256=PREFIX", a
-                URL with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default
+            pretrained: the weights that `load_pretrained` loads: False, None: none; a file; "https://...#sha256=PREFIX",
+                a URL with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default
                 of the backbone's family.
             pixel_mean, pixel_std: mean and standard deviation of the values of each channel, in 0..1, that the weights
                 expect; models normalise images by them.
@@ -312,7 +312,7 @@ class BackboneBase(nn.Module):
         anyway.
 
         Returns:
-            where the weights came from, or None if `pretrained` is False.
+            where the weights came from, or None if `pretrained` is False or None.
         Raises:
             CheckpointError: the weights are not available, or are for another network.
         """

@@ -11,8 +11,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
-from vitkit.nn.convolution import conv_norm
-from vitkit.nn.layers import checkpoint_block
+from vitkit.nn.layers import checkpoint_block, conv_norm
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -125,7 +124,7 @@ class ResNet(BackboneBase, tv.ResNet):
         num_classes: int | None = None,
         frozen_stages: int = 0,
         drop_path: float = 0.0,
-        pretrained: bool | str = True,
+        pretrained: bool | str | None = True,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
         in_channels: int = 3,

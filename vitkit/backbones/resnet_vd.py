@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.backbones.resnet import ResNet, relu
-from vitkit.nn.convolution import conv_norm
+from vitkit.nn.layers import conv_norm
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 
@@ -60,7 +60,7 @@ class ResNetVD(ResNet):
         frozen_stages: int = 0,
         frozen_stem: bool = False,
         drop_path: float = 0.0,
-        pretrained: bool | str = True,
+        pretrained: bool | str | None = True,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
         in_channels: int = 3,

@@ -250,7 +250,7 @@ class TimeSformer(BackboneBase):
         num_classes: int | None = None,
         frozen_stages: int = 0,
         drop_path: float = 0.1,
-        pretrained: bool | str = False,
+        pretrained: bool | str | None = False,
         pixel_mean: Sequence[float] = IMAGENET_MEAN,
         pixel_std: Sequence[float] = IMAGENET_STD,
         in_channels: int = 3,

@@ -74,7 +74,7 @@ class TimmBackbone(BackboneBase):
         frozen_stages: int = 0,
         frozen_stem: bool = False,
         drop_path: float | None = None,
-        pretrained: bool | str = False,
+        pretrained: bool | str | None = False,
         patch_size: int | None = None,
         in_channels: int = 3,
         pixel_mean: Sequence[float] | None = None,

@@ -162,6 +162,14 @@ def _find(path: Path) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     if not isfile(path):
         if path.suffix not in (".py", ".json"):
+            # The model zoo stands above this room, so it is imported by its name, and only for this message.
+            zoo = importlib.import_module("vitkit.model_zoo")
+            if listed := zoo.listed_name(str(path)):
+                config = zoo.index()[listed]["config"].removeprefix("configs/").removesuffix(".py")
+                raise ConfigError(
+                    f"no config file {str(path)!r}: that is a trained model of the zoo. Its config is {config!r}; "
+                    f"weights to start from are an option of their own (--init {path})."
+                )
             raise ConfigError(
                 f"no config file {str(path)!r}, nor an installed config of that name. "
                 f"{nearest(path.as_posix().removeprefix('configs/'), config_names())}"

@@ -388,7 +388,11 @@ def name_axes(graph: Any, axes: Axes) -> None:
 
 def quantize(path: Path) -> None:
     """Quantise matrix products with weights to int8: weights per channel, activations dynamically by their range."""
-    quantization = optional_module("onnxruntime.quantization")
+    onnx, quantization = optional_module("onnx"), optional_module("onnxruntime.quantization")
+    graph = onnx.load(path).graph
+    vectors = {weight.name for weight in graph.initializer if len(weight.dims) != 2}
+    # ONNX Runtime scales the product with a vector as if it had an axis of channels, and cannot open the file then.
+    with_vectors = [node.name for node in graph.node if node.op_type == "MatMul" and vectors & set(node.input)]
     unquantized = path.with_name(f"unquantized_{path.name}")
     path.replace(unquantized)
     # It advises steps of its own by the root logger, which prints them if nobody has set it up.
@@ -399,6 +403,7 @@ def quantize(path: Path) -> None:
             unquantized,
             path,
             op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=with_vectors,
             per_channel=True,
             weight_type=quantization.QuantType.QInt8,
         )

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from vitkit.devices import accumulation_dtype, autocast, synchronize
-from vitkit.distributed import RatioMeter, all_reduce_sum, broadcast_object, gather_objects
+from vitkit.devices import autocast, synchronize
+from vitkit.distributed import RatioMeter, accumulation_dtype, all_reduce_sum, broadcast_object, gather_objects
 from vitkit.engine.contracts import check_losses, check_metrics, check_outputs
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded

@@ -1,5 +1,6 @@
 """A training run: its model and settings, its progress, and the hooks that take part in it."""
 
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vitkit.devices import resolve_precision
+from vitkit.devices import autocast, resolve_precision
 from vitkit.engine.averaging import MovingAverage
 from vitkit.engine.checkpointing import Progress, RunCheckpoints
 from vitkit.engine.parallel import wrap
@@ -39,14 +40,6 @@ class Hook:
 
     def before_step(self, run: "TrainRun") -> None:
         """Called when the gradients of `run.model` are complete; their norm is `run.grad_norm`."""
-
-    def should_save(self, run: "TrainRun") -> bool:
-        """Return whether to save after this step. All ranks save if one of them asks for it."""
-        return False
-
-    def should_stop(self, run: "TrainRun") -> bool:
-        """Return whether to save after this step and end the run, to be resumed later; one rank's answer is enough."""
-        return False
 
     def after_step(self, run: "TrainRun", decision: Decision) -> None:
         """Called after a step that was taken or, if `decision.step` is False, skipped."""
@@ -103,6 +96,8 @@ class TrainRun:
     """Largest learning rate of the step's parameter groups."""
     data_seconds: float = field(default=0.0, init=False)
     """Time spent waiting for batches, in seconds."""
+    stop_signal: signal.Signals | None = field(default=None, init=False)
+    """The signal that asked this process to end the run after the current step; None without one."""
 
     batch: Batch | None = field(default=None, init=False)
     """The current batch; None between steps."""
@@ -115,6 +110,7 @@ class TrainRun:
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, precision=resolve_precision(self.settings.precision, self.device))
+        self.autocast = autocast(self.device, self.settings.precision)
         self.ema: MovingAverage | None = None
         if (decay := self.settings.ema_decay) is not None:
             self.ema = MovingAverage(self.model, decay=decay, ramp_steps=self.settings.ema_ramp_steps)
@@ -141,6 +137,11 @@ class TrainRun:
             owns_folder=self.owns_folder,
         )
         self.saved_at = time.monotonic()
+
+    def is_save_due(self) -> bool:
+        """Return whether `save_every_minutes` have passed by this rank's clock, which may differ from other ranks'."""
+        minutes = self.settings.save_every_minutes
+        return minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
 
     def save(self, *, is_best: bool = False, raise_on_error: bool = False) -> set[str]:
         """Save the state between two steps; all ranks must call it. See `RunCheckpoints.save`."""

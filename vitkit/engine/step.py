@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vitkit.devices import autocast
 from vitkit.distributed import all_reduce_sum, gather_objects, world_size
 from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.failures import describe_images
@@ -52,7 +51,7 @@ def train_step(run: "TrainRun", batches: Iterator[Batch], num_batches: int) -> D
         run.batch = batch = batch.to(run.device)
         # Ranks synchronise their gradients once per step, in its last backward pass.
         with nullcontext() if index == num_batches else no_sync(run.wrapped_model):
-            with autocast(run.device, run.settings.precision):
+            with run.autocast:
                 outputs = run.wrapped_model(**training_inputs(run.model, batch))
                 losses = run.criterion(outputs, batch.targets)
                 loss = sum(losses.values())
@@ -124,13 +123,12 @@ class StepGuard:
         self._last_good = [buffer.clone() for buffer in self._statistics]
 
     def decide(self, run: "TrainRun") -> Decision:
-        """Decide, together with all ranks, about the step and about what hooks ask for; count the skipped steps.
+        """Decide, together with all ranks, about the step, saving and stopping; count the skipped steps.
 
         Raises:
             TrainingError: several steps in a row were skipped.
         """
-        save = any(hook.should_save(run) for hook in run.hooks)
-        stop = any(hook.should_stop(run) for hook in run.hooks)
+        save, stop = run.is_save_due(), run.stop_signal is not None
         # A sum is not finite if any of its terms is not, so a single transfer from the device is enough.
         loss = torch.stack([value for losses in run.losses for value in losses.values()]).sum()
         not_finite = torch.stack([~loss.isfinite(), ~run.grad_norm.isfinite()]).float()

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -316,6 +317,12 @@ def train_epoch(run: TrainRun, epoch: int) -> None:
         decision = train_step(run, batches, min(run.settings.accumulate, progress.num_batches - progress.batch))
         for hook in run.hooks:
             hook.after_step(run, decision)
+        every = run.settings.save_every_steps
+        is_due = decision.step and every is not None and progress.step % every == 0
+        if decision.save or decision.stop or is_due:
+            run.save(raise_on_error=decision.stop)
+        if decision.stop:
+            raise Interrupted(run.stop_signal or signal.SIGTERM)  # another rank may have received the signal
     for hook in run.hooks:
         hook.after_epoch(run)
 

@@ -1,4 +1,4 @@
-"""Small layers, and activation checkpointing."""
+"""Small layers, norms merged into convolutions, and activation checkpointing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,9 +12,10 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.errors import ConfigError
-from vitkit.kernels import linear, relu_dropout
+from vitkit.kernels import linear, plain_only, relu_dropout
 
 
 def init_xavier(*modules: nn.Module) -> None:
@@ -149,6 +150,37 @@ class LayerScale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_model)."""
         return x * self.gamma
+
+
+def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
+    """Return `norm(conv(x))`, merging a norm that is a fixed scale and shift into it at almost no cost."""
+    if torch.is_grad_enabled() and conv.weight.requires_grad:
+        if not isinstance(norm, FrozenBatchNorm2d):
+            return norm(conv(x))
+        # Scaled weights would be stored for the backward pass, as many as the network has; so scale the output in
+        # place.
+        scale, shift = _scale_and_shift(norm)
+        return conv(x).mul_(scale.view(1, -1, 1, 1)).add_(shift.view(1, -1, 1, 1))
+    if not is_fixed(norm):
+        return norm(conv(x))
+    return F.conv2d(x, *merged(conv, norm), conv.stride, conv.padding, conv.dilation, conv.groups)
+
+
+def is_fixed(norm: nn.Module) -> bool:
+    """Return whether a norm is a fixed scale and shift: frozen, or a batch norm that uses its statistics."""
+    uses_statistics = type(norm) is nn.BatchNorm2d and not norm.training
+    return isinstance(norm, FrozenBatchNorm2d) or (uses_statistics and not plain_only())
+
+
+def merged(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of the convolution, which has no bias, followed by a norm that `is_fixed`."""
+    scale, shift = _scale_and_shift(norm)
+    return conv.weight * scale.view(-1, 1, 1, 1), shift
+
+
+def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    return scale, norm.bias - norm.running_mean * scale
 
 
 def checkpointed_blocks(model: nn.Module) -> dict[str, nn.Module]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
-from vitkit.nn.convolution import conv_norm, is_fixed, merged
+from vitkit.nn.layers import conv_norm, is_fixed, merged
 from vitkit.nn.padding import zero_padding
 
 

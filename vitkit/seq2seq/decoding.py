@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from vitkit.devices import accumulation_dtype
+from vitkit.distributed import accumulation_dtype
 from vitkit.errors import ConfigError
 from vitkit.protocols import Model
 from vitkit.registry import check_names

@@ -334,11 +334,11 @@ def imagenet_weights(request: Request, fewest_objects: int) -> tuple[bool, str]:
     enough = RECIPES[request.task].objects_for_random
     if given is None and request.device == "cpu" and enough is not None and fewest_objects >= enough:
         return False, (
-            f"random weights: each class has at least {enough} training objects; model.backbone.pretrained=true takes "
-            "ImageNet's"
+            f"random weights: each class that has training objects has at least {enough}; "
+            "model.backbone.pretrained=true takes ImageNet's"
         )
-    if given is not None and given.lower() == "false":
-        return False, "random weights, as model.backbone.pretrained=false says"
+    if given is not None and given.lower() in ("false", "none"):
+        return False, f"random weights, as model.backbone.pretrained={given} says"
     if given is not None and given.lower() != "true":
         return True, f"weights of {given}"
     try:

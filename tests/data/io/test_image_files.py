@@ -124,6 +124,18 @@ def test_decoder_errors_become_data_errors(tmp_path, monkeypatch):
         read_image(tmp_path / "b.png")
 
 
+@pytest.mark.parametrize("read", [read_image, read_label_map])
+def test_a_png_whose_pixels_have_a_wrong_checksum_is_an_error(read, tmp_path):
+    path = tmp_path / "a.png"
+    Image.fromarray(BLACK[:, :, 0]).save(path)
+    assert (read(path) == 0).all()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"IEND") - 5] ^= 1  # the last byte of the checksum of the pixels
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"cannot decode '.*a\.png' .*IDAT"):
+        read(path)
+
+
 def test_only_regular_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "zero.jpg").symlink_to("/dev/zero")

@@ -78,9 +78,17 @@ def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np
     image = None if is_truncated else _decode_opencv(data)
     # Where OpenCV reads another size than the header, which was checked, Pillow's result is used.
     if image is None or image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
-        with decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        with decoding(path, what, len(data)), _open_whole(data) as opened:
             image = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
     return image
+
+
+def _open_whole(data: bytes) -> Image.Image:
+    """Open an image file with Pillow, after checking the checksums of a PNG."""
+    # Pillow does not check those of the pixels when it decodes them, so damage would change a map unnoticed.
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        image.verify()
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -94,7 +102,7 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
         DataError: see `read_image`; or it has several channels.
     """
     data, _ = read_file(path, what, max_pixels=max_pixels)
-    with decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as label_map:
+    with decoding(path, what, len(data)), _open_whole(data) as label_map:
         mode, values = label_map.mode, np.asarray(label_map)
     if values.ndim != 2 or mode not in ONE_CHANNEL_MODES:
         raise DataError(

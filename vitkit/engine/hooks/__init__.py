@@ -7,7 +7,7 @@ from vitkit.engine.hooks.annealing import MaskAnnealing
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
 from vitkit.engine.hooks.pausing import EndAfter
 from vitkit.engine.hooks.sampling import ScheduledSampling
-from vitkit.engine.hooks.saving import BestMetric, Interrupted, Saving, Signals
+from vitkit.engine.hooks.saving import BestMetric, FailedEvaluation, Interrupted, Signals
 from vitkit.engine.run import Hook
 from vitkit.engine.settings import TrainSettings
 from vitkit.registry import HOOKS
@@ -24,4 +24,4 @@ def default_hooks(settings: TrainSettings, added: Sequence[Hook] = ()) -> list[H
     user_hooks = [*(HOOKS.build(spec) for spec in settings.hooks), *added]
     for hook in user_hooks:
         check_hook(hook)
-    return [BestMetric(), ProgressLog(), TensorBoard(), *user_hooks, Saving(), Signals()]
+    return [BestMetric(), ProgressLog(), TensorBoard(), *user_hooks, FailedEvaluation(), Signals()]

@@ -1,4 +1,4 @@
-"""Decides what to save of a run and when: the best epochs, checkpoints within epochs, and the end by a signal."""
+"""What ends a run early or protects its state: the best metric, failing evaluations, and signals."""
 
 import math
 import os
@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 from vitkit.distributed import is_main
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import Hook, TrainRun
-from vitkit.engine.step import Decision
 from vitkit.logging import print_line
 from vitkit.registry import nearest
 
@@ -73,20 +73,8 @@ class BestMetric(Hook):
         return patience is not None and run.progress.worse_in_a_row >= patience
 
 
-class Saving(Hook):
-    """Saves at intervals of minutes and of steps, before a run is interrupted, and if an evaluation fails."""
-
-    def should_save(self, run: TrainRun) -> bool:
-        """Return whether a checkpoint is due by this rank's clock, which may differ from other ranks'."""
-        minutes = run.settings.save_every_minutes
-        return minutes is not None and time.monotonic() - run.saved_at >= 60 * minutes
-
-    def after_step(self, run: TrainRun, decision: Decision) -> None:
-        """Save if the ranks decided so, or if it is due by the number of steps."""
-        every = run.settings.save_every_steps
-        is_due = decision.step and every is not None and run.progress.step % every == 0
-        if decision.save or decision.stop or is_due:
-            run.save(raise_on_error=decision.stop)
+class FailedEvaluation(Hook):
+    """Saves an epoch whose evaluation fails."""
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
@@ -107,7 +95,6 @@ class Signals(Hook):
     """Treats SIGTERM and SIGINT as requests to stop after the current step; a second SIGINT stops at once."""
 
     def __init__(self) -> None:
-        self.received: signal.Signals | None = None
         self._received_at = 0.0
         self._interrupts = False
 
@@ -117,21 +104,13 @@ class Signals(Hook):
         handlers = {}
         # Python delivers signals only to the main thread, and does not let other threads set handlers.
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+            receive = partial(self._receive, run)
+            handlers = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-
-    def should_stop(self, run: TrainRun) -> bool:
-        """Return whether a signal was received."""
-        return self.received is not None
-
-    def after_step(self, run: TrainRun, decision: Decision) -> None:
-        """End the run after it was saved."""
-        if decision.stop:
-            raise Interrupted(self.received or signal.SIGTERM)  # another rank may have received the signal
 
     @contextmanager
     def during_evaluation(self, run: TrainRun) -> Iterator[None]:
@@ -141,23 +120,23 @@ class Signals(Hook):
             Interrupted: a signal was received, during the evaluation or before it.
         """
         # An evaluation changes no weights, so the run can be saved without its end.
-        self._interrupts = not is_sharded(run.model)  # ranks of a sharded model could not save, see `Saving`
+        self._interrupts = not is_sharded(run.model)  # ranks of a sharded model could not save, see `FailedEvaluation`
         try:
-            if self._interrupts and self.received is not None:
-                raise Interrupted(self.received)
+            if self._interrupts and run.stop_signal is not None:
+                raise Interrupted(run.stop_signal)
             yield
         finally:
             self._interrupts = False
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, run: TrainRun, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.received is None:
-            self.received, self._received_at = signal.Signals(number), now
+        if run.stop_signal is None:
+            run.stop_signal, self._received_at = signal.Signals(number), now
             if is_main():
                 # Whatever is being printed when the signal arrives, this must not wait for it.
-                os.write(2, f"{self.received.name}: ending after this step, with a checkpoint\n".encode())
+                os.write(2, f"{run.stop_signal.name}: ending after this step, with a checkpoint\n".encode())
         elif number == signal.SIGINT and now - self._received_at > _SAME_REQUEST_SECONDS:
             raise KeyboardInterrupt
         if self._interrupts:
             self._interrupts = False
-            raise Interrupted(self.received)
+            raise Interrupted(run.stop_signal)
