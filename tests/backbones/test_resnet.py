@@ -192,7 +192,7 @@ KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)
 def test_weights_with_stride_in_the_first_convolution_recognise_photos(shared_data, photo, name, probability):
     """The file holds Keras's ResNet-50 under torchvision's names, with the deviation folded into its first kernel."""
     if "VITKIT_RESNET50_MSRA" not in os.environ:
-        pytest.skip("VITKIT_RESNET50_MSRA names no file of weights")
+        pytest.skip("VITKIT_RESNET50_MSRA is not set to a file of weights")
     backbone = dict(
         type="ResNet",
         depth=50,

@@ -162,7 +162,7 @@ def test_equally_many_but_other_classes_are_not_taken_for_the_same(tmp_path):
         load_weights(TinyDetector(), tmp_path / "a.pth", classes=["dog", "cat", "cow"])
 
 
-def test_a_name_of_the_model_zoo_is_fetched_from_its_address(monkeypatch, tmp_path):
+def test_a_name_of_the_model_zoo_is_fetched_from_its_url(monkeypatch, tmp_path):
     model = TinyDetector()
     torch.save(model.state_dict(), tmp_path / "published.pth")
     asked = []

@@ -134,7 +134,7 @@ DENSE_MODELS = {
 def build(name, **changes):
     torch.manual_seed(0)
     model = build_model({**DENSE_MODELS[name], "backbone": RESNET, "num_classes": 3, **changes}).eval()
-    for module in model.modules():  # norms and biases get distinct values, too
+    for module in model.modules():  # norms and biases also get distinct values
         if isinstance(module, nn.GroupNorm | nn.LayerNorm):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.uniform_(module.bias, -0.5, 0.5)
