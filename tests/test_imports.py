@@ -51,6 +51,7 @@ BESIDE = {  # rooms outside of that order, and the rooms that each may import
         "engine",
         "engine builders",
         "visualization",
+        "evaluation",
         "evaluation.report",
         "doctor",
         "inference",

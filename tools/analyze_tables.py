@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitkit.analysis.reports.api import AttentionMemory, ImageCosts, StepMemory
+from vitkit.analysis.reports.api import AttentionMemory, Counted, ImageCosts, StepMemory
 from vitkit.analysis.reports.backbones import clip_costs, count_variant, plot_clip_costs
 from vitkit.analysis.reports.text import TextCosts
 from vitkit.analysis.reports.training import TrainingMacs
@@ -74,12 +74,10 @@ def join_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} x{count}" for name, count in sorted(counts.items()))
 
 
-def print_table(
-    costs: ImageCosts | AttentionMemory | StepMemory, what: str, lines: Sequence[Sequence[str]], *, left: int = 2
-) -> None:
+def print_table(report: Counted, what: str, lines: Sequence[Sequence[str]], *, left: int = 2) -> None:
     """Print the model and its input, and below a table with the first `left` columns left-aligned."""
-    size_from = f" (size: {costs.size_from}; another by --size HxW)" if costs.size_from else ""
-    print(f"{costs.model}, input {shape_text(costs.input)}{what}{size_from}\n")
+    size_from = f" (size: {report.size_from}; another by --size HxW)" if report.size_from else ""
+    print(f"{report.model}, input {shape_text(report.input)}{what}{size_from}\n")
     print_aligned(lines, left=left)
 
 

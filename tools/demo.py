@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def serve(predictor: Loaded, name: str, gradio: ModuleType, folder: Path, *, host: str, port: int) -> None:
     """Serve a model's page until ctrl-C."""
-    from vitkit.tools.demo_page import Demo, build_page, launch
+    from vitkit.explanations.demo_page import Demo, build_page, launch
 
     page = build_page(Demo(predictor, folder), name, gradio)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

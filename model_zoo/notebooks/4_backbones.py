@@ -235,7 +235,7 @@ assert nearest > 0.8 * uniform and models["Swin"]["stage 1 block 1"].max() < 0.3
 #
 # $$\omega(p, \delta) = \operatorname{softmax}_{\delta} \bigl( \Phi(q_p, k_{p+\delta}) + G(\delta) \bigr).$$
 #
-# For each of several layers, the upper row is the softmax of the prior $G$ alone, and the lower row the kernel at the
+# For each of several layers, the upper row is the softmax of only the prior $G$, and the lower row the kernel at the
 # marked point; each panel is one group of channels. In the first of them, some groups weigh the pixels that are like
 # the point more or less than the prior does; in the others, the kernels mostly follow the prior after such a short
 # training. Windows that reach beyond the map have no weight there (grey). The model has 13 million parameters, so it is

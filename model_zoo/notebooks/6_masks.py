@@ -110,8 +110,8 @@ for name, prediction in cases.items():
 
 # %% [markdown]
 # Neither loss depends on the order of the queries (the small difference comes from the random points at which masks are
-# compared, see below). Merging the two objects is no error in the per-pixel loss, but a large one in the mask loss. And
-# a wrong class costs one query's cross entropy in the mask loss, however many pixels the object has.
+# compared, see below). Merging the two objects is not an error in the per-pixel loss, but a large one in the mask loss.
+# And a wrong class costs one query's cross entropy in the mask loss, however many pixels the object has.
 #
 # ## Training both
 #

@@ -111,7 +111,7 @@ def test_classifier_loads_timm_names_and_equals_timm(options):
         expand_attn=options.get("expand_in_attention", True),
         mode=options.get("pooling", {}).get("kind", "conv"),
         use_cls_token=options.get("class_token", False),
-        # timm adds the pooled class token, too; the original does not.
+        # timm also adds the pooled class token; the original does not.
         residual_pooling="class_token" not in options,
     )
     theirs = randomize(MultiScaleVit(cfg, img_size=(64, 64), num_classes=5))

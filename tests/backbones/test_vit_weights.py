@@ -1,4 +1,4 @@
-"""Weights of others in a ViT: timm's, torchvision's, the original's arrays, DINOv2's, MAE's; and its own addresses."""
+"""Weights of others in a ViT: timm's, torchvision's, the original's arrays, DINOv2's, MAE's; and their URLs."""
 
 import numpy as np
 import pytest
@@ -214,7 +214,7 @@ def test_error_for_a_checkpoint_of_another_variant_shows_both_shapes():
 
 
 @pytest.mark.parametrize(
-    ("variant", "address"),
+    ("variant", "url"),
     [
         ("vit_base_patch16", "deit_base_patch16_224-b5f2ef4d.pth#sha256=b5f2ef4d"),
         ("deit_tiny_distilled_patch16", "deit_tiny_distilled_patch16_224-b40b3cf7.pth#sha256=b40b3cf7"),
@@ -222,9 +222,9 @@ def test_error_for_a_checkpoint_of_another_variant_shows_both_shapes():
         ("vit_huge_patch14", ".pth#sha256=c1eb923e"),
     ],
 )
-def test_pretrained_names_the_published_file(variant, address):
+def test_pretrained_names_the_published_file(variant, url):
     with torch.device("meta"):
-        assert BACKBONES.build(variant)._url().endswith(address)
+        assert BACKBONES.build(variant)._url().endswith(url)
 
 
 def test_error_for_a_size_without_published_weights_names_a_remedy():

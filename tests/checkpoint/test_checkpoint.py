@@ -170,7 +170,7 @@ def test_classes_that_are_not_names_are_an_error(tmp_path):
         load_weights(TinyDetector(), tmp_path / "a.pth", classes=["dog", "cat", "cow"], new_class_head=True)
 
 
-def test_a_name_of_the_model_zoo_is_fetched_from_its_address(monkeypatch, tmp_path):
+def test_a_name_of_the_model_zoo_is_fetched_from_its_url(monkeypatch, tmp_path):
     model = TinyDetector()
     torch.save(model.state_dict(), tmp_path / "published.pth")
     asked = []

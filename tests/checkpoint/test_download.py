@@ -15,7 +15,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
-    """Serves CONTENT with byte ranges; each address named in `broken` is cut short once."""
+    """Serves CONTENT with byte ranges; each URL named in `broken` is cut short once."""
 
     broken: set = set()
     ranges: list = []
@@ -41,7 +41,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def address():
+def url():
     server = http.server.HTTPServer(("127.0.0.1", 0), _Server)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -51,84 +51,84 @@ def address():
     server.server_close()
 
 
-def test_a_file_is_downloaded_once_and_then_taken_from_the_cache(address, tmp_path):
-    path = cached_file(f"{address}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
+def test_a_file_is_downloaded_once_and_then_taken_from_the_cache(url, tmp_path):
+    path = cached_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     assert path.read_bytes() == CONTENT
-    assert cached_file(f"{address}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path) == path
+    assert cached_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path) == path
     assert len(_Server.ranges) == 1
 
 
-def test_interrupted_download_continues_where_it_stopped(address, tmp_path):
+def test_interrupted_download_continues_where_it_stopped(url, tmp_path):
     _Server.broken.add("/weights.pth")
     with pytest.raises(CheckpointError, match="cannot download .*kept in weights.pth.part"):
-        cached_file(f"{address}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
+        cached_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     have = (tmp_path / "weights.pth.part").stat().st_size
     assert 0 < have < len(CONTENT)
-    path = cached_file(f"{address}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
+    path = cached_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     assert path.read_bytes() == CONTENT
     assert _Server.ranges == [None, f"bytes={have}-"]
 
 
-def test_a_wrong_checksum_is_an_error_and_leaves_nothing_in_the_cache(address, tmp_path):
+def test_a_wrong_checksum_is_an_error_and_leaves_nothing_in_the_cache(url, tmp_path):
     with pytest.raises(CheckpointError, match="sha256 begins"):
-        cached_file(f"{address}/weights.pth", checksum="sha256:00000000", folder=tmp_path)
+        cached_file(f"{url}/weights.pth", checksum="sha256:00000000", folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_error_for_an_unreachable_address_says_where_to_put_the_file(tmp_path):
+def test_error_for_an_unreachable_url_says_where_to_put_the_file(tmp_path):
     with pytest.raises(CheckpointError, match="Put the file at .*weights.pth"):
         cached_file("http://127.0.0.1:9/weights.pth", folder=tmp_path)
 
 
-def test_first_download_records_an_unpublished_checksum(address, tmp_path, caplog):
+def test_first_download_records_an_unpublished_checksum(url, tmp_path, caplog):
     caplog.set_level("INFO", logger="vitkit")
-    path = cached_file(f"{address}/weights.pth", checksum="", folder=tmp_path)
+    path = cached_file(f"{url}/weights.pth", checksum="", folder=tmp_path)
     assert (tmp_path / "weights.pth.sha256").read_text() == f"{DIGEST}  weights.pth\n"
     assert f"sha256 {DIGEST} is recorded" in caplog.text
     caplog.clear()
-    assert cached_file(f"{address}/weights.pth", checksum="", folder=tmp_path) == path
+    assert cached_file(f"{url}/weights.pth", checksum="", folder=tmp_path) == path
     path.unlink()
-    cached_file(f"{address}/weights.pth", checksum="", folder=tmp_path)
+    cached_file(f"{url}/weights.pth", checksum="", folder=tmp_path)
     assert caplog.text == ""
     assert sorted(file.name for file in tmp_path.iterdir()) == ["weights.pth", "weights.pth.sha256"]
 
 
-def test_later_downloads_must_match_the_recorded_checksum(address, tmp_path):
+def test_later_downloads_must_match_the_recorded_checksum(url, tmp_path):
     (tmp_path / "weights.pth.sha256").write_text("0" * 64 + "  weights.pth\n")
     with pytest.raises(
         CheckpointError, match=f"sha256 is {DIGEST}, but {'0' * 64} was recorded .* delete weights.pth.sha256"
     ):
-        cached_file(f"{address}/weights.pth", checksum="", folder=tmp_path)
+        cached_file(f"{url}/weights.pth", checksum="", folder=tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["weights.pth.sha256"]
 
 
-def test_published_md5_sums_are_checked(address, tmp_path):
+def test_published_md5_sums_are_checked(url, tmp_path):
     digest = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
-    cached_file(f"{address}/weights.pth", checksum=f"md5:{digest[:6]}", folder=tmp_path)
+    cached_file(f"{url}/weights.pth", checksum=f"md5:{digest[:6]}", folder=tmp_path)
     assert not (tmp_path / "weights.pth.sha256").exists()
     with pytest.raises(CheckpointError, match=f"md5 begins {digest[:6]}, expected 000000"):
-        cached_file(f"{address}/weights.pth", checksum="md5:000000", folder=tmp_path)
+        cached_file(f"{url}/weights.pth", checksum="md5:000000", folder=tmp_path)
 
 
-def test_file_name_may_differ_from_the_address(address, tmp_path):
-    assert cached_file(f"{address}/download?id=7", name="a.pth", folder=tmp_path).name == "a.pth"
+def test_file_name_may_differ_from_the_url(url, tmp_path):
+    assert cached_file(f"{url}/download?id=7", name="a.pth", folder=tmp_path).name == "a.pth"
 
 
-def test_web_page_instead_of_a_file_is_an_error(address, tmp_path):
+def test_web_page_instead_of_a_file_is_an_error(url, tmp_path):
     with pytest.raises(CheckpointError, match="cannot download .*leads to a web page"):
-        cached_file(f"{address}/page.html", folder=tmp_path)
+        cached_file(f"{url}/page.html", folder=tmp_path)
 
 
-def test_full_or_unwritable_cache_is_a_one_line_error(address, tmp_path, monkeypatch):
+def test_full_or_unwritable_cache_is_a_one_line_error(url, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "weights.pth.part"))
 
     monkeypatch.setattr("vitkit.checkpoint.download._fetch", full)
     with pytest.raises(CheckpointError, match="weights.pth.part: cannot be written .No space left.*set TORCH_HOME"):
-        cached_file(f"{address}/weights.pth", folder=tmp_path)
+        cached_file(f"{url}/weights.pth", folder=tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
-        cached_file(f"{address}/weights.pth", folder=tmp_path / "file" / "below")
+        cached_file(f"{url}/weights.pth", folder=tmp_path / "file" / "below")
 
 
 class _Hostile(http.server.BaseHTTPRequestHandler):
@@ -234,6 +234,6 @@ def test_endless_and_slow_answers_end(hostile, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["http://", "http://a/..", "http://[a/b.pth", "nonsense", "http://127.0.0.1:99999/a"])
-def test_wrong_addresses_are_errors_of_one_line(url, tmp_path):
+def test_wrong_urls_are_errors_of_one_line(url, tmp_path):
     with pytest.raises(CheckpointError, match="cannot download"):
         cached_file(url, folder=tmp_path)

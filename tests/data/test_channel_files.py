@@ -57,7 +57,7 @@ def test_samples_that_are_no_colours_are_read_by_tifffile(tmp_path):
 
 
 def tiff_of(image):
-    """Return an uncompressed little-endian TIFF whose samples are no colours."""
+    """Return an uncompressed little-endian TIFF whose samples are not colours."""
     height, width, channels = image.shape
     data, start = image.tobytes(), 8
     bits = np.full(channels, 8 * image.itemsize, "<u2").tobytes()

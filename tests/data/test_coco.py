@@ -270,7 +270,7 @@ BAD_FILES = {
     "area is text": (broken(lambda d: d["annotations"][0].update(area="9")), r"annotation 17 .* has area '9'"),
     "no crowd": (broken(lambda d: d["annotations"][0].update(iscrowd=None)), r"has iscrowd None; expected 0 or 1"),
     "crowd is text": (broken(lambda d: d["annotations"][0].update(iscrowd="0")), r"has iscrowd '0'; expected 0 or 1"),
-    "name is no text": (broken(lambda d: d["categories"][0].update(name=3)), r"category 5 \(3\) has name 3"),
+    "name is not text": (broken(lambda d: d["categories"][0].update(name=3)), r"category 5 \(3\) has name 3"),
     "half a character": (broken(lambda d: d["images"][0].update(file_name="\ud800")), r"expected the name of a file"),
     "entry is a number": (broken(lambda d: d["images"].append(3)), r"entry 2 of 'images' is 3; expected an object"),
     "width is true": (broken(lambda d: d["images"][0].update(width=True)), r"image 7 .* has width True"),

@@ -13,7 +13,7 @@ from vitkit import files
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.merging import merge_datasets, tile_dataset
 from vitkit.inference import Tiling
-from vitkit.tools.data.annotations import draw_sheet
+from vitkit.starter.annotation_sheet import draw_sheet
 from vitkit.tools.data.convert import main as convert
 from vitkit.tools.data.merge import main as merge
 from vitkit.tools.data.split import main as split

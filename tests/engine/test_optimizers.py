@@ -217,7 +217,7 @@ def test_groups_of_d_fine_are_those_of_its_patterns():
         assert lr == pytest.approx(1e-4 if name.startswith("backbone.") else 2e-4), name
         assert decay == (0.0 if is_free else 1e-4), name
     assert got["backbone.2.bias"][1] == got["backbone.lab_scale"][1] == got["head.queries.weight"][1] == 1e-4
-    # All scalars, too:
+    # Also all scalars:
     assert rates(model, no_weight_decay=["vectors"])["backbone.lab_scale"][1] == 0.0
 
 

@@ -100,7 +100,7 @@ def test_options_that_apply_to_nothing_are_errors(options, message):
 def test_masks_hold_the_largest_weights_with_the_share_of_the_mass():
     maps = torch.tensor([[[0.5, 0.2], [0.2, 0.1]], [[0.25, 0.25], [0.25, 0.25]], [[0.0, 0.0], [0.0, 9.0]]])
     masks = mass_masks(maps)
-    # 0.5 alone is below 0.6; 3 quarters are the least number of quarters that reach it.
+    # 0.5 by itself is below 0.6; 3 quarters are the minimum that reaches it.
     assert masks.flatten(1).sum(1).tolist() == [2, 3, 1]
     assert masks[0, 0, 0] and not masks[0, 1, 1] and masks[2, 1, 1]
     kept = (maps * masks).sum((1, 2)) / maps.sum((1, 2))

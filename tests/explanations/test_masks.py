@@ -37,8 +37,8 @@ def test_each_dropped_pixel_is_assigned_to_the_rule_that_dropped_it():
     settings = PanopticRules(object_threshold=0.8, overlap_threshold=0.8)
     rules = merging_rules(probabilities, masks, GEOMETRY, settings)
     # The second query's mask has three pixels: two go to the first query, and the third is dropped with its segment.
-    # Next to it, only the unsure query covers a pixel. Below, the first query has one, and the query of no object alone
-    # covers two; the last pixel is in no mask.
+    # Next to it, only the unsure query covers a pixel. Below, the first query has one, and only the query without an
+    # object covers two; the last pixel is in no mask.
     assert rules.tolist() == [[5, 5, 4, 2], [6, 1, 1, 0]]
     merged = panoptic(probabilities, masks, GEOMETRY, things=[True, True], rules=settings)
     assert torch.equal(merged.segment_ids > 0, rules >= 5)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INDEX = {name: entry for name, entry in model_zoo.index().items() if not model_zoo.is_packaged(name)}
 """The models to download; for those in the package see test_packaged.py."""
 PUBLISHED = [(Path(entry["config"]).stem, entry["url"]) for entry in INDEX.values()]
-"""Names of configs and the addresses of their weights; a model's name may be shorter than its config's."""
+"""Names of configs and the URLs of their weights; a model's name may be shorter than its config's."""
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
 
 
@@ -101,7 +101,7 @@ def test_backbone_weights_belong_to_an_entry_with_that_backbone():
         assert (backbone if isinstance(backbone, str) else backbone["type"]) == variant
 
 
-def test_a_listed_model_is_downloaded_from_its_address(tmp_path, monkeypatch):
+def test_a_listed_model_is_downloaded_from_its_url(tmp_path, monkeypatch):
     asked = {}
 
     def cached_file(url, *, checksum, name):

@@ -24,7 +24,7 @@ def features(batch_size=2):
 def build(kind, **options):
     torch.manual_seed(0)
     neck = NECKS.build(dict(type=kind, out_channels=D_MODEL, mask_channels=20, **options), feature_info=INFO).eval()
-    for parameter in neck.parameters():  # norms and biases get distinct values, too
+    for parameter in neck.parameters():  # norms and biases also get distinct values
         nn.init.uniform_(parameter, -0.3, 0.3)
     return neck
 

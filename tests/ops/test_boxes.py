@@ -73,7 +73,7 @@ def test_duplicates_are_those_that_nms_removes_if_each_object_has_two_boxes():
     for b, l, removed in zip(boxes, labels, found):
         kept = torchvision_ops.batched_nms(b, scores, l, 0.5)
         assert removed[12:].sum() > 6
-        # Sequential NMS alone keeps a box that overlaps only removed ones; no object touches two others here.
+        # Only sequential NMS keeps a box that overlaps only removed ones; no object touches two others here.
         assert (~removed).nonzero()[:, 0].tolist() == sorted(kept.tolist())
 
 

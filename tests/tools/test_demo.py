@@ -22,10 +22,10 @@ from PIL import Image
 from vitkit import build_model, load_config
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
+from vitkit.explanations.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
 from vitkit.inference import MaskFiller, Translator, load
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.tools import demo
-from vitkit.tools.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
 
 SMALL = dict(d_model=32, num_heads=2, d_ffn=64)
 
@@ -245,7 +245,7 @@ def test_text_and_clip_models_are_referred_to_other_tools():
 
 @pytest.fixture
 def served(detr, tmp_path, monkeypatch, free_port):
-    """Run the tool in this thread, and a function with the page's address in another; then ctrl-C ends the tool."""
+    """Run the tool in this thread, and a function with the page's URL in another; then ctrl-C ends the tool."""
     pytest.importorskip("gradio")
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -299,13 +299,13 @@ def served(detr, tmp_path, monkeypatch, free_port):
 
 
 def test_page_is_served_only_locally_and_ends_at_ctrl_c(served, capsys):
-    html = served(lambda address: urllib.request.urlopen(address).read().decode())
+    html = served(lambda url: urllib.request.urlopen(url).read().decode())
     assert "fonts.googleapis.com" not in html and '<script src="http' not in html
     printed = capsys.readouterr().out
     assert "in a browser on this machine; ctrl-C ends it" in printed and printed.endswith("ended\n")
 
 
-def visit_page(address, browser_path, photo, shots):
+def visit_page(url, browser_path, photo, shots):
     """Upload an image, click it, move the slider; return the page's texts, and its requests to other hosts."""
     from playwright.sync_api import sync_playwright
 
@@ -319,7 +319,7 @@ def visit_page(address, browser_path, photo, shots):
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
-        page.goto(address)
+        page.goto(url)
         said["title"] = page.locator("h1").inner_text()
         page.locator("#example button, #example tr.tr-body").first.click()
         page.wait_for_function("document.querySelector('#answer textarea')?.value.startsWith('example.png')")
@@ -342,7 +342,7 @@ def visit_page(address, browser_path, photo, shots):
         said["looked"] = page.input_value("#looked textarea")
         page.screenshot(path=str(shots / "page.png"), full_page=True)
         browser.close()
-    said["others"] = [url for url in requests if not url.startswith((address, "data:", "blob:"))]
+    said["others"] = [other for other in requests if not other.startswith((url, "data:", "blob:"))]
     return said | {"errors": errors}
 
 
@@ -351,7 +351,7 @@ def test_the_page_works_in_a_browser(served, photo, tmp_path):
     browser_path = chromium()
     if browser_path is None:
         pytest.skip("no Chromium here: install one, or name it in VITKIT_CHROMIUM")
-    said = served(lambda address: visit_page(address, browser_path, photo, tmp_path))
+    said = served(lambda url: visit_page(url, browser_path, photo, tmp_path))
     assert said["title"].startswith("vitkit demo: ") and said["title"].endswith("detr")
     assert said["errors"] == [] and said["others"] == []
     assert said["answer"].startswith("noise.png: nothing from score 0.50")

@@ -162,7 +162,7 @@ def test_signal_ends_the_run_after_its_step_with_a_checkpoint_and_the_resume_com
 
 
 def test_signal_to_a_whole_process_group_saves_the_run():
-    """As with Slurm, the workers get the signal, too."""
+    """As with Slurm, the workers also get the signal."""
     command = [sys.executable, str(ROOT / "tools" / "train.py"), "tiny.py", "--run-dir", "group", "--device", "cpu"]
     process = subprocess.Popen(
         [*command, "data.num_workers=2", "train.epochs=200", "schedule.end_factor=1.0"],

@@ -149,7 +149,7 @@ def test_file_at_the_output_folder_is_a_one_line_error(run, capsys):
 
 
 def test_url_is_read_like_a_file(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitkit.inference.inputs.download", lambda address: tmp_path / "b.png")
+    monkeypatch.setattr("vitkit.inference.inputs.download", lambda url: tmp_path / "b.png")
     entry = predictions(run, "--input", "https://example.org/street.png")["images"][0]
     assert entry["drawn"] == "street.jpg"
 

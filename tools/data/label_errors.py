@@ -16,7 +16,6 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from vitkit.errors import ConfigError
 from vitkit.tools.common import (
     add_device,
     add_model,
@@ -55,52 +54,34 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.config import Config
-    from vitkit.data.loading.loader import DataSettings
-    from vitkit.distributed import close_distributed, init_distributed, is_main
-    from vitkit.engine.settings import require
-    from vitkit.engine.testing import evaluate_model
-    from vitkit.evaluation import CocoEvaluator
-    from vitkit.evaluation.report.label_errors import weakness, write_label_errors
-    from vitkit.inference import find_model, find_trained
+    from vitkit.distributed import close_distributed, init_distributed
     from vitkit.logging import setup_logging
+    from vitkit.starter.label_errors import check_labels
 
     try:
         with errors_in_one_line():
             check_out("--out", args.out)
-            find = find_model if args.eval_only else find_trained
-            config, weights = find(args.model, args.weights, overrides=args.overrides, trust=args.trust)
-            config = Config({**config, "evaluator": {"type": "CocoEvaluator"}}, path=config.path)
-            require(config, "data")
-            dataset = DataSettings(**config["data"]).evaluated(args.split)
-            if "objects" not in dataset.annotations:
-                raise ConfigError(
-                    f"data.{args.split}: {type(dataset).__name__} has no boxes, whose labels this command judges."
-                )
             device = init_distributed(args.device)
             setup_logging()
-            if args.eval_only:
-                evaluator = CocoEvaluator(dataset)
-                evaluator.load_results(args.eval_only)
-            else:
-                evaluator = evaluate_model(config, weights, device, split=args.split).evaluator
-            if not is_main():
+            checked = check_labels(
+                args.model,
+                args.weights,
+                args.out,
+                split=args.split,
+                results=args.eval_only,
+                max_labels=args.max_labels,
+                overrides=args.overrides,
+                device=device,
+                trust=args.trust,
+            )
+            if checked is None:
                 return
-            facts = {"model": str(args.model), "labels of": args.split}
-            trained_on = args.split == "train" and not args.eval_only
-            errors, corrections = write_label_errors(
-                evaluator, args.out, title="Suspicious labels", most=args.max_labels, facts=facts, trained_on=trained_on
-            )
-            if trained_on:
-                print("the model was trained on these labels, and may have learned their errors")
-            if weak := weakness(evaluator):
-                print(weak)
-            counts = Counter(error.kind for error in errors)
-            print(
-                f"{counted(len(errors), 'suspicious labels')}: "
-                f"{', '.join(f'{n} {kind}' for kind, n in counts.most_common()) or 'none'}"
-            )
-            print(f"{args.out} shows them; {corrections} has their corrections, for vitkit data convert --fix")
+            for note in checked.notes:
+                print(note)
+            counts = Counter(error.kind for error in checked.errors)
+            kinds = ", ".join(f"{n} {kind}" for kind, n in counts.most_common()) or "none"
+            print(f"{counted(len(checked.errors), 'suspicious labels')}: {kinds}")
+            print(f"{args.out} shows them; {checked.corrections} has their corrections, for vitkit data convert --fix")
     finally:
         close_distributed()
 

@@ -27,14 +27,20 @@ FLOAT32 = 4
 
 
 @dataclass(frozen=True)
-class ImageCosts:
-    """What a model of images or clips costs."""
+class Counted:
+    """The model and the input of a report."""
 
     model: str
     input: tuple[int, ...]
     """(N, 3, [T,] H, W), the input of all counts."""
     size_from: str
     """Where the height and width come from, such as "data.val.transforms"; "" if they were given."""
+
+
+@dataclass(frozen=True)
+class ImageCosts(Counted):
+    """What a model of images or clips costs."""
+
     parts: dict[str, dict[str, float]]
     """Part -> its numbers: parameters in "total" and "trainable", "macs", and where they were measured "seconds",
     "peak_bytes" and "saved_bytes"; "" is the whole model."""
@@ -53,12 +59,9 @@ class ImageCosts:
 
 
 @dataclass(frozen=True)
-class AttentionMemory:
+class AttentionMemory(Counted):
     """The memory of a model's attention matrices in float32."""
 
-    model: str
-    input: tuple[int, ...]
-    size_from: str
     layers: dict[str, dict[str, Any]]
     """Layer -> the "shapes" of its matrices, whether they are "fused", and their "bytes" when stored."""
     stored_bytes: int
@@ -70,12 +73,9 @@ class AttentionMemory:
 
 
 @dataclass(frozen=True)
-class StepMemory:
+class StepMemory(Counted):
     """The memory of a training step on each of several GPUs."""
 
-    model: str
-    input: tuple[int, ...]
-    size_from: str
     gpus: int
     optimizer: str
     precision: str

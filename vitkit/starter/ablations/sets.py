@@ -8,13 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vitkit.config import load_config
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
 
 Row = dict[str, Any]
 """The record of one run: set, arm, seed, epochs, steps, minutes, processor_minutes, evaluations, command, versions,
-threads."""
+device, threads."""
 
 
 @dataclass
@@ -110,6 +109,8 @@ def check_arms(ablation: Ablation, arms: Sequence[str], overrides: Sequence[str]
     Raises:
         ConfigError: the config of an arm is wrong.
     """
+    from vitkit.config import load_config  # imports PyTorch, which a list of sets does not need
+
     for arm in arms:
         base, *changes = train_command(ablation, arm, overrides)[2:]
         try:

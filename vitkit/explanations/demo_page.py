@@ -1,4 +1,4 @@
-"""The page of demo.py: the layout and the events of its controls."""
+"""The page of `vitkit demo`: the layout and the events of its controls."""
 
 import html
 import itertools
