@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ImportError, MemoryError, SystemError) as error:  # while a command is loaded
         if not lacks_memory(error):
             raise
-        print(f"vitkit: not enough memory to start ({error or 'MemoryError'}). End other programs.", file=sys.stderr)
+        reason = str(error) or type(error).__name__
+        print(f"vitkit: not enough memory to start ({reason}). End other programs.", file=sys.stderr)
         # What libraries do when the program ends would fail in the same way, each with a stack trace.
         sys.stderr.flush()
         os._exit(1)

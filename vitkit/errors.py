@@ -26,7 +26,7 @@ def lacks_memory(error: BaseException) -> bool:
     # PyTorch's CPU allocator and its memory maps raise a RuntimeError, processes that cannot be forked an OSError, and
     # libraries that cannot be loaded an ImportError. Python itself has no message if it fails while it loads a module;
     # oneDNN says only that.
-    texts = ("allocate memory", "failed to map segment", "error return without exception set")
+    texts = ("allocate memory", "failed to map segment", "without exception set", "without setting an exception")
     is_text = isinstance(error, RuntimeError | OSError | ImportError | SystemError)
     text = str(error)
     return isinstance(error, MemoryError) or (

@@ -343,6 +343,30 @@ def test_other_files_are_refused_as_exported_models(tmp_path):
         load("missing.onnx")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("size", [1e9]), ("inputs", "images"), ("outputs", 5), ("postprocessing", {"mask_multiple": 0}), ("config", [])],
+)
+def test_wrong_metadata_are_one_line(name, value, run, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(run / "out" / "tiny.onnx")
+    entries = {entry.key: entry.value for entry in model.metadata_props} | {name: json.dumps(value)}
+    onnx.helper.set_model_props(model, entries)
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(CheckpointError, match=rf"a\.onnx: damaged: its metadata has {name}="):
+        load(tmp_path / "a.onnx")
+
+
+def test_an_input_that_the_model_does_not_have_is_named(program, tmp_path):
+    with zipfile.ZipFile(program) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("vitkit.json"))
+        about = json.loads(archive.read(name))
+    about["inputs"] = json.dumps([*json.loads(about["inputs"]), "depth"])
+    with_member(program, tmp_path / "a.pt2", "vitkit.json", json.dumps(about))
+    with pytest.raises(CheckpointError, match=r"a\.pt2: damaged: it takes an input 'depth'; the model has images, pad"):
+        load(tmp_path / "a.pt2", trust=True)(np.zeros((32, 32, 3), np.uint8))
+
+
 class Attack:
     """Unpickling it runs code, which writes a file."""
 
