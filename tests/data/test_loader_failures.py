@@ -109,6 +109,25 @@ def test_a_batch_that_cannot_be_passed_on_ends_the_run(capfd):
     assert "a batch cannot be passed on by its loading process: " in capfd.readouterr().err
 
 
+class Threaded(Numbers):
+    """A dataset in whose process threads fail, as Python's do that pass batches to a trainer that has ended."""
+
+    def __getitem__(self, index):
+        for error in (ConnectionResetError("of the trainer"), OSError("of the disk")):
+            try:
+                raise error
+            except OSError:
+                sys.excepthook(*sys.exc_info())
+        return super().__getitem__(index)
+
+
+def test_a_worker_does_not_report_that_its_trainer_has_ended(capfd):
+    loader = DataSettings(images_per_gpu=3, num_workers=1, start_workers="fork").train_loader(Threaded(), seed=0)
+    epoch(loader)
+    printed = capfd.readouterr().err
+    assert "OSError: of the disk" in printed and "of the trainer" not in printed
+
+
 TRAINER = """
 import multiprocessing, sys
 from vitkit.data.loading.loader import DataSettings

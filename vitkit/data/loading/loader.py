@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import cv2
@@ -425,6 +426,7 @@ def _start_worker(worker: int) -> None:
     # Workers share the cores with each other and the training process; PyTorch limits its own threads itself.
     cv2.setNumThreads(0)
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_exit_without_passing_on)
+    sys.excepthook = _print_unless_disconnected
     # Ctrl-C and schedulers signal every process of a run; without its workers it could not finish its step and save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # Linux
@@ -440,6 +442,12 @@ def _exit_without_passing_on(error: Exception, _: Any) -> None:
     # Python would print the error and drop the batch, for which the trainer would then wait forever.
     print(f"a batch cannot be passed on by its loading process: {error}", file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def _print_unless_disconnected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    # A trainer that ends, as on SIGTERM, may leave a worker that is just passing it a batch.
+    if not issubclass(kind, ConnectionError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _exit_with_trainer() -> None:
