@@ -59,8 +59,6 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    from vitkit.starter.ablations.page import write_page
-    from vitkit.starter.ablations.runs import read_rows, run_all
     from vitkit.starter.ablations.sets import (
         check_arms,
         check_names,
@@ -82,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             print("\n".join(shlex.join(train_command(ablation, arm, args.overrides)) for arm in arms))
             return 0
+        from vitkit.starter.ablations.page import write_page
+        from vitkit.starter.ablations.runs import read_rows, run_all
+
         failures = 0
         if not args.plot_only:
             check_arms(ablation, arms, args.overrides)

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vitkit.config import load_config
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
 
@@ -110,6 +109,8 @@ def check_arms(ablation: Ablation, arms: Sequence[str], overrides: Sequence[str]
     Raises:
         ConfigError: the config of an arm is wrong.
     """
+    from vitkit.config import load_config  # loads torch, which a list of the sets need not wait for
+
     for arm in arms:
         base, *changes = train_command(ablation, arm, overrides)[2:]
         try:
