@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from vitkit.data.loading.collate import collate
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
@@ -23,7 +22,7 @@ def quickstart_run(name: str, device: torch.device, folder: Path, *, move=None, 
     """
     config = importlib.import_module(f"vitkit.configs.quickstart.{name}").config()
     dataset = DATASETS.build(config["data"]["train"])
-    batch = collate([dataset.load_sample(index, 0) for index in range(2)])
+    batch = Batch.collate([dataset.load_sample(index, 0) for index in range(2)])
     torch.manual_seed(0)
     move = move or (lambda module: module.to(device))
     model = move(build_model(config["model"] | dict(num_classes=len(dataset.classes))).train())

@@ -209,7 +209,7 @@ def machine_error_line(error: BaseException) -> str | None:
         return f"error: out of memory ({reason}). End other programs, or give this one less to do."
     if not isinstance(error, OSError) or error.errno not in _STORAGE_ERRORS | _FOLDER_ERRORS | _NAME_ERRORS:
         return None
-    name = str(error.filename or "a file")
+    name = str(error.filename or "the output")
     if error.errno in _NAME_ERRORS:
         return f"error: {name[:_SHOWN_OF_NAME]}: {error.strerror}. Expected the name of a file or a folder."
     if error.errno in _FOLDER_ERRORS:

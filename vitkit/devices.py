@@ -1,6 +1,7 @@
 """Differences between devices: the CPU, and the accelerators that PyTorch names (cuda, mps, xpu, ...)."""
 
 import functools
+import platform
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -40,11 +41,22 @@ def has_bfloat16(device: torch.device) -> bool:
 @functools.cache
 def _processor_flags() -> frozenset[str]:
     """Return the processor's instruction sets by Linux's names; none on other systems."""
+    return frozenset(_processor_field("flags", "Features").split())
+
+
+def _processor_field(*names: str) -> str:
+    """Return what Linux reports about the processor under one of these names; "" on other systems."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                return frozenset(line.partition(":")[2].split())
-    return frozenset()
+            name, _, value = line.partition(":")
+            if name.strip() in names:
+                return value.strip()
+    return ""
+
+
+def processor_name() -> str:
+    """Return the processor's name as Linux reports it, or the best description that other systems give."""
+    return _processor_field("model name") or platform.processor() or platform.machine()
 
 
 def resolve_precision(precision: str, device: torch.device) -> Literal["fp32", "bf16", "fp16"]:

@@ -151,14 +151,6 @@ class AdaptsState(Protocol):
         """Convert the entries whose names start with `prefix`, in place."""
 
 
-@runtime_checkable
-class HasClassHead(Protocol):
-    """A module with parameters whose size depends on the number of classes."""
-
-    class_head: Sequence[str]
-    """Prefixes of the names of those parameters."""
-
-
 class Criterion(nn.Module):
     """Base of the criteria in CRITERIA: `criterion(outputs, targets)` returns the weighted losses of a batch.
 
@@ -213,7 +205,7 @@ class Dataset(ABC):
     max_image_pixels: int | None = None
     """Largest width x height of an image file that is decoded; None: the readers' own limit."""
     collate: Callable[[Sequence[Any]], Batch] | None = None
-    """Function that joins its samples into a `Batch`; None: vitkit's `collate`."""
+    """Function that joins its samples into a `Batch`; None: `Batch.collate`."""
     batch_transforms: Callable[[Batch], Batch] | None = None
     """Transforms training batches on the model's device."""
 

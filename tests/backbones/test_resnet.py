@@ -75,27 +75,29 @@ def test_stages_beyond_the_deepest_feature_are_not_built():
     assert list(model(torch.randn(1, 3, 32, 32))) == ["res3"]
 
 
-@pytest.mark.parametrize("depth", [18, 50])
-def test_base_channels_make_every_stage_narrower(depth):
-    narrow, wide = (build("ResNet", depth=depth, base_channels=b, num_classes=7, pretrained=False) for b in (16, 64))
+@pytest.mark.parametrize(("name", "depth"), [("ResNet", 18), ("ResNet", 50), ("ResNetVD", 18), ("NonLocalResNet", 50)])
+def test_base_channels_make_every_stage_narrower(name, depth):
+    narrow, wide = (build(name, depth=depth, base_channels=b, num_classes=7, pretrained=False) for b in (16, 64))
     assert narrow(torch.randn(2, 3, 64, 64)).shape == (2, 7)
-    for name, info in wide.feature_info.items():
-        assert narrow.feature_info[name] == (info.channels // 4, info.stride)
+    for feature, info in wide.feature_info.items():
+        assert narrow.feature_info[feature] == (info.channels // 4, info.stride)
     weights, narrow_weights = wide.state_dict(), narrow.state_dict()
     assert weights.keys() == narrow_weights.keys()
-    for name in ("bn1.weight", "layer1.1.conv2.weight", "layer4.0.downsample.0.weight"):
-        assert [size // 4 if size > 3 else size for size in weights[name].shape] == list(narrow_weights[name].shape)
-    features = build("ResNet", depth=depth, base_channels=16, out_features=["res3"], pretrained=False)
+    projection = "layer4.0.downsample.1.weight" if name == "ResNetVD" else "layer4.0.downsample.0.weight"
+    for key in ("bn1.weight", "layer1.1.conv2.weight", projection):
+        assert [size // 4 if size > 3 else size for size in weights[key].shape] == list(narrow_weights[key].shape)
+    features = build(name, depth=depth, base_channels=16, out_features=["res3"], pretrained=False)
     assert features(torch.randn(1, 3, 64, 64))["res3"].shape[1] == features.feature_info["res3"].channels
 
 
-def test_errors_of_base_channels_say_what_is_expected():
+@pytest.mark.parametrize("name", ["ResNet", "ResNetVD"])
+def test_errors_of_base_channels_say_what_is_expected(name):
     with pytest.raises(ConfigError, match="base_channels=0: expected at least 1"):
-        build("ResNet", depth=18, base_channels=0)
+        build(name, depth=18, base_channels=0)
     with pytest.raises(
         ConfigError, match="no published weights with base_channels=32, only with 64. Set pretrained=False"
     ):
-        build("ResNet", depth=18, base_channels=32).load_pretrained()
+        build(name, depth=18, base_channels=32).load_pretrained()
 
 
 def test_frozen_stages_get_no_gradient_and_keep_their_statistics():

@@ -24,6 +24,12 @@ def test_numbers_that_no_part_can_have_are_found(override, least):
     load_config("quickstart/detr", ["model.head.num_encoder_layers=0"])
 
 
+@pytest.mark.parametrize("key", ["model.head.num_encoder_layers", "model.backbone.depth"])
+def test_numbers_of_layers_that_no_machine_can_build_are_found(key):
+    with pytest.raises(ConfigError, match=rf"{key}: got 2147483648; expected at most 1000\.$"):
+        load_config("quickstart/detr", [f"{key}=2147483648"])
+
+
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_typos_in_the_dataset_of_a_split_are_found(split):
     wrong_type = f"data.{split}=dict(type='ShapesDetectio', num_images=3)"

@@ -1,6 +1,6 @@
 import torch
 
-from vitkit.data.loading.collate import collate
+from vitkit.structures import Batch
 
 
 def sample(height, width, value=7):
@@ -8,7 +8,7 @@ def sample(height, width, value=7):
 
 
 def test_images_are_padded_at_the_right_and_bottom():
-    batch = collate([sample(4, 6, 1), sample(5, 3, 2)])
+    batch = Batch.collate([sample(4, 6, 1), sample(5, 3, 2)])
     images, padding_mask = batch.inputs["images"], batch.inputs["padding_mask"]
     assert images.shape == (2, 3, 5, 6) and images.dtype == torch.uint8
     assert padding_mask.shape == (2, 5, 6) and padding_mask.dtype == torch.bool

@@ -13,10 +13,10 @@ from vitkit.data.formats import read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.writing import WRITERS, join_polygons, outlines
 from vitkit.data.io.segmentations import decode_segmentation, encode_segmentation, wrong_segmentation
-from vitkit.data.loading.collate import collate
 from vitkit.data.loading.samplers import TrainBatches
 from vitkit.evaluation.coco import masks_to_rle
 from vitkit.ops.masks import boxes_around_masks
+from vitkit.structures import Batch
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -121,7 +121,7 @@ def described(data):
 def test_images_survive_collation(sizes, kind):
     channels, dtype = kind
     images = [torch.full((channels, *size), k + 1).to(dtype) for k, size in enumerate(sizes)]
-    batch = collate([{"image": image, "target": {"k": k}} for k, image in enumerate(images)])
+    batch = Batch.collate([{"image": image, "target": {"k": k}} for k, image in enumerate(images)])
     padding = batch.inputs["padding_mask"]
     for k, (image, size) in enumerate(zip(images, sizes)):
         row = batch.inputs["images"][k]

@@ -9,9 +9,9 @@ from PIL import Image
 from video_files import number_of, numbered_frame, write_video
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
-from vitkit.data.loading.collate import collate
 from vitkit.data.loading.loader import DataSettings, build_dataset
 from vitkit.errors import ConfigError, DataError
+from vitkit.structures import Batch
 
 pytest.importorskip("av")
 CLIP = dict(num_frames=4, sampling_rate=4)
@@ -242,7 +242,7 @@ def test_each_clip_and_crop_is_a_view_and_a_sample_of_the_batch(root):
     for view, (clip, left) in enumerate([(0, 0), (0, 12), (0, 24), (1, 0), (1, 12), (1, 24)]):
         expected = frames[clip, :, 4:44, left : left + 40]
         assert (image[view, :, 0].int() - expected).abs().float().mean() < 8
-    batch = collate([dataset[3], dataset[4]])
+    batch = Batch.collate([dataset[3], dataset[4]])
     assert batch.inputs["images"].shape == (12, 3, 4, 40, 40)
     assert [target["image_id"] for target in batch.targets] == ["run/a.mp4"] * 6 + ["run/b.mp4"] * 6
     assert "padding_mask" not in batch.inputs

@@ -19,7 +19,6 @@ from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import fit
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import checkpoint_block
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 
@@ -42,7 +41,7 @@ class Blocks(nn.Module):
 
     def forward(self, images):
         for block in self.blocks:
-            images = images + checkpoint_block(block, images)
+            images = images + block(images)
         return {"value": self.last(self.norm(images))[:, 0]}
 
 

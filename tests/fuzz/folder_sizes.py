@@ -50,13 +50,50 @@ _DETECTOR = dict(
     neck=dict(type="ChannelProjection", out_channels=32),
     head=dict(type="DETRHead", dropout=0.1, **_LAYERS),
 )
+_D_FINE = dict(
+    type="DFINE",
+    num_queries=4,
+    num_detections=4,
+    backbone=dict(
+        type="TimmBackbone",
+        name="hgnetv2_b0",
+        out_features=["res4", "res5"],
+        pixel_mean=[0.0] * 3,
+        pixel_std=[1.0] * 3,
+        pretrained=False,
+    ),
+    neck=dict(type="DFINEEncoder", out_channels=32, num_blocks=1, num_heads=2, d_ffn=32),
+    head=dict(type="DFINEHead", d_model=32, num_heads=2, d_ffn=32, num_points=[2, 2], num_decoder_layers=1),
+)
+_RF_DETR = dict(
+    type="RFDETR",
+    num_queries=5,
+    num_detections=5,
+    backbone=dict(
+        type="WindowedViT",
+        image_size=32,
+        patch_size=8,
+        d_model=16,
+        depth=2,
+        num_heads=2,
+        num_windows=2,
+        out_features=["block1", "block2"],
+        global_blocks=[1],
+        pretrained=False,
+    ),
+    neck=dict(type="C2fProjection", in_features=["block1", "block2"], out_channels=32, num_blocks=1),
+    head=dict(
+        type="RFDETRHead", d_model=32, num_heads=2, num_cross_heads=2, num_points=2, d_ffn=32, num_decoder_layers=1
+    ),
+)
+_SPECS: dict[str, dict[str, Any]] = {"vit": _CLASSIFIER, "detr": _DETECTOR, "d_fine": _D_FINE, "rf_detr": _RF_DETR}
 
 
 @cache
 def sound(kind: str) -> dict[str, bytes]:
     """Return the files of a small model's folder by their names."""
     torch.manual_seed(0)
-    spec: dict[str, Any] = {"vit": _CLASSIFIER, "detr": _DETECTOR}[kind]
+    spec = _SPECS[kind]
     with tempfile.TemporaryDirectory() as name:
         write_folder(Path(name), Predictor(build_model(spec, classes=["cat", "dog"]), ["cat", "dog"]), spec)
         vitkit.load(name)  # imports everything, once
@@ -64,7 +101,7 @@ def sound(kind: str) -> dict[str, bytes]:
 
 
 def _write(rng: random.Random, folder: Path, world: Path) -> None:
-    files = dict(sound(rng.choice(["vit", "vit", "detr"])))
+    files = dict(sound(rng.choice(["vit", *_SPECS])))
     name = rng.choice(["config.json"] * 5 + [name for name in files if name.endswith(".json")])
     content = json.loads(files[name])
     if rng.random() < 0.25:
@@ -91,7 +128,7 @@ def check(folder: Path, world: Path) -> None:
 
 
 def _warm_up() -> None:
-    for kind in ("vit", "detr"):
+    for kind in _SPECS:
         sound(kind)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from fuzz import (
+    ablations,
     annotations,
     checkpoints,
     configs,
@@ -18,6 +19,7 @@ from fuzz import (
     folder_sizes,
     foreign_annotations,
     images,
+    packaged,
     pages,
     results,
     starts,
@@ -29,7 +31,7 @@ from fuzz.formats import Format
 from fuzz.isolation import Outcome, run_isolated
 
 _MODULES = (annotations, images, checkpoints, transformers_folders, features, texts, results, configs, videos)
-_MODULES += (foreign_annotations, pages, downloads, exported_programs, starts, folder_sizes)
+_MODULES += (foreign_annotations, pages, downloads, exported_programs, starts, folder_sizes, packaged, ablations)
 FORMATS = {kind.name: kind for module in _MODULES for kind in module.FORMATS}
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 CASE_FOLDERS = sorted(path for path in CORPUS.glob("*/*") if path.is_dir() and path.parent.name in FORMATS)

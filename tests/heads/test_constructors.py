@@ -1,13 +1,11 @@
 """A config and a constructor take the same words: heads, necks and training queries are built both ways."""
 
-import inspect
-
 import pytest
 import torch
 
 from vitkit.errors import ConfigError
 from vitkit.heads import DETRHead, DINOHead, Mask2FormerHead
-from vitkit.registry import HEADS, NECKS, TRAINING_QUERIES
+from vitkit.registry import HEADS, NECKS, TRAINING_QUERIES, parameters_of
 from vitkit.structures import FeatureInfo
 
 MAPS = {name: FeatureInfo(32, stride) for name, stride in (("res2", 4), ("res3", 8), ("res4", 16), ("res5", 32))}
@@ -110,7 +108,7 @@ def test_a_config_and_a_constructor_take_the_same_words(name):
     registry = next(registry for registry in (HEADS, NECKS, TRAINING_QUERIES) if name in registry)
     constructor, _ = registry.resolve(name)
     arguments = owner_arguments(name)
-    assert set(WORDS[name]) == set(inspect.signature(constructor).parameters) - set(arguments), "all are tried"
+    assert set(WORDS[name]) == set(parameters_of(constructor)) - set(arguments), "all are tried"
     torch.manual_seed(0)
     from_config = registry.build(dict(type=name, **WORDS[name]), **arguments)
     torch.manual_seed(0)

@@ -1,12 +1,11 @@
 """What a config writes is what the constructors of the models of text take."""
 
 import dataclasses
-import inspect
 
 import pytest
 import torch
 
-from vitkit.registry import MODELS
+from vitkit.registry import MODELS, parameters_of
 from vitkit.seq2seq.decoding import DecodingSettings
 
 SIZE = 11
@@ -30,7 +29,11 @@ MODELS_OF_TEXT = {
     | DECODING
     | ONE_TEXT
     | dict(target_size=SIZE, num_layers=1, output_bias=True, word_vectors=None),
-    "PrefixLanguageModel": SOURCE | STACK | DECODING | dict(num_layers=1, output_bias=True, word_vectors=None),
+    "PrefixLanguageModel": SOURCE
+    | STACK
+    | DECODING
+    | ONE_TEXT
+    | dict(num_layers=1, output_bias=True, word_vectors=None),
     "MaskedLanguageModel": STACK
     | ONE_TEXT
     | dict(
@@ -71,7 +74,7 @@ def test_every_model_of_text_is_compared():
 
 @pytest.mark.parametrize("name", MODELS_OF_TEXT)
 def test_arguments_are_compared_completely_and_none_is_a_dataclass(name):
-    parameters = inspect.signature(constructor_of(name)).parameters
+    parameters = parameters_of(constructor_of(name))
     assert parameters.keys() - MODELS_OF_TEXT[name].keys() <= {"source_vocabulary", "target_vocabulary"}
     assert not [p.name for p in parameters.values() if dataclasses.is_dataclass(p.default)]
 

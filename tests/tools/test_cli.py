@@ -117,6 +117,7 @@ def test_closed_pipe_ends_the_printed_config_without_an_error(tool):
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a.txt/b"), "a.txt/b: expected a folder, but"),
         (MemoryError(), r"out of memory \(MemoryError\)"),
         (RuntimeError("can't allocate memory: 7 bytes.\nmore"), r"out of memory \(can't allocate memory: 7 bytes\.\)"),
+        (OSError(errno.ENOSPC, "No space left"), "the output: No space left. Free space"),  # a stream has no name
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory .*Cannot allocate memory"),
     ],
 )

@@ -126,7 +126,7 @@ def describe_machine(args: argparse.Namespace) -> str:
     """Describe the hardware, the versions and how times are measured, in one line."""
     import torch
 
-    from vitkit.engine.run_folder import processor_name
+    from vitkit.devices import processor_name
 
     hardware = f"{processor_name()}, {os.cpu_count()} cores, {args.threads} threads"
     if args.device == "cuda":

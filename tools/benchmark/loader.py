@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.io.image_files import read_image, to_tensor
-from vitkit.data.loading.collate import collate
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.crops import resized_size
 from vitkit.data.transforms.pipelines import DETRTrainTransforms
 from vitkit.errors import DataError
+from vitkit.structures import Batch
 from vitkit.tools.benchmark.timing import Options, Row
 
 _SCALES = range(480, 801, 32)
@@ -94,7 +94,7 @@ def _vitkit_batch(paths: list[Path]) -> object:
         result = _TRANSFORMS(AnnotatedImage(image, boxes_xyxy, np.zeros(len(boxes_xyxy), np.int64)))
         boxes = torch.from_numpy(result.boxes_xyxy)
         samples.append({"image": to_tensor(result.image), "target": {"boxes_xyxy": boxes}})
-    return collate(samples)
+    return Batch.collate(samples)
 
 
 def _pillow_batch(paths: list[Path]) -> object:

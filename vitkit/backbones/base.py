@@ -72,6 +72,13 @@ def check_keys(argument: str, values: Mapping[str, Any], options: type) -> None:
             raise ConfigError(f"{argument}.{key}: unknown key. {nearest(key, options.__annotations__)}")
 
 
+def check_at_least_1(**sizes: int) -> None:
+    """Raise ConfigError if an argument is below 1."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value}: expected at least 1.")
+
+
 def drop_path_rates(drop_path: float, num_blocks: int) -> list[float]:
     """Return each block's probability of being skipped in training (https://arxiv.org/abs/1603.09382): 0 to
     `drop_path`.
@@ -82,6 +89,14 @@ def drop_path_rates(drop_path: float, num_blocks: int) -> list[float]:
     if not 0 <= drop_path < 1:
         raise ConfigError(f"drop_path={drop_path}: expected at least 0 and below 1.")
     return [drop_path * i / max(num_blocks - 1, 1) for i in range(num_blocks)]
+
+
+def init_linear(module: nn.Module) -> None:
+    """Initialise a linear layer as the transformers' official code does; for `nn.Module.apply`."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def check_feature_info(backbone: nn.Module) -> None:
@@ -115,25 +130,22 @@ def check_feature_info(backbone: nn.Module) -> None:
             module.training = True
     if not isinstance(maps, Mapping):
         raise ConfigError(f"backbone {name}: forward returns a {type(maps).__name__}; expected a dict of feature maps.")
-    if list(maps) != list(infos):
-        raise ConfigError(
-            f"backbone {name}: feature_info names {', '.join(infos)}, but forward returns {', '.join(maps)}. Expected "
-            "the same names in the same order, fine to coarse."
-        )
     strides = [info.stride for info in infos.values()]
     if strides != sorted(strides):
         raise ConfigError(
             f"backbone {name}: its features {', '.join(infos)} have strides {', '.join(map(str, strides))}. Expected "
             "an order from fine to coarse, in feature_info and in what forward returns."
         )
-    for (feature, info), x in zip(infos.items(), maps.values()):
-        expected = (1, info.channels, *(math.ceil(side / info.stride) for side in size))
-        if tuple(x.shape) != expected:
-            raise ConfigError(
-                f"backbone {name}: for an image of {size[0]}x{size[1]} pixels, feature {feature!r} has shape "
-                f"{tuple(x.shape)}; expected {expected} by its feature_info ({info.channels} channels, stride "
-                f"{info.stride}). Correct feature_info, or what forward returns."
-            )
+    expected = {
+        feature: (1, info.channels, *(math.ceil(side / info.stride) for side in size))
+        for feature, info in infos.items()
+    }
+    got = {feature: tuple(x.shape) for feature, x in maps.items()}
+    if list(got.items()) != list(expected.items()):
+        raise ConfigError(
+            f"backbone {name}: for an image of {size[0]}x{size[1]} pixels, forward returns {got}; expected {expected} "
+            "in this order, by its feature_info. Correct feature_info, or what forward returns."
+        )
 
 
 # `Backbone` lists what a user's own backbone may leave out; models ask for it through these functions and, for its
@@ -163,8 +175,28 @@ class BackboneBase(nn.Module):
     `feature_info`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to coarse; a classifier returns
     (B, num_classes). Images of another shape, or too small ones, raise a DataError.
 
-    A subclass calls `configure` first and `freeze` last in its constructor. Its stem and the following stages are
-    `stem` and `layers`, an `nn.ModuleDict`; otherwise it overrides `stages` and `drop_stages_after`.
+    A subclass calls `freeze` last in its constructor. Its stem and the following stages are `stem` and `layers`, an
+    `nn.ModuleDict`; otherwise it overrides `stages` and `drop_stages_after`.
+
+    Args:
+        available: all maps that it could return, fine to coarse.
+        out_features: names of the maps to return; deeper stages are not created. None: all maps.
+        num_classes: number of classes of a classifier; None: return feature maps.
+        frozen_stages: number of stages that are not trained: 1 is the stem and res2, as in DETR; for a plain
+            transformer, the number of blocks, including everything before them. Norms of returned maps are always
+            trained.
+        pretrained: the weights that `load_pretrained` loads: False, None: none; a file; "https://...#sha256=PREFIX", a
+            URL with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default of
+            the backbone's family.
+        pixel_mean, pixel_std: mean and standard deviation of the values of each channel, in 0..1, that the weights
+            expect; models normalise images by them.
+        in_channels: number of channels of the images, 3 for RGB. Weights for RGB are repeated over the channels and
+            rescaled (or summed, for one channel) when they are loaded, as timm does.
+
+    Attributes:
+        stages_to_build: names of the stages down to the deepest one that is needed.
+    Raises:
+        ConfigError: see `choose_features` and `check_pixel_statistics`.
     """
 
     class_head: tuple[str, ...] = ()
@@ -180,57 +212,34 @@ class BackboneBase(nn.Module):
 
     feature_info: dict[str, FeatureInfo]
     """The maps that it returns, fine to coarse."""
-    pretrained: bool | str | None = False
-    frozen_stages: int = 0
     frozen_stem: bool = False
-    is_classifier: bool = False
     is_dilated: bool = False
     """Whether the last stage keeps its resolution and dilates its kernels (DC5), with the same weights."""
-    in_channels: int = 3
-    pixel_mean: Sequence[float] = IMAGENET_MEAN
-    pixel_std: Sequence[float] = IMAGENET_STD
 
-    def configure(
+    def __init__(
         self,
         available: Mapping[str, FeatureInfo],
+        /,
         *,
-        out_features: Sequence[str] | None,
-        num_classes: int | None,
-        frozen_stages: int,
-        pretrained: bool | str | None,
-        pixel_mean: Sequence[float],
-        pixel_std: Sequence[float],
+        out_features: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        frozen_stages: int = 0,
+        pretrained: bool | str | None = False,
+        pixel_mean: Sequence[float] = IMAGENET_MEAN,
+        pixel_std: Sequence[float] = IMAGENET_STD,
         in_channels: int = 3,
-    ) -> list[str]:
-        """Store the arguments that all backbones take; return the names of the stages down to the deepest that is
-        needed.
-
-        They also take `drop_path`, the last block's probability of being skipped in training; see `drop_path_rates`.
-
-        Args:
-            available: all maps that it could return, fine to coarse.
-            out_features: names of the maps to return; deeper stages are not created. None: all maps.
-            num_classes: number of classes of a classifier; None: return feature maps.
-            frozen_stages: number of stages that are not trained: 1 is the stem and res2, as in DETR; for a plain
-                transformer, the number of blocks, including everything before them. Norms of returned maps are always
-                trained.
-            pretrained: the weights that `load_pretrained` loads: False, None: none; a file; "https://...#sha256=PREFIX",
-                a URL with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default
-                of the backbone's family.
-            pixel_mean, pixel_std: mean and standard deviation of the values of each channel, in 0..1, that the weights
-                expect; models normalise images by them.
-            in_channels: number of channels of the images, 3 for RGB. Weights for RGB are repeated over the channels and
-                rescaled (or summed, for one channel) when they are loaded, as timm does.
-        Raises:
-            ConfigError: see `choose_features` and `check_pixel_statistics`.
-        """
+    ):
+        nn.Module.__init__(self)  # not super(), which is torchvision's network in a ResNet
         self.feature_info = choose_features(available, out_features, num_classes=num_classes)
+        self.stages_to_build = list(available)
+        while self.stages_to_build and self.stages_to_build[-1] not in self.feature_info:
+            self.stages_to_build.pop()
+        self.num_classes = num_classes
         self.is_classifier = num_classes is not None
         self.pretrained = pretrained
         self.frozen_stages = frozen_stages
         self.in_channels = in_channels
         self.pixel_mean, self.pixel_std = check_pixel_statistics(pixel_mean, pixel_std, in_channels)
-        return list(available)[: list(available).index(list(self.feature_info)[-1]) + 1]
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Convert the first convolution's weight for RGB to `in_channels`, in place."""

@@ -1,6 +1,6 @@
 """LR-Net (Hu et al. 2019, https://arxiv.org/abs/1904.11491): a ResNet whose only spatial layers are local relations."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,9 +8,8 @@ from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import BackboneBase, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.local_relation import LocalRelation
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
+from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES
 
 _DEPTHS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
@@ -87,8 +86,8 @@ class LRNet(BackboneBase):
         kernel_size: side of the windows; odd.
         channels_per_weight: m, the number of channels that share a weight.
         similarity: similarity of a query and a key; see `vitkit.kernels.local_relation.SIMILARITIES`.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`.
+        drop_path: see `drop_path_rates`.
+        options: the arguments of `BackboneBase`.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -104,32 +103,16 @@ class LRNet(BackboneBase):
         kernel_size: int = 7,
         channels_per_weight: int = 8,
         similarity: str = "product",
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
         drop_path: float = 0.0,
-        pretrained: bool | str | None = False,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
+        **options: Any,
     ):
-        super().__init__()
         if depth not in _DEPTHS:
             raise ConfigError(f"depth={depth}: expected one of {', '.join(map(str, _DEPTHS))}.")
         available = four_stages(256)
-        names = self.configure(
-            available,
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
+        super().__init__(available, **options)
         relation = dict(kernel_size=kernel_size, channels_per_weight=channels_per_weight, similarity=similarity)
         self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, _STEM_CHANNELS, 1, bias=False),
+            nn.Conv2d(self.in_channels, _STEM_CHANNELS, 1, bias=False),
             nn.BatchNorm2d(_STEM_CHANNELS),
             nn.ReLU(inplace=True),
             LocalRelation(_STEM_CHANNELS, stride=2, **relation),
@@ -140,7 +123,7 @@ class LRNet(BackboneBase):
         rates = iter(drop_path_rates(drop_path, sum(_DEPTHS[depth])))
         self.layers = nn.ModuleDict()
         channels = _STEM_CHANNELS
-        for name, num_blocks in zip(names, _DEPTHS[depth]):
+        for name, num_blocks in zip(self.stages_to_build, _DEPTHS[depth]):
             self.layers[name] = nn.ModuleList()
             for i in range(num_blocks):
                 block = RelationBlock(
@@ -154,7 +137,7 @@ class LRNet(BackboneBase):
                 self.layers[name].append(block)
                 channels = available[name].channels
         if self.is_classifier:
-            self.fc = nn.Linear(channels, num_classes)
+            self.fc = nn.Linear(channels, self.num_classes)
         self.apply(_init_weights)
         self.freeze()
 
@@ -165,7 +148,7 @@ class LRNet(BackboneBase):
         features = {}
         for name, layer in self.layers.items():
             for block in layer:
-                x = checkpoint_block(block, x)
+                x = block(x)
             if name in self.feature_info:
                 features[name] = x
         return self.fc(x.mean((2, 3))) if self.is_classifier else features

@@ -3,18 +3,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, check_keys, drop_path_rates
+from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, check_keys, drop_path_rates, init_linear
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
+from vitkit.nn.layers import Linear, TokenMLP
 from vitkit.nn.pooling_attention import PoolingAttention, make_pool, pool_tokens
 from vitkit.nn.position import resize_positions_1d, resize_positions_2d
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
+from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES
 from vitkit.structures import FeatureInfo
 
@@ -202,8 +202,8 @@ class MViT(BackboneBase):
         num_frames: number of frames likewise, if the input is clips; None for images.
         window_size: side of res2's windows in tokens, halved with each stage. None: attend to the full map.
         dropout: fraction of a classifier's inputs that is dropped in training.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`.
+        drop_path: see `drop_path_rates`.
+        num_classes, options: the arguments of `BackboneBase`.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -229,23 +229,15 @@ class MViT(BackboneBase):
         num_frames: int | None = None,
         window_size: int | None = 56,
         dropout: float = 0.0,
-        out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
-        frozen_stages: int = 0,
         drop_path: float = 0.1,
-        pretrained: bool | str | None = False,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
+        **options: Any,
     ):
-        super().__init__()
         pooling = pooling or {}
         check_keys("pooling", pooling, PoolingOptions)
         if len(depths) != len(STAGES) or min(depths) < 1:
             raise ConfigError(f"depths={tuple(depths)}: expected at least one block in each of 4 stages.")
-        for name, value in dict(embed_dim=embed_dim, kv_stride=kv_stride).items():
-            if value < 1:
-                raise ConfigError(f"{name}={value}: expected at least 1.")
+        check_at_least_1(embed_dim=embed_dim, kv_stride=kv_stride)
         if num_heads < 1 or embed_dim % num_heads:
             raise ConfigError(f"num_heads={num_heads} must divide embed_dim={embed_dim}.")
         if positions not in ("relative", "absolute"):
@@ -257,37 +249,28 @@ class MViT(BackboneBase):
                 f"image_size={image_size}, num_frames={num_frames}: expected at least {8 * PATCH_STRIDE} pixels, "
                 f"and {FRAME_STRIDE} frames of clips."
             )
-        self.is_classifier = num_classes is not None
-        self.axes = 2 if num_frames is None else 3
-        self.class_token = class_token and self.is_classifier
         side = image_size // PATCH_STRIDE
-        self.grid = (side, side) if num_frames is None else (num_frames // FRAME_STRIDE, side, side)
+        grid = (side, side) if num_frames is None else (num_frames // FRAME_STRIDE, side, side)
 
         shapes = block_shapes(
             depths,
             channels=embed_dim,
             num_heads=num_heads,
             kv_stride=kv_stride,
-            grid=self.grid,
+            grid=grid,
             expand_in_attention=expand_in_attention,
-            window=None if self.is_classifier or num_frames is not None else window_size,
+            window=window_size if num_classes is None and num_frames is None else None,
         )
         channels = {STAGES[shape.stage]: shape.out_channels for shape in shapes}
         available = {name: FeatureInfo(channels[name], PATCH_STRIDE * 2**i) for i, name in enumerate(STAGES)}
-        stage_names = self.configure(
-            available,
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
-        num_stages = len(stage_names)
+        super().__init__(available, num_classes=num_classes, **options)
+        self.axes = len(grid)
+        self.grid = grid
+        self.class_token = class_token and self.is_classifier
+        num_stages = len(self.stages_to_build)
         self.stage_of_block = [shape.stage for shape in shapes if shape.stage < num_stages]
 
-        self.patch_embed = PatchEmbed(in_channels, embed_dim, self.axes)
+        self.patch_embed = PatchEmbed(self.in_channels, embed_dim, self.axes)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if self.class_token else None
         self.pos_embed = self.pos_embed_spatial = None
         if positions == "absolute":
@@ -329,10 +312,7 @@ class MViT(BackboneBase):
     def _init_weights(self) -> None:
         for parameter in self._stem_parameters():
             nn.init.trunc_normal_(parameter, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        self.apply(init_linear)
 
     def _stem_parameters(self) -> list[nn.Parameter]:
         """Return the class token and absolute positions."""
@@ -371,7 +351,7 @@ class MViT(BackboneBase):
         x = self._add_positions(x, size)
         features = {}
         for i, (stage, block) in enumerate(zip(self.stage_of_block, self.blocks)):
-            x, size = checkpoint_block(block, x, size)
+            x, size = block(x, size)
             name = STAGES[stage]
             if stage not in self.stage_of_block[i + 1 :] and name in self.feature_info and not self.is_classifier:
                 normed = self.get_submodule(norm_name(name))(x)

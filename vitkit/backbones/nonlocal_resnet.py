@@ -12,9 +12,8 @@ from torchvision.ops import StochasticDepth
 from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
 from vitkit.backbones.resnet import ResNet, resnet_url
 from vitkit.errors import ConfigError, DataError
-from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.non_local import NonLocalBlock
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
+from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
 
 FIVE_BLOCKS = {"res3": (1, 3), "res4": (1, 3, 5)}
@@ -71,12 +70,11 @@ class NonLocalResNet(ResNet):
     """`ResNet` with non-local blocks between its blocks; loads torchvision's weights, which lack the new blocks.
 
     Args:
-        depth, norm, dilation: see `ResNet`.
+        depth: see `ResNet`.
         positions: stage -> indices (from 0) of the blocks that are followed by a non-local block.
         pairwise, scaled: see `NonLocalBlock`.
         pool: side of the max pooling of keys and values; 1 for no pooling.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`; pretrained=True means torchvision's ImageNet weights.
+        options: the other arguments of `ResNet`.
     Raises:
         ConfigError: an argument is invalid, or a block does not exist.
     """
@@ -96,35 +94,14 @@ class NonLocalResNet(ResNet):
         pairwise: str = "embedded_gaussian",
         scaled: bool = True,
         pool: int = 2,
-        norm: str = "bn",
-        dilation: bool = False,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
-        drop_path: float = 0.0,
-        pretrained: bool | str | None = True,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
+        **options: Any,
     ):
-        super().__init__(
-            depth,
-            norm=norm,
-            dilation=dilation,
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            drop_path=drop_path,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
+        super().__init__(depth, **options)
         layers = self.layers
         counts = {name: len(layer) for name, layer in layers.items()}
         for name, after in check_positions(positions, counts).items():
             stage = STAGES.index(name)
-            channels = 64 * 2**stage * layers[name][0].expansion
+            channels = self.base_channels * 2**stage * layers[name][0].expansion
             # Non-local blocks are named after the blocks that they follow, so that all others keep their names.
             blocks: dict[str, nn.Module] = {}
             for i, block in enumerate(layers[name]):
@@ -209,8 +186,8 @@ class ClipResNet(BackboneBase):
         paper_pooling: halve the number of frames as in the paper's table 1, in the stem's convolution, its pooling and
             after res2, whereas SlowFast only does the last.
         dropout: fraction of a classifier's final features dropped in training.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`; pretrained=True means torchvision's ImageNet weights.
+        drop_path: see `drop_path_rates`.
+        options: the arguments of `BackboneBase`; pretrained=True means torchvision's ImageNet weights.
     Raises:
         ConfigError: an argument is invalid, or a block does not exist.
     """
@@ -231,39 +208,23 @@ class ClipResNet(BackboneBase):
         pool: Sequence[int] = (1, 2, 2),
         paper_pooling: bool = False,
         dropout: float = 0.5,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
         drop_path: float = 0.0,
-        pretrained: bool | str | None = False,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
+        **options: Any,
     ):
-        super().__init__()
         if depth not in _DEPTHS:
             raise ConfigError(f"depth={depth}: expected one of {', '.join(map(str, _DEPTHS))}.")
         if inflation not in _INFLATIONS:
             raise ConfigError(f"inflation={inflation!r}: unknown. {nearest(inflation, _INFLATIONS)}")
-        names = self.configure(
-            four_stages(256),
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
+        super().__init__(four_stages(256), **options)
         self.depth = depth
         self.paper_pooling = paper_pooling
         stem_frames, stage_frames, self.halves_frames = _INFLATIONS[inflation]
-        counts = dict(zip(names, _DEPTHS[depth]))
+        counts = dict(zip(self.stages_to_build, _DEPTHS[depth]))
         after = check_positions(positions, counts)
         self.stem = nn.Module()
         size, margin = (stem_frames, 7, 7), (stem_frames // 2, 3, 3)
         stride = (2 if paper_pooling else 1, 2, 2)
-        self.stem.conv = nn.Conv3d(in_channels, 64, size, stride=stride, padding=margin, bias=False)
+        self.stem.conv = nn.Conv3d(self.in_channels, 64, size, stride=stride, padding=margin, bias=False)
         self.stem.bn = nn.BatchNorm3d(64)
         rates = iter(drop_path_rates(drop_path, sum(_DEPTHS[depth])))
         options: dict[str, Any] = dict(pairwise=pairwise, scaled=scaled, pool=pool, axes=3)
@@ -282,7 +243,7 @@ class ClipResNet(BackboneBase):
             self.layers[name] = blocks
         if self.is_classifier:
             self.dropout = nn.Dropout(dropout)
-            self.fc = nn.Linear(channels, num_classes)
+            self.fc = nn.Linear(channels, self.num_classes)
         self.apply(_init_weights)
         self.freeze()
 
@@ -311,7 +272,7 @@ class ClipResNet(BackboneBase):
         features = {}
         for name, layer in self.layers.items():
             for block in layer.values():
-                x = checkpoint_block(block, x)
+                x = block(x)
             if name in self.feature_info:
                 features[name] = x
             if name == "res2" and self.paper_pooling:

@@ -1,7 +1,7 @@
 """ResNet (He et al. 2015, https://arxiv.org/abs/1512.03385): torchvision's, with named features."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torchvision.models import resnet as tv
 from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
+from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages
 from vitkit.errors import ConfigError
-from vitkit.nn.layers import checkpoint_block, conv_norm
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
+from vitkit.nn.layers import conv_norm
+from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
@@ -101,8 +101,9 @@ class ResNet(BackboneBase, tv.ResNet):
         stride_in_1x1: put the stride of a stage in its first 1x1 convolution, as required by the paper's own weights,
             detectron2's "MSRA" and Keras's, rather than in the 3x3 convolution after it, as by torchvision's. The names
             and shapes of weights are the same, so a wrong value only shows in worse results.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`; pretrained=True means torchvision's ImageNet weights (IMAGENET1K_V1).
+        drop_path: see `drop_path_rates`.
+        options: the arguments of `BackboneBase`; pretrained=True means torchvision's ImageNet weights
+            (IMAGENET1K_V1).
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -120,14 +121,9 @@ class ResNet(BackboneBase, tv.ResNet):
         dilation: bool = False,
         base_channels: int = 64,
         stride_in_1x1: bool = False,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
         drop_path: float = 0.0,
         pretrained: bool | str | None = True,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
+        **options: Any,
     ):
         if depth not in _BLOCKS:
             raise ConfigError(f"depth={depth}: expected one of {', '.join(map(str, _BLOCKS))}.")
@@ -141,31 +137,22 @@ class ResNet(BackboneBase, tv.ResNet):
                 f"stride_in_1x1=True: a ResNet of depth {depth} has no 1x1 convolutions in its blocks. Expected depth "
                 "50 or 101."
             )
-        if base_channels < 1:
-            raise ConfigError(f"base_channels={base_channels}: expected at least 1.")
-        self.base_channels = base_channels
+        check_at_least_1(base_channels=base_channels)
         available = four_stages(base_channels * block.expansion)
         if dilation:
             available["res5"] = FeatureInfo(available["res5"].channels, available["res4"].stride)
-        stage_names = self.configure(
-            available,
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
-        super().__init__(
+        BackboneBase.__init__(self, available, pretrained=pretrained, **options)
+        self.base_channels = base_channels
+        tv.ResNet.__init__(
+            self,
             block,
             num_blocks,
-            num_classes=num_classes or 1,
+            num_classes=self.num_classes or 1,
             norm_layer=_NORMS[norm],
             replace_stride_with_dilation=[False, False, dilation],
         )
-        if in_channels != 3 or base_channels != 64:
-            self.conv1 = nn.Conv2d(in_channels, base_channels, 7, stride=2, padding=3, bias=False)
+        if self.in_channels != 3 or base_channels != 64:
+            self.conv1 = nn.Conv2d(self.in_channels, base_channels, 7, stride=2, padding=3, bias=False)
             nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         if base_channels != 64:
             self.bn1 = _NORMS[norm](base_channels)
@@ -179,7 +166,7 @@ class ResNet(BackboneBase, tv.ResNet):
         self.is_dilated = dilation
 
         # Parts that are not used are removed: they would never get a gradient, which DDP does not allow.
-        self.drop_stages_after(stage_names[-1])
+        self.drop_stages_after(self.stages_to_build[-1])
         if not self.is_classifier:
             del self.avgpool, self.fc
         self.freeze()
@@ -232,7 +219,7 @@ class ResNet(BackboneBase, tv.ResNet):
         features = {}
         for name, layer in self.layers.items():
             for block in layer:
-                x = checkpoint_block(block, x, padding)
+                x = block(x, padding)
                 padding = subsample(padding, block.stride)
             if name in self.feature_info:
                 features[name] = x
@@ -244,6 +231,9 @@ class ResNet(BackboneBase, tv.ResNet):
                 f"pretrained=True: there are no published weights with base_channels={self.base_channels}, only with "
                 "64. Set pretrained=False, or give a file."
             )
+        return self._published_url()
+
+    def _published_url(self) -> str:
         return resnet_url(self.depth)
 
 

@@ -1,13 +1,12 @@
 """ResNet-vd (He et al. 2018, "Bag of Tricks", section 4.1, https://arxiv.org/abs/1812.01187): RT-DETR's backbone."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.backbones.resnet import ResNet, relu
 from vitkit.nn.layers import conv_norm
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
 
 _WEIGHTS = "https://github.com/lyuwenyu/storage/releases/download/v0.1/ResNet{}_pretrained_from_paddle.pth"
@@ -41,50 +40,25 @@ class ResNetVD(ResNet):
 
     Args:
         depth: 18, 34, 50 or 101.
-        norm, out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `ResNet`; pretrained=True means the ImageNet weights that RT-DETR starts from.
         frozen_stem: whether the stem is not trained even if no stage is frozen.
+        options: the other arguments of `ResNet`; pretrained=True means the ImageNet weights that RT-DETR starts from.
     Raises:
         ConfigError: an argument is invalid.
     """
 
     input_weight = "conv1.0.weight"
 
-    def __init__(
-        self,
-        depth: int = 50,
-        *,
-        norm: str = "bn",
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
-        frozen_stem: bool = False,
-        drop_path: float = 0.0,
-        pretrained: bool | str | None = True,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
-    ):
-        super().__init__(
-            depth,
-            norm=norm,
-            out_features=out_features,
-            num_classes=num_classes,
-            drop_path=drop_path,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
-        norm_layer = type(self.bn1)
+    def __init__(self, depth: int = 50, *, frozen_stem: bool = False, **options: Any):
+        super().__init__(depth, **options)
+        norm_layer, width = type(self.bn1), self.base_channels
         self.conv1 = nn.Sequential(
-            nn.Conv2d(in_channels, 32, 3, stride=2, padding=1, bias=False),
-            norm_layer(32),
+            nn.Conv2d(self.in_channels, width // 2, 3, stride=2, padding=1, bias=False),
+            norm_layer(width // 2),
             nn.ReLU(),
-            nn.Conv2d(32, 32, 3, padding=1, bias=False),
-            norm_layer(32),
+            nn.Conv2d(width // 2, width // 2, 3, padding=1, bias=False),
+            norm_layer(width // 2),
             nn.ReLU(),
-            nn.Conv2d(32, 64, 3, padding=1, bias=False),
+            nn.Conv2d(width // 2, width, 3, padding=1, bias=False),
         )
         for layer in self.layers.values():
             first, out_channels = layer[0], layer[-1].conv1.in_channels
@@ -93,7 +67,7 @@ class ResNetVD(ResNet):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        self.frozen_stages, self.frozen_stem = frozen_stages, frozen_stem
+        self.frozen_stem = frozen_stem
         self.freeze()
 
     def stem(self, images: Tensor, padding: Tensor | None) -> Tensor:
@@ -103,5 +77,5 @@ class ResNetVD(ResNet):
         x = relu(conv_norm(x, conv2, norm2), padding)
         return relu(conv_norm(x, conv3, self.bn1), padding)
 
-    def _url(self) -> str:
+    def _published_url(self) -> str:
         return _WEIGHTS.format(_WEIGHT_NAMES[self.depth])

@@ -3,35 +3,36 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import STAGES, BackboneBase, drop_path_rates, four_stages
+from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages, init_linear
 from vitkit.errors import ConfigError
 from vitkit.kernels import linear
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
-from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
+from vitkit.nn.layers import Linear, TokenMLP
 from vitkit.nn.position import resize_positions_2d
 from vitkit.nn.windows import relative_position_index, shift_bias
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
+from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES
 
-_TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)
-_SMALL = dict(embed_dim=96, depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24), drop_path=0.3)
-_BASE = dict(embed_dim=128, depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32), drop_path=0.5)
-_LARGE = dict(embed_dim=192, depths=(2, 2, 18, 2), num_heads=(6, 12, 24, 48), drop_path=0.2)
+TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)
+SMALL = dict(embed_dim=96, depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24), drop_path=0.3)
+BASE = dict(embed_dim=128, depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32), drop_path=0.5)
+LARGE = dict(embed_dim=192, depths=(2, 2, 18, 2), num_heads=(6, 12, 24, 48), drop_path=0.2)
 
 SWIN_VARIANTS = {
-    "swin_tiny": dict(**_TINY, window=7),
-    "swin_small": dict(**_SMALL, window=7),
-    "swin_base": dict(**_BASE, window=7),
-    "swin_large": dict(**_LARGE, window=7),
-    "swin_base_384": dict(**_BASE, window=12),
-    "swin_large_384": dict(**_LARGE, window=12),
+    "swin_tiny": dict(**TINY, window=7),
+    "swin_small": dict(**SMALL, window=7),
+    "swin_base": dict(**BASE, window=7),
+    "swin_large": dict(**LARGE, window=7),
+    "swin_base_384": dict(**BASE, window=12),
+    "swin_large_384": dict(**LARGE, window=12),
 }
 """The variants of the paper's section 3.3; those without a number are for images of 224 pixels."""
 
@@ -220,7 +221,7 @@ class SwinStage(nn.Module):
             window, shift = min(height, width), 0
         mask_bias = shift_bias((height, width), window, shift, device=x.device) if shift else None
         for i, block in enumerate(self.blocks):
-            x = checkpoint_block(block, x, window, *((shift, mask_bias) if i % 2 else (0, None)))
+            x = block(x, window, *((shift, mask_bias) if i % 2 else (0, None)))
         return x
 
 
@@ -236,8 +237,8 @@ class Swin(BackboneBase):
         depths: number of blocks in each stage.
         num_heads: number of heads in each stage.
         window: side of the windows, in pixels of the map.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`; pretrained=True means the official weights.
+        drop_path: see `drop_path_rates`.
+        options: the arguments of `BackboneBase`; pretrained=True means the official weights.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -258,38 +259,20 @@ class Swin(BackboneBase):
         *,
         num_heads: Sequence[int] = (3, 6, 12, 24),
         window: int = 7,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
         drop_path: float = 0.2,
-        pretrained: bool | str | None = False,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
+        **options: Any,
     ):
-        super().__init__()
-        for argument, value in dict(embed_dim=embed_dim, window=window).items():
-            if value < 1:
-                raise ConfigError(f"{argument}={value}: expected at least 1.")
+        check_at_least_1(embed_dim=embed_dim, window=window)
         if not len(depths) == len(num_heads) == len(STAGES):
             raise ConfigError(f"depths={depths}, num_heads={num_heads}: expected one number for each of 4 stages.")
         available = four_stages(embed_dim)
-        stage_names = self.configure(
-            available,
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
-        num_stages = len(stage_names)
+        super().__init__(available, **options)
+        num_stages = len(self.stages_to_build)
         channels = [info.channels for info in available.values()]
         self.published = (embed_dim, depths[2], window)
 
         rates = iter(drop_path_rates(drop_path, sum(depths)))
-        self.patch_embed = PatchEmbed(embed_dim, in_channels)
+        self.patch_embed = PatchEmbed(embed_dim, self.in_channels)
         self.layers = nn.ModuleList()
         for i in range(num_stages):
             blocks = [
@@ -299,12 +282,12 @@ class Swin(BackboneBase):
             self.layers.append(SwinStage(blocks, window, downsample))
         if self.is_classifier:
             self.norm = nn.LayerNorm(channels[-1])
-            self.head = nn.Linear(channels[-1], num_classes)
+            self.head = nn.Linear(channels[-1], self.num_classes)
         else:
             for i, feature in enumerate(STAGES):
                 if feature in self.feature_info:
                     self.add_module(f"norm{i}", nn.LayerNorm(channels[i]))
-        self.apply(init_weights)
+        self.apply(init_linear)
         self.freeze()
 
     def norm_of(self, feature: str) -> str:
@@ -368,14 +351,6 @@ def _widen_tables(state: dict[str, Tensor], prefix: str) -> None:
         grid = state[key].T.unflatten(1, (old, old))[None]
         margin = (side - old) // 2
         state[key] = F.pad(grid, (margin,) * 4, mode="replicate")[0].flatten(1).T if margin else state[key]
-
-
-def init_weights(module: nn.Module) -> None:
-    """Initialise linear layers as in the official code."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 BACKBONES.register_variants(Swin, SWIN_VARIANTS)

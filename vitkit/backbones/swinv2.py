@@ -3,23 +3,18 @@ bias, and norms at the end of each branch."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.backbones.base import STAGES
-from vitkit.backbones.swin import BaseWindowAttention, Swin, SwinBlock, merge_patches
+from vitkit.backbones.swin import BASE, LARGE, SMALL, TINY, BaseWindowAttention, Swin, SwinBlock, merge_patches
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import attend
 from vitkit.nn.layers import Linear
 from vitkit.nn.windows import relative_position_index
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import BACKBONES
-
-_TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)
-_SMALL = dict(embed_dim=96, depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24), drop_path=0.3)
-_BASE = dict(embed_dim=128, depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32), drop_path=0.5)
-_LARGE = dict(embed_dim=192, depths=(2, 2, 18, 2), num_heads=(6, 12, 24, 48), drop_path=0.2)
 
 _WINDOW_8 = dict(window=8)
 _WINDOW_12 = dict(window=12, trained_windows=(12, 12, 12, 6))
@@ -28,18 +23,18 @@ _WINDOW_12_TO_16 = dict(window=16, trained_windows=(12, 12, 12, 6))
 _WINDOW_12_TO_24 = dict(window=24, trained_windows=(12, 12, 12, 6))
 
 SWINV2_VARIANTS = {
-    "swinv2_tiny": dict(**_TINY, **_WINDOW_8),
-    "swinv2_small": dict(**_SMALL, **_WINDOW_8),
-    "swinv2_base": dict(**_BASE, **_WINDOW_8),
-    "swinv2_tiny_window16": dict(**_TINY, **_WINDOW_16),
-    "swinv2_small_window16": dict(**_SMALL, **_WINDOW_16),
-    "swinv2_base_window16": dict(**_BASE, **_WINDOW_16),
-    "swinv2_base_window12": dict(**_BASE | dict(drop_path=0.2), **_WINDOW_12),
-    "swinv2_base_window12to16": dict(**_BASE | dict(drop_path=0.2), **_WINDOW_12_TO_16),
-    "swinv2_base_window12to24": dict(**_BASE | dict(drop_path=0.2), **_WINDOW_12_TO_24),
-    "swinv2_large_window12": dict(**_LARGE, **_WINDOW_12),
-    "swinv2_large_window12to16": dict(**_LARGE, **_WINDOW_12_TO_16),
-    "swinv2_large_window12to24": dict(**_LARGE, **_WINDOW_12_TO_24),
+    "swinv2_tiny": dict(**TINY, **_WINDOW_8),
+    "swinv2_small": dict(**SMALL, **_WINDOW_8),
+    "swinv2_base": dict(**BASE, **_WINDOW_8),
+    "swinv2_tiny_window16": dict(**TINY, **_WINDOW_16),
+    "swinv2_small_window16": dict(**SMALL, **_WINDOW_16),
+    "swinv2_base_window16": dict(**BASE, **_WINDOW_16),
+    "swinv2_base_window12": dict(**BASE | dict(drop_path=0.2), **_WINDOW_12),
+    "swinv2_base_window12to16": dict(**BASE | dict(drop_path=0.2), **_WINDOW_12_TO_16),
+    "swinv2_base_window12to24": dict(**BASE | dict(drop_path=0.2), **_WINDOW_12_TO_24),
+    "swinv2_large_window12": dict(**LARGE, **_WINDOW_12),
+    "swinv2_large_window12to16": dict(**LARGE, **_WINDOW_12_TO_16),
+    "swinv2_large_window12to24": dict(**LARGE, **_WINDOW_12_TO_24),
 }
 """The variants of the paper's section 3.6 and table 2; windows of 8 and 16 are for images of 256 pixels, windows of 12
 for 192, and windows of 24 for 384."""
@@ -136,12 +131,10 @@ class SwinV2(Swin):
     Args:
         embed_dim: channels of res2, which double with each stage.
         depths: number of blocks in each stage.
-        num_heads: number of heads in each stage.
         window: side of the windows, in pixels of the map.
         trained_windows: for each stage, the window whose largest offset is the unit for offsets: the one that the
             weights were first trained with, which is smaller than `window` where the map was; None: `window`.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`; pretrained=True means the official weights.
+        options: the other arguments of `Swin`.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -155,32 +148,11 @@ class SwinV2(Swin):
         embed_dim: int = 96,
         depths: Sequence[int] = (2, 2, 6, 2),
         *,
-        num_heads: Sequence[int] = (3, 6, 12, 24),
         window: int = 8,
         trained_windows: Sequence[int] | None = None,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
-        drop_path: float = 0.2,
-        pretrained: bool | str | None = False,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
+        **options: Any,
     ):
-        super().__init__(
-            embed_dim,
-            depths,
-            num_heads=num_heads,
-            window=window,
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            drop_path=drop_path,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
+        super().__init__(embed_dim, depths, window=window, **options)
         trained_windows = trained_windows or [window] * len(STAGES)
         if len(trained_windows) != len(STAGES) or min(trained_windows) < 1:
             raise ConfigError(f"trained_windows={list(trained_windows)}: expected one for each of 4 stages.")

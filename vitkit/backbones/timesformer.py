@@ -6,20 +6,21 @@ patch, of the second, and so on; G groups of S tokens that attend to each other.
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from vitkit.backbones.base import BackboneBase, drop_path_rates
-from vitkit.backbones.vit_blocks import PatchEmbedding, add, check_sizes, map_of_patches
+from vitkit.backbones.base import BackboneBase, check_at_least_1, drop_path_rates, init_linear
+from vitkit.backbones.vit_blocks import Attention, PatchEmbedding, add, check_sizes, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.nn.attention import attend, padding_bias
-from vitkit.nn.layers import Linear, TokenMLP, checkpoint_block
+from vitkit.nn.attention import padding_bias
+from vitkit.nn.layers import Linear, TokenMLP
 from vitkit.nn.position import resize_positions_2d
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
+from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
 
 logger = logging.getLogger("vitkit")
@@ -112,26 +113,6 @@ def _grouped_axes(step: str) -> list[int]:
     return [group for group, _ in pairs] + [token for _, token in pairs]
 
 
-class Attention(nn.Module):
-    """Self-attention within sequences of tokens."""
-
-    def __init__(self, d_model: int, num_heads: int):
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv = Linear(d_model, 3 * d_model)
-        self.proj = Linear(d_model, d_model)
-
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Attend.
-
-        Args:
-            x: (sequences, S, d_model).
-            bias: added to the scores, broadcastable to (sequences, heads, S, S).
-        """
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
-        return self.proj(attend(q, k, v, bias).transpose(1, 2).flatten(2))
-
-
 class Block(nn.Module):
     """Pre-norm transformer layer with one attention for each step of the scheme.
 
@@ -181,7 +162,7 @@ class Block(nn.Module):
         bias = self._padding_bias(x, size, step)
         normed = self.get_submodule(f"{prefix}norm1")(groups.flatten(0, 1))
         # As in the original, each group is dropped separately.
-        seen = self.drop_path(self.get_submodule(f"{prefix}attn")(normed, bias)).unflatten(0, (batch, num_groups))
+        seen = self.drop_path(self.get_submodule(f"{prefix}attn")(normed, bias=bias)).unflatten(0, (batch, num_groups))
 
         seen_by_patches = join_groups(seen[:, :, int(has_class_token) :], step, size).flatten(1, 3)  # (B, h w T, C)
         if has_class_token:
@@ -225,8 +206,8 @@ class TimeSformer(BackboneBase):
         position_std: initial standard deviation of the class token and of both position tables. None: as in the
             original, 0.02, and zeros for frames, which suits weights of an image ViT; from random weights a small
             network takes thousands of steps to learn the order of frames, but hundreds with 0.4.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`.
+        drop_path: see `drop_path_rates`.
+        options: the arguments of `BackboneBase`.
     Raises:
         ConfigError: an argument is invalid.
     """
@@ -246,38 +227,20 @@ class TimeSformer(BackboneBase):
         image_size: int = 224,
         num_frames: int = 8,
         position_std: float | None = None,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
         drop_path: float = 0.1,
-        pretrained: bool | str | None = False,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
+        **options: Any,
     ):
-        super().__init__()
         if attention not in SCHEMES:
             raise ConfigError(f"attention={attention!r}: unknown. {nearest(attention, SCHEMES)}")
         check_sizes(patch_size=patch_size, d_model=d_model, depth=depth, num_heads=num_heads)
-        for name, value in dict(image_size=image_size, num_frames=num_frames).items():
-            if value < 1:
-                raise ConfigError(f"{name}={value}: expected at least 1.")
-        self.configure(
-            map_of_patches(patch_size, d_model),
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
+        check_at_least_1(image_size=image_size, num_frames=num_frames)
+        super().__init__(map_of_patches(patch_size, d_model), **options)
         self.attention = attention
         self.grid = (math.ceil(image_size / patch_size),) * 2
         self._completes_state = False
         self._logged_sizes: set[Size] = set()
 
-        self.patch_embed = PatchEmbedding(patch_size, d_model, in_channels=in_channels)
+        self.patch_embed = PatchEmbedding(patch_size, d_model, in_channels=self.in_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d_model))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + math.prod(self.grid), d_model))
         self.time_embed = None if attention == "space" else nn.Parameter(torch.zeros(1, num_frames, d_model))
@@ -287,19 +250,16 @@ class TimeSformer(BackboneBase):
         )
         self.norm = nn.LayerNorm(d_model, eps=1e-6)
         if self.is_classifier:
-            self.head = nn.Linear(d_model, num_classes)
+            self.head = nn.Linear(d_model, self.num_classes)
         self._initialize(position_std)
         self.freeze()
 
     def _initialize(self, position_std: float | None) -> None:
+        self.apply(init_linear)
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
-                if name.endswith("_fc"):
-                    # Also in the first block: the only module that the original's loop skips is the list of blocks
-                    # itself.
-                    nn.init.zeros_(module.weight)
+            if name.endswith("_fc"):
+                # Also in the first block: the only module that the original's loop skips is the list of blocks itself.
+                nn.init.zeros_(module.weight)
         for tokens in (self.pos_embed, self.cls_token):
             nn.init.trunc_normal_(tokens, std=0.02 if position_std is None else position_std)
         if position_std is not None and self.time_embed is not None:
@@ -328,7 +288,7 @@ class TimeSformer(BackboneBase):
         # Without attention over time, each frame is a separate clip.
         block_size = (*size[:2], 1) if self.time_embed is None else size
         for block in self.blocks:
-            x = checkpoint_block(block, x, block_size)
+            x = block(x, block_size)
         if self.is_classifier:
             x = x[:, 0]  # (B, C), or (B T, C) of frames
             if self.time_embed is None:

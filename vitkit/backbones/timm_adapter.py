@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import timm
 import torch
@@ -14,23 +14,15 @@ from timm.models import adapt_input_conv, group_parameters
 from timm.utils.model import freeze_batch_norm_2d
 from torch import Tensor, nn
 
-from vitkit.backbones.base import BackboneBase, choose_features
+from vitkit.backbones.base import BackboneBase
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, check_pixel_statistics
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
 _ANY_SIZE = (dict(dynamic_img_size=True, dynamic_img_pad=True), dict(strict_img_size=False), {})
 """Options that make a model family accept images of any size; the first that a model supports is used."""
-
-
-@runtime_checkable
-class SetsGradCheckpointing(Protocol):
-    """A timm model whose blocks can recompute their activations in the backward pass."""
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Turn recomputation on or off."""
 
 
 @BACKBONES.register
@@ -44,17 +36,15 @@ class TimmBackbone(BackboneBase):
         name: timm's name of the model, optionally with the tag of its weights ("convnext_tiny.fb_in1k").
         out_features: maps to return, "res2" for stride 4 and so on (res{log2 stride}); None: all from stride 4 on. If
             several maps have the same stride, the name refers to the deepest.
-        num_classes: number of classes of a classifier; None: return feature maps.
         norm: "frozen_bn": a fixed scale and shift in place of batch norms, for training with few images per GPU; None:
             the model's own.
         frozen_stages: number of timm's parameter groups that are not trained, in addition to the stem.
         frozen_stem: whether the stem is not trained even if no stage is frozen.
         drop_path: timm's `drop_path_rate`; None: the model's default.
-        pretrained: see `BackboneBase.configure`; True: timm's weights of that name.
         patch_size: patch size of a plain ViT, in pixels; weights for another one, such as DINOv2's 14, are resampled
             when they are loaded (https://arxiv.org/abs/2212.08013). None: the model's default.
-        pixel_mean, pixel_std: see `BackboneBase.configure`; None: those of timm's weights.
-        in_channels: number of channels of the images, 3 for RGB; weights for RGB are adapted as by timm.
+        pixel_mean, pixel_std: see `BackboneBase`; None: those of timm's weights.
+        num_classes, options: the arguments of `BackboneBase`; pretrained=True means timm's weights of that name.
     Raises:
         ConfigError: timm has no model of that name, the model has no such maps, its patch size cannot be set, or
             another argument is invalid.
@@ -71,50 +61,47 @@ class TimmBackbone(BackboneBase):
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
         norm: str | None = None,
-        frozen_stages: int = 0,
         frozen_stem: bool = False,
         drop_path: float | None = None,
-        pretrained: bool | str | None = False,
         patch_size: int | None = None,
-        in_channels: int = 3,
         pixel_mean: Sequence[float] | None = None,
         pixel_std: Sequence[float] | None = None,
+        **options: Any,
     ):
         self.check_arguments(name)
-        super().__init__()
         if norm not in (None, "frozen_bn"):
             raise ConfigError(f"norm={norm!r}: expected 'frozen_bn', or None for the norms of timm's {name}.")
-        self.name = name
-        self.norm = norm
-        self.pretrained = pretrained
-        self.frozen_stages = frozen_stages
-        self.frozen_stem = frozen_stem
-        self.is_classifier = num_classes is not None
-        self._activation_checkpointing = False
-        options = {"drop_path_rate": drop_path, "patch_size": patch_size}
-        options = {option: value for option, value in options.items() if value is not None}
+        indices, available = {}, {}
+        if num_classes is None:
+            indices, available = _features(name, {} if patch_size is None else {"patch_size": patch_size})
+            if out_features is None:
+                out_features = [feature for feature, info in available.items() if info.stride >= 4] or None
         cfg = timm.get_pretrained_cfg(name)
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if cfg is None else (cfg.mean, cfg.std)
-        self.in_channels = in_channels
-        self.pixel_mean, self.pixel_std = check_pixel_statistics(
-            mean if pixel_mean is None else pixel_mean, std if pixel_std is None else pixel_std, in_channels
+        super().__init__(
+            available,
+            out_features=out_features,
+            num_classes=num_classes,
+            pixel_mean=mean if pixel_mean is None else pixel_mean,
+            pixel_std=std if pixel_std is None else pixel_std,
+            **options,
         )
-        if in_channels != 3:
-            options["in_chans"] = in_channels
+        self.name = name
+        self.norm = norm
+        self.frozen_stem = frozen_stem
+        self._activation_checkpointing = False
         first = () if cfg is None else cfg.first_conv or ()
         self.first_convolutions = (first,) if isinstance(first, str) else tuple(first)
         """timm's names of the layers that read the image."""
+        in_chans = None if self.in_channels == 3 else self.in_channels
+        arguments = dict(drop_path_rate=drop_path, patch_size=patch_size, in_chans=in_chans)
+        arguments = {argument: value for argument, value in arguments.items() if value is not None}
         if self.is_classifier:
-            self.feature_info = choose_features({}, out_features, num_classes=num_classes)
-            self.net = self._with_norms(_create(name, num_classes=num_classes, **options))
+            self.net = self._with_norms(_create(name, num_classes=num_classes, **arguments))
             heads = self.net.pretrained_cfg.get("classifier") or ()
             self.class_head = tuple(f"net.{head}." for head in ((heads,) if isinstance(heads, str) else heads))
         else:
-            self.indices, available = _features(name, {} if patch_size is None else {"patch_size": patch_size})
-            if out_features is None:
-                out_features = [feature for feature, info in available.items() if info.stride >= 4] or None
-            self.feature_info = choose_features(available, out_features, num_classes=None)
-            self.options = options
+            self.indices, self.arguments = indices, arguments
             self.net = self._feature_net()
             self.channels_last = str(getattr(self.net, "output_fmt", "")).endswith("NHWC")
             self.total_stride = max(info.stride for info in available.values())
@@ -123,7 +110,7 @@ class TimmBackbone(BackboneBase):
 
     def _feature_net(self) -> nn.Module:
         chosen = tuple(self.indices[feature] for feature in self.feature_info)
-        return self._with_norms(_create(self.name, features_only=True, out_indices=chosen, **self.options))
+        return self._with_norms(_create(self.name, features_only=True, out_indices=chosen, **self.arguments))
 
     def _with_norms(self, net: nn.Module) -> nn.Module:
         return net if self.norm is None else freeze_batch_norm_2d(net)
@@ -280,7 +267,7 @@ class TimmBackbone(BackboneBase):
     def activation_checkpointing(self, enabled: bool) -> None:
         """Turn activation checkpointing of timm's network on or off; ConfigError if it does not support it."""
         # timm wraps models that return features.
-        model = next((m for m in (self.net, child(self.net, "model")) if isinstance(m, SetsGradCheckpointing)), None)
+        model = next((m for m in (self.net, child(self.net, "model")) if hasattr(m, "set_grad_checkpointing")), None)
         if model is None:
             raise ConfigError(f"timm's {self.name} cannot recompute its activations.")
         model.set_grad_checkpointing(enabled)

@@ -17,12 +17,12 @@ from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
-from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates
+from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates, init_linear
 from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, choose_global_blocks, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.nn.layers import SwiGLU, checkpoint_block
+from vitkit.nn.layers import SwiGLU
 from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
+from vitkit.ops.images import check_images
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
@@ -182,8 +182,8 @@ class ViT(BackboneBase):
         stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
         default_weights: the weights that pretrained=True means, as a value of `pretrained`; None: DINOv2's, DINOv3's,
             DeiT's or torchvision's for a network of this shape.
-        out_features, num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`.
+        drop_path: see `drop_path_rates`.
+        options: the arguments of `BackboneBase`.
     Raises:
         ConfigError: an argument is invalid, or arguments contradict each other.
     """
@@ -213,16 +213,9 @@ class ViT(BackboneBase):
         classifier: ClassifierOptions | None = None,
         stem: Mapping[str, Any] | None = None,
         default_weights: str | None = None,
-        out_features: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        frozen_stages: int = 0,
         drop_path: float = 0.0,
-        pretrained: bool | str | None = False,
-        pixel_mean: Sequence[float] = IMAGENET_MEAN,
-        pixel_std: Sequence[float] = IMAGENET_STD,
-        in_channels: int = 3,
+        **options: Any,
     ):
-        super().__init__()
         blocks, windows, classifier = blocks or {}, windows or {}, classifier or {}
         check_keys("blocks", blocks, BlockOptions)
         check_keys("windows", windows, Windows)
@@ -239,23 +232,15 @@ class ViT(BackboneBase):
             raise ConfigError(f"rotary_rescale={rotary_rescale}: expected at least 1, where 1 means no rescaling.")
         if distilled and not class_token:
             raise ConfigError("distilled=True: a distillation token needs a class token. Set class_token=True.")
-        self.attends_globally = window_size is None and relative_positions is None
-        """Whether every block attends over all tokens by content, so that other tokens may be added."""
-        if not self.attends_globally and (class_token or num_registers or positions == "rotary"):
+        attends_globally = window_size is None and relative_positions is None
+        if not attends_globally and (class_token or num_registers or positions == "rotary"):
             raise ConfigError(
                 "windows: attention within windows or with relative positions takes only patches. Set "
                 "class_token=False, num_registers=0, and positions='all'."
             )
-        self.configure(
-            self.maps(patch_size, d_model, depth),
-            out_features=out_features,
-            num_classes=num_classes,
-            frozen_stages=frozen_stages,
-            pretrained=pretrained,
-            pixel_mean=pixel_mean,
-            pixel_std=pixel_std,
-            in_channels=in_channels,
-        )
+        super().__init__(self.maps(patch_size, d_model, depth), **options)
+        self.attends_globally = attends_globally
+        """Whether every block attends over all tokens by content, so that other tokens may be added."""
         self.pooling = classifier.get("pooling", "token")
         if self.is_classifier:
             _check_pooling(self.pooling, class_token=class_token, distilled=distilled)
@@ -267,7 +252,8 @@ class ViT(BackboneBase):
         self.grid = (math.ceil(height / patch_size), math.ceil(width / patch_size))
         if min(self.grid) < 1:
             raise ConfigError(f"image_size={image_size}: expected at least 1 pixel.")
-        self.patch_embed = PatchEmbedding(patch_size, d_model, BACKBONES.build(stem) if stem else None, in_channels)
+        stem = BACKBONES.build(stem) if stem else None
+        self.patch_embed = PatchEmbedding(patch_size, d_model, stem, self.in_channels)
         self.rotary_rescale = rotary_rescale
         self._make_tokens(d_model, int(class_token), int(distilled), num_registers, positions)
         global_blocks = choose_global_blocks(depth, window_size, windows.get("global_blocks"))
@@ -289,10 +275,10 @@ class ViT(BackboneBase):
         if self.is_classifier:
             norm = "fc_norm" if self.pooling == "mean_norm" else "norm"
             setattr(self, norm, nn.LayerNorm(d_model, eps=norm_eps))
-            self.head = nn.Linear(d_model, num_classes)
+            self.head = nn.Linear(d_model, self.num_classes)
             if classifier.get("hidden_layer", False):
                 self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.Tanh(), self.head)
-            self.head_dist = nn.Linear(d_model, num_classes) if distilled else None
+            self.head_dist = nn.Linear(d_model, self.num_classes) if distilled else None
         else:
             self.norm = nn.Identity() if window_size is not None else nn.LayerNorm(d_model, eps=norm_eps)
         self._initialize()
@@ -322,11 +308,7 @@ class ViT(BackboneBase):
             self.col_embed = nn.Parameter(0.02 * torch.randn(self.grid[1], d_model - d_model // 2))
 
     def _initialize(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        self.apply(init_linear)
         for tokens in (self.pos_embed, self.cls_token, self.dist_token, self.reg_token):
             if tokens is not None:
                 nn.init.trunc_normal_(tokens, std=0.02)
@@ -378,7 +360,7 @@ class ViT(BackboneBase):
         """
         x, size, rotations = tokens
         for block in list(self.blocks)[start:stop]:
-            x = checkpoint_block(block, x, size, rotations, bias)
+            x = block(x, size, rotations, bias)
         return Tokens(x, size, rotations)
 
     def embed(self, patches: Tensor, size: tuple[int, int]) -> Tensor:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
+from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
 from vitkit.kernels import linear
 from vitkit.kernels.windows import window_partition, window_reverse
@@ -26,9 +27,7 @@ from vitkit.structures import FeatureInfo
 
 def check_sizes(*, patch_size: int, d_model: int, depth: int, num_heads: int) -> None:
     """Raise ConfigError if a size of a plain vision transformer is invalid."""
-    for name, value in dict(patch_size=patch_size, d_model=d_model, depth=depth, num_heads=num_heads).items():
-        if value < 1:
-            raise ConfigError(f"{name}={value}: expected at least 1.")
+    check_at_least_1(patch_size=patch_size, d_model=d_model, depth=depth, num_heads=num_heads)
     if d_model % num_heads:
         raise ConfigError(f"num_heads={num_heads} must divide d_model={d_model}.")
 
@@ -125,13 +124,17 @@ class Attention(nn.Module):
             self.rel_pos_w = nn.Parameter(torch.zeros(shape))
 
     def forward(
-        self, x: Tensor, size: tuple[int, int], rotations: Tensor | None = None, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        size: tuple[int, int] | None = None,
+        rotations: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
         Args:
             x: (B, L, d_model); with windows or relative positions L = h * w.
-            size: (h, w) of the patches.
+            size: (h, w) of the patches; only needed for windows or relative positions.
             rotations: (2, L, d) for all tokens, see `rotate`; like `bias`, not with windows or relative positions.
             bias: float, broadcastable to (B, heads, L, L), added to the scores.
         """
@@ -143,7 +146,7 @@ class Attention(nn.Module):
         return window_reverse(windows, self.window_size, size).flatten(1, 2)
 
     def _attend(
-        self, x: Tensor, size: tuple[int, int], rotations: Tensor | None = None, bias: Tensor | None = None
+        self, x: Tensor, size: tuple[int, int] | None, rotations: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
         q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self._project(x).chunk(3, dim=-1))
         if rotations is not None:

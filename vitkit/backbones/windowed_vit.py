@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from vitkit.backbones.vit import Tokens, ViT
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
-from vitkit.nn.layers import checkpoint_block
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.registry import BACKBONES
 from vitkit.structures import FeatureInfo
@@ -43,8 +42,9 @@ class WindowedViT(ViT):
         num_windows: number of windows along each side; 1: every block is global.
         global_blocks: indices of the blocks with global attention.
         out_features: the names of the maps, by the number of blocks before them; None: the last block of each quarter.
-        num_classes, frozen_stages, drop_path, pretrained, pixel_mean, pixel_std, in_channels: see
-            `BackboneBase.configure`. A classifier reads the mean of the class tokens.
+        num_classes, frozen_stages, pretrained, pixel_mean, pixel_std, in_channels: see `BackboneBase`. A classifier
+            reads the mean of the class tokens.
+        drop_path: see `drop_path_rates`.
     Raises:
         ConfigError: there are no windows, or a global block does not exist; and see `ViT`.
     """
@@ -158,7 +158,7 @@ class WindowedViT(ViT):
             None if padding is None else padding_bias(padding, x.dtype).repeat(x.shape[0] // padding.shape[0], 1, 1, 1)
         )
         # Norms and networks see single tokens, so dividing the tokens differently only changes the attention.
-        return WindowedTokens(checkpoint_block(block, x, size, None, bias).reshape(-1, *shape), windows.padding)
+        return WindowedTokens(block(x, size, None, bias).reshape(-1, *shape), windows.padding)
 
     def patches(self, windows: WindowedTokens, size: tuple[int, int]) -> Tensor:
         """Put the patches of all windows together: (B, h, w, d_model)."""

@@ -11,6 +11,9 @@ from vitkit.registry import nearest, parameters_of
 
 COMMAND_LINE = "command line"
 _AT_LEAST_ONE = ("num_heads", "num_layers", "num_decoder_layers", "num_queries", "d_model", "out_channels")
+_MOST_LAYERS = 1000
+"""Largest number of layers or blocks. Building a model of more would take hours and all of the memory, which somebody
+else's checkpoint could ask for in its config."""
 
 
 def check_config(cfg: Mapping[str, Any]) -> None:
@@ -38,9 +41,13 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
     name = key.rpartition(".")[2]
     if name.startswith(("num_", "d_")) or name in _AT_LEAST_ONE:
         least = 1 if name in _AT_LEAST_ONE else 0
-        if any(type(item) is int and item < least for item in (value if isinstance(value, list | tuple) else [value])):
+        if any(number < least for number in _whole_numbers(value)):
             yield f"{key}: got {value!r:.300}; expected at least {least}."
             return
+    is_depth = name.endswith(("_layers", "_blocks")) or name in ("depth", "depths")
+    if is_depth and any(number > _MOST_LAYERS for number in _whole_numbers(value)):
+        yield f"{key}: got {value!r:.300}; expected at most {_MOST_LAYERS}."
+        return
     if slot.registry is None:
         slots = typed_dict_slots(slot.annotation)
         for name, item in value.items() if slots and isinstance(value, Mapping) else ():
@@ -91,6 +98,11 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
             check(**arguments)
         except ConfigError as error:
             yield f"{key}: {error}"
+
+
+def _whole_numbers(value: Any) -> list[int]:
+    """Return a value, or the items of a list, if they are whole numbers."""
+    return [item for item in (value if isinstance(value, list | tuple) else [value]) if type(item) is int]
 
 
 def raise_if_any(problems: list[str], path: str | Path) -> None:

@@ -22,7 +22,7 @@ from vitkit.deployment.graphs import FROM_MODEL
 from vitkit.deployment.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import unpadded_sizes
-from vitkit.protocols import DenseModel, HasClassHead, Model
+from vitkit.protocols import DenseModel, Model
 from vitkit.seq2seq.decoding import State, TextGenerator
 
 NEW = "new_"
@@ -293,9 +293,7 @@ class ExportedModel(Model):
         Raises:
             CheckpointError: the number of classes differs.
         """
-        if not isinstance(self.model, HasClassHead):
-            return
-        prefixes = tuple(self.model.class_head)
+        prefixes = tuple(getattr(self.model, "class_head", ()))
         sizes = {value.shape[0] for key, value in self.model.state_dict().items() if key.startswith(prefixes)}
         for name in ("logits", "pred_logits"):
             if name in outputs and sizes and outputs[name].shape[-1] not in sizes:
@@ -340,7 +338,7 @@ class ExportedGenerator(TextGenerator):
     """
 
     def __init__(self, encoder: ExportedFile, model: TextGenerator):
-        super().__init__(model.vocabulary, model.decoding)
+        super().__init__(target_vocabulary=model.vocabulary, target_size=model.target_size, decoding=model.decoding)
         self.model = model
         self.encoder = encoder
         self.stepper = open_exported(_beside(encoder.path, encoder.metadata.get("step")))

@@ -24,7 +24,7 @@ import torch
 
 from vitkit.config import cfg_diff, value_at
 from vitkit.config.schema import MISSING
-from vitkit.devices import device_name
+from vitkit.devices import device_name, processor_name
 from vitkit.distributed import broadcast_object, is_main, world_size
 from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME, newest_checkpoint
 from vitkit.errors import ConfigError
@@ -398,12 +398,3 @@ def _versions() -> dict[str, str | None]:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions | {"cuda": torch.version.cuda, "system": platform.platform()}
-
-
-def processor_name() -> str:
-    """Return the processor's name as Linux reports it, or the best description that other systems give."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -17,7 +17,7 @@ from vitkit.nn.deformable_transformer import (
     init_deformable,
 )
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
-from vitkit.nn.layers import MLP, checkpoint_block, init_xavier
+from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
@@ -127,8 +127,7 @@ class DABDecoder(nn.Module):
         decoded = []
         for layer, bbox_embed in zip(self.layers, self.bbox_embed):
             reference_points = in_padded_maps(references, levels.valid_ratios)
-            x = checkpoint_block(
-                layer,
+            x = layer(
                 x,
                 memory,
                 positions=self.ref_point_head(box_codes(reference_points, x.shape[-1]).to(x.dtype)),

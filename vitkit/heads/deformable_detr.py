@@ -19,7 +19,6 @@ from vitkit.nn.deformable_transformer import (
     init_deformable,
 )
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
-from vitkit.nn.layers import checkpoint_block
 from vitkit.nn.position import sine_positions_boxes
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
 from vitkit.registry import HEADS
@@ -176,8 +175,7 @@ class DeformableDecoder(nn.Module):
         x, references = queries.content, queries.references
         decoded = []
         for i, layer in enumerate(self.layers):
-            x = checkpoint_block(
-                layer,
+            x = layer(
                 x,
                 memory,
                 positions=queries.positions,

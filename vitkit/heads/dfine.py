@@ -12,7 +12,7 @@ from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
 from vitkit.nn.detection import box_head, boxes_around, class_head
-from vitkit.nn.layers import MLP, FeedForward, Linear, checkpoint_block, init_xavier
+from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.ops.box_distances import boxes_at_distances, distance_bins
@@ -188,8 +188,7 @@ class DFINEDecoder(nn.Module):
         decoded: list[DecodedLayer] = []
         for layer, corner_embed in zip(self.layers, self.corner_embed):
             previous = x
-            x = checkpoint_block(
-                layer,
+            x = layer(
                 x,
                 levels.tokens,
                 positions=self.query_pos_head(references.to(x.dtype)).clamp(-10, 10),

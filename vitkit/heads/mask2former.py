@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import MultiHeadAttention, mask_bias
-from vitkit.nn.layers import MLP, FeedForward, checkpoint_block, init_xavier
+from vitkit.nn.layers import MLP, FeedForward, init_xavier
 from vitkit.nn.mask_features import check_pixel_decoder
 from vitkit.nn.position import sine_positions_2d
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
@@ -127,8 +127,7 @@ class Mask2FormerHead(QueryHead):
                 inside = queries.masks(small_features[level].shape[-2:]).flatten(2)
                 outside = torch.cat((~inside, outside[:, inside.shape[1] :]), dim=1)
             memory_bias = mask_bias(hide_padding(outside, paddings[level]), memories[level].dtype)[:, None]
-            x = checkpoint_block(
-                layer,
+            x = layer(
                 x,
                 memories[level],
                 memory_keys=keys[level],

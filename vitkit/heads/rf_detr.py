@@ -22,7 +22,7 @@ from vitkit.nn.deformable_transformer import (
     init_deformable,
 )
 from vitkit.nn.detection import box_head, check_channels, class_head
-from vitkit.nn.layers import MLP, FeedForward, Linear, checkpoint_block, init_xavier
+from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
@@ -180,8 +180,7 @@ class RFDETRDecoder(nn.Module):
         codes = box_codes(queries.references[:, :, None], x.shape[-1])
         positions = self.ref_point_head(codes.to(x.dtype))
         for layer in self.layers:
-            x = checkpoint_block(
-                layer,
+            x = layer(
                 x,
                 memory,
                 positions=positions,

@@ -14,7 +14,7 @@ from vitkit.nn.deformable_transformer import (
     init_deformable,
 )
 from vitkit.nn.detection import box_head, boxes_around, class_head
-from vitkit.nn.layers import MLP, checkpoint_block, init_xavier
+from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.registry import HEADS
@@ -122,8 +122,7 @@ class RTDETRDecoder(nn.Module):
         x, references = queries.content, queries.references
         decoded, predicted_from = [], references
         for layer, bbox_embed in zip(self.layers, self.bbox_embed):
-            x = checkpoint_block(
-                layer,
+            x = layer(
                 x,
                 memory,
                 positions=self.query_pos_head(references.to(x.dtype)),

@@ -14,7 +14,6 @@ from vitkit.checkpoint import LoadReport
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.io.channel_files import as_rgb
 from vitkit.data.io.image_files import MAX_PIXELS, to_tensor
-from vitkit.data.loading.collate import collate
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.deployment.exported import ExportedGenerator, ExportedModel
@@ -229,7 +228,7 @@ class Predictor:
 
     def prepare(self, images: Sequence[np.ndarray]) -> Batch:
         """Collate arrays as from `to_array` into a batch of model inputs, see `as_evaluated`."""
-        return collate([{"image": to_tensor(self.as_evaluated(image)), "target": {}} for image in images])
+        return Batch.collate([{"image": to_tensor(self.as_evaluated(image)), "target": {}} for image in images])
 
     def as_evaluated(self, image: np.ndarray) -> np.ndarray:
         """Resize an array as from `to_array` if necessary, see `image_sizes`, and apply the validation transforms."""

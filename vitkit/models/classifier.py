@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from vitkit.models.base import ModelOnBackbone
 from vitkit.ops.images import check_pixel_statistics, normalize_images, pixel_statistics
-from vitkit.protocols import HasClassHead
 from vitkit.registry import BACKBONES, MODELS, Spec
 
 
@@ -33,8 +32,7 @@ class Classifier(ModelOnBackbone):
         super().__init__()
         is_module = isinstance(backbone, nn.Module)
         self.backbone = backbone if is_module else BACKBONES.build(backbone, num_classes=num_classes)
-        prefixes = self.backbone.class_head if isinstance(self.backbone, HasClassHead) else ()
-        self.class_head = tuple(f"backbone.{prefix}" for prefix in prefixes)
+        self.class_head = tuple(f"backbone.{prefix}" for prefix in getattr(self.backbone, "class_head", ()))
         """Prefixes of the parameters whose size depends on `num_classes`."""
         statistics = pixel_statistics(self.backbone)
         self.pixel_mean, self.pixel_std = check_pixel_statistics(

@@ -1,28 +1,12 @@
 """D-FINE: backbone, hybrid encoder, head (Peng et al. 2024, https://arxiv.org/abs/2410.13842)."""
 
-from typing import Any
-
-from torch import nn
-
-from vitkit.models.deformable_detr import DeformableDETR
-from vitkit.registry import MODELS, Spec
+from vitkit.models.rt_detr import RTDETR
+from vitkit.registry import MODELS
 
 
 @MODELS.register
-class DFINE(DeformableDETR):
-    """A real-time detector that refines distributions of the edges of its boxes; trained with contrastive denoising.
+class DFINE(RTDETR):
+    """RT-DETR with a head that refines distributions of the edges of its boxes, `DFINEHead`.
 
-    Its outputs and results are those of Deformable DETR; so are its further arguments.
+    Its arguments, outputs and results are RT-DETR's.
     """
-
-    def __init__(
-        self,
-        backbone: Spec | nn.Module,
-        neck: Spec | nn.Module,
-        head: Spec | nn.Module,
-        *,
-        num_classes: int = 80,
-        num_detections: int = 300,
-        **options: Any,
-    ):
-        super().__init__(backbone, neck, head, num_classes=num_classes, num_detections=num_detections, **options)

@@ -1,6 +1,7 @@
 """D-FINE's encoder (Peng et al. 2024, https://arxiv.org/abs/2410.13842), whose fusion blocks are those of GELAN."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +69,8 @@ class DFINEEncoder(HybridEncoderBase):
 
     Args:
         num_blocks: number of blocks in each stage of a fusion block.
-        expansion: channels of each stage, as a multiple of half of `out_channels`. The other arguments are those of
-            `HybridEncoderBase`.
+        expansion: channels of each stage, as a multiple of half of `out_channels`.
+        options: the other arguments of `HybridEncoderBase`.
     Raises:
         ConfigError: the backbone has no map of that name, strides do not double, or stages have no channels.
     """
@@ -79,23 +80,11 @@ class DFINEEncoder(HybridEncoderBase):
         feature_info: Mapping[str, FeatureInfo],
         out_channels: int = 256,
         *,
-        in_features: Sequence[str] | None = None,
-        num_heads: int = 8,
-        d_ffn: int = 1024,
-        dropout: float = 0.0,
         num_blocks: int = 3,
         expansion: float = 1.0,
-        isolate_padding: bool = False,
+        **options: Any,
     ):
-        super().__init__(
-            feature_info,
-            out_channels,
-            in_features=in_features,
-            num_heads=num_heads,
-            d_ffn=d_ffn,
-            dropout=dropout,
-            isolate_padding=isolate_padding,
-        )
+        super().__init__(feature_info, out_channels, **options)
         stage_channels = int(expansion * out_channels / 2)
         if stage_channels < 1:
             raise ConfigError(

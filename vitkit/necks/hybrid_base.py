@@ -19,7 +19,7 @@ from vitkit.structures import FeatureInfo
 class HybridEncoderBase(nn.Module):
     """Self-attention within the coarsest map, then fusion of all maps, top-down and bottom-up.
 
-    A subclass passes on the arguments of its config, and builds its convolutions by `build_fusion`.
+    A subclass builds its convolutions by `build_fusion`.
 
     Args:
         feature_info: description of the backbone's maps, fine to coarse.
@@ -37,11 +37,11 @@ class HybridEncoderBase(nn.Module):
         feature_info: Mapping[str, FeatureInfo],
         out_channels: int,
         *,
-        in_features: Sequence[str] | None,
-        num_heads: int,
-        d_ffn: int,
-        dropout: float,
-        isolate_padding: bool,
+        in_features: Sequence[str] | None = None,
+        num_heads: int = 8,
+        d_ffn: int = 1024,
+        dropout: float = 0.0,
+        isolate_padding: bool = False,
     ):
         super().__init__()
         self.in_features = list(feature_info) if in_features is None else list(in_features)

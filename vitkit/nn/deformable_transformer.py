@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitkit.errors import DataError
 from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
-from vitkit.nn.layers import FeedForward, checkpoint_block, init_xavier
+from vitkit.nn.layers import FeedForward, init_xavier
 from vitkit.nn.position import sine_positions_2d, sine_positions_boxes
 from vitkit.ops.images import resize_mask
 
@@ -175,8 +175,7 @@ class DeformableEncoder(nn.Module):
         x = levels.tokens
         reference_points = in_padded_maps(levels.centers(), levels.valid_ratios).expand(x.shape[0], -1, -1, -1)
         for layer in self.layers:
-            x = checkpoint_block(
-                layer,
+            x = layer(
                 x,
                 levels.positions,
                 reference_points=reference_points,

@@ -186,8 +186,8 @@ def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
 def checkpointed_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks of a model that can recompute their activations in the backward pass, by name.
 
-    These are the modules whose class has the attribute `activation_checkpointing = False`; their owner calls them
-    through `checkpoint_block`.
+    These are the modules whose class has the attribute `activation_checkpointing = False`; or a property of this name,
+    whose setter enables it.
     """
     return {name: m for name, m in model.named_modules() if hasattr(type(m), "activation_checkpointing")}
 
@@ -206,18 +206,25 @@ def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> i
     if not blocks:
         raise ConfigError(f"{type(model).__name__} has no blocks that can recompute their activations.")
     for block in blocks:
-        block.activation_checkpointing = enabled
+        if isinstance(type(block).activation_checkpointing, property):
+            block.activation_checkpointing = enabled
+        elif enabled:
+            # In place of the class's `forward`, so that whoever calls the block need not know of it.
+            block.forward = partial(_recomputed, block)
+        else:
+            vars(block).pop("forward", None)
     return len(blocks)
 
 
-def checkpoint_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Return `block(...)`, recomputing its activations in the backward pass if that is enabled."""
-    if not (block.activation_checkpointing and block.training):
-        return block(*args, **kwargs)
+def _recomputed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a block's forward pass; in training its activations are discarded, and recomputed in the backward pass."""
+    forward = partial(type(block).forward, block)
+    if not block.training:
+        return forward(*args, **kwargs)
     if torch.compiler.is_compiling():
-        return checkpoint(block, *args, use_reentrant=False, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     contexts = partial(_checkpoint_contexts, block)
-    return checkpoint(block, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 def _checkpoint_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:

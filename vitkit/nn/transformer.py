@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.nn.attention import MultiHeadAttention
-from vitkit.nn.layers import Activation, FeedForward, checkpoint_block
+from vitkit.nn.layers import Activation, FeedForward
 
 
 def with_positions(x: Tensor, positions: Tensor | None) -> Tensor:
@@ -175,7 +175,7 @@ class TransformerEncoder(nn.Module):
     def forward(self, x: Tensor, positions: Tensor | None = None, *, bias: Tensor | None = None) -> Tensor:
         """Encode tokens: (B, S, d_model) -> (B, S, d_model); arguments as in a layer."""
         for layer in self.layers:
-            x = checkpoint_block(layer, x, positions, bias=bias)
+            x = layer(x, positions, bias=bias)
         return self.norm(x)
 
 
@@ -231,8 +231,6 @@ class TransformerDecoder(nn.Module):
         memory_keys = with_positions(memory, memory_positions)
         outputs = []
         for layer in self.layers:
-            x = checkpoint_block(
-                layer, x, memory, memory_keys=memory_keys, positions=positions, bias=bias, memory_bias=memory_bias
-            )
+            x = layer(x, memory, memory_keys=memory_keys, positions=positions, bias=bias, memory_bias=memory_bias)
             outputs.append(x)
         return self.norm(torch.stack(outputs) if self.all_layers else x)

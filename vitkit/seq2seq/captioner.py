@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +13,7 @@ from vitkit.errors import DataError
 from vitkit.models.base import ModelOnBackbone
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pixel_statistics, resize_mask
 from vitkit.registry import BACKBONES, Spec
-from vitkit.seq2seq.decoding import DecodingSettings, TextGenerator
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.structures import UNK
 
 logger = logging.getLogger("vitkit")
@@ -47,19 +46,11 @@ class Captioner(ModelOnBackbone, TextGenerator):
         backbone: spec or module. Its coarsest map is used (`out_features=["res4"]` gives a finer one).
         freeze_backbone: do not train the backbone, including its running statistics. Inputs may only then be features
             that `data.cache_features` stored, instead of images.
-        target_vocabulary: vocabulary of the captions; a run sets its dataset's.
-        decoding: arguments of `DecodingSettings`.
+        options: the arguments of `TextGenerator`.
     """
 
-    def __init__(
-        self,
-        backbone: Spec | nn.Module,
-        *,
-        freeze_backbone: bool,
-        target_vocabulary: Vocabulary | None,
-        decoding: Mapping[str, Any] | DecodingSettings | None,
-    ):
-        super().__init__(target_vocabulary, decoding)
+    def __init__(self, backbone: Spec | nn.Module, *, freeze_backbone: bool = False, **options: Any):
+        super().__init__(**options)
         self.backbone = BACKBONES.build(backbone)
         check_feature_info(self.backbone)
         self.feature, info = list(self.backbone.feature_info.items())[-1]

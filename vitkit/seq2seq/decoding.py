@@ -154,13 +154,23 @@ class TextGenerator(Model):
     """A decodable model that returns text; evaluation and tools call `generate`.
 
     Args:
-        vocabulary: vocabulary of the written text; None: `generate` returns no "text".
+        target_vocabulary: vocabulary of the written text; a run sets its dataset's. None: `generate` returns no "text".
+        target_size: number of tokens, if there is no vocabulary.
         decoding: arguments of `DecodingSettings`.
+    Raises:
+        ConfigError: there is neither a vocabulary nor a size, or they disagree.
     """
 
-    def __init__(self, vocabulary: Vocabulary | None, decoding: Mapping[str, Any] | DecodingSettings | None = None):
+    def __init__(
+        self,
+        *,
+        target_vocabulary: Vocabulary | None = None,
+        target_size: int | None = None,
+        decoding: Mapping[str, Any] | DecodingSettings | None = None,
+    ):
         super().__init__()
-        self.vocabulary = vocabulary
+        self.vocabulary = target_vocabulary
+        self.target_size = vocabulary_size("target", target_vocabulary, target_size)
         self.decoding = decoding_settings(decoding)
 
     def generate(self, inputs: Mapping[str, Tensor]) -> list[dict[str, Any]]:

@@ -1,11 +1,10 @@
 """Language models made of the Transformer's layers: decoder-only, with or without a prefix, and encoder-only.
 
-Besides the arguments of `vitkit.nn.transformer` and `vitkit.seq2seq.transformer`, those that predict one text take
+Besides the arguments of `vitkit.nn.transformer` and `vitkit.seq2seq.transformer`, they take
     scale_embedding: whether token embeddings are multiplied by sqrt(d_model); BERT and GPT-2 do not.
     norm_eps: the number that all layer norms add to the variance.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from vitkit.nn.layers import Linear
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.protocols import Model
 from vitkit.registry import MODELS
-from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalEncoder, KeyValueCache
 from vitkit.seq2seq.transformer import (
     Activation,
@@ -65,35 +64,52 @@ class PromptState(State):
 class DecoderOnly(TextGenerator):
     """Base of models with a single stack of layers, in which the written text follows the prompt.
 
+    The default sizes are those of GPT-2's smallest model.
+
     Args:
-        vocabulary: vocabulary of the text.
-        embedding, positions, tied_output, output_bias: see `TextDecoder`.
-        stack: the layers.
-        word_vectors: see `Transformer`.
-        decoding: arguments of `DecodingSettings`.
+        norm_eps, scale_embedding: see `vitkit.seq2seq.language_models`.
+        options: the arguments of `TextGenerator`.
+        The other arguments: see `Transformer`.
     """
 
     def __init__(
         self,
-        vocabulary: Vocabulary | None,
-        embedding: ScaledEmbedding,
-        positions: TextPositions,
-        stack: IncrementalEncoder,
         *,
-        tied_output: bool,
-        output_bias: bool,
-        word_vectors: str | None,
-        decoding: Mapping[str, Any] | DecodingSettings | None,
+        num_layers: int = 12,
+        d_model: int = 768,
+        num_heads: int = 12,
+        d_ffn: int = 3072,
+        dropout: float = 0.1,
+        norm_first: bool = True,
+        activation: Activation = "relu",
+        final_norm: bool | None = None,
+        norm_eps: float = 1e-5,
+        scale_embedding: bool = True,
+        positions: PositionEncoding = "learned",
+        max_length: int = 1024,
+        tied_output: bool = True,
+        output_bias: bool = False,
+        word_vectors: str | None = None,
+        **options: Any,
     ):
-        super().__init__(vocabulary, decoding)
-        size, d_model = embedding.weight.shape
-        self.embedding = embedding
-        self.positions = positions
-        self.stack = stack
-        self.output = None if tied_output else Linear(d_model, size, bias=False)
-        self.output_bias = nn.Parameter(torch.zeros(size)) if output_bias else None
+        super().__init__(**options)
+        self.embedding = ScaledEmbedding(self.target_size, d_model, scale=scale_embedding)
+        self.positions = TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout)
+        self.stack = IncrementalEncoder(
+            num_layers,
+            d_model,
+            num_heads=num_heads,
+            d_ffn=d_ffn,
+            dropout=dropout,
+            norm_first=norm_first,
+            activation=activation,
+            final_norm=final_norm,
+        )
+        self.output = None if tied_output else Linear(d_model, self.target_size, bias=False)
+        self.output_bias = nn.Parameter(torch.zeros(self.target_size)) if output_bias else None
         self.word_vectors = word_vectors
         init_matrices(self)
+        set_norm_eps(self, norm_eps)
 
     def load_pretrained(self) -> str | None:
         """Load the word vectors; see `init_embedding`."""
@@ -152,60 +168,10 @@ class DecoderOnly(TextGenerator):
 @MODELS.register
 class CausalLanguageModel(DecoderOnly):
     """Decoder-only: predicts each token from those before it (Radford et al. 2019, "Language Models are Unsupervised
-    Multitask Learners"). The default sizes are those of GPT-2's smallest model, which also has
-    `activation="gelu_tanh"` and `scale_embedding=False`.
+    Multitask Learners"). GPT-2 also has `activation="gelu_tanh"` and `scale_embedding=False`.
 
-    Args:
-        target_vocabulary: a run sets its dataset's.
-        target_size: number of tokens, if there is no vocabulary.
-        norm_eps, scale_embedding: see `vitkit.seq2seq.language_models`.
-        decoding: arguments of `DecodingSettings`.
-        The other arguments: see `Transformer`.
+    Its arguments are those of `DecoderOnly`.
     """
-
-    def __init__(
-        self,
-        *,
-        target_vocabulary: Vocabulary | None = None,
-        target_size: int | None = None,
-        num_layers: int = 12,
-        d_model: int = 768,
-        num_heads: int = 12,
-        d_ffn: int = 3072,
-        dropout: float = 0.1,
-        norm_first: bool = True,
-        activation: Activation = "relu",
-        final_norm: bool | None = None,
-        norm_eps: float = 1e-5,
-        scale_embedding: bool = True,
-        positions: PositionEncoding = "learned",
-        max_length: int = 1024,
-        tied_output: bool = True,
-        output_bias: bool = False,
-        word_vectors: str | None = None,
-        decoding: Mapping[str, Any] | DecodingSettings | None = None,
-    ):
-        size = vocabulary_size("target", target_vocabulary, target_size)
-        super().__init__(
-            target_vocabulary,
-            ScaledEmbedding(size, d_model, scale=scale_embedding),
-            TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
-            IncrementalEncoder(
-                num_layers,
-                d_model,
-                num_heads=num_heads,
-                d_ffn=d_ffn,
-                dropout=dropout,
-                norm_first=norm_first,
-                activation=activation,
-                final_norm=final_norm,
-            ),
-            tied_output=tied_output,
-            output_bias=output_bias,
-            word_vectors=word_vectors,
-            decoding=decoding,
-        )
-        set_norm_eps(self, norm_eps)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Predict the token that follows each position.
@@ -242,64 +208,22 @@ class PrefixLanguageModel(DecoderOnly):
     https://arxiv.org/abs/1910.10683). The source names the task in words, such as "translate English to German:".
 
     Args:
-        source_vocabulary, target_vocabulary: a run sets its dataset's; both must be the same one.
-        source_size, target_size: numbers of tokens, if there are no vocabularies.
-        decoding: arguments of `DecodingSettings`.
-        The other arguments: see `Transformer`.
+        source_vocabulary: a run sets its dataset's; it must be the same as the target's.
+        source_size: number of tokens, if there is no vocabulary.
+        options: the arguments of `DecoderOnly`.
     Raises:
         ConfigError: a size is missing, or source and target have different vocabularies.
     """
 
-    def __init__(
-        self,
-        *,
-        source_vocabulary: Vocabulary | None = None,
-        target_vocabulary: Vocabulary | None = None,
-        source_size: int | None = None,
-        target_size: int | None = None,
-        num_layers: int = 12,
-        d_model: int = 768,
-        num_heads: int = 12,
-        d_ffn: int = 3072,
-        dropout: float = 0.1,
-        norm_first: bool = True,
-        activation: Activation = "relu",
-        final_norm: bool | None = None,
-        positions: PositionEncoding = "learned",
-        max_length: int = 1024,
-        tied_output: bool = True,
-        output_bias: bool = False,
-        word_vectors: str | None = None,
-        decoding: Mapping[str, Any] | DecodingSettings | None = None,
-    ):
-        size = vocabulary_size("target", target_vocabulary, target_size)
-        if vocabulary_size("source", source_vocabulary, source_size) != size or not have_same_tokens(
-            source_vocabulary, target_vocabulary
-        ):
+    def __init__(self, *, source_vocabulary: Vocabulary | None = None, source_size: int | None = None, **options: Any):
+        super().__init__(**options)
+        source_size = vocabulary_size("source", source_vocabulary, source_size)
+        if source_size != self.target_size or not have_same_tokens(source_vocabulary, self.vocabulary):
             raise ConfigError(
                 "source_vocabulary, target_vocabulary: source and target of a prefix language model form one text; "
                 "expected the same vocabulary for both. Build the data with a joint one "
                 "(data.train.vocabulary.shared=True)."
             )
-        super().__init__(
-            target_vocabulary,
-            ScaledEmbedding(size, d_model),
-            TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
-            IncrementalEncoder(
-                num_layers,
-                d_model,
-                num_heads=num_heads,
-                d_ffn=d_ffn,
-                dropout=dropout,
-                norm_first=norm_first,
-                activation=activation,
-                final_norm=final_norm,
-            ),
-            tied_output=tied_output,
-            output_bias=output_bias,
-            word_vectors=word_vectors,
-            decoding=decoding,
-        )
 
     def forward(self, source: Tensor, source_padding: Tensor | None, target_in: Tensor) -> dict[str, Tensor]:
         """Predict the token that follows each position of the target (teacher forcing).

@@ -1,6 +1,5 @@
 """Recurrent encoder and decoder: with a context of fixed length, or with attention to the source (RNNsearch)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.additive_attention import AlignmentAttention, needs_equal_sizes
 from vitkit.registry import MODELS
-from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.seq2seq.word_vectors import init_embedding
 
@@ -243,8 +242,8 @@ class RNNTranslator(TextGenerator):
     https://arxiv.org/abs/1406.1078).
 
     Args:
-        source_vocabulary, target_vocabulary: a run sets its dataset's.
-        source_size, target_size: numbers of tokens, if there are no vocabularies.
+        source_vocabulary: a run sets its dataset's.
+        source_size: number of tokens, if there is no vocabulary.
         attention: "additive" as published, or another score of `vitkit.nn.additive_attention.SCORES`, each of which has
             its formula there; None for no attention.
         bidirectional: whether the encoder reads in both directions; None: only with attention, as published.
@@ -259,7 +258,7 @@ class RNNTranslator(TextGenerator):
         max_source_length: the number of source tokens that "location" can attend to; it ignores those after them.
         word_vectors: a file of word vectors (see vitkit.seq2seq.word_vectors) to initialise the encoder's embeddings
             with.
-        decoding: arguments of `DecodingSettings`.
+        options: the arguments of `TextGenerator`.
     Raises:
         ConfigError: a size is missing, or the attention or cell is unknown.
     """
@@ -268,9 +267,7 @@ class RNNTranslator(TextGenerator):
         self,
         *,
         source_vocabulary: Vocabulary | None = None,
-        target_vocabulary: Vocabulary | None = None,
         source_size: int | None = None,
-        target_size: int | None = None,
         attention: Literal["additive", "concat", "dot", "scaled_dot", "general", "cosine", "plain_cosine", "location"]
         | None = "additive",
         bidirectional: bool | None = None,
@@ -282,9 +279,9 @@ class RNNTranslator(TextGenerator):
         scheduled_sampling: float = 0.0,
         max_source_length: int = 100,
         word_vectors: str | None = None,
-        decoding: Mapping[str, Any] | DecodingSettings | None = None,
+        **options: Any,
     ):
-        super().__init__(target_vocabulary, decoding)
+        super().__init__(**options)
         if not 0 <= scheduled_sampling <= 1:
             raise ConfigError(f"scheduled_sampling={scheduled_sampling}: expected 0 to 1.")
         if cell not in CELLS:
@@ -297,12 +294,11 @@ class RNNTranslator(TextGenerator):
                 f"attention={attention!r} compares it with the decoder."
             )
         source_size = vocabulary_size("source", source_vocabulary, source_size)
-        target_size = vocabulary_size("target", target_vocabulary, target_size)
         layers = dict(cell=cell, num_layers=num_layers, dropout=dropout)
         d_encoder = d_hidden // 2 if halved else d_hidden
         self.encoder = RNNEncoder(source_size, d_embedding, d_encoder, **layers, bidirectional=bidirectional)
         self.decoder = RNNDecoder(
-            target_size,
+            self.target_size,
             d_embedding,
             d_hidden,
             **layers,

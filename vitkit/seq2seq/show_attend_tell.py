@@ -1,7 +1,6 @@
 """Show, Attend and Tell: an LSTM that attends to locations of the image for each word
 (Xu et al. 2015, https://arxiv.org/abs/1502.03044)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,8 +12,7 @@ from vitkit.nn.additive_attention import AdditiveScore
 from vitkit.nn.attention import attention_weights, mask_bias, record_weights
 from vitkit.registry import MODELS, Spec
 from vitkit.seq2seq.captioner import Captioner, FeatureMap
-from vitkit.seq2seq.decoding import DecodingSettings, State, vocabulary_size
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.seq2seq.decoding import State
 from vitkit.structures import PAD
 
 
@@ -61,8 +59,7 @@ class ShowAttendTell(Captioner):
     tanh each. Dropout is applied before the LSTM and before the last layer.
 
     Args:
-        backbone, freeze_backbone, target_vocabulary, decoding: see `Captioner`.
-        target_size: number of tokens, if there is no vocabulary.
+        backbone, freeze_backbone: see `Captioner`.
         attention: "soft" or "hard".
         gated: whether the context is multiplied by beta, a factor in 0..1 that depends on the state.
         expected_probability: for hard attention, the fraction of images for which training uses the expectation.
@@ -74,16 +71,15 @@ class ShowAttendTell(Captioner):
         dropout: dropout probability, before the LSTM and before the last layer.
         scheduled_sampling: in training, the fraction of words that are replaced by the model's own (Bengio et al.
             2015, https://arxiv.org/abs/1506.03099).
+        options: the other arguments of `Captioner`.
     Raises:
-        ConfigError: a value is out of range, or there is neither a vocabulary nor a size.
+        ConfigError: a value is out of range.
     """
 
     def __init__(
         self,
         backbone: Spec | nn.Module,
         *,
-        target_vocabulary: Vocabulary | None = None,
-        target_size: int | None = None,
         freeze_backbone: bool = True,
         attention: Literal["soft", "hard"] = "soft",
         gated: bool = True,
@@ -94,7 +90,7 @@ class ShowAttendTell(Captioner):
         d_attention: int = 512,
         dropout: float = 0.5,
         scheduled_sampling: float = 0.0,
-        decoding: Mapping[str, Any] | DecodingSettings | None = None,
+        **options: Any,
     ):
         if attention not in ("soft", "hard"):
             raise ConfigError(f"attention={attention!r}: expected 'soft' or 'hard'.")
@@ -104,10 +100,8 @@ class ShowAttendTell(Captioner):
             raise ConfigError(f"expected_probability={expected_probability}: expected 0 to 1.")
         if not 0 <= scheduled_sampling <= 1:
             raise ConfigError(f"scheduled_sampling={scheduled_sampling}: expected 0 to 1.")
-        super().__init__(
-            backbone, freeze_backbone=freeze_backbone, target_vocabulary=target_vocabulary, decoding=decoding
-        )
-        size, channels = vocabulary_size("target", target_vocabulary, target_size), self.feature_channels
+        super().__init__(backbone, freeze_backbone=freeze_backbone, **options)
+        size, channels = self.target_size, self.feature_channels
         self.hard = attention == "hard"
         self.expected_probability = expected_probability
         self.hard_inference = hard_inference

@@ -8,7 +8,7 @@ Besides the arguments of `vitkit.nn.transformer`, text transformers take
     output_bias: whether to add a bias to the logits, as Marian does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from vitkit.nn.layers import Activation, Linear
 from vitkit.nn.position import fairseq_positions_1d, sine_positions_1d
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS
-from vitkit.seq2seq.decoding import DecodingSettings, State, TextGenerator, vocabulary_size
+from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalDecoder, KeyValueCache
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.seq2seq.word_vectors import init_embedding
@@ -223,8 +223,8 @@ class Transformer(TextGenerator):
     State dicts of `torch.nn.Transformer` with an embedding can be loaded if `final_norm` is set.
 
     Args:
-        source_vocabulary, target_vocabulary: a run sets its dataset's.
-        source_size, target_size: numbers of tokens, if there are no vocabularies.
+        source_vocabulary: a run sets its dataset's.
+        source_size: number of tokens, if there is no vocabulary.
         num_layers: number of layers of the encoder and of the decoder, or one number for both.
         d_model: number of channels of the tokens.
         num_heads, d_ffn, dropout, norm_first, activation, final_norm: see `vitkit.nn.transformer`.
@@ -232,7 +232,7 @@ class Transformer(TextGenerator):
         word_vectors: a file of word vectors of d_model numbers (see vitkit.seq2seq.word_vectors), with which the
             embeddings begin training: those of the source, and of the target if they are shared.
         shared_embeddings: source and target share one embedding table; their vocabularies must then be the same.
-        decoding: arguments of `DecodingSettings`.
+        options: the arguments of `TextGenerator`.
     Raises:
         ConfigError: a size is missing, or the sizes differ although a table is shared.
     """
@@ -241,9 +241,7 @@ class Transformer(TextGenerator):
         self,
         *,
         source_vocabulary: Vocabulary | None = None,
-        target_vocabulary: Vocabulary | None = None,
         source_size: int | None = None,
-        target_size: int | None = None,
         num_layers: int | Sequence[int] = 6,
         d_model: int = 512,
         num_heads: int = 8,
@@ -258,19 +256,17 @@ class Transformer(TextGenerator):
         tied_output: bool = True,
         output_bias: bool = False,
         word_vectors: str | None = None,
-        decoding: Mapping[str, Any] | DecodingSettings | None = None,
+        **options: Any,
     ):
-        super().__init__(target_vocabulary, decoding)
+        super().__init__(**options)
         self.source_vocabulary = source_vocabulary
         self.word_vectors = word_vectors
         source_size = vocabulary_size("source", source_vocabulary, source_size)
-        target_size = vocabulary_size("target", target_vocabulary, target_size)
-        if shared_embeddings and (
-            source_size != target_size or not have_same_tokens(source_vocabulary, target_vocabulary)
-        ):
+        is_shared = source_size == self.target_size and have_same_tokens(source_vocabulary, self.vocabulary)
+        if shared_embeddings and not is_shared:
             raise ConfigError(
-                f"shared_embeddings: the source has {source_size} tokens and the target {target_size}; expected one "
-                "vocabulary. Build the data with a joint one, or set shared_embeddings=False."
+                f"shared_embeddings: the source has {source_size} tokens and the target {self.target_size}; expected "
+                "one vocabulary. Build the data with a joint one, or set shared_embeddings=False."
             )
         num_encoder_layers, num_decoder_layers = (num_layers,) * 2 if isinstance(num_layers, int) else num_layers
         layers = dict(
@@ -283,7 +279,7 @@ class Transformer(TextGenerator):
         self.encoder = TransformerEncoder(num_encoder_layers, d_model, **layers)
         init_matrices(self.encoder)
         self.decoder = TextDecoder(
-            ScaledEmbedding(target_size, d_model),
+            ScaledEmbedding(self.target_size, d_model),
             TextPositions(d_model, **encoding),
             IncrementalDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
             tied_output=tied_output,

@@ -1,6 +1,5 @@
 """A Transformer that describes images, from the locations of a backbone's map."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +10,6 @@ from vitkit.nn.position import sine_positions_2d
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS, Spec
 from vitkit.seq2seq.captioner import Captioner, FeatureMap
-from vitkit.seq2seq.decoding import DecodingSettings, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalDecoder
 from vitkit.seq2seq.transformer import (
     Activation,
@@ -22,7 +20,6 @@ from vitkit.seq2seq.transformer import (
     TextState,
     init_matrices,
 )
-from vitkit.seq2seq.vocabulary import Vocabulary
 
 
 @MODELS.register
@@ -33,23 +30,20 @@ class TransformerCaptioner(Captioner):
     encoder's input.
 
     Args:
-        backbone, freeze_backbone, target_vocabulary, decoding: see `Captioner`.
-        target_size: number of tokens, if there is no vocabulary.
+        backbone: see `Captioner`.
         num_encoder_layers: number of encoder layers; 0 passes the projected features directly to the decoder.
         d_model: number of channels of the locations and the words.
         num_heads, d_ffn, dropout, norm_first, activation, final_norm: see `vitkit.nn.transformer`.
         positions, max_length, tied_output, output_bias: for the words; see `vitkit.seq2seq.transformer`.
+        options: the other arguments of `Captioner`.
     Raises:
-        ConfigError: there is neither a vocabulary nor a size, or `d_model` is not a multiple of 4.
+        ConfigError: `d_model` is not a multiple of 4.
     """
 
     def __init__(
         self,
         backbone: Spec | nn.Module,
         *,
-        target_vocabulary: Vocabulary | None = None,
-        target_size: int | None = None,
-        freeze_backbone: bool = False,
         num_encoder_layers: int = 3,
         num_decoder_layers: int = 3,
         d_model: int = 512,
@@ -63,11 +57,9 @@ class TransformerCaptioner(Captioner):
         max_length: int = 256,
         tied_output: bool = True,
         output_bias: bool = False,
-        decoding: Mapping[str, Any] | DecodingSettings | None = None,
+        **options: Any,
     ):
-        super().__init__(
-            backbone, freeze_backbone=freeze_backbone, target_vocabulary=target_vocabulary, decoding=decoding
-        )
+        super().__init__(backbone, **options)
         if d_model % 4:
             raise ConfigError(f"d_model={d_model}: expected a multiple of 4, for the position encoding.")
         layers = dict(
@@ -78,9 +70,8 @@ class TransformerCaptioner(Captioner):
         self.norm = nn.LayerNorm(d_model)
         self.encoder = TransformerEncoder(num_encoder_layers, d_model, **layers)
         init_matrices(self.encoder)
-        size = vocabulary_size("target", target_vocabulary, target_size)
         self.decoder = TextDecoder(
-            ScaledEmbedding(size, d_model),
+            ScaledEmbedding(self.target_size, d_model),
             TextPositions(d_model, positions=positions, max_length=max_length, dropout=dropout),
             IncrementalDecoder(num_decoder_layers, d_model, **layers, all_layers=False),
             tied_output=tied_output,

@@ -11,7 +11,6 @@ import torch
 from vitkit.config import value_at
 from vitkit.data.io.channel_files import as_rgb
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
-from vitkit.data.loading.collate import collate
 from vitkit.data.loading.loader import DataSettings, Split
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
@@ -172,7 +171,7 @@ def mixed_views(
     views = []
     for view, seed in enumerate(seeds, start=1):
         partner = (index + view) % len(dataset)
-        batch = transform(collate([dataset[(k, seed)] for k in (index, partner)]))
+        batch = transform(Batch.collate([dataset[(k, seed)] for k in (index, partner)]))
         images = batch.inputs["images"]
         images = images * per_channel(IMAGENET_STD, images) + per_channel(IMAGENET_MEAN, images)
         image = (images[0] * 255).round().clamp(0, 255).byte()

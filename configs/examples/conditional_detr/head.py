@@ -10,7 +10,7 @@ from vitkit import HEADS
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import attend, padding_bias
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
-from vitkit.nn.layers import MLP, FeedForward, Linear, checkpoint_block, init_xavier
+from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.position import sine_positions_2d, sine_positions_boxes
 from vitkit.nn.queries import AddedQueries, Queries, QueryHead
 from vitkit.nn.transformer import TransformerEncoder
@@ -121,8 +121,7 @@ class ConditionalDecoder(nn.Module):
         points = sine_positions_boxes(queries.references.flip(-1), x.shape[-1]).to(x.dtype)  # (B, L, d_model)
         states = []
         for i, layer in enumerate(self.layers):
-            x = checkpoint_block(
-                layer,
+            x = layer(
                 x,
                 memory,
                 positions=queries.positions,

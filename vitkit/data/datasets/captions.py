@@ -17,7 +17,6 @@ from vitkit.data.datasets.image_features import FeatureFile
 from vitkit.data.io.coco_schema import caption_faults, raise_faults
 from vitkit.data.io.image_files import check_inside, to_tensor
 from vitkit.data.io.json_files import read_json
-from vitkit.data.loading.collate import collate
 from vitkit.data.text.datasets import decoder_inputs
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
@@ -137,7 +136,7 @@ class CaptionDataset(BaseImageDataset):
             key = torch.tensor(samples[0]["features_key"])
             batch = Batch({"features": features, "features_key": key}, [sample["target"] for sample in samples])
         else:
-            batch = collate(samples)
+            batch = Batch.collate(samples)
         batch.inputs["target_in"] = decoder_inputs(batch.targets)
         return batch
 

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.data.loading.batch_augmentation import BatchAugmentation, MixupOptions, SquareOptions
-from vitkit.data.loading.collate import collate
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
 from vitkit.data.text.datasets import TextDataset
@@ -401,7 +400,7 @@ class _BatchedDataset:
         except VitkitError as error:
             # If it were raised in a worker, the user would only see it as text within a traceback.
             return error
-        return (self.dataset.collate or collate)(samples), errors
+        return (self.dataset.collate or Batch.collate)(samples), errors
 
     def _sample(self, index: SeededIndex, errors: list[str]) -> Sample:
         """Load a sample; if its file is to be skipped, append the error and load another one, drawn by its seed."""

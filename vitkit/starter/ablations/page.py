@@ -1,8 +1,10 @@
 """The table and the plot of a set's results."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -143,7 +145,7 @@ def values_over_training(ablation: Ablation, rows: Sequence[Row], x: str) -> Cur
         runs = [row["evaluations"] for row in rows if row["arm"] == arm]
         if runs:
             curves[arm] = {
-                statistics.mean(record[x] for record in point): [record["metrics"][metric] for record in point]
+                statistics.mean(record[x] for record in point): [_metric(record, metric) for record in point]
                 for point in zip(*runs)  # for each evaluation, the records of all seeds
             }
     return curves
@@ -153,7 +155,13 @@ def last_values(ablation: Ablation, rows: Sequence[Row]) -> Curves:
     """Return the set's `curves`, without the arms that have not been run."""
     metric, values = ablation.metrics[0], {}
     for row in rows:
-        values.setdefault(row["arm"], []).append(row["evaluations"][-1]["metrics"][metric])
+        values.setdefault(row["arm"], []).append(_metric(row["evaluations"][-1], metric))
     return {
         name: {x: values[arm] for x, arm in points.items() if arm in values} for name, points in ablation.curves.items()
     }
+
+
+def _metric(record: Mapping[str, Any], name: str) -> float:
+    """Return a metric of an evaluation; nan, which is not drawn, if it was not measured."""
+    value = record["metrics"].get(name)
+    return math.nan if value is None else value

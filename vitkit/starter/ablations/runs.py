@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from vitkit.config import load_config
 from vitkit.data.io.json_files import read_json
@@ -21,18 +22,10 @@ from vitkit.starter.ablations.sets import Ablation, Row, train_command
 from vitkit.starter.child_runs import run_to_end, time_steps
 from vitkit.visualization.curves import read_log
 
-_FIELDS = {
-    "arm",
-    "seed",
-    "epochs",
-    "steps",
-    "minutes",
-    "processor_minutes",
-    "evaluations",
-    "command",
-    "versions",
-    "threads",
-}
+_TEXTS = ("arm", "command", "device")
+_COUNTS = ("seed", "epochs", "steps", "threads")
+_MINUTES = ("minutes", "processor_minutes")
+_LARGEST = 2**63
 
 
 def run_all(
@@ -62,7 +55,7 @@ def run_all(
             rows, command = read_rows(results), train_command(ablation, arm, overrides)
             done = next((row for row in rows if (row["arm"], row["seed"]) == (arm, seed)), None)
             if done is not None:
-                if shlex.split(done["command"])[:-3] != command:  # without epochs, eval_every and seed
+                if done["command"].rsplit(" ", 3)[0] != shlex.join(command):  # without epochs, eval_every and seed
                     print(f"{arm}, seed {seed}: {results} has it with other settings: {done['command']}")
                 continue
             if budget is not None and time.monotonic() - start > 60 * budget:
@@ -130,10 +123,41 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         DataError: the file is not what `write_rows` wrote.
     """
-    rows = read_json(path) if path.is_file() else []
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _FIELDS for row in rows):
+    rows = read_json(path, key="results") if path.is_file() else []
+    if not isinstance(rows, list) or not all(map(_is_row, rows)):
         raise DataError(f"{path}: expected the rows that ablate writes. Move the file away to begin new results.")
     return rows
+
+
+def _is_row(row: Any) -> bool:
+    return (
+        isinstance(row, dict)
+        and all(isinstance(row.get(key), str) for key in _TEXTS)
+        and all(type(row.get(key)) is int and abs(row[key]) < _LARGEST for key in _COUNTS)
+        and all(_is_amount(row.get(key)) for key in _MINUTES)
+        and isinstance(row.get("versions"), dict)
+        and isinstance(row.get("evaluations"), list)
+        and len(row["evaluations"]) > 0
+        and all(map(_is_evaluation, row["evaluations"]))
+    )
+
+
+def _is_evaluation(record: Any) -> bool:
+    return (
+        isinstance(record, dict)
+        and all(_is_amount(record.get(key)) for key in ("epoch", *_MINUTES))
+        and isinstance(record.get("metrics"), dict)
+        and all(value is None or _is_number(value) for value in record["metrics"].values())
+    )
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < _LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that fits a float; a diverged run's metrics are nan or infinity."""
+    return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

@@ -13,7 +13,7 @@ from vitkit.registry import nearest
 
 Row = dict[str, Any]
 """The record of one run: set, arm, seed, epochs, steps, minutes, processor_minutes, evaluations, command, versions,
-threads."""
+device, threads."""
 
 
 @dataclass
