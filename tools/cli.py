@@ -2,12 +2,13 @@
 
 import ast
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit import __version__
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, lacks_memory
 from vitkit.registry import nearest
 from vitkit.tools.console import printing
 
@@ -46,6 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"vitkit: standard output: {error.strerror}", file=sys.stderr)
         return 1
+    except (ImportError, MemoryError, SystemError) as error:  # while a command is loaded
+        if not lacks_memory(error):
+            raise
+        reason = str(error) or type(error).__name__
+        print(f"vitkit: not enough memory to start ({reason}). End other programs.", file=sys.stderr)
+        # What libraries do when the program ends would fail in the same way, each with a stack trace.
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def run(argv: Sequence[str] | None) -> int:

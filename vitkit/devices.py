@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+from vitkit.errors import lacks_memory
+
 
 def accelerators() -> list[str]:
     """Return the types of the accelerators that PyTorch finds on this machine, at most one."""
@@ -78,10 +80,7 @@ OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that a device, or this machine, ran out of memory."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    # PyTorch's CPU allocator and its memory maps raise a RuntimeError, processes that cannot be forked an OSError.
-    return isinstance(error, RuntimeError | OSError) and "allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -21,6 +21,19 @@ def error_line(error: Exception) -> str:
     return f"error{where}: {error}"
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this machine's memory did not suffice, for data or for loading a library."""
+    # PyTorch's CPU allocator and its memory maps raise a RuntimeError, processes that cannot be forked an OSError, and
+    # libraries that cannot be loaded an ImportError. Python itself has no message if it fails while it loads a module;
+    # oneDNN says only that.
+    texts = ("allocate memory", "failed to map segment", "without exception set", "without setting an exception")
+    is_text = isinstance(error, RuntimeError | OSError | ImportError | SystemError)
+    text = str(error)
+    return isinstance(error, MemoryError) or (
+        is_text and (any(known in text for known in texts) or text == "could not create a primitive")
+    )
+
+
 def place_in_own_code(error: BaseException) -> str | None:
     """Return "FILE, line N", the last line of a user's file on the way to an error; None if there is none."""
     packages = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit import model_zoo
+from vitkit.checkpoint import classes_of
 from vitkit.checkpoint.published import PublishedWeights, provide
 from vitkit.data.io.coco_classes import (
     COCO_CATEGORY_IDS,
@@ -121,7 +122,7 @@ def has_objects365_head(state: State) -> bool:
 
 def _all_heads_have(state: State, rows: Sequence[int]) -> bool:
     heads = [value for key, value in state.items() if "class_embed" in key and key.endswith("weight")]
-    return bool(heads) and all(len(value) in rows for value in heads)
+    return bool(heads) and all(value.ndim > 0 and len(value) in rows for value in heads)
 
 
 def describe(checkpoint: Mapping[str, Any], state: State, converter: Format | None) -> str | None:
@@ -137,7 +138,7 @@ def describe(checkpoint: Mapping[str, Any], state: State, converter: Format | No
         return run
     name = re.compile(r"(?:^|\.)(?:class_embed|dec_score_head)\.(?:\d+\.)?weight$")
     head = next((value for key, value in state.items() if name.search(key)), None)
-    if head is None:
+    if head is None or head.ndim == 0:
         return converter.name
     num_classes = len(head) - (converter.name not in FOCAL_MODELS)  # those have no row for "no object"
     dataset = _DATASETS_BY_CLASSES.get(num_classes)
@@ -147,11 +148,11 @@ def describe(checkpoint: Mapping[str, Any], state: State, converter: Format | No
 def _describe_run(checkpoint: Mapping[str, Any]) -> str | None:
     try:
         model = json.loads(checkpoint["config"])["model"]
-        kind, tasks = model["type"], model.get("tasks")
+        kind, tasks, classes = model["type"], model.get("tasks"), classes_of(checkpoint, "checkpoint") or ()
+        task = f" for {' and '.join(tasks)} segmentation" if tasks else ""
     except (KeyError, TypeError, ValueError, AttributeError):
-        return None  # a state dict, or a file of another project
-    task = f" for {' and '.join(tasks)} segmentation" if tasks else ""
-    return f"a run of {kind}{task} on {len(checkpoint.get('classes') or ())} classes"
+        return None  # a state dict, a file of another project, or a damaged one
+    return f"a run of {kind}{task} on {len(classes)} classes"
 
 
 provide(

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 import vitkit
 from vitkit import build_model, load_config, model_zoo
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config, trust
+from vitkit.data.io.image_files import FORMATS
 from vitkit.deployment import export as export_module
 from vitkit.deployment import exported
 from vitkit.deployment.checks import differences, image_inputs, image_size, run_graph
@@ -185,6 +186,16 @@ def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, 
     assert main(model, run / "a.png") == 0
 
 
+@pytest.mark.parametrize("channels", [None, 3])
+def test_generated_program_opens_the_formats_of_vitkit(channels, tmp_path):
+    assert onnx_runner.FORMATS == FORMATS
+    path = tmp_path / "a.jpg"
+    # Pillow would start Ghostscript to render it.
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(UnidentifiedImageError):
+        onnx_runner.open_image(path, channels)
+
+
 def test_generated_program_draws_in_the_colors_of_vitkit():
     assert [onnx_runner.color_of(k) for k in range(1, 31)] == [class_color(k) for k in range(30)]
     assert onnx_runner.color_of(0) == (0, 0, 0)
@@ -330,6 +341,30 @@ def test_other_files_are_refused_as_exported_models(tmp_path):
         load(tmp_path / "a.pt2")
     with pytest.raises(CheckpointError, match="no file 'missing.onnx'"):
         load("missing.onnx")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("size", [1e9]), ("inputs", "images"), ("outputs", 5), ("postprocessing", {"mask_multiple": 0}), ("config", [])],
+)
+def test_wrong_metadata_are_one_line(name, value, run, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(run / "out" / "tiny.onnx")
+    entries = {entry.key: entry.value for entry in model.metadata_props} | {name: json.dumps(value)}
+    onnx.helper.set_model_props(model, entries)
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(CheckpointError, match=rf"a\.onnx: damaged: its metadata has {name}="):
+        load(tmp_path / "a.onnx")
+
+
+def test_an_input_that_the_model_does_not_have_is_named(program, tmp_path):
+    with zipfile.ZipFile(program) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("vitkit.json"))
+        about = json.loads(archive.read(name))
+    about["inputs"] = json.dumps([*json.loads(about["inputs"]), "depth"])
+    with_member(program, tmp_path / "a.pt2", "vitkit.json", json.dumps(about))
+    with pytest.raises(CheckpointError, match=r"a\.pt2: damaged: it takes an input 'depth'; the model has images, pad"):
+        load(tmp_path / "a.pt2", trust=True)(np.zeros((32, 32, 3), np.uint8))
 
 
 class Attack:

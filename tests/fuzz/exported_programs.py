@@ -1,4 +1,4 @@
-"""Programs of torch.export, which are archives of JSON, tensors and pickles."""
+"""Exported files: programs of torch.export, which are archives of JSON, tensors and pickles, and ONNX files."""
 
 import io
 import json
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from fuzz.formats import Format
 from fuzz.guard import MARKER, OPTIONS, guarded
-from fuzz.hostile import CODE, VALUES
+from fuzz.hostile import CODE, NAMES, PATHS, VALUES
 from fuzz.mutate import mutate_bytes, mutate_json
 
 import vitkit
@@ -26,8 +26,15 @@ from vitkit.deployment.settings import ExportSettings
 from vitkit.errors import VitkitError
 from vitkit.inference import Predictor
 
+try:
+    import onnx
+    import onnxruntime  # noqa: F401
+    import onnxscript  # noqa: F401
+except ImportError:
+    onnx = None
+
 _BACKBONE = dict(type="ViT", d_model=16, depth=1, num_heads=2, patch_size=16, image_size=32, pretrained=False)
-_FILE = "tiny.pt2"
+_FILE, _ONNX = "tiny.pt2", "tiny.onnx"
 
 
 @cache
@@ -137,4 +144,52 @@ def check(folder: Path, world: Path) -> None:
         assert prediction.to_json()["classes"]
 
 
+@cache
+def sound_onnx() -> bytes:
+    """Return a small classifier's ONNX file."""
+    torch.manual_seed(0)
+    config = dict(model=dict(type="Classifier", backbone=_BACKBONE))
+    predictor = Predictor(build_model(config["model"], classes=["cat", "dog"]), ["cat", "dog"])
+    about = describe(predictor, config, name="tiny", licence=None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, _ONNX)
+        export_model(predictor, path, ExportSettings("onnx"), images=[np.zeros((32, 32, 3), np.uint8)], metadata=about)
+        vitkit.load(path)(np.zeros((32, 32, 3), np.uint8))  # imports everything, once
+        return path.read_bytes()
+
+
+def _write_onnx(rng: random.Random, folder: Path, world: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / OPTIONS).write_text("{}")
+    model = onnx.load_from_string(sound_onnx())
+    action = rng.choice(["about", "about", "about", "about", "bytes", "outside", "names"])
+    if action == "about":
+        entry = rng.choice(model.metadata_props)
+        entry.value = mutate_json(json.loads(entry.value), rng, [*VALUES, [1e9], [32], [0, 32]]).decode(
+            "utf-8", "replace"
+        )
+        if rng.random() < 0.2:
+            del model.metadata_props[rng.randrange(len(model.metadata_props))]
+    elif action == "outside":  # weights that are in another file
+        tensor = rng.choice(model.graph.initializer)
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        place = tensor.external_data.add()
+        place.key, place.value = "location", rng.choice(PATHS)
+    elif action == "names":
+        value = rng.choice([*model.graph.input, *model.graph.output])
+        value.name = rng.choice(NAMES).encode("utf-8", "replace").decode()
+    data = model.SerializeToString()
+    (folder / "data" / _ONNX).write_bytes(mutate_bytes(data, rng) if action == "bytes" else data)
+
+
+def check_onnx(folder: Path, world: Path) -> None:
+    """Check that an accepted file classifies an image."""
+    with guarded(folder, world):
+        prediction = vitkit.load(f"data/{_ONNX}")(np.full((32, 32, 3), 128, np.uint8))
+        assert prediction.to_json()["classes"]
+
+
 FORMATS = [Format("programs", _write, check, VitkitError, 3, sound)]
+if onnx is not None:
+    FORMATS.append(Format("onnx", _write_onnx, check_onnx, VitkitError, 2, sound_onnx))

@@ -42,6 +42,17 @@ def test_user_error_is_printed_without_a_traceback(train, monkeypatch, capsys):
     assert capsys.readouterr().err == "vitkit train: train.epoch: unknown key\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit a process's address space")
+@pytest.mark.parametrize("gigabytes", [0.5, 1, 2])
+def test_too_little_memory_to_load_a_command_is_a_one_line_error(gigabytes):
+    limit = int(gigabytes * 2**30)
+    script = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n"
+    script += "from vitkit.tools.cli import main\nmain(['predict', 'shapes_vit', '--input', 'a.jpg'])"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 1 and result.stderr.startswith("vitkit: not enough memory to start (")
+    assert result.stderr.count("\n") == 1
+
+
 def test_help_lists_the_tools_with_their_summaries_and_imports_none(capsys, monkeypatch):
     monkeypatch.setattr(cli.importlib, "import_module", pytest.fail)
     for argv in (["--help"], []):

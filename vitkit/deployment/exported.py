@@ -4,9 +4,10 @@ import importlib
 import inspect
 import json
 import os
+import reprlib
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +32,10 @@ METADATA = "vitkit.json"
 """The name under which a program of torch.export stores its metadata."""
 _MAX_METADATA = 256 * 2**20
 """The most bytes of metadata that are read; vocabularies may take a few megabytes."""
+
+
+_MAX_SIDE = 1 << 15
+"""The largest side of the images of a file, in pixels."""
 
 
 def is_exported(path: Any) -> bool:
@@ -97,7 +102,7 @@ class OnnxFile:
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
         """See `ExportedFile`."""
         names = self.outputs if outputs is None else [name for name in self.outputs if name in outputs]
-        arrays = {name: inputs[name].cpu().numpy() for name in self.inputs}
+        arrays = {name: value.cpu().numpy() for name, value in _taken(self, inputs).items()}
         try:
             values = self._session.run(names, arrays, self._options)
         except Exception as error:  # as above
@@ -132,7 +137,7 @@ class ProgramFile:
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
         """See `ExportedFile`."""
         try:
-            values = self._module(**{name: inputs[name].cpu() for name in self.inputs})
+            values = self._module(**{name: value.cpu() for name, value in _taken(self, inputs).items()})
         except (RuntimeError, AssertionError) as error:
             raise _refused(self.path, inputs, error) from error
         return {name: value for name, value in values.items() if outputs is None or name in outputs}
@@ -218,11 +223,60 @@ def _parse(texts: Mapping[str, str], path: str | Path) -> dict[str, Any]:
         is_ours = False
     if not is_ours:
         raise CheckpointError(f"{path}: was not written by `vitkit export`, so its model is not known.")
+    for name, is_right in _ENTRIES.items():
+        if not is_right(metadata.get(name)):
+            raise CheckpointError(
+                f"{path}: damaged: its metadata has {name}={reprlib.repr(metadata.get(name))}. Export the model again."
+            )
     return metadata
+
+
+def _is_size(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(side) is int and 0 < side <= _MAX_SIDE for side in value)
+    )
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_postprocessing(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    multiple = value.get("mask_multiple", 1)
+    return type(multiple) is int and 0 < multiple <= _MAX_SIDE
+
+
+_ENTRIES: dict[str, Callable[[Any], bool]] = {
+    "config": lambda value: isinstance(value, dict),
+    "inputs": _are_names,
+    "outputs": lambda value: value is None or _are_names(value),
+    "size": _is_size,
+    "postprocessing": _is_postprocessing,
+}
+"""Entry of the metadata -> whether its value is one that `vitkit export` writes."""
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+
+
+def _taken(file: ExportedFile, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs that a file takes.
+
+    Raises:
+        CheckpointError: it takes one that there is not.
+    """
+    for name in file.inputs:
+        if name not in inputs:
+            raise CheckpointError(
+                f"{file.path}: damaged: it takes an input {name!r:.100}; the model has {', '.join(inputs)}. Export the "
+                "model again."
+            )
+    return {name: inputs[name] for name in file.inputs}
 
 
 def _refused(path: str | Path, inputs: Mapping[str, Tensor], error: Exception) -> DataError:

@@ -21,6 +21,7 @@ import onnxruntime
 from PIL import Image, ImageDraw, ImageOps, ImageSequence
 
 PAD, UNK, BOS, EOS, SPACE = 0, 1, 2, 3, "\u2581"
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")  # others of Pillow's start programs, such as EPS
 
 
 class Runner:
@@ -191,13 +192,14 @@ def open_image(source, channels=None):
     if channels is not None:
         if not isinstance(source, np.ndarray):
             is_array = str(source).endswith(".npy")
-            source = np.load(source) if is_array else [np.array(p) for p in ImageSequence.Iterator(Image.open(source))]
+            pages = [] if is_array else ImageSequence.Iterator(Image.open(source, formats=FORMATS))
+            source = np.load(source) if is_array else [np.array(page) for page in pages]
         image = np.dstack(source) if isinstance(source, list) else source.reshape(*source.shape[:2], -1)
         if image.shape[2] != channels or image.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"has {image.shape[2]} channels of {image.dtype}; expected {channels} of 8 or 16 bits.")
         return image if image.dtype == np.uint16 else image.astype(np.uint16) * 257
     image = Image.fromarray(source) if isinstance(source, np.ndarray) else source
-    image = image if isinstance(image, Image.Image) else Image.open(image)
+    image = image if isinstance(image, Image.Image) else Image.open(image, formats=FORMATS)
     return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 

@@ -5,6 +5,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from vitkit.config.load import value_at
+from vitkit.data.io.values import is_name
 from vitkit.errors import ConfigError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 
@@ -81,10 +82,10 @@ class Settings:
         return list(values)
 
     def names(self, name: str) -> list[str]:
-        """Return a list of names; empty if there is none."""
+        """Return a list of names, each a line of text; empty if there is none."""
         values = self.get(name, [])
-        if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
-            raise ConfigError(f"{self.where}: {name}={values!r}: expected a list of names.")
+        if not isinstance(values, list | tuple) or not all(map(is_name, values)):
+            raise ConfigError(f"{self.where}: {name}={values!r:.100}: expected a list of names.")
         return list(values)
 
     def expect(self, **values: Any) -> None:

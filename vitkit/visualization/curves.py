@@ -54,18 +54,18 @@ def _wrong_field(record: Mapping[str, Any]) -> str | None:
     """Return the first field of a record that is not as training writes it; None if all are."""
     if type(record.get("step")) is not int or not 0 <= record["step"] < 2**63:
         return "step"
-    if not _is_number(record.get("epoch")) or not math.isfinite(record["epoch"]):
+    if not is_number(record.get("epoch")) or not math.isfinite(record["epoch"]):
         return "epoch"
-    if not _is_number(record.get("loss", 0)):
+    if not is_number(record.get("loss", 0)):
         return "loss"
     for field in ("losses", "metrics"):
         values = record.get(field, {})
-        if not isinstance(values, dict) or not all(value is None or _is_number(value) for value in values.values()):
+        if not isinstance(values, dict) or not all(value is None or is_number(value) for value in values.values()):
             return field
     return None
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether a value is a number that fits a float; a diverged run logs nan and infinity."""
     return type(value) is float or (type(value) is int and abs(value) < 2**63)
 

@@ -20,7 +20,7 @@ from vitkit.logging import LOG_NAME
 from vitkit.starter.ablations.page import write_page
 from vitkit.starter.ablations.sets import Ablation, Row, train_command
 from vitkit.starter.child_runs import run_to_end, time_steps
-from vitkit.visualization.curves import read_log
+from vitkit.visualization.curves import is_number, read_log
 
 _TEXTS = ("arm", "command", "device")
 _COUNTS = ("seed", "epochs", "steps", "threads")
@@ -147,17 +147,12 @@ def _is_evaluation(record: Any) -> bool:
         isinstance(record, dict)
         and all(_is_amount(record.get(key)) for key in ("epoch", *_MINUTES))
         and isinstance(record.get("metrics"), dict)
-        and all(value is None or _is_number(value) for value in record["metrics"].values())
+        and all(value is None or is_number(value) for value in record["metrics"].values())
     )
 
 
 def _is_amount(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < _LARGEST
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number that fits a float; a diverged run's metrics are nan or infinity."""
-    return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
+    return is_number(value) and 0 <= value < _LARGEST
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
