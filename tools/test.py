@@ -260,12 +260,12 @@ def print_thresholds(evaluator: Any, thresholds: Sequence[float], iou_type: str)
     rankings = evaluator.statistics(iou_type).rankings()
     rows, best = threshold_rows(rankings, thresholds), best_row(rankings)
     print(f"{iou_type}, IoU of at least {evaluator.iou:g}")
-    print("  score  precision  recall     F1  correct    wrong   missed")
+    print("  score  precision  recall     F1  true pos.  false pos.   missed")
     for row in [*rows, best]:
         last = "  highest F1" if row is best else ""
         print(
-            f"  {row.threshold:5.3f}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.correct:7}"
-            f"  {row.wrong:7}  {row.missed:7}{last}"
+            f"  {row.threshold:5.3f}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.true_positives:9}"
+            f"  {row.false_positives:10}  {row.false_negatives:7}{last}"
         )
 
 

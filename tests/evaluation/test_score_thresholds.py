@@ -58,7 +58,12 @@ def rankings(content, results, *, iou_type="bbox", iou=0.5):
 
 def test_precision_recall_and_f1_by_hand():
     rows = threshold_rows(rankings(TRUTH, RESULTS), [0.0, 0.5, 0.85, 0.95])
-    assert [(row.correct, row.wrong, row.missed) for row in rows] == [(2, 3, 1), (2, 2, 1), (1, 0, 2), (0, 0, 3)]
+    assert [(row.true_positives, row.false_positives, row.false_negatives) for row in rows] == [
+        (2, 3, 1),
+        (2, 2, 1),
+        (1, 0, 2),
+        (0, 0, 3),
+    ]
     assert rows[0].precision == pytest.approx(2 / 5) and rows[0].recall == pytest.approx(2 / 3)
     assert rows[0].f1 == pytest.approx(2 * (2 / 5) * (2 / 3) / (2 / 5 + 2 / 3))
     assert (rows[3].precision, rows[3].recall, rows[3].f1) == (1.0, 0.0, 0.0)
@@ -66,7 +71,7 @@ def test_precision_recall_and_f1_by_hand():
 
 def test_a_higher_iou_matches_less():
     (row,) = threshold_rows(rankings(TRUTH, RESULTS, iou=0.75), [0.0])
-    assert (row.correct, row.wrong) == (1, 4)
+    assert (row.true_positives, row.false_positives) == (1, 4)
 
 
 def test_best_threshold_has_the_highest_f1():
@@ -79,7 +84,7 @@ def test_best_threshold_has_the_highest_f1():
 def test_equal_scores_share_a_threshold():
     results = found((1, 3, [0, 0, 10, 10], 0.5), *[(1, 3, [80, 80, 5, 5], 0.5)] * 3)
     best = best_row(rankings(truth((1, 3, [0, 0, 10, 10])), results))
-    assert (best.correct, best.wrong) == (1, 3)
+    assert (best.true_positives, best.false_positives) == (1, 3)
 
 
 def test_predictions_on_a_crowd_are_neither_right_nor_wrong():
@@ -107,10 +112,10 @@ def test_segmentation_is_matched_by_masks():
     content = truth((1, 3, [0, 0, 100, 10]))
     content["annotations"][0]["segmentation"] = [[0, 0, 100, 0, 100, 10, 0, 10]]
     results = [dict(image_id=1, category_id=3, score=0.5, bbox=[0, 0, 100, 10], segmentation=rle(slice(0, 4)))]
-    assert threshold_rows(rankings(content, results, iou_type="segm"), [0.0])[0].correct == 0
-    assert threshold_rows(rankings(content, results, iou_type="bbox"), [0.0])[0].correct == 1
+    assert threshold_rows(rankings(content, results, iou_type="segm"), [0.0])[0].true_positives == 0
+    assert threshold_rows(rankings(content, results, iou_type="bbox"), [0.0])[0].true_positives == 1
     results[0]["segmentation"] = rle(slice(0, 9))
-    assert threshold_rows(rankings(content, results, iou_type="segm"), [0.0])[0].correct == 1
+    assert threshold_rows(rankings(content, results, iou_type="segm"), [0.0])[0].true_positives == 1
 
 
 def test_details_are_the_coco_metrics_by_class_and_size():

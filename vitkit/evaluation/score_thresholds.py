@@ -20,9 +20,9 @@ class ThresholdRow(NamedTuple):
     recall: float
     """Fraction of objects that are detected; 0 if there are none."""
     f1: float
-    correct: int
-    wrong: int
-    missed: int
+    true_positives: int
+    false_positives: int
+    false_negatives: int
 
 
 def threshold_rows(rankings: Sequence[Ranking], thresholds: Sequence[float]) -> list[ThresholdRow]:
@@ -44,11 +44,13 @@ def _joined(rankings: Sequence[Ranking]) -> tuple[np.ndarray, np.ndarray, int]:
 
 def _row(threshold: float, scores: np.ndarray, correct: np.ndarray, num_objects: int) -> ThresholdRow:
     kept = scores >= threshold
-    num_correct, num_wrong = int((correct & kept).sum()), int((~correct & kept).sum())
-    precision = num_correct / (num_correct + num_wrong) if num_correct + num_wrong else 1.0
-    recall = num_correct / num_objects if num_objects else 0.0
+    true_positives, false_positives = int((correct & kept).sum()), int((~correct & kept).sum())
+    precision = true_positives / kept.sum() if kept.any() else 1.0
+    recall = true_positives / num_objects if num_objects else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    return ThresholdRow(threshold, precision, recall, f1, num_correct, num_wrong, num_objects - num_correct)
+    return ThresholdRow(
+        threshold, float(precision), recall, float(f1), true_positives, false_positives, num_objects - true_positives
+    )
 
 
 def best_row(rankings: Sequence[Ranking]) -> ThresholdRow:
@@ -68,7 +70,7 @@ def best_row(rankings: Sequence[Ranking]) -> ThresholdRow:
 def robust_threshold(rankings: Sequence[Ranking]) -> float | None:
     """Return the threshold with the highest F1, halfway to the next lower score; None if no prediction is correct."""
     row = best_row(rankings)
-    if not row.correct:
+    if not row.true_positives:
         return None
     scores = _joined(rankings)[0]
     return float((row.threshold + scores[scores < row.threshold].max(initial=0.0)) / 2)

@@ -38,7 +38,9 @@ def test_page_contains_the_numbers_and_is_self_contained(masks, tmp_path):
     assert ("masks" in data["images"][0]) == masks
     counts = data["curves"]["values"][0][40][9:]
     (row,) = threshold_rows(evaluator.statistics().rankings(), [0.4])
-    assert counts == [row.correct, row.wrong] and data["curves"]["values"][0][40][0] == round(row.precision, 3)
+    assert counts == [row.true_positives, row.false_positives] and data["curves"]["values"][0][40][0] == round(
+        row.precision, 3
+    )
 
 
 def test_report_without_predictions_says_so(tmp_path):
@@ -85,7 +87,7 @@ def test_report_follows_the_iou(tmp_path, monkeypatch):
         matrix = confusion_matrix(truth, results, [1, 2, 3], threshold=0.0, iou=iou)
         assert sum(matched) == matrix[:3, :3].sum()
         counts[iou] = data["curves"]["values"][0][0][9]
-        assert counts[iou] == threshold_rows(scored.evaluator.statistics().rankings(), [0.0])[0].correct
+        assert counts[iou] == threshold_rows(scored.evaluator.statistics().rankings(), [0.0])[0].true_positives
     assert counts[0.9] < counts[0.5]
     with pytest.raises(ConfigError, match=r"got iou=0.62; expected one of COCO's, 0.5, 0.55"):
         CocoEvaluator(scored.evaluator.dataset, iou=0.62)

@@ -164,13 +164,14 @@ function detection(part) {
     const k = Math.round(threshold * 100), row = data.curves.values[curve.value || 0]?.[k];
     $(".chosen").textContent = threshold.toFixed(2);
     if (!row) return;
-    const [right, wrong] = row.slice(9), objects = data.curves.objects[curve.value || 0];
+    const [truePositives, falsePositives] = row.slice(9), objects = data.curves.objects[curve.value || 0];
     const tile = (name, value, low, high) => make("div", {}, make("small", { textContent: name }),
       make("b", { textContent: value.toFixed(3) }), make("small", { textContent: `${low.toFixed(3)} to ${high.toFixed(3)}` }));
     const count = (name, value) => make("div", {}, make("small", { textContent: name }), make("b", { textContent: value }));
     // A metric's value, low and high ends are stored for precision, recall and F1 in turn.
     const tiles = ["precision", "recall", "F1"].map((name, m) => tile(name, ...row.slice(3 * m, 3 * m + 3)));
-    $(".tiles").replaceChildren(...tiles, count("correct", right), count("wrong", wrong), count("missed", objects - right));
+    $(".tiles").replaceChildren(...tiles, count("true positives", truePositives),
+      count("false positives", falsePositives), count("missed", objects - truePositives));
     const x = 46 + threshold * (420 - 46 - 12);
     marker.setAttribute("x1", x);
     marker.setAttribute("x2", x);

@@ -109,7 +109,7 @@ def check_arms(ablation: Ablation, arms: Sequence[str], overrides: Sequence[str]
     Raises:
         ConfigError: the config of an arm is wrong.
     """
-    from vitkit.config import load_config  # imports PyTorch, which a list of sets does not need
+    from vitkit.config import load_config  # loads torch, which a list of the sets need not wait for
 
     for arm in arms:
         base, *changes = train_command(ablation, arm, overrides)[2:]
