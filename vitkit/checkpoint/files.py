@@ -82,7 +82,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         return {}
     _check_checksums(path, of_tensors=False)
     # Memory-mapped tensors are only read when used. Files from before PyTorch 1.6 cannot be mapped.
-    return dict(_unpickle(path, mmap=zipfile.is_zipfile(path)))
+    return dict(_unpickle(path, mmap=_is_archive(path)))
 
 
 def shards_folder_of(path: Path) -> str | None:
@@ -129,7 +129,7 @@ def _check_sizes(path: Path, max_compression: int) -> None:
     Raises:
         CheckpointError: they are larger.
     """
-    if not zipfile.is_zipfile(path):
+    if not _is_archive(path):
         return  # reported by whoever reads it
     try:
         with zipfile.ZipFile(path) as file:
@@ -144,6 +144,18 @@ def _check_sizes(path: Path, max_compression: int) -> None:
         )
 
 
+def _is_archive(path: Path) -> bool:
+    """Whether a file is a zip archive, as `torch.save` writes.
+
+    Raises:
+        CheckpointError: its table of contents is damaged.
+    """
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile as error:  # up to Python 3.12, for a damaged end of a large archive
+        raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
+
+
 def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
     """Verify the checksums in the file.
 
@@ -151,7 +163,7 @@ def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
         CheckpointError: a checksum is wrong.
     """
     # `torch.load` does not verify them, so damage would change weights unnoticed.
-    if not zipfile.is_zipfile(path):
+    if not _is_archive(path):
         return  # an older format, or a truncated file, which `torch.load` reports
     _check_sizes(path, 1)
     try:
