@@ -6,7 +6,7 @@ configs/bccd/dino_r18.py, under one recipe: images of 192 to 256 pixels, AdamW w
 no mosaics. tools/benchmark/faster_rcnn.py trains torchvision's detector for as long.
 
 Run:  vitkit ablate detectors_bccd data.root=DIR --seeds 42
-Here: see model_zoo/ablations/detectors_bccd.md; three of the five arms have not been run.
+Here: see model_zoo/ablations/detectors_bccd.md.
 """
 
 from vitkit.configs.bccd.dino_r18 import config as dino_r18
