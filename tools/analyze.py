@@ -48,7 +48,7 @@ from vitkit.tools.common import (
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a backbone's name or a model; with --table, a pattern of names")
-    parser.add_argument("overrides", nargs="*", help="key.sub=value of a config, key=value of a backbone")
+    parser.add_argument("overrides", nargs="*", default=[], help="key.sub=value of a config, key=value of a backbone")
     text = (
         "height and width of the images in pixels, or one number for a square (default: those of a backbone's "
         "published figures, or of a config's validation images)"
