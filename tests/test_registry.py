@@ -84,6 +84,16 @@ def test_error_for_a_wrong_spec_says_what_is_expected(registry, spec, parts):
     assert all(part in message for part in parts), message
 
 
+def test_missing_argument_is_named_also_if_a_class_passes_others_to_its_base(registry):
+    class Geared(make_class()):
+        def __init__(self, gear, **options):
+            super().__init__(speed=gear, **options)
+
+    registry.register(Geared)
+    assert registry.build("Geared", gear=3).arguments[0] == 3  # its base's `speed` is not missing
+    assert error_of(registry.build, "Geared") == "engine Geared: missing argument gear."
+
+
 def test_resolve_names_the_config_key_in_errors(registry):
     assert error_of(registry.resolve, "Rotary", "model.engine").startswith("model.engine: unknown engine 'Rotary'")
 

@@ -22,10 +22,10 @@ def error_line(error: Exception) -> str:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether this machine's memory did not suffice, for data or for loading a library."""
+    """Return whether an error means that this machine ran out of memory, for data or while it loaded a library."""
     # PyTorch's CPU allocator and its memory maps raise a RuntimeError, processes that cannot be forked an OSError, and
-    # libraries that cannot be loaded an ImportError. Python itself has no message if it fails while it loads a module;
-    # oneDNN says only that.
+    # libraries that cannot be loaded an ImportError. If Python itself fails while it loads a module, it says only that
+    # there is no exception; oneDNN says only that it could not create a primitive.
     texts = ("allocate memory", "failed to map segment", "without exception set", "without setting an exception")
     is_text = isinstance(error, RuntimeError | OSError | ImportError | SystemError)
     text = str(error)

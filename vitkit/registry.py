@@ -33,13 +33,16 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
     """Return a constructor's named arguments, in order; a class's `**kwargs` stand for those of its base class."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = {}
     for accepting in constructors_in(constructor):
-        for p in inspect.signature(accepting).parameters.values():
-            if p.kind in kinds:
-                parameters.setdefault(p.name, p)
+        for p in _named(accepting):
+            parameters.setdefault(p.name, p)
     return parameters
+
+
+def _named(constructor: Callable) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p for p in inspect.signature(constructor).parameters.values() if p.kind in kinds]
 
 
 def constructors_in(constructor: Callable) -> list[Callable]:
@@ -182,10 +185,9 @@ class Registry:
             )
         arguments = configured | arguments
         check_names(constructor, arguments, f"{self.kind} {constructor.__name__}")
-        missing = [
-            p.name for p in parameters_of(constructor).values() if p.default is p.empty and p.name not in arguments
-        ]
-        if missing and not _takes_keywords(constructor):  # else its class may set them for its base
+        # What a base class requires is not looked at, since the class may set it.
+        missing = [p.name for p in _named(constructor) if p.default is p.empty and p.name not in arguments]
+        if missing:
             raise ConfigError(f"{self.kind} {constructor.__name__}: missing argument {', '.join(missing)}.")
         try:
             return constructor(**arguments)

@@ -100,6 +100,11 @@ def test_errors_of_base_channels_say_what_is_expected(name):
         build(name, depth=18, base_channels=32).load_pretrained()
 
 
+def test_stem_of_resnet_vd_needs_two_channels():
+    with pytest.raises(ConfigError, match="base_channels=1: expected at least 2"):
+        build("ResNetVD", depth=18, base_channels=1, pretrained=False)
+
+
 def test_frozen_stages_get_no_gradient_and_keep_their_statistics():
     model = build("ResNet", depth=18, norm="bn", frozen_stages=1).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -227,7 +227,7 @@ class ClipResNet(BackboneBase):
         self.stem.conv = nn.Conv3d(self.in_channels, 64, size, stride=stride, padding=margin, bias=False)
         self.stem.bn = nn.BatchNorm3d(64)
         rates = iter(drop_path_rates(drop_path, sum(_DEPTHS[depth])))
-        options: dict[str, Any] = dict(pairwise=pairwise, scaled=scaled, pool=pool, axes=3)
+        non_local: dict[str, Any] = dict(pairwise=pairwise, scaled=scaled, pool=pool, axes=3)
         channels = 64
         self.layers = nn.ModuleDict()
         for stage, (name, count) in enumerate(counts.items()):
@@ -239,7 +239,7 @@ class ClipResNet(BackboneBase):
                 blocks[f"res{i}"] = ClipBottleneck(channels, width, frames=frames, stride=stride, drop_path=next(rates))
                 channels = 4 * width
                 if i in after.get(name, ()):
-                    blocks[f"nonlocal{i}"] = NonLocalBlock(channels, **options)
+                    blocks[f"nonlocal{i}"] = NonLocalBlock(channels, **non_local)
             self.layers[name] = blocks
         if self.is_classifier:
             self.dropout = nn.Dropout(dropout)

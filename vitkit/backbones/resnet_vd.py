@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.backbones.resnet import ResNet, relu
+from vitkit.errors import ConfigError
 from vitkit.nn.layers import conv_norm
 from vitkit.registry import BACKBONES
 
@@ -51,6 +52,8 @@ class ResNetVD(ResNet):
     def __init__(self, depth: int = 50, *, frozen_stem: bool = False, **options: Any):
         super().__init__(depth, **options)
         norm_layer, width = type(self.bn1), self.base_channels
+        if width < 2:
+            raise ConfigError(f"base_channels={width}: expected at least 2, as its stem begins with half of them.")
         self.conv1 = nn.Sequential(
             nn.Conv2d(self.in_channels, width // 2, 3, stride=2, padding=1, bias=False),
             norm_layer(width // 2),

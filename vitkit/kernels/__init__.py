@@ -1,8 +1,8 @@
 """Operators with fast paths: VITKIT_KERNELS=plain runs every model with only the plain definitions; the default,
 "fast", uses the fastest path for the device.
 
-This file has the operators that torch defines, linear layers, dropout and attention, with what is faster than torch's
-function on a CPU. Operators that torch lacks have a folder each, whose `__init__` decides: there, `plain.py` is the
+This file has the operators that torch defines (linear layers, dropout and attention), with what is faster than torch's
+functions on a CPU. Operators that torch lacks have a folder each, whose `__init__` decides: there, `plain.py` is the
 definition, and the other files are faster equivalents.
 
 Times and memory below were measured on one thread of an AMD EPYC with AVX-512, torch 2.14.1.

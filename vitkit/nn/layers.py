@@ -186,8 +186,8 @@ def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
 def checkpointed_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks of a model that can recompute their activations in the backward pass, by name.
 
-    These are the modules whose class has the attribute `activation_checkpointing = False`; or a property of this name,
-    whose setter enables it.
+    These are the modules whose class has the attribute `activation_checkpointing`: False, or a property whose setter
+    enables it, for a block that does so itself.
     """
     return {name: m for name, m in model.named_modules() if hasattr(type(m), "activation_checkpointing")}
 
