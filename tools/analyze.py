@@ -48,7 +48,7 @@ from vitkit.tools.common import (
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a backbone's name or a model; with --table, a pattern of names")
-    parser.add_argument("overrides", nargs="*", help="key.sub=value of a config, key=value of a backbone")
+    parser.add_argument("overrides", nargs="*", default=[], help="key.sub=value of a config, key=value of a backbone")
     text = (
         "height and width of the images in pixels, or one number for a square (default: those of a backbone's "
         "published figures, or of a config's validation images)"
@@ -92,18 +92,18 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if args.model is None and not args.table:
         parser.error("a model is needed: a config file or a backbone's name (or --table)")
     if (args.training_macs or args.samples) and args.no_macs:
-        parser.error("--training-macs needs what --no-macs leaves out")
+        parser.error("--training-macs needs the MACs that --no-macs leaves out")
     if args.plot and not args.table:
-        parser.error("--plot is drawn of --table")
+        parser.error("--plot draws what --table lists: give both")
     if args.plot and Path(args.plot).suffix != ".png":
         parser.error(f"--plot: {args.plot!r} does not end in .png; a pattern of names stands before --plot")
     modes = {"--table": args.table, "--clips": args.clips, "--training": args.training}
     modes |= {"--attention-matrices": args.attention_matrices}
     chosen = [option for option, value in modes.items() if value]
     if chosen and (args.training_macs or args.samples):
-        parser.error(f"--training-macs is of one config's training; leave out {chosen[0]}")
+        parser.error(f"--training-macs counts the training of one config; leave out {chosen[0]}")
     if len(chosen) > 1:
-        parser.error(f"{', '.join(chosen)}: each reports something else; give one of them")
+        parser.error(f"{', '.join(chosen)}: these are different reports; choose one")
     if args.depth < 0:
         parser.error("--depth is at least 0")
     return args

@@ -32,7 +32,7 @@ from vitkit.words import counted
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
+    parser.add_argument("overrides", nargs="*", default=[], help="key.sub=value, such as data.root=data/coco")
     text = "split to show (default: train)"
     parser.add_argument("--split", choices=("train", "val", "test"), default="train", help=text)
     text = "number of images (default: 16)"

@@ -43,7 +43,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, its weights if MODEL is a config, and overrides; `sort_model` tells weights and overrides apart."""
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("weights", nargs="?", help="the weights of a config: a checkpoint, or a name of the model zoo")
-    parser.add_argument("overrides", nargs="*", help="key.sub=value for the config, such as data.root=data/coco")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], help="key.sub=value for the config, such as data.root=data/coco"
+    )
 
 
 def sort_model(args: argparse.Namespace) -> None:

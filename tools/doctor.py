@@ -23,7 +23,7 @@ from vitkit.tools.common import add_device, add_trust, errors_in_one_line, posit
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", help="a config: a file, or the name of an installed one")
-    parser.add_argument("overrides", nargs="*", help="key.sub=value, such as data.root=data/coco")
+    parser.add_argument("overrides", nargs="*", default=[], help="key.sub=value, such as data.root=data/coco")
     parser.add_argument("--init", metavar="CHECKPOINT", help="the weights that the run will start from")
     text = "number of processes that will train (default: 1)"
     parser.add_argument("--gpus", type=positive, default=1, metavar="N", help=text)

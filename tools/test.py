@@ -50,7 +50,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help=MODEL_HELP)
     parser.add_argument("weights", nargs="?", help="the weights of a config: a checkpoint, or a name of the model zoo")
-    parser.add_argument("overrides", nargs="*", help="key.sub=value for the config, such as data.root=data/coco")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], help="key.sub=value for the config, such as data.root=data/coco"
+    )
     text = "score predictions written earlier instead of running a model: the JSON, or a folder of semantic PNGs"
     parser.add_argument("--eval-only", type=Path, metavar="RESULTS", help=text)
     text = "without MODEL, score boxes or masks on these annotations in COCO's format"

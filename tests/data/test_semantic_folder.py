@@ -14,7 +14,7 @@ CLASSES = ["sky", "road", "car"]
 
 
 def write(folder, labels, name="a", size=None, suffixes=(".jpg", ".png")):
-    """A image and its label image from an array of values."""
+    """An image and its label image from an array of values."""
     labels = np.asarray(labels)
     for kind in ("images", "labels"):
         (folder / kind / name).parent.mkdir(parents=True, exist_ok=True)

@@ -347,7 +347,7 @@ def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, 
     choice = start.Choice(240, "fp32", "random weights", False, epochs=480, cost=StepCost(0.005, 0.005, 10))
     data = start.OwnData("24 images", 17, 7, 64, "")
     choice, _ = start.train_in_time(request, data, choice, Path("runs/start"))
-    # 24 minutes: 0.1 a epoch leaves 230 after the first 10; then 0.4 an epoch leaves 52 of the last 21 minutes.
+    # 24 minutes: 0.1 an epoch leaves 230 after the first 10; then 0.4 an epoch leaves 52 of the last 21 minutes.
     assert [(resume, hooks) for resume, hooks, _ in calls] == [
         (None, [2.4]), (Path("runs/start/run"), [8.6]), (Path("runs/start/run"), []),
     ]  # fmt: skip

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vitkit.engine.comparing import draw_lengths
+from vitkit.engine.comparing import draw_lengths, score_models
 from vitkit.engine.results import ScoredResults
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.text import TextEvaluator
@@ -151,3 +151,9 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_work(tool, tmp_pa
         with pytest.raises(SystemExit, match=message) as caught:
             main([*inputs, "--out", str(tmp_path / out)])
         assert "\n" not in str(caught.value)
+
+
+def test_all_names_are_looked_up_before_the_first_model_runs(monkeypatch):
+    monkeypatch.setattr("vitkit.engine.comparing.test", lambda *_, **__: pytest.fail("a model ran"))
+    with pytest.raises(ConfigError, match="'nosuch' is neither a model of the zoo"):
+        score_models(["shapes_dino", "nosuch"])

@@ -89,3 +89,9 @@ def test_data_without_boxes_is_refused(folder):
     )
     with pytest.raises(SystemExit, match="ShapesClassification has no boxes"):
         label_errors.main(["maps.py", "--eval-only", "results.json"])
+
+
+def test_only_the_model_is_required(capsys):
+    with pytest.raises(SystemExit):
+        label_errors.parse_args([])
+    assert "the following arguments are required: model\n" in capsys.readouterr().err

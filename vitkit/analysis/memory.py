@@ -76,7 +76,7 @@ def attention_matrices(model: nn.Module, *inputs: Tensor) -> dict[str, Attention
             fused = calls.by_module
             with AttentionRecorder(model) as maps:
                 model(*inputs)
-                shapes = {name: [tuple(weights.shape) for weights in maps.pop(name)] for name in list(maps)}
+                shapes = {name: [tuple(weights.shape) for weights in recorded] for name, recorded in maps.items()}
     finally:
         model.train(was_training)
     # Attention in other libraries' modules is seen only if it calls the fused kernel.

@@ -175,7 +175,8 @@ def _read(path: Path) -> dict[str, Any]:
                 f"{nearest(path.as_posix().removeprefix('configs/'), config_names())}"
             )
         names = [p.name for p in path.parent.glob("*") if p.suffix in (".py", ".json") and p.name != "__init__.py"]
-        raise ConfigError(f"no config file {str(path)!r}. {nearest(path.name, names)}")
+        known = nearest(path.name, names) if names else "That folder has no config."
+        raise ConfigError(f"no config file {str(path)!r}. {known}")
     if path.suffix == ".json":
         return _parse(path.read_bytes(), path)
     with importable(path.parent, lambda file, source: None):

@@ -82,6 +82,9 @@ def score_models(
         )
     if overrides and annotations is not None:
         raise ConfigError(f"{overrides[0]}: results files that are scored on --annotations have no config to change.")
+    # All names are looked up before the first model runs: scoring takes long.
+    others = [model for model in models if not _is_results(model) and not (Path(model) / CONFIG_NAME).is_file()]
+    found = {model: find_trained(model, overrides=overrides, trust=trust) for model in others}
     scored = []
     for model in models:
         path = Path(model)
@@ -92,7 +95,7 @@ def score_models(
         elif (path / CONFIG_NAME).is_file():
             scored.append(score_run(path, overrides=overrides, device=device, trust=trust))
         else:
-            config, weights = find_trained(model, overrides=overrides, trust=trust)
+            config, weights = found[model]
             evaluator = test(config, weights, device=device, trust=trust).evaluator
             scored.append(ScoredResults(path.stem, evaluator, config, None))
     return scored

@@ -65,7 +65,7 @@ class Demo:
         return path
 
     def predict(self, path: str | Path) -> Prediction:
-        """Predict on a image's file.
+        """Predict on an image's file.
 
         Raises:
             DataError: the file is not an image.

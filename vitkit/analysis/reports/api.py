@@ -20,7 +20,7 @@ from vitkit.analysis.memory import (
 )
 from vitkit.analysis.reports.subject import find_subject
 from vitkit.analysis.reports.text import TextCosts, text_costs
-from vitkit.analysis.reports.training import TrainingMacs, training_dataset, training_macs_of
+from vitkit.analysis.reports.training import TrainingMacs, epochs_of, training_dataset, training_macs_of
 from vitkit.errors import ConfigError
 
 FLOAT32 = 4
@@ -140,6 +140,8 @@ def analyze(
     """
     subject = find_subject(model, weights, overrides=overrides, trust=trust)
     training_macs |= samples is not None
+    if training_macs:
+        epochs_of(subject)
     if subject.takes_text:
         if fvcore or time:
             raise ConfigError("--fvcore, --time: for models of images. Models of text have --lengths.")
@@ -149,6 +151,8 @@ def analyze(
     if lengths:
         raise ConfigError("--lengths: only for models of text. Give the --size of images.")
     macs |= training_macs
+    if training_macs and samples is None:
+        samples = len(training_dataset(subject).training_indices())
     module = subject.build("cpu" if macs or time or fvcore else "meta")
     shape, size_from = subject.input_shape(module, size=size, frames=frames, batch_size=batch_size)
     names, parameters = parts(module, depth), count_parameters(module)
@@ -164,10 +168,7 @@ def analyze(
         row |= asdict(measured[name]) if name in measured else {}
         if any(row.values()):
             rows[name] = row
-    training = None
-    if training_macs:
-        count = samples or len(training_dataset(subject).training_indices())
-        training = training_macs_of(subject, counted.total // batch_size, count)
+    training = training_macs_of(subject, counted.total // batch_size, samples) if training_macs else None
     return ImageCosts(
         subject.name,
         shape,

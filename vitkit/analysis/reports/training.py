@@ -23,15 +23,21 @@ class TrainingMacs:
     """The length of a text in tokens; None for images."""
 
 
-def training_macs_of(subject: Subject, forward: int, samples: int, *, length: int | None = None) -> TrainingMacs:
-    """Return the MACs of the training that a config describes; see `TrainingMacs`.
+def epochs_of(subject: Subject) -> int:
+    """Return the epochs of the training that a config describes.
 
     Raises:
-        ConfigError: the number of epochs is unknown.
+        ConfigError: it has none, or the model is a backbone.
     """
     epochs = (subject.config.get("train") or {}).get("epochs")
     if epochs is None:
         raise ConfigError(f"--training-macs: {subject.name} has no train.epochs. Analyze a config that sets it.")
+    return epochs
+
+
+def training_macs_of(subject: Subject, forward: int, samples: int, *, length: int | None = None) -> TrainingMacs:
+    """Return the MACs of the training that a config describes; see `TrainingMacs`, and `epochs_of` for errors."""
+    epochs = epochs_of(subject)
     return TrainingMacs(forward, samples, epochs, 3 * forward * samples * epochs, length)
 
 
