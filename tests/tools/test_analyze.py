@@ -17,6 +17,7 @@ from vitkit.analysis.reports.backbones import count_variant, variants
 from vitkit.analysis.reports.published import published
 from vitkit.analysis.reports.training import TrainingMacs
 from vitkit.checkpoint import save_checkpoint
+from vitkit.errors import ConfigError
 from vitkit.kernels import use_kernels
 from vitkit.kernels.deformable_attention import deformable_attend
 from vitkit.nn.attention import MultiHeadAttention
@@ -328,6 +329,24 @@ def test_models_are_counted_at_the_size_of_their_validation_images(model, overri
     assert (costs.input, costs.size_from) == ((1, *shape), size_from)
     other = vitkit.analyze(model, overrides=overrides, macs=False, depth=0, size=(448, 448), batch_size=2)
     assert (other.input, other.size_from) == ((2, *shape[:-2], 448, 448), "")
+
+
+def test_a_number_is_the_side_of_a_square_in_python():
+    assert vitkit.analyze("resnet18", size=64, macs=False).input == (1, 3, 64, 64)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(batch_size=0), "batch_size=0: expected at least 1."),
+        (dict(repeats=0, time=True), "repeats=0: expected at least 1."),
+        (dict(samples=0), "samples=0: expected at least 1."),
+        (dict(size=(0, 64)), "height=0: expected at least 1."),
+    ],
+)
+def test_numbers_below_1_are_errors(arguments, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        vitkit.analyze("resnet18", macs=False, **arguments)
 
 
 def test_size_that_was_not_given_is_printed_with_its_source(capsys):

@@ -21,6 +21,7 @@ from vitkit.analysis.memory import (
 from vitkit.analysis.reports.subject import find_subject
 from vitkit.analysis.reports.text import TextCosts, text_costs
 from vitkit.analysis.reports.training import TrainingMacs, epochs_of, training_dataset, training_macs_of
+from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
 
 FLOAT32 = 4
@@ -98,7 +99,7 @@ def analyze(
     weights: str | Path | None = None,
     *,
     overrides: Sequence[str] = (),
-    size: tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     frames: int | None = None,
     lengths: Sequence[int] | None = None,
     batch_size: int = 1,
@@ -120,8 +121,8 @@ def analyze(
         model: a backbone's name, or see `find_model`. Its weights are not loaded.
         weights: a checkpoint, of which the classes or vocabularies are read; None: those of `model`.
         overrides: `key.sub=value` for a config, `key=value` for a backbone.
-        size: height and width of the images in pixels; None: those of the published figures of a backbone, those of
-            the validation images of a config, see `Subject.input_shape`.
+        size: height and width of the images in pixels, or the side of squares; None: those of the published figures
+            of a backbone, those of the validation images of a config, see `Subject.input_shape`.
         frames: frames of a clip, for backbones that take clips.
         lengths: lengths of texts in tokens, for models of text; None: 16, 32 and 64.
         batch_size: images in the input.
@@ -138,6 +139,7 @@ def analyze(
         ConfigError: there is no such model, an option does not apply to it, or it is unknown how long it is trained.
         DataError: the size or a length does not suit the model, or the training data cannot be read.
     """
+    check_at_least_1(repeats=repeats, samples=1 if samples is None else samples)
     subject = find_subject(model, weights, overrides=overrides, trust=trust)
     training_macs |= samples is not None
     if training_macs:
@@ -189,7 +191,7 @@ def attention_memory(
     weights: str | Path | None = None,
     *,
     overrides: Sequence[str] = (),
-    size: tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     frames: int | None = None,
     batch_size: int = 1,
     trust: bool = False,
@@ -220,7 +222,7 @@ def step_memory(
     *,
     gpus: int,
     overrides: Sequence[str] = (),
-    size: tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     frames: int | None = None,
     batch_size: int = 1,
     activations: bool = True,

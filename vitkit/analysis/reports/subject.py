@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from vitkit.analysis.reports.published import published
+from vitkit.backbones.base import check_at_least_1
 from vitkit.checkpoint import classes_of
 from vitkit.config import config_names
 from vitkit.config.overrides import apply_override, split_override
@@ -82,13 +83,17 @@ class Subject:
             return build_model(self.config["model"], classes=self.classes).eval()
 
     def input_shape(
-        self, model: nn.Module, *, size: tuple[int, int] | None, frames: int | None, batch_size: int
+        self, model: nn.Module, *, size: int | tuple[int, int] | None, frames: int | None, batch_size: int
     ) -> tuple[tuple[int, ...], str]:
         """Return the shape of the input, (N, 3, [T,] H, W), and where its size comes from ("" if it is given).
 
         Without a size, it is that of a backbone's published figures. For a config, it is that of an image of 480 x 640
         pixels, COCO's most frequent size, after the validation transforms, or else the size that the dataset draws.
-        Without `frames`, clips have those of the published figures or of the validation data.
+        A number is the side of a square. Without `frames`, clips have those of the published figures or of the
+        validation data.
+
+        Raises:
+            ConfigError: a size, `frames` or `batch_size` is below 1.
         """
         channels, *clip, height, width = published().get(self.name, {}).get("input", (3, 224, 224))
         size_from = "as published" if self.name in published() else "the default"
@@ -97,8 +102,9 @@ class Subject:
             sampling = sampling_of((self.config.get("data") or {}).get("val"))
             clip = [] if sampling is None else [sampling.num_frames]
         if size is not None:
-            (height, width), size_from = size, ""
+            (height, width), size_from = (size, size) if isinstance(size, int) else size, ""
         clip = clip if frames is None else [frames]
+        check_at_least_1(batch_size=batch_size, frames=min(clip, default=1), height=height, width=width)
         return (batch_size, channels, *clip, height, width), size_from
 
 

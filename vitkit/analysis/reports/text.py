@@ -112,7 +112,7 @@ def text_costs(
     subject: Subject,
     *,
     lengths: Sequence[int] | None,
-    size: tuple[int, int] | None,
+    size: int | tuple[int, int] | None,
     depth: int,
     macs: bool,
     training_macs: bool,
@@ -126,6 +126,8 @@ def text_costs(
     """
     dataset = training_dataset(subject) if training_macs and samples is None else None
     model = build_text_model(subject, dataset)
+    if isinstance(size, int):
+        size = size, size
     if size is None and isinstance(model, Captioner):
         size, _ = validation_size(subject.config) or (IMAGE_SIZE, "")
     names, parameters = parts(model, depth), count_parameters(model)
