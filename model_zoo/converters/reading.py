@@ -122,7 +122,7 @@ def has_objects365_head(state: State) -> bool:
 
 def _all_heads_have(state: State, rows: Sequence[int]) -> bool:
     heads = [value for key, value in state.items() if "class_embed" in key and key.endswith("weight")]
-    return bool(heads) and all(value.ndim > 0 and len(value) in rows for value in heads)
+    return bool(heads) and all(isinstance(head, Tensor) and head.ndim > 0 and len(head) in rows for head in heads)
 
 
 def describe(checkpoint: Mapping[str, Any], state: State, converter: Format | None) -> str | None:

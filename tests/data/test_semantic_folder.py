@@ -121,7 +121,7 @@ def test_a_damaged_label_image_is_an_error(tmp_path):
     write(tmp_path, np.zeros((4, 6), np.uint8))
     (tmp_path / "labels" / "a.png").write_bytes(b"no image")
     with pytest.raises(
-        DataError, match=r"cannot decode '.*a.png' \(10 bytes\): not an image of a known format \(JPEG, "
+        DataError, match=r"cannot decode '.*a.png' \(8 bytes\): not an image of a known format \(JPEG, "
     ):
         load(tmp_path)[0]
 

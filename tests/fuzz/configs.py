@@ -93,5 +93,5 @@ def _warm_up() -> None:
 
 FORMATS = [
     Format("configs", _write_config, check_config, VitkitError, 4, _warm_up),
-    Format("overrides", _write_overrides, check_overrides, ConfigError, 3, _warm_up),
+    Format("overrides", _write_overrides, check_overrides, ConfigError, 6, _warm_up),
 ]

@@ -13,7 +13,7 @@ from fuzz.isolation import Outcome, run_isolated
 from fuzz.surfaces import CASE_FOLDERS, CORPUS, FORMATS, check_folder, run_seeds, seeds_of
 from fuzz.world import make_world
 
-CASES = 600
+CASES = 620
 
 
 @pytest.fixture(scope="module")
