@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         if rows := read_rows(args.out / f"{path.stem}.json"):
             write_page(ablation, path, rows, args.out)
-            print(f"wrote {args.out / path.stem}.json, .md and .png")
+            print(f"wrote {args.out / path.stem}.{'md' if args.plot_only else 'json, .md'} and .png")
         else:
             print("no run is complete: nothing written")
         return int(failures > 0)

@@ -168,7 +168,7 @@ def _read(path: Path) -> dict[str, Any]:
                 config = zoo.index()[listed]["config"].removeprefix("configs/").removesuffix(".py")
                 raise ConfigError(
                     f"no config file {str(path)!r}: that is a trained model of the zoo. Its config is {config!r}; "
-                    f"weights to start from are an option of their own (--init {path})."
+                    f"`vitkit train {config} --init {path}` starts from its weights."
                 )
             raise ConfigError(
                 f"no config file {str(path)!r}, nor an installed config of that name. "
