@@ -43,10 +43,10 @@ def has_bfloat16(device: torch.device) -> bool:
 @functools.cache
 def _processor_flags() -> frozenset[str]:
     """Return the processor's instruction sets by Linux's names; none on other systems."""
-    return frozenset(_processor_field("flags", "Features").split())
+    return frozenset(processor_field("flags", "Features").split())
 
 
-def _processor_field(*names: str) -> str:
+def processor_field(*names: str) -> str:
     """Return what Linux reports about the processor under one of these names; "" on other systems."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -58,7 +58,7 @@ def _processor_field(*names: str) -> str:
 
 def processor_name() -> str:
     """Return the processor's name as Linux reports it, or the best description that other systems give."""
-    return _processor_field("model name") or platform.processor() or platform.machine()
+    return processor_field("model name") or platform.processor() or platform.machine()
 
 
 def resolve_precision(precision: str, device: torch.device) -> Literal["fp32", "bf16", "fp16"]:

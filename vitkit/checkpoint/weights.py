@@ -16,7 +16,7 @@ from vitkit.checkpoint.files import read_checkpoint
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.checkpoint.published import published
 from vitkit.errors import CheckpointError
-from vitkit.protocols import AdaptsState, Backbone, Model
+from vitkit.protocols import AdaptsState, Backbone, HasClassHead, Model
 
 logger = logging.getLogger("vitkit")
 
@@ -204,7 +204,7 @@ def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
 
 
 def _class_head_of(model: nn.Module) -> tuple[str, ...]:
-    return tuple(getattr(model, "class_head", ()))
+    return tuple(model.class_head) if isinstance(model, HasClassHead) else ()
 
 
 def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:

@@ -23,7 +23,7 @@ from vitkit.deployment.graphs import FROM_MODEL
 from vitkit.deployment.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import unpadded_sizes
-from vitkit.protocols import DenseModel, Model
+from vitkit.protocols import DenseModel, HasClassHead, Model
 from vitkit.seq2seq.decoding import State, TextGenerator
 
 NEW = "new_"
@@ -347,7 +347,9 @@ class ExportedModel(Model):
         Raises:
             CheckpointError: the number of classes differs.
         """
-        prefixes = tuple(getattr(self.model, "class_head", ()))
+        if not isinstance(self.model, HasClassHead):
+            return
+        prefixes = tuple(self.model.class_head)
         sizes = {value.shape[0] for key, value in self.model.state_dict().items() if key.startswith(prefixes)}
         for name in ("logits", "pred_logits"):
             if name in outputs and sizes and outputs[name].shape[-1] not in sizes:

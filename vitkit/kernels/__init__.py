@@ -12,7 +12,6 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vitkit.devices import processor_field
 from vitkit.errors import ConfigError
 
 CHOICES = ("fast", "plain")
@@ -96,14 +96,12 @@ def onednn_is_fast() -> bool:
     another EPYC it took 0.54 of timm's time. On AMD processors with only AVX2, MKL is faster: inference with oneDNN
     takes 1.05 of its time for a ViT-B, 1.07 for a Swin-T.
     """
-    processor = Path("/proc/cpuinfo")
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and processor.exists()
-        and "AuthenticAMD" in processor.read_text()
+        and processor_field("vendor_id") == "AuthenticAMD"
     )
 
 
