@@ -23,6 +23,8 @@ MAX_PIXELS = 178_956_970
 """Default for the largest width x height of an image, which `data.max_image_pixels` overrides; Pillow's own limit."""
 _BYTES_PER_PIXEL = 8
 """Size of an uncompressed pixel with four 16-bit channels; a file with more bytes per allowed pixel is not an image."""
+OPENCV_CHANNELS = 128
+"""The largest number of channels that all of OpenCV's functions take; above it, some leave their result empty."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _EXIF_ORIENTATION = 0x0112
 _QUARTER_TURNS = (5, 6, 7, 8)
@@ -268,6 +270,8 @@ def path_inside(folder: str | Path, name: str, context: str, alternative: str = 
 
 def to_tensor(image: np.ndarray) -> Tensor:
     """Convert (H, W, C) uint8 or uint16 to a contiguous (C, H, W) tensor."""
+    if image.shape[2] > OPENCV_CHANNELS:
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(image, 2, 0)))
     planes = np.empty((image.shape[2], *image.shape[:2]), image.dtype)
     # Ten times faster than NumPy's or PyTorch's transposed copy; OpenCV writes into the arrays of the list.
     cv2.split(image, list(planes))

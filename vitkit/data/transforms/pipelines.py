@@ -8,6 +8,7 @@ import albumentations as A
 import numpy as np
 from albumentations.core.type_definitions import Targets
 
+from vitkit.data.io.image_files import OPENCV_CHANNELS
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.color_distortion import ColorDistortion
 from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resize_antialiased, resized_size
@@ -86,6 +87,7 @@ class _Pipeline:
                 f"transforms: {type(error).__name__} on an image of {width}x{height} pixels (width x height) with "
                 f"{len(boxes_xyxy)} boxes: {error}. Correct their arguments."
                 + ("" if is_rgb else f" Those of colours need RGB of 8 bits, not {channels} channels of 16 bits.")
+                + f" Many need at most {OPENCV_CHANNELS} channels." * (channels > OPENCV_CHANNELS)
             ) from error
         image, boxes = result["image"], result["bboxes"].reshape(-1, 5)
         if isinstance(image, np.ndarray) and image.ndim == 2:
