@@ -121,9 +121,12 @@ def text_costs(
     """Count parameters and MACs by part and by length; arguments as in `analyze`.
 
     Raises:
-        ConfigError: the number of tokens is unknown.
+        ConfigError: the number of tokens is unknown, or a model without images is given their size.
         DataError: a length exceeds the model's number of positions.
     """
+    constructor, _ = MODELS.resolve(subject.config["model"])
+    if size is not None and "backbone" not in parameters_of(constructor):
+        raise ConfigError(f"--size: {constructor.__name__} takes no images. Models of text have --lengths.")
     dataset = training_dataset(subject) if training_macs and samples is None else None
     model = build_text_model(subject, dataset)
     if isinstance(size, int):
