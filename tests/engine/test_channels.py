@@ -114,6 +114,15 @@ def test_the_fourth_channel_reaches_the_model(images):
     assert not torch.allclose(*scores)
 
 
+def test_costs_are_counted_for_the_channels(images):
+    assert vitkit.analyze("config.py", depth=0).input[:2] == (1, 4)
+    statistics = [f"{name}=[0.5,0.5,0.5,0.5]" for name in ("pixel_mean", "pixel_std")]
+    backbone = vitkit.analyze(
+        "ResNet", overrides=["depth=18", "pretrained=false", "in_channels=4", *statistics], depth=0
+    )
+    assert backbone.input == (1, 4, 224, 224) and backbone.by_operator["convolution"] > 0
+
+
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 def test_an_exported_file_takes_its_channels(images, format):
     if format == "onnx":

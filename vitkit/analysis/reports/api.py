@@ -33,7 +33,7 @@ class Counted:
 
     model: str
     input: tuple[int, ...]
-    """(N, 3, [T,] H, W), the input of all counts."""
+    """(N, C, [T,] H, W), the input of all counts."""
     size_from: str
     """Where the height and width come from, such as "data.val.transforms"; "" if they were given."""
 
