@@ -215,6 +215,12 @@ def test_a_transform_of_colours_is_named(images):
     dataset = vitkit.build_dataset({**spec, "transforms": hue}, channels=4)
     with pytest.raises(DataError, match=r"Those of colours need RGB of 8 bits, not 4 channels of 16 bits"):
         dataset[(0, 0)]
+    gamma = dict(type="ComposedTransforms", transforms=[dict(type="RandomGamma", p=1.0)])
+    dataset = vitkit.build_dataset({**spec, "transforms": gamma}, channels=4)
+    with pytest.raises(
+        ConfigError, match="not an image of uint16 with 4 channels.* need RGB of 8 bits, such as Random"
+    ):
+        dataset[(0, 0)]
 
 
 @pytest.mark.parametrize(
