@@ -20,7 +20,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitkit.checkpoint.download import cache_folder, cached_file
 from vitkit.data.io.channel_files import check_channels, decode_channels, read_channels
-from vitkit.data.io.image_files import MAX_PIXELS, decode_image, read_image
+from vitkit.data.io.image_files import MAX_PIXELS, decode_image, quiet_opencv, read_image
 from vitkit.data.io.video_files import VIDEO_EXTENSIONS
 from vitkit.errors import ConfigError, DataError
 from vitkit.words import unique_names
@@ -262,12 +262,8 @@ def video_frames(source: int | str | Path, *, every: int = 1) -> Iterator[tuple[
 
 def open_capture(source: int | str | Path) -> cv2.VideoCapture:
     """Open a video file, or a camera by its number, without OpenCV's log messages if that fails."""
-    level = cv2.utils.logging.getLogLevel()
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-    try:
+    with quiet_opencv():
         return cv2.VideoCapture(source if isinstance(source, int) else str(source))
-    finally:
-        cv2.utils.logging.setLogLevel(level)
 
 
 def read_frames(video: cv2.VideoCapture, every: int) -> Iterator[tuple[str, np.ndarray]]:

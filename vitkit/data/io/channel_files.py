@@ -6,15 +6,15 @@ They are read as stored: no channel is dropped, converted or interpreted as a co
 import io
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import cv2
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from vitkit.data.io.image_files import MAX_PIXELS, decoding, header_of, open_regular, read_image
+from vitkit.data.io.image_files import MAX_PIXELS, decoding, header_of, open_regular, quiet_opencv, read_image
 from vitkit.errors import DataError
 
 _NPY = b"\x93NUMPY"
@@ -66,7 +66,7 @@ def decode_channels(
             image = _decode_tiff(data, channels, max_pixels)
         else:
             header_of(io.BytesIO(data), len(data), path, what, max_pixels)
-            image = _from_opencv(_quiet(cv2.imdecode, data))
+            image = _from_opencv(_decode(cv2.imdecode, data))
     return check_channels(image, channels, f"{what} '{path}'")
 
 
@@ -157,10 +157,10 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
         # Not decoded: a file of many pages may be larger than memory.
         return np.empty((first[_HEIGHT], first[_WIDTH], samples * len(pages)), np.uint8)
     if samples == 1 and photometric in _GREY:
-        decoded = _quiet(cv2.imdecodemulti, data)[1]
+        decoded = _decode(cv2.imdecodemulti, data)[1]
         return np.dstack(decoded)
     if photometric == _RGB and samples in (3, 4) and len(pages) == 1:
-        return _from_opencv(_quiet(cv2.imdecode, data))
+        return _from_opencv(_decode(cv2.imdecode, data))
     # OpenCV reads only one of several samples that are not colours.
     try:
         import tifffile
@@ -208,11 +208,7 @@ def _from_opencv(image: np.ndarray | None) -> np.ndarray:
     return image if image.ndim == 2 else image[:, :, [2, 1, 0, *range(3, image.shape[2])]]
 
 
-def _quiet(decode, data: bytes):
-    """Decode bytes by a function of OpenCV, without its log messages."""
-    level = cv2.utils.logging.getLogLevel()
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-    try:
+def _decode(decode: Callable[..., Any], data: bytes) -> Any:
+    """Decode bytes by a function of OpenCV."""
+    with quiet_opencv():
         return decode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    finally:
-        cv2.utils.logging.setLogLevel(level)

@@ -222,12 +222,24 @@ def decoding(path: str | Path, what: str, num_bytes: int) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def quiet_opencv() -> Iterator[None]:
+    """Suppress OpenCV's log messages, which name no file."""
+    level = cv2.utils.logging.getLogLevel()
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        yield
+    finally:
+        cv2.utils.logging.setLogLevel(level)
+
+
 def _decode_opencv(data: bytes) -> np.ndarray | None:
     encoded = np.frombuffer(data, np.uint8)
     try:
-        if hasattr(cv2, "IMREAD_COLOR_RGB"):  # since OpenCV 4.10
-            return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
-        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+        with quiet_opencv():
+            if hasattr(cv2, "IMREAD_COLOR_RGB"):  # since OpenCV 4.10
+                return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
+            image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
     except cv2.error:  # Pillow may be able to read it, or reports what is wrong
         return None
     return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
