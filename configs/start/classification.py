@@ -11,16 +11,14 @@ from vitkit.configs.parts.resnet import resnet50_for_transfer
 def config(size=224, pretrained=True, channels=None):
     """Return the config; `size` is the side of the crop, in pixels.
 
-    With `channels` the images have as many, of 8 or 16 bits; Pillow, which the usual transforms use, has none of those.
+    With `channels` the images have as many, of 8 or 16 bits, for which the usual transforms, of Pillow, do not work.
     """
     train = dict(type="ClassificationTrainTransforms", size=size, scale=[0.3, 1.0], color_jitter=0.2)
     val = dict(type="ClassificationEvalTransforms", size=size)
     if channels is not None:
         crop = dict(type="RandomResizedCrop", size=[size, size], scale=[0.3, 1.0])
         train = dict(type="ComposedTransforms", transforms=[crop, dict(type="HorizontalFlip")])
-        resize = dict(type="SmallestMaxSize", max_size=round(size / 0.875))
-        crop = dict(type="CenterCrop", height=size, width=size)
-        val = dict(type="ComposedTransforms", transforms=[resize, crop])
+        val = dict(type="EvalResize", size=[size, size])
     if pretrained:
         backbone = resnet50_for_transfer()
     else:

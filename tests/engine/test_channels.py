@@ -201,6 +201,10 @@ def test_start_trains_on_four_channels_and_measures_their_statistics(images, tas
     for dataset in (train, val):
         image = dataset[(0, 0)]["image"]
         assert image.dtype == torch.uint16 and len(image) == 4
+    model = build_model(cfg["model"], classes=train.classes)
+    transforms = cfg["data"]["val"]["transforms"]
+    predictor = Predictor(model, train.classes, transforms=transforms, channels=4)
+    assert predictor.run([images["image0.png"]]) and describe(predictor, cfg, name="", licence=None)
 
 
 def test_a_transform_of_colours_is_named(images):
