@@ -63,6 +63,12 @@ def test_run_predicts_boxes_in_pixels_of_each_image(run):
     assert predictor.prepare([image(120, 80)]).inputs["images"].shape == (1, 3, 96, 64)
 
 
+@pytest.mark.parametrize("count", [3, 60])
+def test_number_of_detections_is_an_override(count):
+    model = load("shapes_dino", overrides=[f"model.num_detections={count}"])
+    assert len(model(image()).fields["scores"]) == count
+
+
 def test_config_and_weights_predict_the_same_as_their_run(run):
     by_run, by_config = load(run), load("tiny.py", run / "best.pth")
     a, b = (p.predict([image()])[0].fields["scores"] for p in (by_run, by_config))
