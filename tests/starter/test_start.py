@@ -100,7 +100,9 @@ def test_backbone_follows_the_number_of_objects(world, step_cost, monkeypatch, f
     assert cfg["optimizer"]["backbone_lr"] == (2e-4 if is_short else 1e-4)
     out = capsys.readouterr().out
     assert ("up to res3: each class that has training objects has at least 100" in out) == is_short
-    vitkit.build_model(load_config(Path("runs/start/config.py"), [RANDOM])["model"], classes=["a"])
+    longer = load_config(Path("runs/start/config.py"), [RANDOM, *start.UP_TO_RES4.split()])
+    for cfg in (load_config(Path("runs/start/config.py"), [RANDOM]), longer):
+        vitkit.build_model(cfg["model"], classes=["a"])
 
 
 def test_figures_of_recipes_are_those_of_the_table():

@@ -36,6 +36,8 @@ PACE_SHARES = (0.1, 0.4)
 FEWEST_PACED_EPOCHS = 10
 """The number of epochs below which a pause at the end of one would be too coarse."""
 NUM_EVALUATIONS = 5
+UP_TO_RES4 = "model.backbone.out_features=[res3,res4] model.neck.num_levels=3"
+"""The overrides that let a detector's backbone end at res4."""
 CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")
 """Names of the checks of vitkit.doctor that take only seconds."""
 
@@ -409,7 +411,10 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     network: Network = "resnet50" if pretrained else "small"
     if pretrained and request.device == "cpu" and recipe.has_many_objects(data):
         network = "res3"
-        weights += f", up to res3: each class that has training objects has at least {recipe.objects_for_res3}"
+        weights += (
+            f", up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those of "
+            f"everyday photos {UP_TO_RES4} may be better"
+        )
     print(f"weights   {weights}")
 
     def timed(choice: Choice) -> Choice:
