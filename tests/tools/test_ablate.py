@@ -101,6 +101,19 @@ def test_curves_are_of_the_last_evaluation_of_arms(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize(("epochs", "label"), [(4, "epoch"), (6, "processor minutes")])
+def test_arms_of_other_epochs_are_plotted_over_time(epochs, label, tmp_path, monkeypatch):
+    def row(arm, epochs):
+        point = dict(epoch=epochs, processor_minutes=1.5, metrics={"AP": 0.4})
+        return dict(arm=arm, seed=0, epochs=epochs, evaluations=[point])
+
+    figures = []
+    monkeypatch.setattr("vitkit.starter.ablations.page.save_figure", lambda figure, *args, **_: figures.append(figure))
+    ablation = sets.Ablation("base", ["AP"], {"large": {}, "small": {}})
+    pages.plot(ablation, [row("large", 4), row("small", epochs)], tmp_path / "sizes.png")
+    assert figures[0].axes[0].get_xlabel() == label
+
+
 def test_power_laws_of_curves_are_in_the_table_and_the_plot(tmp_path, monkeypatch):
     text = """'Losses.'
 def ablation():

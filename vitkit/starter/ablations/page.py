@@ -68,7 +68,9 @@ def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
     if ablation.curves:
         curves, x = last_values(ablation, rows), ablation.x_label
     else:
-        x = "processor_minutes" if ablation.minutes else "epoch"
+        # Runs of different numbers of epochs are compared at equal time.
+        in_minutes = ablation.minutes or len({row["epochs"] for row in rows}) > 1
+        x = "processor_minutes" if in_minutes else "epoch"
         curves = values_over_training(ablation, rows, x)
     laws = power_laws(curves) if ablation.power_law else {}
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
