@@ -12,6 +12,7 @@ Examples:
     vitkit start cells/data.yaml --hours 0.25 --dry-run
     vitkit start images masks --task semantic
     vitkit start flowers --task classification model.backbone.pretrained=resnet50.pth
+    vitkit start photos labels.json data.channels=4        # 16 bits, or other channels than RGB
 
 ImageNet weights of Keras or Caffe, whose blocks have their stride in the first convolution, also need
 model.backbone.stride_in_1x1=true, and for Keras model.backbone.pixel_mean=[0.48502,0.45796,0.40760].

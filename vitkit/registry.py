@@ -8,8 +8,10 @@ import difflib
 import importlib
 import inspect
 import itertools
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from vitkit.errors import ConfigError, VitkitError
@@ -29,6 +31,28 @@ def nearest(name: str, names: Iterable[str]) -> str:
     hint = f"Did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
     more = f", and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{hint}Known: {', '.join(names[:MAX_NAMES]) if names else '(none)'}{more}."
+
+
+def nearest_file(path: PurePath) -> str:
+    """Return the end of an error message about a missing file: the nearest name in its folder; "" if none is near."""
+    try:
+        close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
+    except (OSError, ValueError):  # ValueError: a zero byte
+        return f" There is no folder '{path.parent}'."
+    return f" In '{path.parent}' there is '{close[0]}'." if close else ""
+
+
+def unknown(name: str, names: Collection[str], message: str) -> str:
+    """Return an error message for what is neither a file nor one of the names.
+
+    Args:
+        message: what it is not, which is left out for a path: a name with an ending, or in a folder that has none of
+            the names.
+    """
+    path = PurePath(name)
+    if path.suffix or path.parent not in {PurePath(known).parent for known in names}:
+        return f"no file or folder {name!r}.{nearest_file(path)}"
+    return f"{message}.{nearest_file(path) if len(path.parts) == 1 else ''} {nearest(path.as_posix(), names)}"
 
 
 def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:

@@ -8,8 +8,17 @@ Here: not measured on own photos; `quickstart/classifier.py` is such a model on 
 from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
-def config(size=224, pretrained=True):
-    """Return the config; `size` is the side of the crop, in pixels."""
+def config(size=224, pretrained=True, channels=None):
+    """Return the config; `size` is the side of the crop, in pixels.
+
+    With `channels` the images have as many, of 8 or 16 bits, for which the usual transforms, of Pillow, do not work.
+    """
+    train = dict(type="ClassificationTrainTransforms", size=size, scale=[0.3, 1.0], color_jitter=0.2)
+    val = dict(type="ClassificationEvalTransforms", size=size)
+    if channels is not None:
+        crop = dict(type="RandomResizedCrop", size=[size, size], scale=[0.3, 1.0])
+        train = dict(type="ComposedTransforms", transforms=[crop, dict(type="HorizontalFlip")])
+        val = dict(type="EvalResize", size=[size, size])
     if pretrained:
         backbone = resnet50_for_transfer()
     else:
@@ -18,15 +27,9 @@ def config(size=224, pretrained=True):
         model=dict(type="Classifier", backbone=backbone),
         criterion=dict(type="ClassificationLoss", label_smoothing=0.1),
         data=dict(
-            train=dict(
-                type="ImageFolder", folder="data/own/train",
-                transforms=dict(type="ClassificationTrainTransforms", size=size, scale=[0.3, 1.0], color_jitter=0.2),
-            ),
-            val=dict(
-                type="ImageFolder", folder="data/own/val",
-                transforms=dict(type="ClassificationEvalTransforms", size=size),
-            ),
-            images_per_gpu=16, val_images_per_gpu=16, num_workers=1,
+            train=dict(type="ImageFolder", folder="data/own/train", transforms=train),
+            val=dict(type="ImageFolder", folder="data/own/val", transforms=val),
+            images_per_gpu=16, val_images_per_gpu=16, num_workers=1, channels=channels,
         ),
         optimizer=dict(type="AdamW", lr=3e-4, backbone_lr=1e-4, weight_decay=0.05, no_weight_decay=["vectors"]),
         schedule=dict(type="CosineLR", warmup_steps=50),

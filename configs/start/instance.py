@@ -7,9 +7,9 @@ Here: not measured on own photos; `quickstart/mask2former_instance.py` is the sa
 from vitkit.configs.start.semantic import config as semantic
 
 
-def config(size=320, pretrained=True):
+def config(size=320, pretrained=True, channels=None):
     """Return the config; `size` is the side of jittered training images, and the short side in validation."""
-    cfg = semantic(size, pretrained)
+    cfg = semantic(size, pretrained, channels)
     cfg["model"].update(tasks=["instance"], num_queries=50)
     split = dict(type="CocoDetection", masks=True, bad_boxes="drop", images="data/own/images")
     cfg["data"].update(

@@ -7,9 +7,9 @@ Here: not measured on own photos; `quickstart/mask2former_panoptic.py` is the sa
 from vitkit.configs.start.instance import config as instance
 
 
-def config(size=320, pretrained=True):
+def config(size=320, pretrained=True, channels=None):
     """Return the config; for `size` see start/instance.py."""
-    cfg = instance(size, pretrained)
+    cfg = instance(size, pretrained, channels)
     cfg["model"]["tasks"] = ["panoptic"]
     for name in ("train", "val"):
         split = cfg["data"][name]

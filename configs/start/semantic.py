@@ -9,8 +9,11 @@ from vitkit.configs.camvid.mask2former import config as camvid_mask2former
 from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
-def config(size=360, pretrained=True):
-    """Return the config; `size` is the short side in validation, in pixels; crops in training have 0.7 of it."""
+def config(size=360, pretrained=True, channels=None):
+    """Return the config; `size` is the short side in validation, in pixels; crops in training have 0.7 of it.
+
+    With `channels` the images have as many, of 8 or 16 bits, and their colours are not distorted.
+    """
     cfg = camvid_mask2former()
     if pretrained:
         cfg["model"]["backbone"] = resnet50_for_transfer()
@@ -22,13 +25,14 @@ def config(size=360, pretrained=True):
             transforms=dict(
                 type="SemanticTrainTransforms", crop_size=[crop, crop],
                 short_sides=[round(size * tenths / 10) for tenths in range(6, 15)],
+                color_probability=1.0 if channels is None else 0.0,
             ),
         ),
         val=dict(
             type="SemanticFolder", images="data/own/images", labels="data/own/labels", classes=["background", "object"],
             transforms=dict(type="EvalResize", short_side=size, max_size=round(1.67 * size)),
         ),
-        images_per_gpu=4, num_workers=1, aspect_ratio_grouping=False,
+        images_per_gpu=4, num_workers=1, aspect_ratio_grouping=False, channels=channels,
     )  # fmt: skip
     cfg["train"]["precision"] = "auto"
     return cfg

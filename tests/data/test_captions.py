@@ -189,6 +189,23 @@ def test_features_of_other_images_or_transforms_are_refused(folder):
         dataset(folder, features=str(path))
 
 
+def test_damaged_features_are_an_error_of_their_image_only(folder):
+    path, maps = folder / "maps.npy", torch.rand(3, 2, 2, 2)
+    write_features(path, [maps], dataset(folder), weights_key=1)
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1  # in the last map
+    path.write_bytes(content)
+    data = dataset(folder, features=str(path))
+    assert torch.equal(data[1]["features"], maps[1])
+    with pytest.raises(DataError, match=r"'.*maps.npy' is damaged: map 2 is not what was written. Delete the file"):
+        data[2]
+    description = json.loads(path.with_suffix(".json").read_text())
+    del description["checksums"]
+    path.with_suffix(".json").write_text(json.dumps(description))
+    with pytest.raises(DataError, match=r"'maps.json' has no checksum of each map.*data\.cache_features"):
+        dataset(folder, features=str(path))[0]
+
+
 def test_features_that_do_not_fit_on_the_disk_are_an_error(folder):
     # If they were mapped into memory, reading them would end the process by a signal.
     resource = pytest.importorskip("resource")

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vitkit.data.io.channel_files import as_rgb, read_channels
+from vitkit.data.io.channel_files import as_rgb, read_channels, read_shown
 from vitkit.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -114,6 +114,26 @@ def test_truncated_and_other_files_are_errors(tmp_path, suffix):
         read_channels(path, 4, max_pixels=60)
     with pytest.raises(DataError, match=r"images: cannot read '.*none.png'"):
         read_channels(tmp_path / "none.png", 4)
+
+
+def test_hundreds_of_channels_are_read(tmp_path):
+    image = image_of(224, np.uint16)
+    np.save(tmp_path / "a.npy", image)
+    np.testing.assert_array_equal(read_channels(tmp_path / "a.npy", 224), image)
+
+
+def test_images_of_unknown_channels_are_read_to_be_shown(tmp_path):
+    image = image_of(5, np.uint16)
+    for array in (image, image[:, :, :1], image[:, :, 0]):
+        np.save(tmp_path / "a.npy", array)
+        np.testing.assert_array_equal(read_shown(tmp_path / "a.npy"), as_rgb(np.atleast_3d(array)))
+    rgb = image_of(3, np.uint8)
+    cv2.imwrite(str(tmp_path / "a.png"), rgb[:, :, ::-1])
+    np.testing.assert_array_equal(read_shown(tmp_path / "a.png"), rgb)
+    for wrong in (np.zeros(4), np.zeros((4, 5, 3), np.float32)):
+        np.save(tmp_path / "a.npy", wrong)
+        with pytest.raises(DataError, match=r"images.*a.npy'.*expected uint8 or uint16"):
+            read_shown(tmp_path / "a.npy")
 
 
 def test_a_file_is_not_read_beyond_what_it_may_hold(tmp_path):

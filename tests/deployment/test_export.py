@@ -214,7 +214,7 @@ def test_file_that_exceeds_the_tolerance_is_not_written(run, tmp_path, monkeypat
 def test_a_file_is_compared_on_the_first_images_of_a_folder(tmp_path):
     for k in range(4):
         Image.fromarray(IMAGES[0]).save(tmp_path / f"{k}.png")
-    predictor = SimpleNamespace(to_array=lambda path, _: Path(path).name)
+    predictor = SimpleNamespace(channels=None, to_array=lambda path, _: Path(path).name)
     assert read_images(tmp_path, predictor, 3) == ["0.png", "1.png", "2.png"]
     assert export_tool.parse_args(["detr_r50", "--images", str(tmp_path)]).max_images == 2
 

@@ -18,6 +18,8 @@ from vitkit.doctor import Options, run_checks
 from vitkit.errors import ConfigError, DataError
 from vitkit.inference import Predictor, load
 from vitkit.models import build_model
+from vitkit.starter import starting
+from vitkit.starter.child_runs import StepCost
 from vitkit.tools import browse, predict
 from vitkit.tools import test as test_tool
 
@@ -97,6 +99,8 @@ def test_a_detector_trains_evaluates_and_predicts_on_four_channels_of_16_bits(im
     assert tiled.fields["boxes_xyxy"].shape[1] == 4
     predict.main(["run", "--input", "images/image0.png", "images/image3.npy", "--out", "drawn", "--device", "cpu"])
     assert Path("drawn/image0.jpg").is_file() and Path("drawn/image3.jpg").is_file()
+    predict.main(["run", "--input", "images", "--out", "all", "--device", "cpu"])
+    assert len(list(Path("all").glob("*.jpg"))) == len(predictor("images")) == 8
     browse.main(["config.py", "--max-images", "3", "--original", "--out", "pages"])
     assert Path("pages/index.html").is_file()
 
@@ -108,6 +112,15 @@ def test_the_fourth_channel_reaches_the_model(images):
     changed[:, :, 3] = 0
     scores = [predictor(array).fields["scores"] for array in (image, changed)]
     assert not torch.allclose(*scores)
+
+
+def test_costs_are_counted_for_the_channels(images):
+    assert vitkit.analyze("config.py", depth=0).input[:2] == (1, 4)
+    statistics = [f"{name}=[0.5,0.5,0.5,0.5]" for name in ("pixel_mean", "pixel_std")]
+    backbone = vitkit.analyze(
+        "ResNet", overrides=["depth=18", "pretrained=false", "in_channels=4", *statistics], depth=0
+    )
+    assert backbone.input == (1, 4, 224, 224) and backbone.by_operator["convolution"] > 0
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch"])
@@ -164,6 +177,36 @@ def test_channels_of_data_and_model_that_differ_are_an_error(images, overrides, 
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("task", ["detection", "classification"])
+def test_start_trains_on_four_channels_and_measures_their_statistics(images, task, monkeypatch):
+    monkeypatch.setattr(starting, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 1))
+    data, count = ["images", "train.json"], 8
+    if task == "classification":
+        count = 6  # folders of classes have no .npy files
+        for number, name in enumerate(images):
+            folder = Path("folders", "AB"[number % 2])
+            folder.mkdir(parents=True, exist_ok=True)
+            Path(folder, name).symlink_to(Path("images", name).resolve())
+        data = ["folders"]
+    overrides = ["data.channels=4", "model.backbone.pretrained=false"]
+    started = vitkit.start(*data, task=task, hours=0.05, val_share=0.4, dry_run=True, overrides=overrides, device="cpu")
+    cfg = load_config(started.config)
+    train, val = (vitkit.build_dataset(cfg["data"][part], channels=4) for part in ("train", "val"))
+    assert len(train) + len(val) == count
+    backbone = cfg["model"]["backbone"]
+    values = np.concatenate([train.load_image(k).reshape(-1, 4) for k in range(len(train))]) / 65535
+    assert backbone["in_channels"] == 4
+    assert backbone["pixel_mean"] == pytest.approx(values.mean(axis=0), abs=1e-3)
+    assert backbone["pixel_std"] == pytest.approx(values.std(axis=0), abs=1e-3)
+    for dataset in (train, val):
+        image = dataset[(0, 0)]["image"]
+        assert image.dtype == torch.uint16 and len(image) == 4
+    model = build_model(cfg["model"], classes=train.classes)
+    transforms = cfg["data"]["val"]["transforms"]
+    predictor = Predictor(model, train.classes, transforms=transforms, channels=4)
+    assert predictor.run([images["image0.png"]]) and describe(predictor, cfg, name="", licence=None)
+
+
 def test_a_transform_of_colours_is_named(images):
     spec = load_config("config.py")["data"]["train"]
     jitter = dict(type="ComposedTransforms", transforms=[dict(type="ColorDistortion")])
@@ -175,6 +218,12 @@ def test_a_transform_of_colours_is_named(images):
     hue = dict(type="ComposedTransforms", transforms=[dict(type="HueSaturationValue", p=1.0)])
     dataset = vitkit.build_dataset({**spec, "transforms": hue}, channels=4)
     with pytest.raises(DataError, match=r"Those of colours need RGB of 8 bits, not 4 channels of 16 bits"):
+        dataset[(0, 0)]
+    gamma = dict(type="ComposedTransforms", transforms=[dict(type="RandomGamma", p=1.0)])
+    dataset = vitkit.build_dataset({**spec, "transforms": gamma}, channels=4)
+    with pytest.raises(
+        ConfigError, match="not an image of uint16 with 4 channels.* need RGB of 8 bits, such as Random"
+    ):
         dataset[(0, 0)]
 
 
@@ -193,6 +242,24 @@ def test_transforms_that_change_no_colours_keep_channels_and_bits(images, transf
     spec = load_config("config.py")["data"]["train"]
     image = vitkit.build_dataset({**spec, "transforms": transforms}, channels=4)[(0, 1)]["image"]
     assert image.dtype == torch.uint16 and len(image) == 4 and image.int().max() > 20000
+
+
+def test_hundreds_of_channels_reach_the_model_unchanged_or_a_transform_says_that_it_cannot(images):
+    pixels = np.random.default_rng(0).integers(0, 65536, (48, 56, 224)).astype(np.uint16)
+    content = json.loads(Path("train.json").read_text())
+    content.update(images=content["images"][:1], annotations=content["annotations"][:1])
+    content["images"][0]["file_name"] = "many.npy"
+    np.save("images/many.npy", pixels)
+    Path("many.json").write_text(json.dumps(content))
+    spec = {**load_config("config.py")["data"]["train"], "annotations": "many.json", "transforms": None}
+    image = vitkit.build_dataset(spec, channels=224)[(0, 0)]["image"]
+    np.testing.assert_array_equal(image, pixels.transpose(2, 0, 1))
+    spec["transforms"] = dict(type="ComposedTransforms", transforms=[dict(type="Transpose", p=1.0)] * 2)
+    try:  # OpenCV's limit differs by version
+        image = vitkit.build_dataset(spec, channels=224)[(0, 0)]["image"]
+        np.testing.assert_array_equal(image, pixels.transpose(2, 0, 1))
+    except DataError as error:
+        assert str(error).endswith("not 224 channels of 16 bits. Many need at most 128 channels.")
 
 
 def test_a_file_with_other_channels_is_named_with_both_numbers(images):

@@ -76,12 +76,12 @@ def _write_folder(rng: random.Random, folder: Path, world: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         _cached(world, folder / "maps")
     array, description = folder / "maps" / "train.npy", folder / "maps" / "train.json"
-    action = rng.choice(["description", "description", "header", "short", "missing"])
+    action = rng.choice(["description", "description", "header", "flip", "short", "missing"])
     if action == "description":
         description.write_bytes(mutate_json(read_json(description), rng))
-    elif action == "header":
+    elif action in ("header", "flip"):
         data = bytearray(array.read_bytes())
-        data[rng.randrange(128)] = rng.randrange(256)
+        data[rng.randrange(128 if action == "header" else len(data))] = rng.randrange(256)
         array.write_bytes(data)
     elif action == "short":
         array.write_bytes(array.read_bytes()[: rng.randrange(array.stat().st_size)])

@@ -63,6 +63,12 @@ def test_run_predicts_boxes_in_pixels_of_each_image(run):
     assert predictor.prepare([image(120, 80)]).inputs["images"].shape == (1, 3, 96, 64)
 
 
+@pytest.mark.parametrize("count", [3, 60])
+def test_number_of_detections_is_an_override(count):
+    model = load("shapes_dino", overrides=[f"model.num_detections={count}"])
+    assert len(model(image()).fields["scores"]) == count
+
+
 def test_config_and_weights_predict_the_same_as_their_run(run):
     by_run, by_config = load(run), load("tiny.py", run / "best.pth")
     a, b = (p.predict([image()])[0].fields["scores"] for p in (by_run, by_config))
@@ -199,6 +205,12 @@ def test_predictions_of_every_task_can_be_drawn(tmp_path):
     [
         ("detr_r51", None, ConfigError, r"'detr_r51' is neither a model of the zoo.* Did you mean 'detr_r50'"),
         ("a" * 300, None, ConfigError, "'a{300}' is neither a model of the zoo"),
+        ("rum", None, ConfigError, r"'rum' is neither a model of the zoo.* In '.' there is 'run'. Known: "),
+        ("run/best.ckpt", None, ConfigError, r"^no file or folder 'run/best.ckpt'. In 'run' there is 'best.pth'.$"),
+        ("runs/a1", None, ConfigError, r"^no file or folder 'runs/a1'. There is no folder 'runs'.$"),
+        ("quickstart/detrr", None, ConfigError, r"is neither a model of the zoo.* Did you mean 'quickstart/detr'"),
+        ("a\0b", None, ConfigError, r"^'a.x00b' is neither a model of the zoo"),
+        ("run/model.pt2", None, CheckpointError, r"^no file 'run/model.pt2'. Write it by `vitkit export`.$"),
         ("tiny.py", "a" * 300, CheckpointError, "no checkpoint 'a{300}'"),
         ("run/bestt.pth", None, CheckpointError, "no checkpoint 'run/bestt.pth'.* In 'run': Did you mean 'best.pth'"),
         (("tiny.py", "best.pth"), None, ConfigError, "got .'tiny.py', 'best.pth'. for a model; expected its name"),

@@ -1,9 +1,11 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import vitkit
 from vitkit import load_config
 from vitkit.backbones.resnet import ResNet
 from vitkit.errors import CheckpointError
@@ -52,18 +54,55 @@ def detection(world, *args):
 
 
 @pytest.mark.parametrize(
-    ("pretrained", "steps", "metrics"),
+    ("network", "steps", "metrics"),
     [
-        (False, 10, "AP 0.480, AP50 0.726"),
-        (False, 2059, "AP 0.480, AP50 0.726"),
-        (False, 2060, "AP 0.525, AP50 0.816"),
-        (False, 10**6, "AP 0.611, AP50 0.896"),
-        (True, 2500, "AP 0.525, AP50 0.803"),
+        ("small", 10, "AP 0.480, AP50 0.726"),
+        ("small", 2059, "AP 0.480, AP50 0.726"),
+        ("small", 2060, "AP 0.525, AP50 0.816"),
+        ("small", 10**6, "AP 0.611, AP50 0.896"),
+        ("resnet50", 2500, "AP 0.525, AP50 0.803"),
+        ("res3", 2500, "AP 0.583, AP50 0.872"),
     ],
 )
-def test_measured_figure_with_the_most_steps_of_at_most_the_chosen_ones_is_shown(pretrained, steps, metrics):
-    choice = start.Choice(240, "fp32", "", pretrained, epochs=steps, cost=StepCost(0.1, 0.1, 1))
-    assert start.RECIPES["detection"].evidence(choice).startswith(metrics)
+def test_measured_figure_with_the_most_steps_of_at_most_the_chosen_ones_is_shown(network, steps, metrics):
+    choice = start.Choice(240, "fp32", "", network, epochs=steps, cost=StepCost(0.1, 0.1, 1))
+    few, many = (start.OwnData("", 17, 7, 64, [], fewest_objects=count) for count in (99, 100))
+    recipe = start.RECIPES["detection"]
+    assert recipe.evidence(choice, many).startswith(metrics) and "COCO" not in recipe.evidence(choice, many)
+    assert recipe.evidence(choice, few) == f"{recipe.evidence(choice, many)}: {recipe.few_objects}"
+    assert "recipe has not been measured" in start.RECIPES["classification"].evidence(choice, few)
+
+
+def test_recipe_for_many_objects_is_the_best_of_the_table_at_every_number_of_minutes():
+    measured = start.RECIPES["detection"].measured
+    for figure in measured:
+        if figure.network == "res3":
+            others = [f.metrics for f in measured if f.network != "res3" and f.minutes <= figure.minutes]
+            assert all(figure.metrics > metrics for metrics in others)
+
+
+@pytest.mark.parametrize(
+    ("fewest", "device", "network"), [(100, "cpu", "res3"), (99, "cpu", "resnet50"), (100, "cuda", "resnet50")]
+)
+def test_backbone_follows_the_number_of_objects(world, step_cost, monkeypatch, fewest, device, network, capsys):
+    read = start.read_own_data
+    monkeypatch.setattr(
+        start, "read_own_data", lambda *args, **kwargs: replace(read(*args, **kwargs), fewest_objects=fewest)
+    )
+    monkeypatch.setattr(start, "imagenet_weights", lambda request: (True, "ImageNet weights"))
+    monkeypatch.setattr(start, "check", lambda path, request: None)
+    images, annotations = str(world / "train2017"), str(world / "annotations/instances_train2017.json")
+    start.start(images, annotations, hours=1, dry_run=True, device=device)
+    cfg = load_config(Path("runs/start/config.py"))
+    is_short = network == "res3"
+    assert cfg["model"]["backbone"]["out_features"] == (["res3"] if is_short else ["res3", "res4"])
+    assert cfg["model"]["backbone"]["depth"] == 50 and cfg["model"]["neck"]["num_levels"] == (2 if is_short else 3)
+    assert cfg["optimizer"]["backbone_lr"] == (2e-4 if is_short else 1e-4)
+    out = capsys.readouterr().out
+    assert ("up to res3: each class that has training objects has at least 100" in out) == is_short
+    longer = load_config(Path("runs/start/config.py"), [RANDOM, *start.UP_TO_RES4.split()])
+    for cfg in (load_config(Path("runs/start/config.py"), [RANDOM]), longer):
+        vitkit.build_model(cfg["model"], classes=["a"])
 
 
 def test_figures_of_recipes_are_those_of_the_table():
@@ -72,6 +111,9 @@ def test_figures_of_recipes_are_those_of_the_table():
     for figure in start.RECIPES["detection"].measured:
         ap, ap50 = figure.metrics.removeprefix("AP ").split(", AP50 ")
         assert (f"{figure.minutes:g}", ap, ap50) in table
+    header = (ROOT / "configs/start/detection.py").read_text()
+    facts = ("AP50 0.045", "50 photos of COCO with 49 classes", "936 steps")
+    assert all(fact in start.RECIPES["detection"].few_objects and fact in header for fact in facts)
     (figure,) = start.RECIPES["semantic"].measured
     header = (ROOT / "configs/start/semantic.py").read_text()
     assert all(text in header for text in (f"{figure.steps} steps", f"{figure.minutes} min", "mIoU 0.677"))
@@ -98,7 +140,7 @@ def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
 
 
 def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(world, step_cost, monkeypatch):
-    monkeypatch.setattr(start, "imagenet_weights", lambda request, fewest_objects: (True, "ImageNet weights"))
+    monkeypatch.setattr(start, "imagenet_weights", lambda request: (True, "ImageNet weights"))
     timed = step_cost[1]
 
     def time_steps(command, folder, minutes):
@@ -224,28 +266,20 @@ def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monke
 
     monkeypatch.setattr(ResNet, "load_pretrained", unreachable)
 
-    def weights(*overrides, device="cpu", fewest_objects=99):
-        request = start.Request("detection", Path("photos"), None, 1, 0.2, device, overrides)
-        return imagenet_weights(request, fewest_objects)
+    def weights(*overrides):
+        return imagenet_weights(start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", overrides))
 
     pretrained, why = weights()
     assert not pretrained and "random weights" in why and "model.backbone.pretrained=FILE" in why
     assert "no route" in capsys.readouterr().out
-    assert weights("model.backbone.pretrained=mine.pth", fewest_objects=100) == (True, "weights of mine.pth")
-    for arguments in (dict(fewest_objects=100), dict(fewest_objects=100, device="cuda")):
-        assert ("class that has training objects has at least 100" in weights(**arguments)[1]) == (
-            "device" not in arguments
-        )
+    assert weights("model.backbone.pretrained=mine.pth") == (True, "weights of mine.pth")
     assert weights("model.backbone.pretrained=none") == (
         False,
         "random weights, as model.backbone.pretrained=none says",
     )
     with pytest.raises(CheckpointError, match="no route"):
-        weights("model.backbone.pretrained=true", fewest_objects=100)
-    assert weights("model.backbone=swin_tiny", fewest_objects=100) == (
-        False,
-        "those that model.backbone=swin_tiny has by default",
-    )
+        weights("model.backbone.pretrained=true")
+    assert weights("model.backbone=swin_tiny") == (False, "those that model.backbone=swin_tiny has by default")
 
 
 def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, capsys):
@@ -268,7 +302,7 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
 
 def test_pauses_are_announced_only_where_they_are_made():
     request = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu")
-    choices = [start.Choice(240, "fp32", "", False, epochs=epochs, cost=StepCost(1, 1, 1)) for epochs in (9, 10)]
+    choices = [start.Choice(240, "fp32", "", "small", epochs=epochs, cost=StepCost(1, 1, 1)) for epochs in (9, 10)]
     assert [start.is_paced(request, choice) for choice in choices] == [False, True]
     fixed = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", ("train.epochs=10",))
     assert not start.is_paced(fixed, choices[1])
@@ -344,7 +378,7 @@ def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, 
     monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(0.005, 0.005, 10))
     detection(world, "--hours", "0.5")
     request = start.Request("detection", Path("photos"), Path("labels.json"), 0.5, 0.2, "cpu")
-    choice = start.Choice(240, "fp32", "random weights", False, epochs=480, cost=StepCost(0.005, 0.005, 10))
+    choice = start.Choice(240, "fp32", "random weights", "small", epochs=480, cost=StepCost(0.005, 0.005, 10))
     data = start.OwnData("24 images", 17, 7, 64, "")
     choice, _ = start.train_in_time(request, data, choice, Path("runs/start"))
     # 24 minutes: 0.1 an epoch leaves 230 after the first 10; then 0.4 an epoch leaves 52 of the last 21 minutes.

@@ -79,7 +79,8 @@ def test_every_kind_of_model_is_counted_and_printed(kind, settings, tmp_path, ca
     path = config(tmp_path, kind, **settings)
     if kind == "TransformerCaptioner":
         Path(path).write_text(Path(path).read_text().replace(f"'source_size': {SIZE}, ", ""))
-    analyze.main([path, "--lengths", "3", "6", "--size", "32x32"])
+    size = ["--size", "32x32"] if kind == "TransformerCaptioner" else []
+    analyze.main([path, "--lengths", "3", "6", *size])
     printed = capsys.readouterr().out
     assert "train 3  train 6  infer 3  infer 6" in printed and "UNKNOWN" not in printed
     first = next(line for line in printed.splitlines() if line.startswith("(all)")).split()
@@ -105,7 +106,12 @@ def test_sizes_come_from_the_checkpoint_or_the_config(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("quickstart/translation", "--time"), "--fvcore, --time: for models of images"),
+        (("quickstart/translation", "--time"), "--time: for models of images. Models of text have --lengths."),
+        (("quickstart/translation", "--frames", "4", "--batch-size", "2"), "--frames, --batch-size: for models of"),
+        (
+            ("quickstart/translation", "--size", "64"),
+            "--size: Transformer takes no images. Models of text have --lengths.",
+        ),
         (("quickstart/translation", "--attention-matrices"), "--attention-matrices: for models of images"),
         (("quickstart/translation", "--training", "2"), "--training: for models of images"),
         (("resnet18", "--lengths", "8"), "--lengths: only for models of text. Give the --size of images."),

@@ -1,4 +1,4 @@
-"""Latency of all real-time detectors on the CPU, by PyTorch and as an ONNX file, at the sizes that they are made for.
+"""Latency of real-time detectors on the CPU, by PyTorch and as an ONNX file, at the sizes that they are made for.
 
 Weights are random, which does not change the work: every image gets the same number of queries. The published figure
 beside each model is its latency on a T4 by TensorRT in float16 (README of its project).

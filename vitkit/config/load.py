@@ -20,7 +20,7 @@ from vitkit.config.overrides import apply_override, split_override
 from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy
 from vitkit.config.trust import ImportedCode, remember, require_trust
 from vitkit.errors import ConfigError
-from vitkit.registry import nearest
+from vitkit.registry import nearest, unknown
 
 
 class Config(dict):
@@ -170,10 +170,8 @@ def _read(path: Path) -> dict[str, Any]:
                     f"no config file {str(path)!r}: that is a trained model of the zoo. Its config is {config!r}; "
                     f"`vitkit train {config} --init {path}` starts from its weights."
                 )
-            raise ConfigError(
-                f"no config file {str(path)!r}, nor an installed config of that name. "
-                f"{nearest(path.as_posix().removeprefix('configs/'), config_names())}"
-            )
+            message = f"no config file {str(path)!r}, nor an installed config of that name"
+            raise ConfigError(unknown(str(path).removeprefix("configs/"), config_names(), message))
         names = [p.name for p in path.parent.glob("*") if p.suffix in (".py", ".json") and p.name != "__init__.py"]
         known = nearest(path.name, names) if names else "That folder has no config."
         raise ConfigError(f"no config file {str(path)!r}. {known}")

@@ -13,7 +13,8 @@ from PIL import Image
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from vitkit.data.io.image_files import FORMATS, read_image
+from vitkit.data.io.channel_files import read_shown
+from vitkit.data.io.image_files import FORMATS
 from vitkit.errors import DataError
 
 _MAX_DISTANCE = 0.035
@@ -92,7 +93,7 @@ def group_images(paths: Sequence[Path], *, blocks: int = 1) -> tuple[np.ndarray,
     errors, thumbnails, readable, times = [], [], [], {}
     for k, path in enumerate(paths):
         try:
-            thumbnails.append(thumbnail(read_image(path)))
+            thumbnails.append(thumbnail(read_shown(path)))
         except DataError as error:
             errors.append(str(error))
             continue

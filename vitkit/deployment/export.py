@@ -171,7 +171,7 @@ def read_images(source: Any, predictor: Predictor, max_images: int) -> list[np.n
         if predictor.channels is not None:
             images = [np.tile(image, -(-predictor.channels // 3))[:, :, : predictor.channels] for image in images]
         return [predictor.to_array(image) for image in images]
-    named = list(islice(find_images(source).named, max_images))
+    named = list(islice(find_images(source, channels=predictor.channels).named, max_images))
     if not named:
         raise DataError(f"export: {source}: has no images to compare on.")
     return [predictor.to_array(image, name) for name, image in named]

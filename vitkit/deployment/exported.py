@@ -24,6 +24,7 @@ from vitkit.deployment.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import unpadded_sizes
 from vitkit.protocols import DenseModel, HasClassHead, Model
+from vitkit.registry import nearest_file
 from vitkit.seq2seq.decoding import State, TextGenerator
 
 NEW = "new_"
@@ -147,8 +148,9 @@ def program_metadata(path: str | Path) -> dict[str, Any]:
     """Read the metadata of a program of torch.export, without running anything in the file.
 
     Raises:
-        CheckpointError: the file was not written by `vitkit export`, or is damaged.
+        CheckpointError: the file does not exist, was not written by `vitkit export`, or is damaged.
     """
+    _require_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             # PyTorch up to 2.7 names the folder "extra_files".
@@ -200,8 +202,7 @@ def open_exported(path: str | Path) -> ExportedFile:
         CheckpointError: the file does not exist, or cannot be read.
         ConfigError: ONNX Runtime is not installed.
     """
-    if not Path(path).is_file():
-        raise CheckpointError(f"no file '{path}'. Write it by `vitkit export`.")
+    _require_file(path)
     return OnnxFile(path) if Path(path).suffix == ONNX_SUFFIX else ProgramFile(path)
 
 
@@ -213,6 +214,11 @@ def _opened(path: str | Path, modified: int) -> ExportedFile:
 
 def _modified(path: str | Path) -> int:
     return os.stat(path).st_mtime_ns if Path(path).is_file() else 0
+
+
+def _require_file(path: str | Path) -> None:
+    if not Path(path).is_file():
+        raise CheckpointError(f"no file '{path}'.{nearest_file(Path(path))} Write it by `vitkit export`.")
 
 
 def _parse(texts: Mapping[str, str], path: str | Path) -> dict[str, Any]:

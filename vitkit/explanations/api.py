@@ -206,7 +206,7 @@ def explain(
             else:
                 other = load(*compare, device=device, trust=trust)
             predictors[str(compare[-1])] = _resized(_of_images(other), size)
-        explain_distances(predictors, images_in(Path(images))[:max_images], result)
+        explain_distances(predictors, images_in(Path(images), channels=predictor.channels)[:max_images], result)
     if split is not None:
         explain_slots(predictor.model, data.val_loader(split), device, request, result)
     return result

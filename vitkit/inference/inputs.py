@@ -20,7 +20,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitkit.checkpoint.download import cache_folder, cached_file
 from vitkit.data.io.channel_files import check_channels, decode_channels, read_channels
-from vitkit.data.io.image_files import MAX_PIXELS, decode_image, read_image
+from vitkit.data.io.image_files import MAX_PIXELS, decode_image, quiet_opencv, read_image
 from vitkit.data.io.video_files import VIDEO_EXTENSIONS
 from vitkit.errors import ConfigError, DataError
 from vitkit.words import unique_names
@@ -44,13 +44,15 @@ class Inputs:
     """Whether unreadable files are left out with a warning, as for a folder or a pattern."""
 
 
-def find_images(source: Any) -> Inputs:
+def find_images(source: Any, *, channels: int | None = None) -> Inputs:
     """Return the images of a source.
 
     Args:
         source: one image (see `ImageLike`); or several: a list of them, a batch (B, 3, H, W) or (B, H, W, 3), a folder
             (including its subfolders), a pattern such as "photos/*.jpg"; or a stream: a generator, a video file, the
             number of a camera.
+        channels: the number of channels of the model's images, among which are then a folder's .npy files; None: RGB
+            of 8 bits.
     Raises:
         DataError: the file, folder or camera does not exist, or the source cannot be an image.
     """
@@ -59,7 +61,7 @@ def find_images(source: Any) -> Inputs:
     if isinstance(source, int):
         return Inputs(video_frames(source), "stream")
     if isinstance(source, str | Path):
-        return _images_named(str(source))
+        return _images_named(str(source), channels)
     if isinstance(source, np.ndarray | Tensor):
         return Inputs(numbered(source), "many") if source.ndim == 4 else Inputs(numbered([source]), "one")
     if isinstance(source, bytes | io.IOBase | Image.Image):
@@ -116,14 +118,16 @@ _EXPECTED = (
 )
 
 
-def _images_named(source: str) -> Inputs:
+def _images_named(source: str, channels: int | None) -> Inputs:
     path = Path(source)
     if is_url(source):
         if source.lower().endswith(VIDEO_EXTENSIONS):
             return Inputs(video_frames(download(source)), "stream")
         return Inputs([(source, source)], "one")
     if isdir(path):
-        return Inputs([(str(file), file) for file in images_in(path)], "many", leaves_out_broken=True)
+        return Inputs(
+            [(str(file), file) for file in images_in(path, channels=channels)], "many", leaves_out_broken=True
+        )
     if path.suffix.lower() in VIDEO_EXTENSIONS and isfile(path):
         return Inputs(video_frames(path), "stream")
     if exists(path) or not glob.has_magic(source):
@@ -148,11 +152,12 @@ Named = list[tuple[Path, str]]
 """Files, each with the name of its results: relative to a folder, without extension."""
 
 
-def find_files(sources: Sequence[str]) -> tuple[Named, Named]:
+def find_files(sources: Sequence[str], *, channels: int | None = None) -> tuple[Named, Named]:
     """Return the image files and the video files of sources.
 
     Args:
         sources: files, folders (including their subfolders), patterns, URLs, or camera numbers, which count as videos.
+        channels: see `find_images`.
     Raises:
         DataError: a source has no such file.
     """
@@ -160,7 +165,7 @@ def find_files(sources: Sequence[str]) -> tuple[Named, Named]:
     for text in sources:
         path = Path(text)
         if path.is_dir():
-            files = images_in(path, extensions=IMG_EXTENSIONS + VIDEO_EXTENSIONS)
+            files = images_in(path, channels=channels, others=VIDEO_EXTENSIONS)
             paths |= {file: str(file.relative_to(path).with_suffix("")) for file in files}
         elif path.is_file():
             paths[path] = path.stem
@@ -199,12 +204,16 @@ def numbered(images: Iterable[ImageLike | NamedImage], what: str = "image") -> I
             yield (str(image) if isinstance(image, str | Path) else f"{what}_{number}"), image
 
 
-def images_in(folder: Path, *, extensions: Sequence[str] = IMG_EXTENSIONS) -> list[Path]:
+def images_in(folder: Path, *, channels: int | None = None, others: Sequence[str] = ()) -> list[Path]:
     """Return the image files in a folder and its subfolders, sorted.
 
+    Args:
+        channels: see `find_images`.
+        others: endings of further files to return.
     Raises:
         DataError: the folder does not exist, or has no image.
     """
+    extensions = (*IMG_EXTENSIONS, *[".npy"] * (channels is not None), *others)
     if not folder.is_dir():
         raise DataError(f"no folder '{folder}'. Expected a folder of images.")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in extensions)
@@ -253,12 +262,8 @@ def video_frames(source: int | str | Path, *, every: int = 1) -> Iterator[tuple[
 
 def open_capture(source: int | str | Path) -> cv2.VideoCapture:
     """Open a video file, or a camera by its number, without OpenCV's log messages if that fails."""
-    level = cv2.utils.logging.getLogLevel()
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-    try:
+    with quiet_opencv():
         return cv2.VideoCapture(source if isinstance(source, int) else str(source))
-    finally:
-        cv2.utils.logging.setLogLevel(level)
 
 
 def read_frames(video: cv2.VideoCapture, every: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -37,7 +37,7 @@ from vitkit.inference.videos import VideoPredictor
 from vitkit.interop.transformers_configs import read_config, transformers_folder
 from vitkit.models import build_model
 from vitkit.protocols import child
-from vitkit.registry import MODELS, nearest, parameters_of
+from vitkit.registry import MODELS, parameters_of, unknown
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.seq2seq.vocabulary import vocabularies_from_json
 from vitkit.structures import ImageSizes, ScoreThresholds
@@ -243,10 +243,11 @@ def find_model(
     installed = config_names()
     if path.as_posix().removeprefix("configs/") in installed:
         return FoundModel(load_config(path, overrides), weights)
-    raise ConfigError(
+    message = (
         f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file that ends in "
-        f".py, or an installed one's name). {nearest(name, {*zoo, *installed})}"
+        ".py, or an installed one's name)"
     )
+    raise ConfigError(unknown(name.removeprefix("configs/"), {*zoo, *installed}, message))
 
 
 def _file_of(weights: str | Path) -> str | Path:

@@ -152,7 +152,7 @@ class Predictor:
                 yield Prediction(name, as_rgb(image), fields, self.classes, thresholds, self.category_ids)
 
     def _find(self, source: Any) -> Inputs:
-        return find_images(source)
+        return find_images(source, channels=self.channels)
 
     def _read(self, named: NamedImage) -> tuple[str, np.ndarray]:
         name, image = named

@@ -65,7 +65,7 @@ def predict_files(
         DataError: there is no such file, none can be read, or a drawing would overwrite one.
         ConfigError: a model that classifies videos is to predict tiles.
     """
-    images, videos = find_files(inputs)
+    images, videos = find_files(inputs, channels=predictor.channels)
     if predictor.sampling is not None:
         if tiling is not None:
             raise ConfigError("--tiles: the model classifies videos, which have no tiles.")

@@ -57,7 +57,6 @@ class DFINECriterion(SetCriterion):
         class_loss: "varifocal" (D-FINE), or another sigmoid loss: "mal" or "focal". See `class_losses`.
         focal_alpha, focal_gamma, class_weights: see `SetCriterion`.
         temperature: T, by which the distributions' logits are divided in ddf.
-        class_weights: see `SetCriterion`.
     Raises:
         ConfigError: the class loss or a term is unknown, a term is missing, the class loss does not have an argument
             that is set, the matcher's costs are for other logits, or the temperature or a class weight is not positive.

@@ -6,7 +6,8 @@ import numpy as np
 
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.writing import check_size
-from vitkit.data.io.image_files import path_inside, read_image
+from vitkit.data.io.channel_files import read_shown
+from vitkit.data.io.image_files import path_inside
 from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.visualization.boxes import draw_detections
 from vitkit.visualization.canvas import save_grid
@@ -32,7 +33,7 @@ def draw_sheet(data: AnnotatedImages, path: Path) -> None:
     for image in (images[k] for k in chosen):
         annotations = objects.get(image["id"], [])
         labels = [label_of[annotation["category_id"]] for annotation in annotations]
-        pixels = read_image(path_inside(data.folder, image["file_name"], data.source.name))
+        pixels = read_shown(path_inside(data.folder, image["file_name"], data.source.name))
         check_size(image, (pixels.shape[1], pixels.shape[0]))
         titles.append(image["file_name"])
         limit = min(_MAX_DRAWN, max(1, _MAX_MASK_PIXELS // (image["height"] * image["width"])))

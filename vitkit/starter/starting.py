@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -36,14 +36,21 @@ PACE_SHARES = (0.1, 0.4)
 FEWEST_PACED_EPOCHS = 10
 """The number of epochs below which a pause at the end of one would be too coarse."""
 NUM_EVALUATIONS = 5
+UP_TO_RES4 = "model.backbone.out_features=[res3,res4] model.neck.num_levels=3"
+"""The overrides that let a detector's backbone end at res4."""
 CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")
 """Names of the checks of vitkit.doctor that take only seconds."""
+
+
+Network = Literal["small", "resnet50", "res3"]
+"""What is trained: the task's small network from random weights, or with a ResNet-50 from ImageNet's, whole or up to
+res3 (detection only)."""
 
 
 class Measured(NamedTuple):
     """A figure that a recipe has reached."""
 
-    pretrained: bool
+    network: Network
     steps: int
     minutes: float
     """Processor minutes of training, on one core of an AMD EPYC."""
@@ -66,24 +73,31 @@ class Recipe:
     warmup_steps: int = 0
     """The warm-up of the task's config if a short run shortens it: to a twentieth of its steps, as a constant rate must
     follow it."""
-    objects_for_random: int | None = None
-    """The number of training objects of each class from which on a processor trains a ResNet-18 from random weights
-    rather than a ResNet-50 from ImageNet's, each step of which costs twice as much; None: never."""
+    objects_for_res3: int | None = None
+    """The number of training objects of each class from which on a processor a ResNet-50 from ImageNet's weights ends
+    at res3, where a step takes 0.7 of the time and half as many reach the same AP; None: never."""
+    few_objects: str = ""
+    """What to expect with fewer objects of each class."""
 
     def sizes_for(self, data: OwnData) -> list[int]:
         """Return the sizes up to that of the images, or else the smallest."""
         return [size for size in self.sizes if size <= data.short_side] or [min(self.sizes)]
 
-    def evidence(self, choice: "Choice") -> str:
+    def has_many_objects(self, data: OwnData) -> bool:
+        """Whether each class with training objects has as many as in the data of the figures, about."""
+        return self.objects_for_res3 is not None and data.fewest_objects >= self.objects_for_res3
+
+    def evidence(self, choice: "Choice", data: OwnData) -> str:
         """Return the figure with the most steps of at most the chosen ones, or else with the fewest, and its data."""
-        figures = [figure for figure in self.measured if figure.pretrained == choice.pretrained]
+        figures = [figure for figure in self.measured if figure.network == choice.network]
         if not figures:
             return "no figure: this recipe has not been measured"
         figure = next((figure for figure in reversed(figures) if figure.steps <= choice.steps), figures[0])
-        return (
+        text = (
             f"{figure.metrics} on {self.data} after {counted(figure.steps, 'steps')}, {figure.minutes:g} min of one "
             "core; expect less after fewer steps, with more classes, or with fewer objects of each"
         )
+        return text if self.has_many_objects(data) or not self.few_objects else f"{text}: {self.few_objects}"
 
 
 RECIPES = {
@@ -91,23 +105,30 @@ RECIPES = {
         {240: 0, 272: 2000, 320: 6200, 416: 6200, 512: 6200},
         "205 photos of blood cells (configs/bccd/README.md)",
         (
-            Measured(False, 1133, 9.5, "AP 0.480, AP50 0.726"),
-            Measured(False, 2060, 14, "AP 0.525, AP50 0.816"),
-            Measured(False, 4944, 36, "AP 0.587, AP50 0.863"),
-            Measured(False, 6180, 50, "AP 0.611, AP50 0.896"),
-            Measured(True, 1030, 10, "AP 0.458, AP50 0.781"),
-            Measured(True, 2060, 21, "AP 0.525, AP50 0.803"),
-            Measured(True, 3090, 32, "AP 0.545, AP50 0.814"),
-            Measured(True, 4120, 43, "AP 0.572, AP50 0.849"),
+            Measured("small", 1133, 9.5, "AP 0.480, AP50 0.726"),
+            Measured("small", 2060, 14, "AP 0.525, AP50 0.816"),
+            Measured("small", 4944, 36, "AP 0.587, AP50 0.863"),
+            Measured("small", 6180, 50, "AP 0.611, AP50 0.896"),
+            Measured("resnet50", 1030, 10, "AP 0.458, AP50 0.781"),
+            Measured("resnet50", 2060, 21, "AP 0.525, AP50 0.803"),
+            Measured("resnet50", 3090, 32, "AP 0.545, AP50 0.814"),
+            Measured("resnet50", 4120, 43, "AP 0.572, AP50 0.849"),
+            Measured("res3", 618, 5, "AP 0.504, AP50 0.828"),
+            Measured("res3", 1236, 9, "AP 0.544, AP50 0.850"),
+            Measured("res3", 2472, 18, "AP 0.583, AP50 0.872"),
+            Measured("res3", 3708, 28, "AP 0.594, AP50 0.885"),
+            Measured("res3", 4944, 37, "AP 0.607, AP50 0.891"),
+            Measured("res3", 6180, 47, "AP 0.609, AP50 0.888"),
         ),
         freeze_below=1500,
         warmup_steps=200,
-        objects_for_random=100,
+        objects_for_res3=100,
+        few_objects="AP50 0.045 from 50 photos of COCO with 49 classes, after 936 steps from ImageNet weights",
     ),
     "semantic": Recipe(
         {240: 0, 360: 2000, 480: 2000},
         "367 frames of streets (configs/start/semantic.py)",
-        (Measured(True, 1840, 53, "mIoU 0.677"),),
+        (Measured("resnet50", 1840, 53, "mIoU 0.677"),),
     ),
     "instance": Recipe({256: 0, 320: 4000, 416: 4000}),
     "panoptic": Recipe({256: 0, 320: 4000, 416: 4000}),
@@ -123,7 +144,7 @@ class Choice:
     precision: str
     weights: str
     """Where the backbone's initial weights come from, for a comment in the config."""
-    pretrained: bool
+    network: Network
     freezes_res3: bool = False
     warmup_steps: int | None = None
     """None: those of the task's config."""
@@ -160,6 +181,12 @@ class Request:
     def values(self) -> dict[str, str]:
         """The overrides' values by key."""
         return dict(override.split("=", 1) for override in self.overrides)
+
+    @property
+    def channels(self) -> int | None:
+        """The number of channels of the images; None: they are read as RGB of 8 bits."""
+        value = self.values.get("data.channels", "")
+        return int(value) if value.isdecimal() else None
 
 
 @dataclass(frozen=True)
@@ -214,11 +241,13 @@ def start(
     began, folder = time.monotonic(), free_folder(Path(run_dir))
     data = read_own_data(task, request.images, annotations, share=val_share, out=folder / "data")
     print(f"data      {data.summary}", flush=True)
+    if request.channels is not None:
+        data = replace(data, config_lines=[*data.config_lines, *pixel_statistics(request, data, folder)])
     choice = choose(request, data, folder)
     later = ", which is measured again during training" * (not dry_run and is_paced(request, choice))
     print(f"chosen    {network_name(load_config(folder / CONFIG))}, {choice.text}{later}")
     others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
-    print(f"measured  {others}{RECIPES[task].evidence(choice)}")
+    print(f"measured  {others}{RECIPES[task].evidence(choice, data)}")
     print(f"config    {folder / CONFIG}", flush=True)
     check(folder / CONFIG, request)
     if dry_run:
@@ -320,23 +349,38 @@ def is_free(folder: Path) -> bool:
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
-def imagenet_weights(request: Request, fewest_objects: int) -> tuple[bool, str]:
+def pixel_statistics(request: Request, data: OwnData, folder: Path) -> list[str]:
+    """Measure the mean and standard deviation of each channel, and return the lines of the config that set them.
+
+    Raises:
+        DataError: images cannot be read, or have another number of channels.
+    """
+    unmeasured = Choice(min(RECIPES[request.task].sizes), "fp32", "", "small", epochs=1)
+    write_config(folder / CONFIG, request, data, unmeasured)
+    issues = diagnose(folder / CONFIG, only=["images"], device=request.device)
+    failures = [issue.message for issue in issues if issue.verdict == "fail"]
+    if failures:
+        raise DataError(failures[0])
+    details = next(
+        issue.details for issue in issues if issue.check == "pixel statistics" and issue.where == "data.train"
+    )
+    mean, std = ([float(f"{value:.4g}") for value in details[key]] for key in ("mean", "std"))
+    print(f"channels  {request.channels}: mean {mean}, standard deviation {std}, in 0..1", flush=True)
+    return [
+        "# measured on the training images",
+        f'cfg["model"]["backbone"].update(in_channels={request.channels}, pixel_mean={mean}, pixel_std={std})',
+    ]
+
+
+def imagenet_weights(request: Request) -> tuple[bool, str]:
     """Return whether the backbone starts from ImageNet weights, and why.
 
-    Args:
-        fewest_objects: see `OwnData`.
     Raises:
         CheckpointError: an override asks for ImageNet's weights, and they are not available.
     """
     given, backbone = (request.values.get(key) for key in ("model.backbone.pretrained", "model.backbone"))
     if given is None and backbone is not None:
         return False, f"those that model.backbone={backbone} has by default"
-    enough = RECIPES[request.task].objects_for_random
-    if given is None and request.device == "cpu" and enough is not None and fewest_objects >= enough:
-        return False, (
-            f"random weights: each class that has training objects has at least {enough}; "
-            "model.backbone.pretrained=true takes ImageNet's"
-        )
     if given is not None and given.lower() in ("false", "none"):
         return False, f"random weights, as model.backbone.pretrained={given} says"
     if given is not None and given.lower() != "true":
@@ -354,7 +398,7 @@ def imagenet_weights(request: Request, fewest_objects: int) -> tuple[bool, str]:
 def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     """Time a few steps of the smallest size in each precision, then of the largest that leaves time for enough steps.
 
-    With time for few steps only, the backbone is frozen up to res3. The cost of a larger size is estimated as
+    With time for few steps only, a whole ResNet-50 is frozen up to res3. The cost of a larger size is estimated as
     proportional to its pixels, a slight overestimate. The config of the choice is written into the folder.
 
     Raises:
@@ -363,7 +407,14 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
         TrainingError: training failed.
     """
     recipe, minutes = RECIPES[request.task], 60 * request.hours * TRAINING_SHARE
-    pretrained, weights = imagenet_weights(request, data.fewest_objects)
+    pretrained, weights = imagenet_weights(request)
+    network: Network = "resnet50" if pretrained else "small"
+    if pretrained and request.device == "cpu" and recipe.has_many_objects(data):
+        network = "res3"
+        weights += (
+            f", up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those of "
+            f"everyday photos {UP_TO_RES4} may be better"
+        )
     print(f"weights   {weights}")
 
     def timed(choice: Choice) -> Choice:
@@ -378,9 +429,9 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
 
     sizes = recipe.sizes_for(data)
     precisions = ("fp32", "bf16") if has_bfloat16(torch.device(request.device)) else ("fp32",)
-    smallest = [timed(Choice(sizes[0], precision, weights, pretrained)) for precision in precisions]
+    smallest = [timed(Choice(sizes[0], precision, weights, network)) for precision in precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
-    if pretrained and choice.steps < recipe.freeze_below:
+    if network == "resnet50" and choice.steps < recipe.freeze_below:
         choice = timed(replace(choice, freezes_res3=True))
     for size in reversed(sizes[1:]):
         share = (choice.size / size) ** 2
@@ -413,7 +464,8 @@ def write_config(path: Path, request: Request, data: OwnData, choice: Choice) ->
         reason += f"; {larger[0]} pixels are chosen where they leave time for {steps} and one epoch"
     if choice.freezes_res3:
         reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"
-    frozen = ", frozen_stages=3" * choice.freezes_res3
+    options = ", ends_at_res3=True" * (choice.network == "res3") + ", frozen_stages=3" * choice.freezes_res3
+    options += f", channels={request.channels}" * (request.channels is not None)
     words = [str(word) for word in (request.images, request.annotations, *request.overrides) if word is not None]
     command = shlex.join(["vitkit", "start", *words, "--task", request.task, "--hours", f"{request.hours:g}"])
     lines = [
@@ -428,7 +480,7 @@ def write_config(path: Path, request: Request, data: OwnData, choice: Choice) ->
         "def config():",
         f"    {comment(choice.weights)}",
         f"    {comment(f'{choice.size} pixels: {reason}')}",
-        f"    cfg = base(size={choice.size}, pretrained={choice.pretrained}{frozen})",
+        f"    cfg = base(size={choice.size}, pretrained={choice.network != 'small'}{options})",
         textwrap.indent("\n".join(data.config_lines), "    "),
         f"    {comment(f'{choice.precision}: the faster one of float32 and bfloat16 here')}",
         f'    cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',

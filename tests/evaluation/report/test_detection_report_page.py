@@ -31,6 +31,7 @@ def test_page_contains_the_numbers_and_is_self_contained(masks, tmp_path):
     page = path.read_text()
     assert "A &lt;title&gt;" in page and "<b>bird</b>" not in page and len(page) < 10_000_000
     assert not re.search(r"""(src|href)=['"](?!data:|#)""", page) and "http" not in page.replace("http-equiv", "")
+    assert evaluator.limit_line() in page and "(max_dets)" in page
     for value in evaluator.metrics.values():
         assert f"<td>{value:.3f}" in page or value < 0
     data = page_data(path)

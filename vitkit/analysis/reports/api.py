@@ -33,7 +33,7 @@ class Counted:
 
     model: str
     input: tuple[int, ...]
-    """(N, 3, [T,] H, W), the input of all counts."""
+    """(N, C, [T,] H, W), the input of all counts."""
     size_from: str
     """Where the height and width come from, such as "data.val.transforms"; "" if they were given."""
 
@@ -144,9 +144,10 @@ def analyze(
     training_macs |= samples is not None
     if training_macs:
         epochs_of(subject)
+    of_images = {"--fvcore": fvcore, "--time": time, "--frames": frames, "--batch-size": batch_size != 1}
+    if given := [option for option, value in of_images.items() if value]:
+        subject.of_images(", ".join(given))
     if subject.takes_text:
-        if fvcore or time:
-            raise ConfigError("--fvcore, --time: for models of images. Models of text have --lengths.")
         return text_costs(
             subject, lengths=lengths, size=size, depth=depth, macs=macs, training_macs=training_macs, samples=samples
         )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitkit.analysis.reports.published import published
-from vitkit.backbones.base import check_at_least_1
+from vitkit.backbones.base import check_at_least_1, in_channels
 from vitkit.checkpoint import classes_of
 from vitkit.config import config_names
 from vitkit.config.overrides import apply_override, split_override
@@ -21,7 +21,8 @@ from vitkit.errors import ConfigError
 from vitkit.inference import find_model, is_config_only
 from vitkit.inference.load import FoundModel, own_checkpoint
 from vitkit.models import build_model
-from vitkit.registry import BACKBONES, DATASETS, MODELS, TRANSFORMS, nearest, parameters_of
+from vitkit.protocols import child
+from vitkit.registry import BACKBONES, DATASETS, MODELS, TRANSFORMS, parameters_of, unknown
 
 COMMON_SIZE = (480, 640)
 """Height and width of COCO's most frequent images."""
@@ -85,7 +86,7 @@ class Subject:
     def input_shape(
         self, model: nn.Module, *, size: int | tuple[int, int] | None, frames: int | None, batch_size: int
     ) -> tuple[tuple[int, ...], str]:
-        """Return the shape of the input, (N, 3, [T,] H, W), and where its size comes from ("" if it is given).
+        """Return the shape of the input, (N, C, [T,] H, W), and where its size comes from ("" if it is given).
 
         Without a size, it is that of a backbone's published figures. For a config, it is that of an image of 480 x 640
         pixels, COCO's most frequent size, after the validation transforms, or else the size that the dataset draws.
@@ -95,7 +96,9 @@ class Subject:
         Raises:
             ConfigError: a size, `frames` or `batch_size` is below 1.
         """
-        channels, *clip, height, width = published().get(self.name, {}).get("input", (3, 224, 224))
+        _, *clip, height, width = published().get(self.name, {}).get("input", (3, 224, 224))
+        backbone = model if self.found is None else child(model, "backbone")
+        channels = 3 if backbone is None else in_channels(backbone)
         size_from = "as published" if self.name in published() else "the default"
         if self.found is not None:
             (height, width), size_from = validation_size(self.config) or ((height, width), "the default")
@@ -126,7 +129,7 @@ def find_subject(
             return Subject(name, overrides=overrides)
         if is_config_only(name) and not name.endswith((".py", ".json")) and name not in config_names():
             names = {*BACKBONES.names(), *config_names()}
-            raise ConfigError(f"{name!r} is neither a backbone nor a model or a config. {nearest(name, names)}")
+            raise ConfigError(unknown(name, names, f"{name!r} is neither a backbone nor a model or a config"))
     found = find_model(model, weights, overrides=overrides, trust=trust)
     require(found.config, "model")
     return Subject(name, found)

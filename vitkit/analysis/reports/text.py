@@ -12,6 +12,7 @@ from vitkit.analysis.macs import count_call, count_macs, count_step
 from vitkit.analysis.memory import count_parameters, parts
 from vitkit.analysis.reports.subject import Subject, validation_size
 from vitkit.analysis.reports.training import TrainingMacs, training_dataset, training_macs_of
+from vitkit.backbones.base import in_channels
 from vitkit.data.text.datasets import TextDataset
 from vitkit.errors import ConfigError
 from vitkit.inference.load import own_checkpoint
@@ -64,7 +65,7 @@ def inputs_of(model: nn.Module, length: int, size: tuple[int, int] | None) -> di
     """
     tokens = torch.full((1, length), EOS + 1)
     if isinstance(model, Captioner):
-        return {"images": torch.zeros(1, 3, *size, dtype=torch.uint8), "target_in": tokens}
+        return {"images": torch.zeros(1, in_channels(model.backbone), *size, dtype=torch.uint8), "target_in": tokens}
     if isinstance(model, CausalLanguageModel | MaskedLanguageModel):
         return {"tokens": tokens}
     return {"source": tokens, "source_padding": torch.zeros_like(tokens, dtype=torch.bool), "target_in": tokens}
@@ -121,9 +122,12 @@ def text_costs(
     """Count parameters and MACs by part and by length; arguments as in `analyze`.
 
     Raises:
-        ConfigError: the number of tokens is unknown.
+        ConfigError: the number of tokens is unknown, or a model without images is given their size.
         DataError: a length exceeds the model's number of positions.
     """
+    constructor, _ = MODELS.resolve(subject.config["model"])
+    if size is not None and "backbone" not in parameters_of(constructor):
+        raise ConfigError(f"--size: {constructor.__name__} takes no images. Models of text have --lengths.")
     dataset = training_dataset(subject) if training_macs and samples is None else None
     model = build_text_model(subject, dataset)
     if isinstance(size, int):

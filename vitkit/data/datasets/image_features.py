@@ -2,6 +2,7 @@
 
 import json
 import reprlib
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +61,7 @@ class FeatureFile:
                 f"features: '{self.path}' was computed with the transforms {description.get('transforms')}; this "
                 f"dataset has {transforms_key}. {_REMEDY}"
             )
-        self._shape = description.get("shape")
+        self._shape, self._checksums = description.get("shape"), description.get("checksums")
         self.weights_key: int = description["weights_key"]
         """Identifies the network that computed the features; a captioner compares it with its own key."""
 
@@ -78,10 +79,17 @@ class FeatureFile:
                 f"features: '{self.path}' contains {stored:.200}, and '{self.path.with_suffix('.json').name}' says "
                 f"float32 {self._shape}. {_REMEDY}"
             )
+        if not isinstance(self._checksums, list) or len(self._checksums) != len(array):
+            raise DataError(f"features: '{self.path.with_suffix('.json').name}' has no checksum of each map. {_REMEDY}")
         return array
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.from_numpy(np.array(self.array[index]))
+        features = np.array(self.array[index])
+        if zlib.crc32(features) != self._checksums[index]:
+            raise DataError(
+                f"features: '{self.path}' is damaged: map {index} is not what was written. Delete the file."
+            )
+        return torch.from_numpy(features)
 
 
 def write_features(
@@ -99,7 +107,7 @@ def write_features(
         DataError: the maps differ in size.
         OSError: they cannot be written, such as on a full disk.
     """
-    path, description_file, shape, row = Path(path), Path(path).with_suffix(".json"), (), 0
+    path, description_file, shape, checksums = Path(path), Path(path).with_suffix(".json"), (), []
     path.parent.mkdir(parents=True, exist_ok=True)
     description_file.unlink(missing_ok=True)
     # Not memory-mapped: on a full disk that would kill the process without a message.
@@ -110,23 +118,25 @@ def write_features(
                 header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
             if batch.shape[1:] != shape[1:]:
+                name = dataset.image_ids[len(checksums)]
                 raise DataError(
-                    f"features: image {dataset.image_ids[row]} has a map of {tuple(batch.shape[1:])}, others of "
-                    f"{shape[1:]}. Features need images of one size: set `transforms` to "
-                    "ClassificationEvalTransforms."
+                    f"features: image {name} has a map of {tuple(batch.shape[1:])}, others of {shape[1:]}. Features "
+                    "need images of one size: set `transforms` to ClassificationEvalTransforms."
                 )
+            rows = batch.float().cpu().numpy()
             try:
-                file.write(batch.float().cpu().numpy().tobytes())
+                file.write(rows.tobytes())
             except OSError as error:
                 error.filename = str(path)  # which a failed write does not name
                 raise
-            row += len(batch)
-    assert row == len(dataset)
+            checksums += [zlib.crc32(np.ascontiguousarray(row)) for row in rows]
+    assert len(checksums) == len(dataset)
     description = {
         "images": dataset.images_key(),
         "transforms": dataset.transforms_key,
         "weights_key": weights_key,
         "shape": list(shape),
+        "checksums": checksums,
     }
     description_file.write_text(json.dumps(description), encoding="utf-8")
     return description

@@ -4,15 +4,17 @@ They are read as stored: no channel is dropped, converted or interpreted as a co
 """
 
 import io
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import cv2
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from vitkit.data.io.image_files import MAX_PIXELS, decoding, header_of, open_regular
+from vitkit.data.io.image_files import MAX_PIXELS, decoding, header_of, open_regular, quiet_opencv, read_image
 from vitkit.errors import DataError
 
 _NPY = b"\x93NUMPY"
@@ -46,9 +48,10 @@ def read_channels(path: str | Path, channels: int, what: str = "images", *, max_
             8 or 16 bits.
     """
     with open_regular(path, what) as file:
-        data = file.read(2 * channels * max_pixels + _HEADER_BYTES + 1)
-    if len(data) > 2 * channels * max_pixels + _HEADER_BYTES:
-        raise DataError(f"{what}: '{path}' is larger than {max_pixels} pixels of {channels} channels can be.")
+        num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes > 2 * channels * max_pixels + _HEADER_BYTES:
+            raise DataError(f"{what}: '{path}' is larger than {max_pixels} pixels of {channels} channels can be.")
+        data = file.read(num_bytes)
     return decode_channels(data, path, channels, what, max_pixels=max_pixels)
 
 
@@ -63,8 +66,23 @@ def decode_channels(
             image = _decode_tiff(data, channels, max_pixels)
         else:
             header_of(io.BytesIO(data), len(data), path, what, max_pixels)
-            image = _from_opencv(_quiet(cv2.imdecode, data))
+            image = _from_opencv(_decode(cv2.imdecode, data))
     return check_channels(image, channels, f"{what} '{path}'")
+
+
+def read_shown(path: Path, what: str = "images") -> np.ndarray:
+    """Read an image whose number of channels is not known, for drawing or comparison.
+
+    Returns:
+        (H, W, 3) uint8 RGB: of a .npy file see `as_rgb`, of others `read_image`.
+    Raises:
+        DataError: see `read_channels`.
+    """
+    if path.suffix.lower() != ".npy":
+        return read_image(path, what)
+    with open_regular(path, what) as file, decoding(path, what, os.fstat(file.fileno()).st_size):
+        _, _, *channels = _npy_shape(file)
+    return as_rgb(read_channels(path, *channels or [1], what))
 
 
 def check_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:
@@ -105,13 +123,19 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(scaled.clip(0, 255).astype(np.uint8), (*image.shape[:2], 3)))
 
 
-def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
-    file = io.BytesIO(data)
+def _npy_shape(file: BinaryIO) -> tuple[int, ...]:
+    """Read the shape of the array in a .npy file, (H, W) or (H, W, C)."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(file)
     if dtype.hasobject or len(shape) not in (2, 3):
         raise ValueError(f"it has an array of {dtype} of shape {shape}; expected uint8 or uint16 of shape (H, W, C)")
+    return shape
+
+
+def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
+    file = io.BytesIO(data)
+    shape = _npy_shape(file)
     _check_size(shape[1], shape[0], max_pixels)
     file.seek(0)
     image = np.load(file, allow_pickle=False)
@@ -133,10 +157,10 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
         # Not decoded: a file of many pages may be larger than memory.
         return np.empty((first[_HEIGHT], first[_WIDTH], samples * len(pages)), np.uint8)
     if samples == 1 and photometric in _GREY:
-        decoded = _quiet(cv2.imdecodemulti, data)[1]
+        decoded = _decode(cv2.imdecodemulti, data)[1]
         return np.dstack(decoded)
     if photometric == _RGB and samples in (3, 4) and len(pages) == 1:
-        return _from_opencv(_quiet(cv2.imdecode, data))
+        return _from_opencv(_decode(cv2.imdecode, data))
     # OpenCV reads only one of several samples that are not colours.
     try:
         import tifffile
@@ -184,11 +208,7 @@ def _from_opencv(image: np.ndarray | None) -> np.ndarray:
     return image if image.ndim == 2 else image[:, :, [2, 1, 0, *range(3, image.shape[2])]]
 
 
-def _quiet(decode, data: bytes):
-    """Decode bytes by a function of OpenCV, without its log messages."""
-    level = cv2.utils.logging.getLogLevel()
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-    try:
+def _decode(decode: Callable[..., Any], data: bytes) -> Any:
+    """Decode bytes by a function of OpenCV."""
+    with quiet_opencv():
         return decode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    finally:
-        cv2.utils.logging.setLogLevel(level)

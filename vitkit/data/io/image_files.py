@@ -23,6 +23,8 @@ MAX_PIXELS = 178_956_970
 """Default for the largest width x height of an image, which `data.max_image_pixels` overrides; Pillow's own limit."""
 _BYTES_PER_PIXEL = 8
 """Size of an uncompressed pixel with four 16-bit channels; a file with more bytes per allowed pixel is not an image."""
+OPENCV_CHANNELS = 128
+"""The largest number of channels that all of OpenCV's functions take; above it, some leave their result empty."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _EXIF_ORIENTATION = 0x0112
 _QUARTER_TURNS = (5, 6, 7, 8)
@@ -220,12 +222,24 @@ def decoding(path: str | Path, what: str, num_bytes: int) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def quiet_opencv() -> Iterator[None]:
+    """Suppress OpenCV's log messages, which name no file."""
+    level = cv2.utils.logging.getLogLevel()
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        yield
+    finally:
+        cv2.utils.logging.setLogLevel(level)
+
+
 def _decode_opencv(data: bytes) -> np.ndarray | None:
     encoded = np.frombuffer(data, np.uint8)
     try:
-        if hasattr(cv2, "IMREAD_COLOR_RGB"):  # since OpenCV 4.10
-            return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
-        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+        with quiet_opencv():
+            if hasattr(cv2, "IMREAD_COLOR_RGB"):  # since OpenCV 4.10
+                return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
+            image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
     except cv2.error:  # Pillow may be able to read it, or reports what is wrong
         return None
     return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
@@ -268,6 +282,8 @@ def path_inside(folder: str | Path, name: str, context: str, alternative: str = 
 
 def to_tensor(image: np.ndarray) -> Tensor:
     """Convert (H, W, C) uint8 or uint16 to a contiguous (C, H, W) tensor."""
+    if image.shape[2] > OPENCV_CHANNELS:
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(image, 2, 0)))
     planes = np.empty((image.shape[2], *image.shape[:2]), image.dtype)
     # Ten times faster than NumPy's or PyTorch's transposed copy; OpenCV writes into the arrays of the list.
     cv2.split(image, list(planes))

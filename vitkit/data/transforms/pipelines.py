@@ -8,6 +8,7 @@ import albumentations as A
 import numpy as np
 from albumentations.core.type_definitions import Targets
 
+from vitkit.data.io.image_files import OPENCV_CHANNELS
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.color_distortion import ColorDistortion
 from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resize_antialiased, resized_size
@@ -75,17 +76,18 @@ class _Pipeline:
             data["masks"] = sample.masks
         if sample.segment_map is not None:
             data["mask"] = sample.segment_map
+        is_rgb = sample.image.dtype == np.uint8
         try:
             result = self._compose(**data)
         except ConfigError:
             raise
         except Exception as error:  # whatever a user's transform raises, such as for a crop larger than the image
             height, width, channels = sample.image.shape
-            is_rgb = sample.image.dtype == np.uint8
             raise DataError(
                 f"transforms: {type(error).__name__} on an image of {width}x{height} pixels (width x height) with "
                 f"{len(boxes_xyxy)} boxes: {error}. Correct their arguments."
                 + ("" if is_rgb else f" Those of colours need RGB of 8 bits, not {channels} channels of 16 bits.")
+                + f" Many need at most {OPENCV_CHANNELS} channels." * (channels > OPENCV_CHANNELS)
             ) from error
         image, boxes = result["image"], result["bboxes"].reshape(-1, 5)
         if isinstance(image, np.ndarray) and image.ndim == 2:
@@ -94,9 +96,11 @@ class _Pipeline:
             sample.image.dtype,
             sample.image.shape[2:],
         ):
+            kind = "a uint8 RGB image" if is_rgb else f"an image of uint16 with {sample.image.shape[2]} channels"
             raise ConfigError(
-                "transforms: the result is not a uint8 RGB image. Normalisation and conversion to tensors happen "
-                "in the model and the dataset: leave Normalize, ToFloat, ToTensorV2 and the like out."
+                f"transforms: the result is not {kind}. Normalisation and conversion to tensors happen "
+                "in the model and the dataset: leave Normalize, ToFloat, ToTensorV2 and the like out"
+                + ("." if is_rgb else ", and transforms that need RGB of 8 bits, such as RandomGamma.")
             )
         if sample.boxes_xyxy is None:
             return AnnotatedImage(image, segment_map=result.get("mask"))
