@@ -21,14 +21,24 @@ def index() -> dict[str, dict[str, Any]]:
 
 def names() -> list[str]:
     """Return the names of all models in the index, and those that `listed_name` understands."""
-    entries = list(index())
-    return entries + [name.removesuffix("_coco") for name in entries if name.endswith("_coco")]
+    return [*index(), *_other_names()]
 
 
 def listed_name(name: str) -> str | None:
-    """Return a model's name in the index, of which "_coco" at the end may be left out; None if it is not there."""
-    entries = index()
-    return next((each for each in (name, f"{name}_coco") if each in entries), None)
+    """Return a model's name in the index, which may have "_coco" at the end or not if its config has; None if it is not
+    there."""
+    return name if name in index() else _other_names().get(name)
+
+
+def _other_names() -> dict[str, str]:
+    """Return the names with or without "_coco" at the end that are not in the index -> those in the index."""
+    others = {}
+    for name, entry in index().items():
+        if name.endswith("_coco"):
+            others[name.removesuffix("_coco")] = name
+        elif Path(entry["config"]).stem == f"{name}_coco":
+            others[f"{name}_coco"] = name
+    return others
 
 
 def unpublished() -> dict[str, str]:

@@ -83,5 +83,7 @@ def _criterion(class_loss):
 
 
 def _optimizer(lr, backbone_lr, weight_decay, *, decays_biases):
+    """AdamW without decay of norms. The originals mean this too, but D-FINE's pattern for the backbone's norms matches
+    none, so that those of N, S and M decay there."""
     undecayed = ["norms"] if decays_biases else ["norms", "neck.vectors", "head.vectors"]
     return dict(type="AdamW", lr=lr, backbone_lr=backbone_lr, weight_decay=weight_decay, no_weight_decay=undecayed)

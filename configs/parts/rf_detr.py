@@ -2,7 +2,7 @@
 
 The original starts from weights that it pre-trained on Objects365 and does not publish; training here starts from
 DINOv2's. Its rates decrease from block to block of the backbone, below a last norm with the rate of 0.7^2 of 1.5e-4;
-here, the last norm has 0.8 of that.
+here, the last norm has 0.8 of that. The scales of the backbone's branches have weight decay there, and none here.
 """
 
 from vitkit.configs.parts.coco import coco_detection

@@ -51,6 +51,16 @@ def _settings(prefixes: Sequence[str], attention: str) -> list[Rule]:
     ]
 
 
+def _refuse_deployed(state: State, model: nn.Module) -> State:
+    """Raise CheckpointError for weights that the original converted for inference, which drops entries."""
+    if any(key.endswith("conv_bn_fused.weight") for key in state):
+        raise CheckpointError(
+            "the weights are D-FINE's after convert_to_deploy(), with batch norms folded into convolutions and without "
+            "the class heads of all decoder layers but the last: use the file that they were converted from."
+        )
+    return state
+
+
 def _normed(theirs: str, ours: str, conv: str = "conv.", norm: str = "norm.") -> list[tuple[str, str]]:
     """Return the names of a convolution and its batch norm."""
     return [(f"{theirs}{conv}", f"{ours}0."), (f"{theirs}{norm}", f"{ours}1.")]
@@ -86,6 +96,7 @@ def _neck(theirs: str, downsample: str, cv: str, conv: str, csp: str) -> Iterato
 
 
 def _official() -> Iterator[Rule]:
+    yield Custom(_refuse_deployed)
     yield from _settings(("decoder.", "decoder.decoder."), "cross_attn")
     yield Custom(writing=write_anchors)
     yield from _hgnet("backbone.stem.", "backbone.stages.")
@@ -155,7 +166,7 @@ OFFICIAL = [
     Format(
         "Peterande/D-FINE",
         KeyTable([*_official()]),
-        marks=("decoder.pre_bbox_head.layers.0.weight", "decoder.decoder.lqe_layers.0.reg_conf.layers.0.weight"),
+        marks=("decoder.pre_bbox_head.layers.0.weight", ".reg_conf.layers.0.weight"),
         model="DFINE",
         ours=_OURS,
         classes=COCO_CLASSES,

@@ -270,3 +270,8 @@ def test_size_that_a_model_is_not_built_for_is_named(name):
         assert backbone(torch.zeros(1, 3, 224, 224))["res5"].shape[-2:] == (7, 7)
         with pytest.raises(DataError, match=f"{name} does not take images of 256x320 .* built for 224x224 only"):
             backbone(torch.zeros(1, 3, 256, 320))
+
+
+def test_images_of_another_floating_type_are_not_taken_for_a_wrong_size():
+    with pytest.raises(RuntimeError, match="type"):
+        TimmBackbone("resnet18").double()(torch.zeros(1, 3, 64, 64))

@@ -1,7 +1,9 @@
 """The recipe of real-time detectors: which augmentation is active in which epoch, and the published sizes."""
 
 import pytest
+import torch
 
+from vitkit import build_model
 from vitkit.config import check_config
 from vitkit.config.load import load_config
 from vitkit.configs.parts.realtime import deim_data, dfine_data, flat_cosine, square_sizes, training
@@ -9,6 +11,7 @@ from vitkit.data.loading.batch_augmentation import Mixup, Squares
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.data.transforms.grid_mosaic import GridMosaic
+from vitkit.engine.optimizers import parameter_groups
 from vitkit.registry import TRANSFORMS
 
 
@@ -67,3 +70,107 @@ def test_other_datasets_take_the_recipe():
     assert data["train"]["type"] == "ShapesDetection" and data["squares"]["sizes"] == [32, 64]
     dataset = DataSettings(**data).dataset("train")
     assert dataset.transforms_by_epoch is not None
+
+
+# lr, backbone_lr, weight decay, epochs, strong augmentation until, repeats of 640, batch, decay of the restarted EMA
+DFINE = {
+    "n": (8e-4, 4e-4, 1e-4, 160, 148, None, 128, 0.9999),
+    "s": (2e-4, 1e-4, 1e-4, 132, 120, 20, 32, 0.9999),
+    "m": (2e-4, 2e-5, 1e-4, 132, 120, 6, 32, 0.9999),
+    "l": (2.5e-4, 1.25e-5, 1.25e-4, 80, 72, 4, 32, 0.9999),
+    "x": (2.5e-4, 2.5e-6, 1.25e-4, 80, 72, 3, 32, 0.9998),
+}
+# Those that DEIM changes, and until which epoch it makes mosaics; the rates stay flat as long, but for N's: to the end.
+DEIM = {
+    "n": dict(mosaic_until=78),
+    "s": dict(rates=(4e-4, 2e-4), epochs=(132, 120), mosaic_until=64),
+    "m": dict(rates=(4e-4, 4e-5), epochs=(102, 90), mosaic_until=49),
+    "l": dict(rates=(5e-4, 2.5e-5), epochs=(58, 50), mosaic_until=29),
+    "x": dict(rates=(5e-4, 5e-6), epochs=(58, 50), mosaic_until=29),
+}
+
+
+@pytest.mark.parametrize("size", DFINE)
+@pytest.mark.parametrize("by_deim", [False, True])
+def test_settings_of_d_fine_and_deim_are_those_of_the_originals(size, by_deim):
+    cfg = load_config(f"{'deim_' if by_deim else ''}dfine_{size}_coco")
+    lr, backbone_lr, decay, epochs, strong_until, repeats, batch, restarted = DFINE[size]
+    if by_deim:
+        lr, backbone_lr = DEIM[size].get("rates", (lr, backbone_lr))
+        epochs, strong_until = DEIM[size].get("epochs", (epochs, strong_until))
+    optimizer, train, data = cfg["optimizer"], cfg["train"], cfg["data"]
+    assert (optimizer["lr"], optimizer["backbone_lr"], optimizer["weight_decay"]) == (lr, backbone_lr, decay)
+    assert (train["epochs"], train["restart_epoch"], train["reference_batch_size"]) == (epochs, strong_until, batch)
+    assert (train["ema_decay"], train["ema_ramp_steps"], train["restart_ema_decay"]) == (0.9999, 1000, restarted)
+    assert train["clip_grad_norm"] == 0.1
+    assert data["squares"]["sizes"].count(640) == (repeats or 1)
+    assert data["squares"].get("until_epoch") == (repeats and strong_until)
+    head, queries = cfg["model"]["head"], cfg["model"]["training_queries"][0]
+    assert head["reg_scale"] == (8 if size == "x" else 4) and (head["reg_max"], head["up"]) == (32, 0.5)
+    assert queries["num_queries"] == 100 and (queries["label_noise"], queries["box_noise"]) == (0.5, 1.0)
+    assert cfg["criterion"]["class_loss"] == ("mal" if by_deim else "varifocal")
+    assert head["activation"] == ("silu" if by_deim else "relu")
+    mosaic_until = DEIM[size]["mosaic_until"] if by_deim else None
+    assert data["train"]["transforms"]["until_epochs"] == [*([4, mosaic_until] if by_deim else []), strong_until]
+    flat = dict(type="FlatCosineLR", flat_until_epoch=mosaic_until, cosine_until_epoch=strong_until, end_factor=0.5)
+    schedule = flat if by_deim and size != "n" else dict(type="ConstantLR")
+    assert cfg["schedule"] == schedule | dict(warmup_steps=2000 if by_deim else 500)
+
+
+def rates_and_decays(cfg) -> dict[str, tuple[float, float]]:
+    """Return the learning rate and the weight decay of each trained parameter."""
+    with torch.device("meta"):
+        model = build_model(cfg["model"])
+    groups = parameter_groups(model, **{key: value for key, value in cfg["optimizer"].items() if key != "type"})
+    of = {id(p): (pytest.approx(group["lr"]), group["weight_decay"]) for group in groups for p in group["params"]}
+    return {name: of[id(value)] for name, value in model.named_parameters() if id(value) in of}
+
+
+def test_biases_decay_only_in_the_larger_sizes_of_d_fine():
+    for size, decay in (("n", 0), ("l", 1.25e-4)):
+        of = rates_and_decays(load_config(f"dfine_{size}_coco"))
+        lr, backbone_lr = DFINE[size][:2]
+        assert of["head.decoder.layers.0.ffn.linear1.bias"] == (lr, decay)
+        assert of["neck.encoder.norm1.weight"] == of["head.decoder.layers.0.gateway.norm.bias"] == (lr, 0)
+        assert of["backbone.net.stages_3.blocks.0.layers.0.conv1.conv.weight"][0] == backbone_lr
+        assert ("backbone.net.stem.stem1.conv.weight" in of) == (size == "n")
+
+
+@pytest.mark.parametrize("name", ["rf_detr_n_coco", "rf_detr_seg_n_coco"])
+def test_rates_of_rf_detr_decrease_with_depth(name):
+    cfg = load_config(name)
+    of = rates_and_decays(cfg)
+    for block in range(12):
+        lr = 1.5e-4 * 0.7**2 * 0.8 ** (13 - block)
+        assert of[f"backbone.blocks.{block}.attn.qkv.weight"] == (lr, 1e-4)
+        assert of[f"backbone.blocks.{block}.norm1.weight"] == (lr, 0)
+    assert of["backbone.pos_embed"] == of["backbone.patch_embed.proj.weight"] == (1.5e-4 * 0.7**2 * 0.8**14, 0)
+    assert of["head.decoder.layers.1.ffn.linear1.weight"] == (0.7e-4, 1e-4)
+    assert of["neck.conv1.conv.weight"] == of["head.class_embed.weight"] == of["head.bbox_embed.layers.0.bias"]
+    assert of["head.class_embed.weight"] == (1e-4, 1e-4)
+    train = cfg["train"]
+    assert (train["ema_decay"], train["ema_ramp_steps"], train["clip_grad_norm"]) == (0.993, 100, 0.1)
+    assert (train["epochs"], train["reference_batch_size"], cfg["evaluator"]["max_dets"]) == (100, 16, 500)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sizes"),
+    [
+        ("rf_detr_n_coco", (384, 2, 300), range(224, 545, 32)),
+        ("rf_detr_s_coco", (512, 3, 300), range(352, 673, 32)),
+        ("rf_detr_m_coco", (576, 4, 300), range(416, 737, 32)),
+        ("rf_detr_l_coco", (704, 4, 300), range(544, 865, 32)),
+        ("rf_detr_seg_n_coco", (312, 4, 100), range(252, 373, 12)),
+        ("rf_detr_seg_s_coco", (384, 4, 100), range(264, 505, 24)),
+        ("rf_detr_seg_m_coco", (432, 5, 200), range(312, 553, 24)),
+        ("rf_detr_seg_l_coco", (504, 5, 200), range(384, 625, 24)),
+    ],
+)
+def test_sizes_of_rf_detr_are_those_of_the_original(name, settings, sizes):
+    cfg = load_config(name)
+    model = cfg["model"]
+    got = model["backbone"]["image_size"], model["head"]["num_decoder_layers"], model["num_queries"]
+    assert got == settings and model["num_detections"] == model["num_queries"]
+    assert cfg["data"]["val"]["transforms"]["size"] == [settings[0]] * 2
+    assert cfg["data"]["squares"]["sizes"] == list(sizes)
+    assert model["backbone"]["num_windows"] == (1 if name == "rf_detr_seg_n_coco" else 2)

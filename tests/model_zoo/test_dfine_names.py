@@ -36,6 +36,26 @@ def test_original_files_are_read(wrapped):
     assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
 
 
+def test_half_precision_and_numbers_stored_as_integers_are_read():
+    trained, state = official(80)
+    stored = {key: value.half() if value.is_floating_point() else value for key, value in state.items()}
+    stored |= {key: value.long() for key, value in state.items() if key.endswith("reg_scale")}  # as the original does
+    model = dfine("n")
+    load_weights(model, stored, classes=COCO_CLASSES)
+    for key, value in model.state_dict().items():
+        assert value.dtype == trained.state_dict()[key].dtype
+        torch.testing.assert_close(value, trained.state_dict()[key], atol=1e-2, rtol=1e-3)
+
+
+def test_files_converted_for_deployment_are_refused():
+    _, state = official(80)
+    dropped = ("decoder.decoder.lqe_layers.0.", "decoder.decoder.lqe_layers.1.", "encoder.lateral_convs.0.norm.")
+    state = {key: value for key, value in state.items() if not key.startswith(dropped)}
+    state["encoder.lateral_convs.0.conv_bn_fused.weight"] = state.pop("encoder.lateral_convs.0.conv.weight")
+    with pytest.raises(CheckpointError, match=r"D-FINE's after convert_to_deploy\(\), with batch norms folded"):
+        load_weights(dfine("n"), state, classes=COCO_CLASSES)
+
+
 def test_rows_of_cocos_classes_are_those_of_the_same_names():
     names = [OBJECTS365_CLASSES[row - 1] for row in COCO_ROWS]
     assert len(set(COCO_ROWS)) == 80

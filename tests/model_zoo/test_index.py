@@ -139,9 +139,14 @@ def test_error_for_an_unknown_name_names_the_nearest():
         vitkit.load_weights(nn.Linear(1, 1), "detr_r5O")
 
 
-def test_coco_may_be_left_out_at_the_end_of_a_name(monkeypatch):
+def test_coco_may_be_left_out_or_added_at_the_end_of_a_name(monkeypatch):
     assert model_zoo.listed_name("dfine_s") == model_zoo.listed_name("dfine_s_coco") == "dfine_s_coco"
     assert model_zoo.listed_name("dfine") is None
+    # The configs' names have it in every case.
+    assert model_zoo.listed_name("rf_detr_n") == model_zoo.listed_name("rf_detr_n_coco") == "rf_detr_n"
+    assert find_model("rf_detr_seg_l_coco").weights == "rf_detr_seg_l"
+    assert model_zoo.listed_name("detr_r50_coco") is None
+    assert len(model_zoo.names()) == len(set(model_zoo.names()))
     found = find_model("dfine_s")
     assert found.weights == "dfine_s_coco" and found.config["model"]["type"] == "DFINE"
     asked = []

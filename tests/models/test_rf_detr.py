@@ -299,6 +299,18 @@ def test_an_official_file_is_read_without_running_code_and_its_raw_ids_become_co
     assert torch.equal(group.weight, theirs_group.weight[list(COCO_CATEGORY_IDS)])
 
 
+def test_checkpoints_of_lightning_are_read(tmp_path):
+    """As versions from 1.5 of the original write them beside the .pth files."""
+    theirs, ours = small(classes=91), small(classes=91)
+    nn.init.normal_(theirs.head.class_embed.weight)
+    state = {f"model.{key}": value for key, value in written(theirs, "official").state.items()}
+    state["criterion.empty_weight"] = torch.ones(92)
+    torch.save({"state_dict": state, "pytorch-lightning_version": "2.6.0", "epoch": 3}, tmp_path / "last.ckpt")
+    report = load_weights(ours, tmp_path / "last.ckpt")
+    assert report.converter == "roboflow/rf-detr"
+    assert torch.equal(ours.head.class_embed.weight, theirs.head.class_embed.weight)
+
+
 def test_other_classes_replace_the_class_heads_of_all_groups_and_nothing_else(tmp_path):
     theirs, ours = small(classes=91), small(classes=2)
     nn.init.normal_(theirs.training_queries.groups.embed.weight)

@@ -182,7 +182,8 @@ class TimmBackbone(BackboneBase):
             # timm does not say reliably which models take only one size, so a size is refused once it has failed.
             cfg = timm.get_pretrained_cfg(self.name)
             size = None if cfg is None else tuple(cfg.input_size[-2:])
-            if size in (None, tuple(images.shape[-2:])) or isinstance(error, torch.OutOfMemoryError):
+            other_type = images.dtype != next(self.net.parameters()).dtype
+            if size in (None, tuple(images.shape[-2:])) or other_type or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise DataError(
                 f"timm's {self.name} does not take images of {images.shape[-2]}x{images.shape[-1]} pixels (with "

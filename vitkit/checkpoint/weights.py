@@ -161,7 +161,8 @@ def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
 
 def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
-    "module.". If it was written in the training of DINO or iBOT, these are the teacher's backbone.
+    "module.", and in a file of Lightning "model.". If it was written in the training of DINO or iBOT, these are the
+    teacher's backbone.
 
     Args:
         name: name of the checkpoint, for errors.
@@ -176,6 +177,9 @@ def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]
     if isinstance(state.get("module"), Mapping):  # a moving average that is stored with its own settings
         state = state["module"]
     tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    if "pytorch-lightning_version" in checkpoint and any(key.startswith("model.") for key in tensors):
+        # The other entries are those of the losses.
+        tensors = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
     if "teacher" in checkpoint and "backbone.cls_token" in tensors:
         # The other entries are those of the projection head, which only the training needs.
         backbone = "backbone."
