@@ -5,7 +5,7 @@ DEIM's parts are MAL, mosaics and the schedule (https://arxiv.org/abs/2412.04234
 (https://arxiv.org/abs/2203.03605), Group DETR's are the groups of queries (https://arxiv.org/abs/2207.13085).
 
 Run:  vitkit ablate recipe_bccd data.root=DIR --seeds 42
-Here: not yet run.
+Here: see model_zoo/ablations/recipe_bccd.md.
 """
 
 from vitkit.configs.bccd.dino_r18 import config as dino_r18

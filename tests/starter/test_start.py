@@ -31,16 +31,16 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def step_cost(monkeypatch, tmp_path):
-    """Let steps take the time in `costs`: seconds by precision, at 240 pixels; proportionally more at larger sizes."""
+    """Let steps take the time in `costs`: seconds by precision, at 224 pixels; proportionally more at larger sizes."""
     monkeypatch.chdir(tmp_path)
     costs, timed = {"fp32": 1.0, "bf16": 2.0}, []
 
     def time_steps(command, folder, minutes):
         config = load_config(command[2], [word for word in command[3:] if "=" in word])
-        size = config["data"]["val"]["transforms"].get("short_side", 240)
+        size = config["data"]["val"]["transforms"].get("short_side", 224)
         precision = config["train"]["precision"]
         timed.append((size, precision))
-        minutes = costs[precision] * (size / 240) ** 2 / 60
+        minutes = costs[precision] * (size / 224) ** 2 / 60
         return StepCost(minutes, minutes, len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2)
 
     monkeypatch.setattr(start, "time_steps", time_steps)
@@ -56,9 +56,9 @@ def detection(world, *args):
 @pytest.mark.parametrize(
     ("network", "steps", "metrics"),
     [
-        ("small", 10, "AP 0.480, AP50 0.726"),
-        ("small", 2059, "AP 0.480, AP50 0.726"),
-        ("small", 2060, "AP 0.525, AP50 0.816"),
+        ("small", 10, "AP 0.450, AP50 0.737"),
+        ("small", 1647, "AP 0.450, AP50 0.737"),
+        ("small", 1648, "AP 0.560, AP50 0.832"),
         ("small", 10**6, "AP 0.611, AP50 0.896"),
         ("resnet50", 2500, "AP 0.525, AP50 0.803"),
         ("res3", 2500, "AP 0.583, AP50 0.872"),
@@ -73,10 +73,10 @@ def test_measured_figure_with_the_most_steps_of_at_most_the_chosen_ones_is_shown
     assert "recipe has not been measured" in start.RECIPES["classification"].evidence(choice, few)
 
 
-def test_recipe_for_many_objects_is_the_best_of_the_table_at_every_number_of_minutes():
+def test_recipe_for_many_objects_is_the_best_of_the_table_for_short_runs():
     measured = start.RECIPES["detection"].measured
     for figure in measured:
-        if figure.network == "res3":
+        if figure.network == "res3" and figure.minutes <= 15:
             others = [f.metrics for f in measured if f.network != "res3" and f.minutes <= figure.minutes]
             assert all(figure.metrics > metrics for metrics in others)
 
@@ -125,11 +125,11 @@ def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
     steps_per_epoch = len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2
     assert config["train"]["epochs"] == int(0.1 * 3600 * 0.8 / steps_per_epoch)
     assert config["train"]["precision"] == "fp32"
-    assert step_cost[1] == [(240, "fp32"), (240, "bf16")]
+    assert step_cost[1] == [(224, "fp32"), (224, "bf16")]
     out = capsys.readouterr().out
-    assert "timed     240 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
-    assert "chosen    DINO on ResNet-18 from random weights, 240 pixels, fp32" in out
-    assert "measured  AP 0.480, AP50 0.726 on 205 photos of blood cells" in out and "after 1133 steps, 9.5 min" in out
+    assert "timed     224 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
+    assert "chosen    DINO on ResNet-18 from random weights, 224 pixels, fp32" in out
+    assert "measured  AP 0.450, AP50 0.737 on 205 photos of blood cells" in out and "after 824 steps, 5 min" in out
     assert config["schedule"] == dict(
         type="FlatCosineLR",
         warmup_steps=int(config["train"]["epochs"] * steps_per_epoch / 20),
@@ -164,7 +164,7 @@ def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(
 def test_bfloat16_is_not_timed_where_it_is_emulated(world, step_cost, monkeypatch):
     monkeypatch.setattr(start, "has_bfloat16", lambda device: False)
     detection(world, "--hours", "0.1")
-    assert step_cost[1] == [(240, "fp32")]
+    assert step_cost[1] == [(224, "fp32")]
 
 
 def test_config_explains_its_choices_and_names_its_command(world, step_cost):
@@ -286,7 +286,7 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
     detection(world, "--hours", "0.1", "train.epochs=3")
     out, text = capsys.readouterr().out, Path("runs/start/config.py").read_text()
     assert "3 epochs: 26 steps of 1.00 s, 0 min\n" in out  # a dry run, and epochs that are given, measure nothing again
-    assert "measured  AP 0.480" in out and "% of 0.1 h" not in text
+    assert "measured  AP 0.450" in out and "% of 0.1 h" not in text
     assert "pixels are chosen where" not in text  # the images have 64 pixels
     assert load_config(Path("runs/start/config.py"))["train"]["eval_every"] == 1
     main(
@@ -297,7 +297,7 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
     assert (
         "weights   those that model.backbone=swin_tiny has by default" in out and "chosen    DINO on swin_tiny, " in out
     )
-    assert "measured  without the overrides: AP 0.480" in out
+    assert "measured  without the overrides: AP 0.450" in out
 
 
 def test_pauses_are_announced_only_where_they_are_made():
@@ -357,7 +357,7 @@ def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, mon
     monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 8000))
     config = detection(world, "--hours", "3")  # 9180 steps: 1.1 epochs
     assert config["train"]["epochs"] == 1
-    assert config["data"]["val"]["transforms"]["short_side"] == 240
+    assert config["data"]["val"]["transforms"]["short_side"] == 224
 
 
 def test_empty_folder_is_reused(tmp_path):

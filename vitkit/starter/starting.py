@@ -102,19 +102,20 @@ class Recipe:
 
 RECIPES = {
     "detection": Recipe(
-        {240: 0, 272: 2000, 320: 6200, 416: 6200, 512: 6200},
+        {224: 0, 272: 6200, 320: 6200, 416: 6200, 512: 6200},
         "205 photos of blood cells (configs/bccd/README.md)",
         (
-            Measured("small", 1133, 9.5, "AP 0.480, AP50 0.726"),
-            Measured("small", 2060, 14, "AP 0.525, AP50 0.816"),
-            Measured("small", 4944, 36, "AP 0.587, AP50 0.863"),
+            Measured("small", 824, 5, "AP 0.450, AP50 0.737"),
+            Measured("small", 1648, 10, "AP 0.560, AP50 0.832"),
+            Measured("small", 2472, 15, "AP 0.590, AP50 0.862"),
+            Measured("small", 3296, 20, "AP 0.608, AP50 0.884"),
             Measured("small", 6180, 50, "AP 0.611, AP50 0.896"),
             Measured("resnet50", 1030, 10, "AP 0.458, AP50 0.781"),
             Measured("resnet50", 2060, 21, "AP 0.525, AP50 0.803"),
             Measured("resnet50", 3090, 32, "AP 0.545, AP50 0.814"),
             Measured("resnet50", 4120, 43, "AP 0.572, AP50 0.849"),
             Measured("res3", 618, 5, "AP 0.504, AP50 0.828"),
-            Measured("res3", 1236, 9, "AP 0.544, AP50 0.850"),
+            Measured("res3", 1133, 6, "AP 0.553, AP50 0.856"),
             Measured("res3", 2472, 18, "AP 0.583, AP50 0.872"),
             Measured("res3", 3708, 28, "AP 0.594, AP50 0.885"),
             Measured("res3", 4944, 37, "AP 0.607, AP50 0.891"),
