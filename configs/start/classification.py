@@ -11,7 +11,7 @@ from vitkit.configs.parts.resnet import resnet50_for_transfer
 def config(size=224, pretrained=True, channels=None):
     """Return the config; `size` is the side of the crop, in pixels.
 
-    With `channels` the images have as many, of 8 or 16 bits, for which the usual transforms, of Pillow, do not work.
+    `channels` is the number of channels of images of 8 or 16 bits, which Pillow's transforms do not take; None: RGB.
     """
     train = dict(type="ClassificationTrainTransforms", size=size, scale=[0.3, 1.0], color_jitter=0.2)
     val = dict(type="ClassificationEvalTransforms", size=size)
