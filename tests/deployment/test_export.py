@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -194,6 +195,16 @@ def test_generated_program_opens_the_formats_of_vitkit(channels, tmp_path):
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n")
     with pytest.raises(UnidentifiedImageError):
         onnx_runner.open_image(path, channels)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_generated_program_reads_all_bits_or_says_that_it_does_not(suffix, tmp_path):
+    image, path = np.arange(8 * 6 * 3, dtype=np.uint16).reshape(8, 6, 3), f"{tmp_path}/a{suffix}"
+    cv2.imwrite(path, image)
+    with pytest.raises(ValueError, match="of 16 bits in colour, Pillow reads 8: store a .npy file"):
+        onnx_runner.open_image(path, 3)
+    cv2.imwrite(path, image[:, :, 0])
+    np.testing.assert_array_equal(onnx_runner.open_image(path, 1), image[:, :, :1])
 
 
 def test_generated_program_draws_in_the_colors_of_vitkit():
