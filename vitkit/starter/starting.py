@@ -379,7 +379,7 @@ def pixel_statistics(request: Request, data: OwnData, folder: Path) -> list[str]
         issue.details for issue in issues if issue.check == "pixel statistics" and issue.where == "data.train"
     )
     mean, std = ([float(f"{value:.4g}") for value in details[key]] for key in ("mean", "std"))
-    print(f"channels  {request.channels}: mean {mean}, standard deviation {std}, in 0..1", flush=True)
+    print(f"channels  {request.channels}: pixel_mean={mean} pixel_std={std}, of values in 0..1", flush=True)
     return [
         "# measured on the training images",
         f'cfg["model"]["backbone"].update(in_channels={request.channels}, pixel_mean={mean}, pixel_std={std})',
