@@ -305,7 +305,7 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
 
 
 def test_a_precision_that_is_given_is_the_only_one_that_is_timed_and_named(world, step_cost, capsys):
-    detection(world, "--hours", "0.1", "train.precision=bf16")
+    detection(world, "--hours", "0.1", "train.precision='bf16'")
     assert step_cost[1] == [(224, "bf16")]
     assert "random weights, 224 pixels, bf16, " in capsys.readouterr().out
     assert "the faster one" not in Path("runs/start/config.py").read_text()

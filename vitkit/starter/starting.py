@@ -193,7 +193,7 @@ class Request:
     def precisions(self) -> tuple[str, ...]:
         """The precisions from which the fastest is chosen."""
         if "train.precision" in self.values:
-            return (self.values["train.precision"],)
+            return (self.values["train.precision"].strip("'\""),)
         return ("fp32", "bf16") if has_bfloat16(torch.device(self.device)) else ("fp32",)
 
     @property
