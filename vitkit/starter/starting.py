@@ -190,6 +190,12 @@ class Request:
         """The overrides' values by key."""
         return dict(map(split_override, self.overrides))
 
+    def command(self, hours: float) -> str:
+        """Return the command that does the same in another time."""
+        words = [str(word) for word in (self.images, self.annotations, *self.overrides) if word is not None]
+        options = ["--task", self.task, "--hours", f"{hours:g}", "--val-share", f"{self.val_share:g}"]
+        return shlex.join(["vitkit", "start", *words, *options])
+
     @property
     def precisions(self) -> tuple[str, ...]:
         """The precisions from which the fastest is chosen."""
@@ -315,18 +321,7 @@ def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Pa
     print(f"reached   {metric} {best:.3f} on {counted(data.num_val, 'images')}")
     images = request.images if request.images.is_dir() else request.images.parent
     print(f"use it    {shlex.join(['vitkit', 'predict', str(run.path), '--input', str(images)])}")
-    better = [str(word) for word in (request.images, request.annotations) if word is not None]
-    command = [
-        "vitkit",
-        "start",
-        *better,
-        *request.overrides,
-        "--task",
-        request.task,
-        "--hours",
-        f"{4 * request.hours:g}",
-    ]
-    print(f"better    {shlex.join(command)}")
+    print(f"better    {request.command(4 * request.hours)}")
     return run, path
 
 
@@ -482,11 +477,9 @@ def write_config(path: Path, request: Request, data: OwnData, choice: Choice) ->
         reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"
     options = ", ends_at_res3=True" * (choice.network == "res3") + ", frozen_stages=3" * choice.freezes_res3
     options += f", channels={request.channels}" * (request.channels is not None)
-    words = [str(word) for word in (request.images, request.annotations, *request.overrides) if word is not None]
-    command = shlex.join(["vitkit", "start", *words, "--task", request.task, "--hours", f"{request.hours:g}"])
     lines = [
         comment(data.summary),
-        comment(f"Written by: {command}"),
+        comment(f"Written by: {request.command(request.hours)}"),
         *[comment(f"Evidence:   {recipe.data}")] * bool(recipe.data),
         "",
         *["from vitkit.config import with_overrides"] * bool(request.overrides),
