@@ -1,4 +1,4 @@
-"""Files of any number of channels, of 8 or 16 bits, are read as stored."""
+"""Files of any number of channels, of 8 or 16 bits, are read as stored, but upright."""
 
 import sys
 
@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from vitkit.data.io.channel_files import as_rgb, read_channels, read_shown
+from vitkit.data.io.image_files import read_image
+from vitkit.deployment.onnx_runner import open_image
 from vitkit.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -36,6 +38,18 @@ def test_grey_with_alpha_has_two_channels(tmp_path):
     image = image_of(2, np.uint8)
     Image.fromarray(image, "LA").save(tmp_path / "a.png")
     np.testing.assert_array_equal(read_channels(tmp_path / "a.png", 2), in_16_bits(image))
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_upright(tmp_path, suffix, orientation):
+    image, exif = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 12)), Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / f"a.{suffix}", exif=exif)
+    expected = read_image(tmp_path / f"a.{suffix}")[:, :, :1]
+    np.testing.assert_array_equal(read_channels(tmp_path / f"a.{suffix}", 1), expected * np.uint16(257))
+    if suffix != "tif":  # Pillow 13.0 garbles uncompressed ones that are turned
+        np.testing.assert_array_equal(open_image(tmp_path / f"a.{suffix}", 1), expected * np.uint16(257))
 
 
 def test_pages_in_a_loop_are_damaged(tmp_path):

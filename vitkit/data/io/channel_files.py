@@ -1,6 +1,6 @@
 """Reads images of any number of channels, of 8 or 16 bits: PNG, TIFF (of one or several pages), NumPy's .npy.
 
-They are read as stored: no channel is dropped, converted or interpreted as a colour.
+They are read upright, but otherwise as stored: no channel is dropped, converted or interpreted as a colour.
 """
 
 import io
@@ -14,7 +14,15 @@ import cv2
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from vitkit.data.io.image_files import MAX_PIXELS, decoding, header_of, open_regular, quiet_opencv, read_image
+from vitkit.data.io.image_files import (
+    MAX_PIXELS,
+    decoding,
+    header_of,
+    open_regular,
+    orientation_of,
+    quiet_opencv,
+    read_image,
+)
 from vitkit.errors import DataError
 
 _NPY = b"\x93NUMPY"
@@ -69,6 +77,7 @@ def decode_channels(
             image = _from_opencv(_decode(cv2.imdecode, data))
             if header.mode == "LA":  # OpenCV repeats grey with alpha as colours
                 image = image[:, :, [0, 3]]
+            image = _upright(image, orientation_of(io.BytesIO(data)))
     return check_channels(image, channels, f"{what} '{path}'")
 
 
@@ -205,6 +214,13 @@ def _values(value: int | tuple[int, ...]) -> tuple[int, ...]:
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise Image.DecompressionBombError(f"its header gives {width}x{height} pixels")
+
+
+def _upright(image: np.ndarray, orientation: int) -> np.ndarray:
+    """Turn and mirror an image by its EXIF orientation, as OpenCV does where it is not asked for all channels."""
+    image = image.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else image
+    image = image[::-1] if orientation in (3, 4, 7, 8) else image
+    return image[:, ::-1] if orientation in (2, 3, 6, 7) else image
 
 
 def _from_opencv(image: np.ndarray | None) -> np.ndarray:

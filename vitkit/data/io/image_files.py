@@ -148,15 +148,21 @@ def _header_and_orientation(path: str | Path, max_pixels: int) -> tuple[ImageHea
     with open_regular(path, "images") as file:
         num_bytes = os.fstat(file.fileno()).st_size
         header = header_of(file, num_bytes, path, "images", max_pixels)
-        file.seek(0)
-        with decoding(path, "images", num_bytes), Image.open(file, formats=FORMATS) as image:
-            if image.format == "PNG":
-                # In a PNG, EXIF may follow the pixels, and getexif() decodes them to look for it.
-                file.seek(0)
-                data = file.read()
-                if not any(name in data for name in _PNG_EXIF):
-                    return header, 1
-            return header, image.getexif().get(_EXIF_ORIENTATION, 1)
+        with decoding(path, "images", num_bytes):
+            return header, orientation_of(file)
+
+
+def orientation_of(file: BinaryIO) -> int:
+    """Return the EXIF orientation of an open image file, 1 (upright) to 8."""
+    file.seek(0)
+    with Image.open(file, formats=FORMATS) as image:
+        if image.format == "PNG":
+            # In a PNG, EXIF may follow the pixels, and getexif() decodes them to look for it.
+            file.seek(0)
+            data = file.read()
+            if not any(name in data for name in _PNG_EXIF):
+                return 1
+        return image.getexif().get(_EXIF_ORIENTATION, 1)
 
 
 def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> tuple[bytes, ImageHeader]:
