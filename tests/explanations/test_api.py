@@ -1,5 +1,7 @@
 """vitkit.explain from its arguments to its files."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -146,3 +148,9 @@ def test_detector_of_other_channels_is_explained(image, unsaved):
     pixels = np.random.default_rng(0).integers(0, 60_000, (64, 96, 4), dtype=np.uint16)
     result = vitkit.explain(predictor, image=pixels, out="out")
     assert {path.name for path in result.files} >= {"image_encoder.png", "image_decoder.png"}
+
+
+def test_file_in_the_place_of_the_folder_is_an_error(image):
+    Path("file").write_text("")
+    with pytest.raises(ConfigError, match="out: 'file' is a file; expected a folder"):
+        vitkit.explain("shapes_vit", image=image, out="file")

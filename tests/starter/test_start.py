@@ -346,7 +346,7 @@ def test_wrong_data_is_named(world, step_cost, arguments, message):
 
 
 def test_options_are_checked(capsys):
-    for wrong in (["--hours", "0"], ["--val-share", "1"], ["a", "b"]):
+    for wrong in (["--hours", "0"], ["--hours", "inf"], ["--val-share", "1"], ["a", "b"]):
         with pytest.raises(SystemExit):
             main(["photos", *wrong])
 

@@ -156,6 +156,8 @@ def explain(
     if max_images is not None and max_images < 1:
         raise ConfigError(f"max_images: got {max_images}; expected at least 1.")
     result = Explanation(Path(out))
+    if result.folder.exists() and not result.folder.is_dir():
+        raise ConfigError(f"out: '{out}' is a file; expected a folder to write into.")
     config, classes, split = {}, None, None
     if not isinstance(model, str | Path | Mapping):
         loaded, name = model, type(model.model).__name__

@@ -236,8 +236,8 @@ def start(
         raise ConfigError(f"task={task!r}: unknown. {nearest(task, RECIPES)}")
     if not 0 < val_share < 1:
         raise ConfigError(f"val_share={val_share:g}: expected a share between 0 and 1.")
-    if not hours > 0:
-        raise ConfigError(f"hours={hours:g}: expected more than 0.")
+    if not 0 < hours < float("inf"):
+        raise ConfigError(f"hours={hours:g}: expected a finite number above 0.")
     annotations = None if annotations is None else Path(annotations)
     device = default_device() if device == "auto" else device
     request = Request(task, Path(images), annotations, hours, val_share, device, tuple(overrides))
