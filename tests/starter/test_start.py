@@ -333,6 +333,7 @@ def test_names_of_files_do_not_become_code(world, step_cost, tmp_path, name):
     ("arguments", "message"),
     [
         (["nowhere"], "no file or folder 'nowhere'"),
+        (["nowhere", "modl.num_queries=3"], "detection.py: modl: unknown key 'modl'. Did you mean 'model'?"),
         (["{world}/train2017", "--task", "semantic"], "also give the folder of the label images"),
         (
             ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "classification"],
