@@ -71,6 +71,18 @@ def test_split_writes_a_file_for_each_split(capsys):
     assert "train" in capsys.readouterr().out
 
 
+def test_damaged_image_is_in_no_split_and_not_on_the_sheet(capsys):
+    write_yolo("y", 8)
+    convert.main(["y/data.yaml", "--to", "coco", "--out", "own.json"])
+    Path("y/images/0x.png").write_bytes(b"")
+    split.main(["own.json", "--images", "y", "--val", "0.25", "--out", "s"])
+    sizes = [len(CocoDetection("y", f"s/instances_{name}.json")) for name in ("train", "val")]
+    assert sum(sizes) == 7 and Path("s/sheet.png").is_file()
+    assert "left out: 1 images whose file cannot be read: images: cannot decode 'y/images/0x.png'" in (
+        capsys.readouterr().out
+    )
+
+
 def test_split_of_label_images_writes_names_that_the_dataset_reads(capsys):
     write_yolo("y", 6)
     Path("masks").mkdir()
@@ -102,7 +114,9 @@ def test_merge_renames_classes(capsys):
 def test_tile_writes_tiles_in_any_format(capsys):
     write_yolo("a", 1)
     tile.main(["a", "--tiles", "40", "--tile-overlap", "0", "--to", "yolo", "--out", "t"])
-    assert len(list(Path("t/labels").rglob("*.txt"))) == 4 and "tiles" not in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert len(list(Path("t/labels").rglob("*.txt"))) == 4 and "tiles" not in printed.err
+    assert "cat         1 ->        4\n" in printed.out  # it lies in the centre, so in four tiles
     assert {Image.open(path).size for path in Path("t/images/all").iterdir()} == {(40, 40)}
 
 
