@@ -40,6 +40,14 @@ def test_numbers_before_and_after_are_printed_and_a_sheet_is_drawn(capsys):
     assert CocoDetection(None, "v").num_objects == 7
 
 
+def test_numbers_before_a_repair_are_those_of_the_source(capsys):
+    write_yolo("y")
+    correction = dict(image="images/0x.png", action="add", annotation_id=None, bbox=[1, 2, 9, 9], category="cat")
+    Path("corrections.json").write_text(json.dumps([correction]))
+    convert.main(["y/data.yaml", "--to", "coco", "--fix", "corrections.json", "--out", "own.json"])
+    assert "  cat         4 ->        5\n  dog         4 ->        4\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

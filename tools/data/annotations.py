@@ -119,9 +119,10 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
         print(f"  note: {out} has images that were there before. Remove it and write again if they do not belong.")
     print_left_out(lost, "lost")
     before, now = before or data.class_counts(), after.class_counts()
-    width = max(map(len, before), default=0)
-    for name, count in before.items():
-        print(f"  {name:<{width}}  {count:>8} -> {now.get(name, 0):>8}")
+    names = dict.fromkeys((*before, *now))
+    width = max(map(len, names), default=0)
+    for name in names:
+        print(f"  {name:<{width}}  {before.get(name, 0):>8} -> {now.get(name, 0):>8}")
     print(f"look at {sheet}")
 
 
