@@ -419,7 +419,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
             f", up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those of "
             f"everyday photos {UP_TO_RES4} may be better"
         )
-    print(f"weights   {weights}")
+    print(f"weights   {weights}", flush=True)
 
     def timed(choice: Choice) -> Choice:
         choice = replace(choice, epochs=1000, cost=None)
