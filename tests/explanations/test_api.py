@@ -10,6 +10,7 @@ from PIL import Image
 import vitkit
 from vitkit.data.synthetic.world import World
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.explanations import api
 from vitkit.explanations.backbones import draw_class_token_masks, mass_masks
 from vitkit.explanations.located import LocatedAttention
 from vitkit.explanations.request import shown_image
@@ -154,3 +155,12 @@ def test_file_in_the_place_of_the_folder_is_an_error(image):
     Path("file").write_text("")
     with pytest.raises(ConfigError, match="out: 'file' is a file; expected a folder"):
         vitkit.explain("shapes_vit", image=image, out="file")
+
+
+def test_attention_distances_bear_the_name_that_was_given(image, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(api, "plot_distances", lambda models, *_, **__: drawn.extend(models))
+    Path("photos").mkdir()
+    Path(image).rename("photos/a.png")
+    vitkit.explain("shapes_vit", images="photos", out="out")
+    assert drawn == ["shapes_vit"]

@@ -166,13 +166,13 @@ def explain(
     elif is_backbone(model):
         loaded, name = load_backbone(model, weights, overrides=overrides, device=device), str(weights or model)
     else:
+        name = str(model if isinstance(model, str | Path) and weights is None else weights)
         config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
         if dataset:
             data = DataSettings(**config.get("data", {}))
             split = data.dataset("val")
             classes = split.classes
         loaded = load(config, weights, classes=classes, device=device)
-        name = str(model if isinstance(model, str | Path) and weights is None else weights)
     if loaded.report is not None:
         result.notes.append(str(loaded.report))
     request = Request(
