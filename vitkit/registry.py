@@ -37,8 +37,10 @@ def nearest_file(path: PurePath) -> str:
     """Return the end of an error message about a missing file: the nearest name in its folder; "" if none is near."""
     try:
         close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
-    except (OSError, ValueError):  # ValueError: a zero byte
+    except (FileNotFoundError, NotADirectoryError):
         return f" There is no folder '{path.parent}'."
+    except (OSError, ValueError):  # it may not be read, or its name has a zero byte
+        return ""
     return f" In '{path.parent}' there is '{close[0]}'." if close else ""
 
 
@@ -46,13 +48,14 @@ def unknown(name: str, names: Collection[str], message: str) -> str:
     """Return an error message for what is neither a file nor one of the names.
 
     Args:
+        name: may have "configs/" before one of the names.
         message: what it is not, which is left out for a path: a name with an ending, or in a folder that has none of
             the names.
     """
-    path = PurePath(name)
-    if path.suffix or path.parent not in {PurePath(known).parent for known in names}:
+    path, installed = PurePath(name), PurePath(name.removeprefix("configs/"))
+    if path.suffix or installed.parent not in {PurePath(known).parent for known in names}:
         return f"no file or folder {name!r}.{nearest_file(path)}"
-    return f"{message}.{nearest_file(path) if len(path.parts) == 1 else ''} {nearest(path.as_posix(), names)}"
+    return f"{message}.{nearest_file(path) if len(path.parts) == 1 else ''} {nearest(installed.as_posix(), names)}"
 
 
 def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:

@@ -1,6 +1,7 @@
 """What each part of the recipe for blood cells from random weights is worth, one at a time, in six minutes.
 
-The recipe is that of configs/bccd/dino_r18.py, for eight epochs. Arms that cost more or less have fewer or more epochs.
+The recipe is that of configs/bccd/dino_r18.py in 272 pixels, for eight epochs. Arms that cost more or less have fewer
+or more epochs.
 DEIM's parts are MAL, mosaics and the schedule (https://arxiv.org/abs/2412.04234), DINO's are denoising and two stages
 (https://arxiv.org/abs/2203.03605), Group DETR's are the groups of queries (https://arxiv.org/abs/2207.13085).
 
@@ -12,18 +13,22 @@ from vitkit.configs.bccd.dino_r18 import config as dino_r18
 
 
 def at_size(share, epochs):
-    """Images of another size, `share` of that of the recipe."""
-    cfg = dino_r18()
-    single = cfg["data"]["train"]["transforms"]["transforms"][1]
-    resize = single["transforms"][2]
-    for key in ("scales", "crop_scales", "crop_range"):
-        resize[key] = [round(share * side / 16) * 16 for side in resize[key]]
-    val = cfg["data"]["val"]["transforms"]
+    """Images of `share` of 272 pixels, the size of the recipe when its parts were compared."""
+    transforms = dino_r18()["data"]["train"]["transforms"]
+    transforms["transforms"][1]["transforms"][2].update(
+        scales=_sides(share, 224, 256, 288),
+        crop_scales=_sides(share, 320, 368, 416),
+        crop_range=_sides(share, 208, 288),
+    )
     return {
-        "data.train.transforms": cfg["data"]["train"]["transforms"],
-        "data.val.transforms.short_side": round(share * val["short_side"] / 16) * 16,
+        "data.train.transforms": transforms,
+        "data.val.transforms.short_side": _sides(share, 272)[0],
         "train.epochs": epochs,
     }
+
+
+def _sides(share, *sides):
+    return [round(share * side / 16) * 16 for side in sides]
 
 
 def ablation():

@@ -5,11 +5,13 @@ one of stride 8. Cells need no more; photos of everyday objects do: on the 50 ph
 configs/start/detection.py this network has AP50 0.000 after as many steps as the one with res4, which has 0.045.
 
 Run:  python tools/train.py configs/bccd/dino_imagenet.py data.root=DIR    (DIR holds images/ and annotations/)
-Here: AP 0.626, AP50 0.897, AP75 0.677 (seed 42) on the 87 validation images in 304 pixels, and 0.609, 0.888, 0.674 in
-      the 272 that it is evaluated in while it trains; 288, 304 and 336 were tried (0.611, 0.626, 0.614), so the best is
-      a choice on these images. 47 min of one core of an AMD EPYC with AVX-512, evaluation not included; bf16, torch
-      2.14.1, from Keras's weights (see parts/resnet.py). After 6, 12, 24, 36 and 48 of 60 epochs, in 272 pixels: AP
-      0.504 (4.6 min), 0.544 (9), 0.583 (18), 0.594 (28), 0.607 (37). dino_r18.py in 304 pixels: 0.615, 0.893.
+Here: AP 0.617, AP50 0.894, AP75 0.671 (seed 42) on the 87 validation images, which also chose the best epoch, the 56th;
+      32 min of one core of an AMD EPYC with AVX-512, evaluation not included; bf16, torch 2.14.1, from Keras's weights
+      (see parts/resnet.py). After 8, 16, 24, 32, 40, 48 and 64 of 64 epochs: AP 0.522 (4 min), 0.577 (9), 0.591 (14),
+      0.598 (18), 0.604 (23), 0.614 (27), 0.615 (37). So these weights help in the first ten minutes; from 15 min on,
+      dino_r18.py is as good. Evaluated in 256 pixels: 0.599.
+      In 272 pixels, trained on 224 to 288, 60 epochs, 47 min: AP 0.609, AP50 0.888; evaluated in 304, which is a choice
+      on these images (288 and 336 give 0.611 and 0.614): 0.626, 0.897.
 """
 
 from vitkit.configs.bccd.dino_r18 import config as dino_r18

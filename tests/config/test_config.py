@@ -449,3 +449,16 @@ def test_installed_configs_are_found_from_any_folder(tmp_path, monkeypatch):
     assert load_config("configs/detr_r50.py", check=False)["model"]["type"] == "DETR"
     with pytest.raises(ConfigError, match=r"no config file 'configs/detr_r51\.py'"):
         load_config("configs/detr_r51.py")
+    with pytest.raises(ConfigError, match=r"nor an installed config of that name. Did you mean 'detr_r50'"):
+        load_config("configs/detr_r51")
+
+
+def test_existing_folders_are_not_called_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("run", "runs/a1", "configs/mine"):
+        Path(folder).mkdir(parents=True)
+    for folder in ("run", "runs/a1/", "."):
+        with pytest.raises(ConfigError, match="is a folder; expected a config file. A run's is config.json in its"):
+            load_config(folder)
+    with pytest.raises(ConfigError, match=r"^no file or folder 'configs/mine/detr'\.$"):
+        load_config("configs/mine/detr")

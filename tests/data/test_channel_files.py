@@ -5,6 +5,7 @@ import sys
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from vitkit.data.io.channel_files import as_rgb, read_channels, read_shown
 from vitkit.errors import DataError
@@ -29,6 +30,23 @@ def test_png_and_tiff_keep_the_order_of_channels(tmp_path, channels, suffix, dty
     # OpenCV writes blue first.
     cv2.imwrite(f"{tmp_path}/a{suffix}", image if channels == 1 else image[:, :, [2, 1, 0, *range(3, channels)]])
     np.testing.assert_array_equal(read_channels(f"{tmp_path}/a{suffix}", channels), in_16_bits(image))
+
+
+def test_grey_with_alpha_has_two_channels(tmp_path):
+    image = image_of(2, np.uint8)
+    Image.fromarray(image, "LA").save(tmp_path / "a.png")
+    np.testing.assert_array_equal(read_channels(tmp_path / "a.png", 2), in_16_bits(image))
+
+
+def test_pages_in_a_loop_are_damaged(tmp_path):
+    cv2.imwritemulti(f"{tmp_path}/a.tif", list(np.moveaxis(image_of(2, np.uint8), 2, 0)))
+    data = bytearray((tmp_path / "a.tif").read_bytes())
+    start = int.from_bytes(data[4:8], "little")
+    end = start + 2 + 12 * int.from_bytes(data[start : start + 2], "little")
+    data[end : end + 4] = data[4:8]  # the first page is followed by itself
+    (tmp_path / "a.tif").write_bytes(data)
+    with pytest.raises(DataError, match="it is truncated or damaged: a page leads back to an earlier one"):
+        read_channels(tmp_path / "a.tif", 2)
 
 
 @BITS

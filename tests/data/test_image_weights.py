@@ -77,6 +77,15 @@ def test_settings_of_samplers_are_checked():
         DataSettings(sampler="class_aware").train_loader(PlainDataset(image_ids=[1, 2]), seed=0)
 
 
+def test_images_without_objects_are_not_sampled_by_class(monkeypatch):
+    no_classes = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    monkeypatch.setattr(PlainDataset, "image_classes", lambda self: no_classes)
+    dataset = PlainDataset(image_ids=[1, 2])
+    with pytest.raises(ConfigError, match="data.sampler=class_aware: no training image has an object"):
+        DataSettings(sampler="class_aware").train_loader(dataset, seed=0)
+    assert len(DataSettings(sampler="repeat_factor", images_per_gpu=1).train_loader(dataset, seed=0)) == 2
+
+
 def test_coco_dataset_returns_the_classes_of_its_images(shared_data):
     from vitkit.data.datasets.coco import CocoDetection
 

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -206,6 +207,16 @@ def test_generated_program_writes_names_inside_the_image():
     apart = onnx_runner.draw(np.full((300, 600, 3), 128, np.uint8), result | dict(boxes_xyxy=[[9.0, 9.0, 90.0, 90.0]]))
     one_name = (np.asarray(apart) > 160).all(axis=2).sum()
     assert one_name > 20 and white[:20].sum() == white[80:].sum() == one_name
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_generated_program_reads_all_bits_or_says_that_it_does_not(suffix, tmp_path):
+    image, path = np.arange(8 * 6 * 3, dtype=np.uint16).reshape(8, 6, 3), f"{tmp_path}/a{suffix}"
+    cv2.imwrite(path, image)
+    with pytest.raises(ValueError, match="of 16 bits in colour, Pillow reads 8: store a .npy file"):
+        onnx_runner.open_image(path, 3)
+    cv2.imwrite(path, image[:, :, 0])
+    np.testing.assert_array_equal(onnx_runner.open_image(path, 1), image[:, :, :1])
 
 
 def test_generated_program_draws_in_the_colors_of_vitkit():

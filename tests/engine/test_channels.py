@@ -159,6 +159,24 @@ def test_the_doctor_measures_statistics_that_can_be_set(images):
     assert backbone["pixel_std"] == pytest.approx(values.std(axis=0), rel=1e-3)
 
 
+@pytest.mark.parametrize("value", [0, 20000, 65535])
+def test_a_constant_channel_has_statistics_that_can_be_set(images, value):
+    content = json.loads(Path("train.json").read_text())
+    content["images"] = [image for image in content["images"] if image["file_name"].endswith(".npy")]
+    content["annotations"] = []
+    Path("train.json").write_text(json.dumps(content))
+    for image in content["images"]:
+        np.save(
+            f"images/{image['file_name']}",
+            np.dstack([images[image["file_name"]][:, :, :3], np.full((48, 56), value, np.uint16)]),
+        )
+    issues = list(run_checks(load_config("config.py"), Options(), checks=["images"]))
+    message = next(issue.message for issue in issues if issue.check == "pixel statistics")
+    config = load_config("config.py", message.split())
+    assert config["model"]["backbone"]["pixel_std"][3] == 1
+    build_model(config["model"], classes=["a"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -112,6 +112,9 @@ def test_weights_are_by_name_or_in_the_order_of_the_classes():
     ("weights", "message"),
     [
         ({"platelet": 2.0}, "criterion.class_weights: the data has no class 'platelet'. Did you mean 'platelets'"),
+        ({1: 2.0}, "criterion.class_weights: the data has no class 1. Known: "),
+        (2.0, "criterion.class_weights: got 2.0; expected {'NAME': 2.0}, or a list."),
+        ("red", "criterion.class_weights: got 'red'; expected {'NAME': 2.0}, or a list."),
         ([1.0, 2.0], "criterion.class_weights: got 2 weights; the data has 3 classes."),
         ([1.0, 0.0, 2.0], r"class_weights=[1.0, 0.0, 2.0]: expected positive numbers."),
         ({"red": float("nan")}, r"class_weights=[nan, 1.0, 1.0]: expected positive numbers."),

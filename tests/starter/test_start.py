@@ -8,7 +8,7 @@ import pytest
 import vitkit
 from vitkit import load_config
 from vitkit.backbones.resnet import ResNet
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, ConfigError
 from vitkit.starter import child_runs, own_data
 from vitkit.starter import starting as start
 from vitkit.starter.child_runs import StepCost
@@ -56,10 +56,10 @@ def detection(world, *args):
 @pytest.mark.parametrize(
     ("network", "steps", "metrics"),
     [
-        ("small", 10, "AP 0.450, AP50 0.737"),
-        ("small", 1647, "AP 0.450, AP50 0.737"),
-        ("small", 1648, "AP 0.560, AP50 0.832"),
-        ("small", 10**6, "AP 0.630, AP50 0.905"),
+        ("small", 10, "AP 0.429, AP50 0.750"),
+        ("small", 1647, "AP 0.429, AP50 0.750"),
+        ("small", 1648, "AP 0.550, AP50 0.837"),
+        ("small", 10**6, "AP 0.627, AP50 0.902"),
         ("resnet50", 2500, "AP 0.525, AP50 0.803"),
         ("res3", 2500, "AP 0.585, AP50 0.879"),
     ],
@@ -100,7 +100,11 @@ def test_backbone_follows_the_number_of_objects(world, step_cost, monkeypatch, f
     assert cfg["optimizer"]["backbone_lr"] == (2e-4 if is_short else 1e-4)
     out = capsys.readouterr().out
     assert ("up to res3: each class that has training objects has at least 100" in out) == is_short
-    longer = load_config(Path("runs/start/config.py"), [RANDOM, *start.UP_TO_RES4.split()])
+    start.start(
+        images, annotations, hours=1, dry_run=True, device=device, overrides=start.UP_TO_RES4.split(), run_dir="longer"
+    )
+    assert "up to res3" not in capsys.readouterr().out
+    longer = load_config(Path("longer/config.py"), [RANDOM])
     for cfg in (load_config(Path("runs/start/config.py"), [RANDOM]), longer):
         vitkit.build_model(cfg["model"], classes=["a"])
 
@@ -129,7 +133,7 @@ def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
     out = capsys.readouterr().out
     assert "timed     224 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
     assert "chosen    DINO on ResNet-18 from random weights, 224 pixels, fp32" in out
-    assert "measured  AP 0.450, AP50 0.737 on 205 photos of blood cells" in out and "after 824 steps, 5 min" in out
+    assert "measured  AP 0.429, AP50 0.750 on 205 photos of blood cells" in out and "after 824 steps, 5 min" in out
     assert config["schedule"] == dict(
         type="FlatCosineLR",
         warmup_steps=int(config["train"]["epochs"] * steps_per_epoch / 20),
@@ -286,7 +290,7 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
     detection(world, "--hours", "0.1", "train.epochs=3")
     out, text = capsys.readouterr().out, Path("runs/start/config.py").read_text()
     assert "3 epochs: 26 steps of 1.00 s, 0 min\n" in out  # a dry run, and epochs that are given, measure nothing again
-    assert "measured  AP 0.450" in out and "% of 0.1 h" not in text
+    assert "measured  AP 0.429" in out and "% of 0.1 h" not in text
     assert "pixels are chosen where" not in text  # the images have 64 pixels
     assert load_config(Path("runs/start/config.py"))["train"]["eval_every"] == 1
     main(
@@ -297,7 +301,40 @@ def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, ca
     assert (
         "weights   those that model.backbone=swin_tiny has by default" in out and "chosen    DINO on swin_tiny, " in out
     )
-    assert "measured  without the overrides: AP 0.450" in out
+    assert "measured  without the overrides: AP 0.429" in out
+
+
+def test_a_precision_that_is_given_is_the_only_one_that_is_timed_and_named(world, step_cost, capsys):
+    detection(world, "--hours", "0.1", "train.precision=bf16")
+    assert step_cost[1] == [(224, "bf16")]
+    assert "random weights, 224 pixels, bf16, " in capsys.readouterr().out
+    assert "the faster one" not in Path("runs/start/config.py").read_text()
+
+
+def test_steps_are_timed_whatever_the_number_of_epochs_and_for_minutes_at_most(world, step_cost, monkeypatch):
+    timed = []
+
+    def time_steps(command, folder, minutes):
+        config = load_config(command[2], [word for word in command[3:] if "=" in word])
+        timed.append((config["train"]["epochs"], minutes))
+        return StepCost(1 / 60, 1 / 60, 8)
+
+    monkeypatch.setattr(start, "time_steps", time_steps)
+    detection(world, "--hours", "100", "train.epochs=1")
+    assert timed == [(1000, start.LONGEST_TIMING)] * 2
+    assert load_config(Path("runs/start/config.py"))["train"]["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(hours=float("inf")), "hours=inf: expected a number above 0"),
+        (dict(overrides=["epochs"]), "override 'epochs' does not parse"),
+    ],
+)
+def test_arguments_without_a_meaning_are_errors(world, step_cost, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        start.start(world / "train2017", world / "annotations/instances_train2017.json", device="cpu", **arguments)
 
 
 def test_pauses_are_announced_only_where_they_are_made():

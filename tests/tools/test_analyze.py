@@ -299,6 +299,8 @@ def test_table_prints_published_and_counted_figures(capsys):
     ("argv", "message"),
     [
         (["runs/none"], "no file or folder 'runs/none'."),
+        (["configs/detr_r50", "train.epoch=2"], "detr_r50.py: train.epoch: unknown key 'epoch'"),
+        (["configs/detr_r51"], "is neither a backbone nor a model or a config. Did you mean 'detr_r50'"),
         (["swim_tiny"], "'swim_tiny' is neither a backbone nor a model or a config. Did you mean 'swin_tiny'"),
         (["configs/detr_r05.py"], "no config file 'configs/detr_r05.py'. Did you mean 'detr_r50.py'"),
         (["swin_tiny", "windw=7"], "unknown key 'windw'. Did you mean 'window'"),

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from os.path import isfile
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,10 @@ def _find(path: Path) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     if not isfile(path):
+        if isdir(path):
+            raise ConfigError(
+                f"{str(path)!r} is a folder; expected a config file. A run's is config.json in its folder."
+            )
         if path.suffix not in (".py", ".json"):
             # The model zoo stands above this room, so it is imported by its name, and only for this message.
             zoo = importlib.import_module("vitkit.model_zoo")
@@ -171,7 +175,7 @@ def _read(path: Path) -> dict[str, Any]:
                     f"`vitkit train {config} --init {path}` starts from its weights."
                 )
             message = f"no config file {str(path)!r}, nor an installed config of that name"
-            raise ConfigError(unknown(str(path).removeprefix("configs/"), config_names(), message))
+            raise ConfigError(unknown(str(path), config_names(), message))
         names = [p.name for p in path.parent.glob("*") if p.suffix in (".py", ".json") and p.name != "__init__.py"]
         known = nearest(path.name, names) if names else "That folder has no config."
         raise ConfigError(f"no config file {str(path)!r}. {known}")

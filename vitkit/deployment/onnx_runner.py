@@ -191,9 +191,13 @@ def open_image(source, channels=None):
     a .npy file, or a file that Pillow reads, such as a TIFF with a page for each channel."""
     if channels is not None:
         if not isinstance(source, np.ndarray):
-            is_array = str(source).endswith(".npy")
-            pages = [] if is_array else ImageSequence.Iterator(Image.open(source, formats=FORMATS))
-            source = np.load(source) if is_array else [np.array(page) for page in pages]
+            if str(source).endswith(".npy"):
+                source = np.load(source)
+            else:
+                opened = Image.open(source, formats=FORMATS)
+                if ";16" in str(opened.tile) and not opened.mode.startswith("I"):
+                    raise ValueError("of 16 bits in colour, Pillow reads 8: store a .npy file, or a page per channel.")
+                source = [np.array(page) for page in ImageSequence.Iterator(opened)]
         image = np.dstack(source) if isinstance(source, list) else source.reshape(*source.shape[:2], -1)
         if image.shape[2] != channels or image.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"has {image.shape[2]} channels of {image.dtype}; expected {channels} of 8 or 16 bits.")

@@ -153,6 +153,7 @@ def image_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Iss
     if scan.pixel_moments:
         mean, squares = np.mean(scan.pixel_moments, axis=0)
         std = np.sqrt(np.maximum(squares - mean**2, 0))
+        std[std < 1 / 65535] = 1  # a constant channel, such as opaque alpha, apart from rounding errors
         lists = ["[" + ",".join(f"{value:.4g}" for value in values) + "]" for values in (mean, std)]
         message = f"model.backbone.pixel_mean={lists[0]} model.backbone.pixel_std={lists[1]}"
         yield Issue("pixel statistics", "ok", message, where, {"mean": mean.tolist(), "std": std.tolist()})

@@ -247,7 +247,7 @@ def find_model(
         f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file that ends in "
         ".py, or an installed one's name)"
     )
-    raise ConfigError(unknown(name.removeprefix("configs/"), {*zoo, *installed}, message))
+    raise ConfigError(unknown(name, {*zoo, *installed}, message))
 
 
 def _file_of(weights: str | Path) -> str | Path:

@@ -35,8 +35,12 @@ def _in_order(weights: ClassWeights, classes: Sequence[str]) -> list[float]:
     if isinstance(weights, Mapping):
         for name in weights:
             if name not in classes:
-                raise ConfigError(f"criterion.class_weights: the data has no class {name!r}. {nearest(name, classes)}")
+                raise ConfigError(
+                    f"criterion.class_weights: the data has no class {name!r}. {nearest(str(name), classes)}"
+                )
         return [weights.get(name, 1.0) for name in classes]
+    if not isinstance(weights, list | tuple):
+        raise ConfigError(f"criterion.class_weights: got {weights!r}; expected {{'NAME': 2.0}}, or a list.")
     if len(weights) != len(classes):
         raise ConfigError(
             f"criterion.class_weights: got {counted(len(weights), 'weights')}; the data has "

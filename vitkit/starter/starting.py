@@ -1,6 +1,7 @@
 """From images and annotations to a trained and evaluated model within a given time: `vitkit.start`."""
 
 import itertools
+import math
 import shlex
 import textwrap
 import time
@@ -12,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from vitkit.config import Config, load_config
+from vitkit.config.overrides import split_override
 from vitkit.devices import default_device, has_bfloat16
 from vitkit.doctor import diagnose, report
 from vitkit.engine import api
@@ -31,6 +33,8 @@ TRAINING_SHARE = 0.8
 """The fraction of the time for training; the rest is for evaluations, figures and the report."""
 TIMING_SHARE = 0.01
 """The minimum fraction of the time for which each of the compared settings is timed."""
+LONGEST_TIMING = 3.0
+"""The number of minutes that are always enough to time a setting, as the pace is measured again during training."""
 PACE_SHARES = (0.1, 0.4)
 """The fractions of the training time after which the epochs are fitted to the time that they have really taken."""
 FEWEST_PACED_EPOCHS = 10
@@ -106,22 +110,23 @@ RECIPES = {
         {224: 0, 272: 12000, 320: 12000, 416: 12000, 512: 12000},
         "205 photos of blood cells (configs/bccd/README.md)",
         (
-            Measured("small", 824, 5, "AP 0.450, AP50 0.737"),
-            Measured("small", 1648, 10, "AP 0.560, AP50 0.832"),
-            Measured("small", 2472, 15, "AP 0.590, AP50 0.862"),
-            Measured("small", 3296, 20, "AP 0.608, AP50 0.884"),
-            Measured("small", 4944, 31, "AP 0.621, AP50 0.899"),
-            Measured("small", 6592, 41, "AP 0.630, AP50 0.905"),
+            Measured("small", 824, 5, "AP 0.429, AP50 0.750"),
+            Measured("small", 1648, 10, "AP 0.550, AP50 0.837"),
+            Measured("small", 2472, 15, "AP 0.586, AP50 0.861"),
+            Measured("small", 3296, 20, "AP 0.604, AP50 0.877"),
+            Measured("small", 4944, 30, "AP 0.621, AP50 0.891"),
+            Measured("small", 6592, 41, "AP 0.627, AP50 0.902"),
             Measured("resnet50", 1030, 10, "AP 0.458, AP50 0.781"),
             Measured("resnet50", 2060, 21, "AP 0.525, AP50 0.803"),
             Measured("resnet50", 3090, 32, "AP 0.545, AP50 0.814"),
             Measured("resnet50", 4120, 43, "AP 0.572, AP50 0.849"),
-            Measured("res3", 618, 5, "AP 0.504, AP50 0.828"),
+            Measured("res3", 824, 4, "AP 0.522, AP50 0.842"),
             Measured("res3", 1133, 6, "AP 0.553, AP50 0.856"),
+            Measured("res3", 1648, 9, "AP 0.577, AP50 0.870"),
             Measured("res3", 2472, 14, "AP 0.585, AP50 0.879"),
-            Measured("res3", 3708, 28, "AP 0.594, AP50 0.885"),
-            Measured("res3", 4944, 37, "AP 0.607, AP50 0.891"),
-            Measured("res3", 6180, 47, "AP 0.609, AP50 0.888"),
+            Measured("res3", 3296, 18, "AP 0.598, AP50 0.881"),
+            Measured("res3", 4944, 27, "AP 0.614, AP50 0.888"),
+            Measured("res3", 6592, 37, "AP 0.615, AP50 0.891"),
         ),
         freeze_below=1500,
         warmup_steps=200,
@@ -183,7 +188,14 @@ class Request:
     @property
     def values(self) -> dict[str, str]:
         """The overrides' values by key."""
-        return dict(override.split("=", 1) for override in self.overrides)
+        return dict(map(split_override, self.overrides))
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions from which the fastest is chosen."""
+        if "train.precision" in self.values:
+            return (self.values["train.precision"],)
+        return ("fp32", "bf16") if has_bfloat16(torch.device(self.device)) else ("fp32",)
 
     @property
     def channels(self) -> int | None:
@@ -236,8 +248,8 @@ def start(
         raise ConfigError(f"task={task!r}: unknown. {nearest(task, RECIPES)}")
     if not 0 < val_share < 1:
         raise ConfigError(f"val_share={val_share:g}: expected a share between 0 and 1.")
-    if not 0 < hours < float("inf"):
-        raise ConfigError(f"hours={hours:g}: expected a finite number above 0.")
+    if not (hours > 0 and math.isfinite(hours)):
+        raise ConfigError(f"hours={hours:g}: expected a number above 0.")
     annotations = None if annotations is None else Path(annotations)
     device = default_device() if device == "auto" else device
     request = Request(task, Path(images), annotations, hours, val_share, device, tuple(overrides))
@@ -415,25 +427,26 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     network: Network = "resnet50" if pretrained else "small"
     if pretrained and request.device == "cpu" and recipe.has_many_objects(data):
         network = "res3"
-        weights += (
-            f", up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those of "
-            f"everyday photos {UP_TO_RES4} may be better"
-        )
+        if "model.backbone.out_features" not in request.values:
+            weights += (
+                f", up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those "
+                f"of everyday photos {UP_TO_RES4} may be better"
+            )
     print(f"weights   {weights}", flush=True)
 
     def timed(choice: Choice) -> Choice:
         choice = replace(choice, epochs=1000, cost=None)
         write_config(folder / CONFIG, request, data, choice)
-        command = ["vitkit", "train", str(folder / CONFIG), "--device", request.device]
-        cost = time_steps(command, folder / "timing", minutes=60 * request.hours * TIMING_SHARE)
+        # Again, as an override may set fewer epochs than there are steps to time.
+        command = ["vitkit", "train", str(folder / CONFIG), "train.epochs=1000", "--device", request.device]
+        cost = time_steps(command, folder / "timing", minutes=min(60 * request.hours * TIMING_SHARE, LONGEST_TIMING))
         settings = f"{choice.size} pixels, {choice.precision}{', frozen up to res3' * choice.freezes_res3}"
         print(f"timed     {settings}: {60 * cost.minutes:.2f} s a step", flush=True)
         epochs = int(minutes / cost.minutes / cost.steps_per_epoch)
         return replace(choice, cost=cost, epochs=epochs)
 
     sizes = recipe.sizes_for(data)
-    precisions = ("fp32", "bf16") if has_bfloat16(torch.device(request.device)) else ("fp32",)
-    smallest = [timed(Choice(sizes[0], precision, weights, network)) for precision in precisions]
+    smallest = [timed(Choice(sizes[0], precision, weights, network)) for precision in request.precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
     if network == "resnet50" and choice.steps < recipe.freeze_below:
         choice = timed(replace(choice, freezes_res3=True))
@@ -486,7 +499,8 @@ def write_config(path: Path, request: Request, data: OwnData, choice: Choice) ->
         f"    {comment(f'{choice.size} pixels: {reason}')}",
         f"    cfg = base(size={choice.size}, pretrained={choice.network != 'small'}{options})",
         textwrap.indent("\n".join(data.config_lines), "    "),
-        f"    {comment(f'{choice.precision}: the faster one of float32 and bfloat16 here')}",
+        *[f"    {comment(f'{choice.precision}: the faster one of float32 and bfloat16 here')}"]
+        * (len(request.precisions) > 1),
         f'    cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',
         f'    cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
     ]

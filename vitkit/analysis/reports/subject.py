@@ -127,7 +127,8 @@ def find_subject(
     if not isinstance(model, Mapping):
         if name in BACKBONES:
             return Subject(name, overrides=overrides)
-        if is_config_only(name) and not name.endswith((".py", ".json")) and name not in config_names():
+        is_file = name.endswith((".py", ".json"))
+        if is_config_only(name) and not is_file and name.removeprefix("configs/") not in config_names():
             names = {*BACKBONES.names(), *config_names()}
             raise ConfigError(unknown(name, names, f"{name!r} is neither a backbone nor a model or a config"))
     found = find_model(model, weights, overrides=overrides, trust=trust)

@@ -65,8 +65,10 @@ def decode_channels(
         elif data.startswith(_TIFF):
             image = _decode_tiff(data, channels, max_pixels)
         else:
-            header_of(io.BytesIO(data), len(data), path, what, max_pixels)
+            header = header_of(io.BytesIO(data), len(data), path, what, max_pixels)
             image = _from_opencv(_decode(cv2.imdecode, data))
+            if header.mode == "LA":  # OpenCV repeats grey with alpha as colours
+                image = image[:, :, [0, 3]]
     return check_channels(image, channels, f"{what} '{path}'")
 
 
@@ -179,7 +181,11 @@ def _tiff_pages(data: bytes) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
     """Yield the tags of each page."""
     file = io.BytesIO(data)
     directory = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if b"+" in data[:4] else 8])
+    offsets = set()
     for _ in range(_MAX_PAGES):
+        if directory.next in offsets:
+            raise ValueError("it is truncated or damaged: a page leads back to an earlier one")
+        offsets.add(directory.next)
         file.seek(directory.next)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of a truncated directory

@@ -16,7 +16,7 @@ def image_weights(dataset: Dataset, sampler: Sampler, *, repeat_threshold: float
     Args:
         sampler: see `repeat_factors` and `class_aware_weights`.
     Raises:
-        ConfigError: the dataset does not provide the classes that its images show.
+        ConfigError: the dataset does not provide the classes that its images show, or there is none to draw.
     """
     image_classes = dataset.image_classes()
     if image_classes is None:
@@ -27,6 +27,8 @@ def image_weights(dataset: Dataset, sampler: Sampler, *, repeat_threshold: float
     images, labels = image_classes
     if sampler == "repeat_factor":
         return repeat_factors(images, labels, len(dataset), threshold=repeat_threshold)
+    if not len(images):
+        raise ConfigError("data.sampler=class_aware: no training image has an object. Leave data.sampler out.")
     return class_aware_weights(images, labels, len(dataset))
 
 
