@@ -53,8 +53,9 @@ def test_messages_go_to_standard_error_once(monkeypatch, capsys):
         monkeypatch.setattr(logger, name, value)
     setup_logging()
     setup_logging()
+    logger.info("weights are random")
     logger.warning("optimizer.lr is high")
-    assert capsys.readouterr().err == "W optimizer.lr is high\n"
+    assert capsys.readouterr().err == "weights are random\nwarning: optimizer.lr is high\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
@@ -98,7 +99,7 @@ def test_console_copy_includes_what_was_printed_before_it_started(tmp_path, caps
     lines = path.read_text().splitlines()
     assert [line[20:] for line in lines[1:]] == ["building", "be warned", "step 1", "error: image 3 is gone"]
     printed = capsys.readouterr()
-    assert printed.out == "building\nstep 1\nnot of the run\n" and printed.err == "W be warned\n"
+    assert printed.out == "building\nstep 1\nnot of the run\n" and printed.err == "warning: be warned\n"
 
 
 def test_console_copy_includes_what_a_hook_prints(tmp_path, capsys):

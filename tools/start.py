@@ -48,8 +48,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args.annotations = Path(files[0]) if files else None
     if args.val_share in (0, 1):
         parser.error(f"--val-share {args.val_share:g}: expected a share between 0 and 1")
-    if not args.hours > 0:
-        parser.error(f"--hours {args.hours:g}: expected more than 0")
+    if not 0 < args.hours < float("inf"):
+        parser.error(f"--hours {args.hours:g}: expected a finite number above 0")
     return args
 
 

@@ -219,7 +219,7 @@ def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None
         print(f"the model shows objects from {stored}")
     if thresholds is not None:
         # Chosen on test data, a threshold would be part of what is tested.
-        use = "show objects above" if details.split == "val" else f"best on data.{details.split}, and not stored:"
+        use = "best in this evaluation:" if details.split == "val" else f"best on data.{details.split}, and not stored:"
         print(f"{use} {thresholds}")
     detection = detections[0] if detections else None
     if details.per_class and detection is evaluator:

@@ -20,6 +20,14 @@ _printed = logging.Logger("vitkit.printed")
 _printed.addHandler(logging.NullHandler())
 
 
+class _LevelFormatter(logging.Formatter):
+    """Writes only the message, after "warning: " or "error: " if it is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = super().format(record)
+        return f"{record.levelname.lower()}: {message}" if record.levelno >= logging.WARNING else message
+
+
 def setup_logging(*, verbose: bool = False) -> None:
     """Send the "vitkit" logger's messages to standard error; from processes other than the main one, only errors.
 
@@ -31,7 +39,7 @@ def setup_logging(*, verbose: bool = False) -> None:
     handler = next((h for h in logger.handlers if isinstance(h, logging.StreamHandler)), None)
     if handler is None:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname).1s %(message)s"))
+        handler.setFormatter(_LevelFormatter())
         logger.addHandler(handler)
         logger.propagate = False
     handler.stream = sys.stderr  # it may have been replaced since the last call

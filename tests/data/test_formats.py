@@ -249,6 +249,15 @@ def test_folder_of_unknown_format_is_an_error(tmp_path):
         read_annotations(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [('{"images": [', "not valid JSON at line 1.*truncated"), ("", "0 bytes.*It is empty"), ("{}", "none of the supp")],
+)
+def test_only_file_says_what_is_wrong_with_it(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        read_annotations(write(tmp_path / "labels.json", text), tmp_path)
+
+
 def test_dataset_reads_a_split_of_another_format(tmp_path):
     draw_images(tmp_path, "images/train/a.jpg", "images/val/b.jpg")
     write(tmp_path / "labels/train/a.txt", "0 0 0 0.5 0 0.5 0.5\n")

@@ -95,6 +95,14 @@ def test_unreadable_image_is_named_and_in_no_split(tmp_path):
     assert 4 not in chain(*data.splits.values()) and "3x.png" in data.left_out[UNREADABLE][0]
 
 
+def test_dataset_without_a_readable_image_is_an_error(tmp_path):
+    data = AnnotatedImages("coco", tmp_path, tmp_path)
+    for name in ("a.png", "b.png"):
+        data.add_image(name, 10, 10)
+    with pytest.raises(DataError, match=r"none of the 2 images can be read, the first because of: .*a\.png"):
+        split_dataset(data, {"val": 0.5})
+
+
 def test_bursts_are_recognised_by_camera_time(tmp_path):
     paths = []
     for k, second in enumerate((1, 2, 30)):

@@ -183,7 +183,7 @@ def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, 
     lines = printed.err.splitlines()
     assert len(lines) == 2 and lines[0].startswith("error: missing.png: ") and f"error: {empty}: " in lines[1]
     assert main(model, run / "a.png", "--out", empty) == f"error: --out {empty}: expected a folder (File exists)."
-    assert main(tmp_path / "none.onnx", "a.png").startswith(f"error: {tmp_path / 'none.onnx'}: ")
+    assert main(tmp_path / "none.onnx", "a.png").startswith(f"error: --model {tmp_path / 'none.onnx'}: no such file")
     assert main(model, run / "a.png") == 0
 
 
@@ -195,6 +195,18 @@ def test_generated_program_opens_the_formats_of_vitkit(channels, tmp_path):
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n")
     with pytest.raises(UnidentifiedImageError):
         onnx_runner.open_image(path, channels)
+
+
+def test_generated_program_writes_names_inside_the_image():
+    box = [-30.0, -20.0, 60.0, 50.0]
+    result = dict(
+        labels=[0, 0], names=["cell", "cell"], scores=[0.5, 0.5], boxes_xyxy=[box, [160.0, 85.0, 240.0, 120.0]]
+    )
+    drawn = np.asarray(onnx_runner.draw(np.full((100, 200, 3), 128, np.uint8), result)).astype(int)
+    white = (drawn > 160).all(axis=2)
+    apart = onnx_runner.draw(np.full((300, 600, 3), 128, np.uint8), result | dict(boxes_xyxy=[[9.0, 9.0, 90.0, 90.0]]))
+    one_name = (np.asarray(apart) > 160).all(axis=2).sum()
+    assert one_name > 20 and white[:20].sum() == white[80:].sum() == one_name
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])

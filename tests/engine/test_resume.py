@@ -69,7 +69,8 @@ def test_resume_command_names_the_program_that_was_started(monkeypatch):
         return resume_command(Path("runs/a run"), "--device", "cpu")
 
     assert command("../vitkit/tools/train.py") == "python ../vitkit/tools/train.py --resume 'runs/a run' --device cpu"
-    assert command("vitkit train") == "vitkit train --resume 'runs/a run' --device cpu"
+    for program in ("vitkit train", "vitkit start"):
+        assert command(program) == "vitkit train --resume 'runs/a run' --device cpu"
     assert command("my_script.py") == "python -m vitkit.tools.train --resume 'runs/a run' --device cpu"
     is_installed = False
     assert command("vitkit train") == "python -m vitkit.tools.train --resume 'runs/a run' --device cpu"

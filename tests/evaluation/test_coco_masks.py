@@ -81,6 +81,17 @@ def test_written_results_score_the_same_when_read_back(dataset, tmp_path):
     assert again.compute() == expected
 
 
+def test_results_for_a_part_of_the_images_warn(dataset, tmp_path, caplog):
+    evaluator, _ = run(dataset, 3)
+    evaluator.write_results(tmp_path / "results.json")
+    results = json.loads((tmp_path / "results.json").read_text())
+    first = results[0]["image_id"]
+    (tmp_path / "results.json").write_text(json.dumps([r for r in results if r["image_id"] == first]))
+    CocoEvaluator(dataset).load_results(tmp_path / "results.json")
+    count = len(dataset.image_ids)
+    assert f"no prediction for {count - 1} of {count} images, whose objects count as missed" in caplog.text
+
+
 def test_wrong_results_are_errors(dataset, tmp_path):
     path = tmp_path / "results.json"
     evaluator = CocoEvaluator(dataset)

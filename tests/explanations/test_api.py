@@ -1,5 +1,7 @@
 """vitkit.explain from its arguments to its files."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from PIL import Image
 import vitkit
 from vitkit.data.synthetic.world import World
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.explanations import api
 from vitkit.explanations.backbones import draw_class_token_masks, mass_masks
 from vitkit.explanations.located import LocatedAttention
 from vitkit.explanations.request import shown_image
@@ -146,3 +149,18 @@ def test_detector_of_other_channels_is_explained(image, unsaved):
     pixels = np.random.default_rng(0).integers(0, 60_000, (64, 96, 4), dtype=np.uint16)
     result = vitkit.explain(predictor, image=pixels, out="out")
     assert {path.name for path in result.files} >= {"image_encoder.png", "image_decoder.png"}
+
+
+def test_file_in_the_place_of_the_folder_is_an_error(image):
+    Path("file").write_text("")
+    with pytest.raises(ConfigError, match="out: 'file' is a file; expected a folder"):
+        vitkit.explain("shapes_vit", image=image, out="file")
+
+
+def test_attention_distances_bear_the_name_that_was_given(image, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(api, "plot_distances", lambda models, *_, **__: drawn.extend(models))
+    Path("photos").mkdir()
+    Path(image).rename("photos/a.png")
+    vitkit.explain("shapes_vit", images="photos", out="out")
+    assert drawn == ["shapes_vit"]

@@ -371,6 +371,7 @@ def test_names_of_files_do_not_become_code(world, step_cost, tmp_path, name):
     ("arguments", "message"),
     [
         (["nowhere"], "no file or folder 'nowhere'"),
+        (["nowhere", "modl.num_queries=3"], "detection.py: modl: unknown key 'modl'. Did you mean 'model'?"),
         (["{world}/train2017", "--task", "semantic"], "also give the folder of the label images"),
         (
             ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "classification"],
@@ -384,7 +385,7 @@ def test_wrong_data_is_named(world, step_cost, arguments, message):
 
 
 def test_options_are_checked(capsys):
-    for wrong in (["--hours", "0"], ["--val-share", "1"], ["a", "b"]):
+    for wrong in (["--hours", "0"], ["--hours", "inf"], ["--val-share", "1"], ["a", "b"]):
         with pytest.raises(SystemExit):
             main(["photos", *wrong])
 

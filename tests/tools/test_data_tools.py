@@ -40,6 +40,14 @@ def test_numbers_before_and_after_are_printed_and_a_sheet_is_drawn(capsys):
     assert CocoDetection(None, "v").num_objects == 7
 
 
+def test_numbers_before_a_repair_are_those_of_the_source(capsys):
+    write_yolo("y")
+    correction = dict(image="images/0x.png", action="add", annotation_id=None, bbox=[1, 2, 9, 9], category="cat")
+    Path("corrections.json").write_text(json.dumps([correction]))
+    convert.main(["y/data.yaml", "--to", "coco", "--fix", "corrections.json", "--out", "own.json"])
+    assert "  cat         4 ->        5\n  dog         4 ->        4\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -69,6 +77,18 @@ def test_split_writes_a_file_for_each_split(capsys):
     sizes = {name: len(CocoDetection("y/images", f"s/instances_{name}.json")) for name in ("train", "val", "test")}
     assert sizes == {"train": 5, "val": 2, "test": 1}
     assert "train" in capsys.readouterr().out
+
+
+def test_damaged_image_is_in_no_split_and_not_on_the_sheet(capsys):
+    write_yolo("y", 8)
+    convert.main(["y/data.yaml", "--to", "coco", "--out", "own.json"])
+    Path("y/images/0x.png").write_bytes(b"")
+    split.main(["own.json", "--images", "y", "--val", "0.25", "--out", "s"])
+    sizes = [len(CocoDetection("y", f"s/instances_{name}.json")) for name in ("train", "val")]
+    assert sum(sizes) == 7 and Path("s/sheet.png").is_file()
+    assert "left out: 1 images whose file cannot be read: images: cannot decode 'y/images/0x.png'" in (
+        capsys.readouterr().out
+    )
 
 
 def test_split_of_label_images_writes_names_that_the_dataset_reads(capsys):
@@ -102,7 +122,9 @@ def test_merge_renames_classes(capsys):
 def test_tile_writes_tiles_in_any_format(capsys):
     write_yolo("a", 1)
     tile.main(["a", "--tiles", "40", "--tile-overlap", "0", "--to", "yolo", "--out", "t"])
-    assert len(list(Path("t/labels").rglob("*.txt"))) == 4 and "tiles" not in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert len(list(Path("t/labels").rglob("*.txt"))) == 4 and "tiles" not in printed.err
+    assert "cat         1 ->        4\n" in printed.out  # it lies in the centre, so in four tiles
     assert {Image.open(path).size for path in Path("t/images/all").iterdir()} == {(40, 40)}
 
 

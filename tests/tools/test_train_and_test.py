@@ -162,7 +162,7 @@ def test_checkpoints_keep_what_the_evaluation_measured(tiny, monkeypatch, capsys
     capsys.readouterr()
     evaluate("runs/tiny/last.pth")
     stored = "the model shows objects from score 0.25 to 0.50, by class (highest F1 in validation)"
-    assert f"{stored}\nshow objects above score 0.25 to 0.50, by class (highest F1)" in capsys.readouterr().out
+    assert f"{stored}\nbest in this evaluation: score 0.25 to 0.50, by class (highest F1)" in capsys.readouterr().out
     evaluate("runs/tiny/last.pth", "--split", "train")
     best = "best on data.train, and not stored: score 0.25 to 0.50, by class (highest F1)"
     assert f"{stored}\n{best}" in capsys.readouterr().out

@@ -94,8 +94,12 @@ def image_folder(out: Path, to: str) -> Iterator[Path]:
         yield Path(name)
 
 
-def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
-    """Write annotations, read them again, and print the numbers before and after and what was lost; draw a sheet."""
+def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapping[str, int] | None = None) -> None:
+    """Write annotations, read them again, and print the numbers before and after and what was lost; draw a sheet.
+
+    Args:
+        before: the number of objects of each class before the change; None: those of `data`.
+    """
     if not data.images:
         raise DataError(f"{data.source.name}: no image is left to write. Choose other annotations, or another --split.")
     lost: Lost = {}
@@ -114,10 +118,11 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path) -> None:
     if len(after.images) > max(len(data.images), sum(map(len, data.splits.values()))):
         print(f"  note: {out} has images that were there before. Remove it and write again if they do not belong.")
     print_left_out(lost, "lost")
-    before, now = data.class_counts(), after.class_counts()
-    width = max(map(len, before), default=0)
-    for name, count in before.items():
-        print(f"  {name:<{width}}  {count:>8} -> {now.get(name, 0):>8}")
+    before, now = before or data.class_counts(), after.class_counts()
+    names = dict.fromkeys((*before, *now))
+    width = max(map(len, names), default=0)
+    for name in names:
+        print(f"  {name:<{width}}  {before.get(name, 0):>8} -> {now.get(name, 0):>8}")
     print(f"look at {sheet}")
 
 

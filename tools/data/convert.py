@@ -54,10 +54,11 @@ def main(argv: list[str] | None = None) -> None:
         data = read_source(
             args.source, args.images, format=args.format, split=args.split, check_segmentations=not args.fix
         )
+        before = data.class_counts()
         if args.fix:
             apply_fixes(data, args.fix)
             raise_faults(segmentation_faults(data.content, required=False), data.source.name)
-        write_annotations(data, args.to, args.out)
+        write_annotations(data, args.to, args.out, before=before)
 
 
 def check_fixes(names: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
         with image_folder(args.out, args.to) as folder:
             tiled = tile_dataset(data, tiling.tiles, folder, min_visible=args.min_visible, keep_empty=args.keep_empty)
             print_left_out(tiled.left_out, "left out")
-            write_annotations(tiled, args.to, args.out)
+            write_annotations(tiled, args.to, args.out, before=data.class_counts())
 
 
 if __name__ == "__main__":

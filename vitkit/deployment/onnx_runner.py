@@ -329,7 +329,10 @@ def draw(image, result):
     lines = [f"{name} {score:.2f}" for name, score in zip(result.get("names", ()), result.get("scores", ()))]
     for box, line, label in zip(result.get("boxes_xyxy", ()), lines, labels):
         pen.rectangle(tuple(map(float, box)), outline=color_of(int(label) + 1), width=3)
-        pen.text((float(box[0]) + 4, float(box[1]) + 4), line, **outlined)
+        extent = pen.textbbox((0, 0), line, stroke_width=2)[2:]
+        # Inside the image, which boxes may leave.
+        corner = [max(2, min(float(x) + 4, side - size)) for x, side, size in zip(box, drawn.size, extent)]
+        pen.text(tuple(corner), line, **outlined)
     pen.text((4, 4), result.get("text", "" if "boxes_xyxy" in result else "\n".join(lines)), **outlined)
     return drawn
 
@@ -347,10 +350,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", help="images; texts for a translator")
     beside = Path(__file__).with_name(f"{Path(__file__).stem.removeprefix('run_')}.onnx")
-    parser.add_argument("--model", type=Path, default=beside)
+    parser.add_argument(
+        "--model", type=Path, default=beside, help="the ONNX file (default: NAME.onnx beside run_NAME.py)"
+    )
     parser.add_argument("--threshold", type=float, help="lowest score of objects (default: as in the file)")
     parser.add_argument("--out", type=Path, help="a folder for drawn images")
     args = parser.parse_args()
+    if not args.model.is_file():
+        sys.exit(f"error: --model {args.model}: no such file. Give the ONNX file that vitkit export wrote.")
     try:
         runner = Runner(args.model, args.threshold)
     except Exception as error:  # ONNX Runtime's exceptions have no common base class

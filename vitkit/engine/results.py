@@ -138,7 +138,9 @@ def score_file(
         evaluator = CocoEvaluator(dataset, iou_types=("bbox", "segm") if masks else ("bbox",))
         evaluator.load_results(results)
     else:
-        raise ConfigError(f"{results}: results of this kind need their config: --data CONFIG or RUN.")
+        raise ConfigError(
+            f"{results}: results of this kind need their config: vitkit test CONFIG, or vitkit compare --data CONFIG."
+        )
     evaluator.compute()
     return ScoredResults(results.stem, evaluator, None, None)
 

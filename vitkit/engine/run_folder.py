@@ -338,7 +338,7 @@ def resume_command(run_dir: Path, *arguments: str) -> str:
         command = ["torchrun", *across, "--nproc-per-node", str(local), *tool]
         note = "    (with the --rdzv options as before)" if nodes > 1 else ""
     else:
-        if sys.argv[0] == "vitkit train" and shutil.which("vitkit"):
+        if sys.argv[0] in ("vitkit train", "vitkit start") and shutil.which("vitkit"):
             command = ["vitkit", "train"]
         if world_size() > 1:
             command = ["srun", *command]

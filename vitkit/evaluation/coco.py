@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import logging
 import reprlib
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds
 
+logger = logging.getLogger("vitkit")
 MAX_DETS = (1, 10, 100)
 """COCO's limits on the detections of a class in an image; all metrics but the first two recalls have the last one."""
 IOU_TYPES = ("bbox", "segm")
@@ -346,6 +348,11 @@ class CocoEvaluator(SampleEvaluator):
         by_image: dict[int, list[dict[str, Any]]] = {}
         for result in results:
             by_image.setdefault(result["image_id"], []).append(result)
+        if num_empty := len(image_ids - by_image.keys()):
+            logger.warning(
+                "results '%s': no prediction for %d of %d images, whose objects count as missed",
+                path, num_empty, len(image_ids),
+            )  # fmt: skip
         for image_id, image_results in by_image.items():
             masks = None
             if has_masks:

@@ -156,6 +156,8 @@ def explain(
     if max_images is not None and max_images < 1:
         raise ConfigError(f"max_images: got {max_images}; expected at least 1.")
     result = Explanation(Path(out))
+    if result.folder.exists() and not result.folder.is_dir():
+        raise ConfigError(f"out: '{out}' is a file; expected a folder to write into.")
     config, classes, split = {}, None, None
     if not isinstance(model, str | Path | Mapping):
         loaded, name = model, type(model.model).__name__
@@ -164,13 +166,13 @@ def explain(
     elif is_backbone(model):
         loaded, name = load_backbone(model, weights, overrides=overrides, device=device), str(weights or model)
     else:
+        name = str(model if isinstance(model, str | Path) and weights is None else weights)
         config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
         if dataset:
             data = DataSettings(**config.get("data", {}))
             split = data.dataset("val")
             classes = split.classes
         loaded = load(config, weights, classes=classes, device=device)
-        name = str(model if isinstance(model, str | Path) and weights is None else weights)
     if loaded.report is not None:
         result.notes.append(str(loaded.report))
     request = Request(

@@ -312,7 +312,7 @@ class ImageAttention:
         """
         size, layer = self.image.shape[:2], self.encoder
         cells = [cell_of(point, size, layer.maps.shape[-2:], layer.covered) for point in points]
-        title = f"Encoder self-attention, layer {layer.layer}, mean of the heads (full colour: the largest weight)"
+        title = f"Encoder self-attention, layer {layer.layer}, mean of heads (full colour: maximum)"
         ratios = self.point_ratios(points, boxes_xyxy).mean(1).tolist() if len(boxes_xyxy) else ()
         boxes = list(zip(boxes_xyxy, ratios))
         draw_encoder_attention(
@@ -338,7 +338,7 @@ class ImageAttention:
             )
             for k in numbers
         ]
-        title = f"Decoder cross-attention, layer {layer.layer}, mean of the heads (full colour: the largest weight)"
+        title = f"Decoder cross-attention, layer {layer.layer}, mean of heads (full colour: maximum)"
         draw_decoder_attention(self.image, rows, path, covered=layer.covered, title=title)
 
 

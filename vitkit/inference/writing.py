@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -254,7 +254,7 @@ def draw_frame(prediction: Prediction, rate: float, output: Output) -> tuple[dic
     return {"frame": number, "seconds": number / rate, **entry}, drawn
 
 
-def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+def readable(predictor: Predictor, paths: Collection[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield images with their names; unreadable ones are reported and added to `broken`, without stopping."""
 
     def read(path: Path) -> tuple[str, np.ndarray] | DataError:
@@ -265,7 +265,8 @@ def readable(predictor: Predictor, paths: Iterable[Path], broken: list[str]) -> 
 
     for image in map_ahead(read, paths, workers=1, ahead=2):
         if isinstance(image, DataError):
-            print(f"left out: {image}", file=sys.stderr)
+            if len(paths) > 1:
+                print(f"left out: {image}", file=sys.stderr)
             broken.append(str(image))
         else:
             yield image

@@ -259,6 +259,7 @@ def start(
     annotations = None if annotations is None else Path(annotations)
     device = default_device() if device == "auto" else device
     request = Request(task, Path(images), annotations, hours, val_share, device, tuple(overrides))
+    load_config(f"start/{task}", overrides, check=False)  # a misspelt key is an error before the data are read
     began, folder = time.monotonic(), free_folder(Path(run_dir))
     data = read_own_data(task, request.images, annotations, share=val_share, out=folder / "data")
     print(f"data      {data.summary}", flush=True)
@@ -426,7 +427,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
                 f", up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those "
                 f"of everyday photos {UP_TO_RES4} may be better"
             )
-    print(f"weights   {weights}")
+    print(f"weights   {weights}", flush=True)
 
     def timed(choice: Choice) -> Choice:
         choice = replace(choice, epochs=1000, cost=None)

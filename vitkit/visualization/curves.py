@@ -3,6 +3,7 @@
 import json
 import math
 import reprlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -250,7 +251,7 @@ def plot_distances(models: Mapping[str, Mapping[str, np.ndarray]], path: str | P
             panel.plot(np.full(len(heads), i), heads, "o", color="tab:blue", alpha=0.6, markersize=5)
         panel.plot([np.mean(heads) for heads in layers.values()], color="tab:orange", label="mean of the heads")
         panel.set_xticks(range(len(layers)), list(layers), rotation=90, fontsize="x-small")
-        panel.set(title=name, xlabel="layer")
+        panel.set(title=textwrap.fill(name, 32), xlabel="layer")
         panel.grid(axis="y", alpha=0.3)
     panels[0].set(ylabel="mean attention distance (pixels)", ylim=(0, 1.05 * panels[0].get_ylim()[1]))
     panels[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

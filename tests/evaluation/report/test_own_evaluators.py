@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from browser import open_page
 from plain_dataset import PlainDataset
 
@@ -166,9 +167,10 @@ def test_the_evaluator_of_the_readme_works(tmp_path, monkeypatch):
     evaluator = EVALUATORS.build("CountEvaluator", dataset=dataset)
     for k, image_id in enumerate(dataset.image_ids):
         target = dataset[k]["target"]
-        evaluator.update([dict(labels=target["labels"][k:])], [dict(target, image_id=image_id)])
+        scores = torch.tensor([0.9] * (len(target["labels"]) + k) + [0.4])  # k too many, and one that is not counted
+        evaluator.update([dict(scores=scores)], [dict(target, image_id=image_id)])
     evaluator.gather()
-    evaluator.compute()
+    assert evaluator.compute()["mean_error"] == 1.5
     page = write_report(evaluator, tmp_path / "report.html", title="counts").read_text()
     assert "mean_error" in page and page.count("data:image/jpeg") == 4
 
@@ -176,8 +178,6 @@ def test_the_evaluator_of_the_readme_works(tmp_path, monkeypatch):
 def test_a_subclass_keeps_the_report_of_its_base(tmp_path):
     class Mine(LanguageModelEvaluator):
         pass
-
-    import torch
 
     class Sentences(PlainDataset):
         noun, image_ids = "sentences", [0, 1]

@@ -191,6 +191,6 @@ def require_folders(**folders: str | Path) -> None:
     for name, folder in folders.items():
         if not Path(folder).is_dir():
             raise DataError(
-                f"{name}: no folder '{folder}'. Download the dataset (see README, \"Data\"), "
+                f"{name}: no folder '{folder}'. Download the dataset (see vitkit/data/README.md), "
                 f"or correct data.root or the `{name}` of this dataset."
             )

@@ -1,6 +1,5 @@
 """Images with boxes or masks in the fields of COCO's format, whichever format they were read from."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -173,8 +172,11 @@ class AnnotatedImages:
 
     def class_counts(self) -> dict[str, int]:
         """Return the number of objects of each class."""
-        counts = Counter(annotation["category_id"] for annotation in self.annotations)
-        return {category["name"]: counts[category["id"]] for category in self.categories}
+        names = {category["id"]: category["name"] for category in self.categories}
+        counts = dict.fromkeys(names.values(), 0)
+        for annotation in self.annotations:
+            counts[names[annotation["category_id"]]] += 1
+        return counts
 
 
 class AnnotationFormat(NamedTuple):

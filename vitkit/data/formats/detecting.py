@@ -14,6 +14,7 @@ from vitkit.data.formats.labelme import is_labelme_file, read_labelme
 from vitkit.data.formats.voc import is_voc_file, read_voc
 from vitkit.data.formats.yolo import is_yolo_text, is_yolo_yaml, read_yolo
 from vitkit.data.io.image_files import read_label_map
+from vitkit.data.io.json_files import read_json
 from vitkit.errors import DataError
 
 FORMATS = {
@@ -56,6 +57,8 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         except OSError as error:
             raise DataError(f"annotations: cannot read '{path}' ({error.strerror}).") from error
         formats = {name: path.name} if name else {}
+        if not name and suffix == ".json":
+            read_json(path)
     else:
         formats = dict(_formats_of(sorted(path.rglob("*"))))
     if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
@@ -67,7 +70,9 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         names = " or ".join(f"format={name}" for name in formats)
         raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit data convert`: --from).")
     formats = "; ".join(f"{name}: {form.text}" for name, form in FORMATS.items())
-    raise DataError(f"annotations: '{path}' is in none of the supported formats ({formats}). Correct the path.")
+    raise DataError(
+        f"annotations: '{path}' is in none of the supported formats ({formats}). Give a file or folder of one of them."
+    )
 
 
 def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:

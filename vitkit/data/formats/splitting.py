@@ -8,6 +8,7 @@ import numpy as np
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, matches_any
 from vitkit.data.recordings import group_images, series_of, stratified
 from vitkit.errors import ConfigError, DataError
+from vitkit.words import counted
 
 _BLOCKS = 10
 """Number of parts that a recording is cut into if there are too few recordings to keep each in one piece."""
@@ -83,6 +84,10 @@ def _at_random(
     num_recordings = len(set(series)) if series else 0
     blocks = 1 if num_recordings >= _MIN_RECORDINGS else _BLOCKS
     groups, errors = group_images(paths, blocks=blocks)
+    if positions and len(errors) == len(positions):
+        raise DataError(
+            f"split: none of the {counted(len(positions), 'images')} can be read, the first because of: {errors[0]}"
+        )
     for error in errors:
         data.leave_out(UNREADABLE, error)
     if series:

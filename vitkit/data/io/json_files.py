@@ -20,7 +20,9 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
         DataError: there is no such file, or its content is not readable as JSON.
     """
     path = Path(path)
-    remedy = remedy or f'Download the dataset (see README, "Data"), or correct data.root or `{key}` of this dataset.'
+    remedy = (
+        remedy or f"Download the dataset (see vitkit/data/README.md), or correct data.root or `{key}` of this dataset."
+    )
     if not path.is_file():
         raise DataError(f"{key}: no file '{path}'. {remedy}")
     try:
@@ -47,6 +49,8 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
 def _explanation(path: Path, data: bytes) -> str:
     """Explain what a file that is not JSON may be instead."""
     start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if not start:
+        return "It is empty: fetch or export it again."
     if start == b"<":
         return (
             "This is XML or HTML. Give the JSON, or convert Pascal VOC's and CVAT's XML: vitkit data convert --to coco"
