@@ -69,6 +69,7 @@ def test_built_object_is_returned_unchanged(registry):
     ("spec", "parts"),
     [
         ("Rotari", ["unknown engine 'Rotari'", "Did you mean 'Rotary'?", "Known: Rotary, rotary_slow."]),
+        ("ROTARY", ["unknown engine 'ROTARY'", "Did you mean 'Rotary'?"]),
         ({"type": "rotary_slw"}, ["unknown engine 'rotary_slw'", "'rotary_slow'"]),
         ({"speed": 3}, ["without a 'type'", "Known: Rotary"]),
         ({"type": None}, ["without a 'type'"]),

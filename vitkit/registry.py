@@ -27,7 +27,8 @@ MAX_NAMES = 40
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the end of an error message: the names nearest to a mistaken one, then the full list."""
     names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = [other for other in names if other.lower() == name.lower()]
+    close = close or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
     more = f", and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{hint}Known: {', '.join(names[:MAX_NAMES]) if names else '(none)'}{more}."

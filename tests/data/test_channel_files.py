@@ -9,7 +9,6 @@ from PIL import Image
 
 from vitkit.data.io.channel_files import as_rgb, read_channels, read_shown
 from vitkit.data.io.image_files import read_image
-from vitkit.deployment.onnx_runner import open_image
 from vitkit.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -48,8 +47,6 @@ def test_images_are_upright(tmp_path, suffix, orientation):
     image.save(tmp_path / f"a.{suffix}", exif=exif)
     expected = read_image(tmp_path / f"a.{suffix}")[:, :, :1]
     np.testing.assert_array_equal(read_channels(tmp_path / f"a.{suffix}", 1), expected * np.uint16(257))
-    if suffix != "tif":  # Pillow 13.0 garbles uncompressed ones that are turned
-        np.testing.assert_array_equal(open_image(tmp_path / f"a.{suffix}", 1), expected * np.uint16(257))
 
 
 def test_pages_in_a_loop_are_damaged(tmp_path):

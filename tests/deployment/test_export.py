@@ -20,6 +20,7 @@ import vitkit
 from vitkit import build_model, load_config, model_zoo
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config, trust
+from vitkit.data.io.channel_files import read_channels
 from vitkit.data.io.image_files import FORMATS
 from vitkit.deployment import export as export_module
 from vitkit.deployment import exported
@@ -195,6 +196,16 @@ def test_generated_program_opens_the_formats_of_vitkit(channels, tmp_path):
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n")
     with pytest.raises(UnidentifiedImageError):
         onnx_runner.open_image(path, channels)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])  # Pillow 13.0 garbles uncompressed TIFFs that are turned
+def test_program_turns_images_of_any_number_of_channels_upright(tmp_path, suffix):
+    path, exif = tmp_path / f"a.{suffix}", Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 12)).save(path, exif=exif)
+    image = onnx_runner.open_image(path, 1)
+    assert image.shape == (12, 4, 1)
+    np.testing.assert_array_equal(image, read_channels(path, 1))
 
 
 def test_generated_program_writes_names_inside_the_image():
