@@ -42,10 +42,17 @@ MODELS = {
     "RF-DETR-M": Published("rf_detr_m_coco", 576, 4.4),
     "RF-DETR-L": Published("rf_detr_l_coco", 704, 6.8),
     "RF-DETR-Seg-N": Published("rf_detr_seg_n_coco", 312, 3.4),
+    "RF-DETR-Seg-S": Published("rf_detr_seg_s_coco", 384, 4.4),
+    "RF-DETR-Seg-M": Published("rf_detr_seg_m_coco", 432, 5.9),
+    "RF-DETR-Seg-L": Published("rf_detr_seg_l_coco", 504, 8.8),
     "RT-DETR-R18": Published("rtdetr_r18", 640, 4.6),
+    "RT-DETR-R34": Published("rtdetr_r34", 640, 6.2),
     "RT-DETR-R50": Published("rtdetr_r50", 640, 9.3),
+    "RT-DETR-R101": Published("rtdetr_r101", 640, 13.5),
     "RT-DETRv2-R18": Published("rtdetrv2_r18", 640, None),
+    "RT-DETRv2-R34": Published("rtdetrv2_r34", 640, None),
     "RT-DETRv2-R50": Published("rtdetrv2_r50", 640, None),
+    "RT-DETRv2-R101": Published("rtdetrv2_r101", 640, None),
 }
 """DEIM's are D-FINE's networks, with another activation in the decoder."""
 
