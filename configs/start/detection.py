@@ -6,9 +6,10 @@ configs/bccd/dino_imagenet.py.
 
 Run:  vitkit start IMAGES ANNOTATIONS
 Here: with vertical flips, as in the table of configs/bccd/README.md; `vitkit start` prints the row that its choice
-      comes next to. On 50 photos of COCO with 49 classes, from Keras's ImageNet weights, 240 pixels, frozen up to res3,
-      mosaics until the 24th of 36 epochs (seed 42): after 936 steps, 7.3 min of one core, AP50 0.045 on 24 other photos
-      (0.054 after 520 steps) and 0.273 on the 50 themselves. So it learns them, but they are too few for others.
+      comes next to. On 50 photos of COCO with 49 classes, from Keras's ImageNet weights, frozen up to res3, 36 epochs:
+      after 936 steps, 5 to 7 min of one core, AP50 0.008 to 0.045 on 24 other photos (240 pixels: 0.045 and 0.009, two
+      runs; 224: 0.008 and 0.015, seeds 42 and 43) and on the 50 themselves 0.16 to 0.27 (0.273 and 0.156; 0.167 and
+      0.256). So it learns them, but they are too few for others. In 320 pixels after 520 steps: 0.019 and 0.127.
       tools/benchmark/faster_rcnn.py from the same weights finds nothing in either after 8 min, some 65 steps.
 """
 
