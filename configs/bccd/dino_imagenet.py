@@ -2,7 +2,8 @@
 
 Up to res3 a training step costs as much as with dino_r18.py's ResNet-18. The map of stride 16 is a convolution on the
 one of stride 8. Cells need no more; photos of everyday objects do: on the 50 photos of COCO in
-configs/start/detection.py this network has AP50 0.000 after as many steps as the one with res4, which has 0.008 to 0.045.
+configs/start/detection.py this network has AP50 0.000 after as many steps as the one with res4, which has 0.008 to
+0.045.
 
 Run:  python tools/train.py configs/bccd/dino_imagenet.py data.root=DIR    (DIR holds images/ and annotations/)
 Here: AP 0.617, AP50 0.894, AP75 0.671 (seed 42) on the 87 validation images, which also chose the best epoch, the 56th;
