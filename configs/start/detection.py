@@ -18,7 +18,7 @@ from vitkit.configs.bccd.dino_r18 import config as bccd_dino_r18
 from vitkit.configs.parts.resnet import resnet50_for_transfer
 
 
-def config(size=272, pretrained=True, ends_at_res3=False, frozen_stages=1, channels=None):
+def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, channels=None):
     """Return the config; `size` is the short side of an image in validation, in pixels.
 
     A pretrained backbone that `ends_at_res3` learns more in equal time where each class has many objects, and finds

@@ -209,7 +209,7 @@ def images_in(folder: Path, *, channels: int | None = None, others: Sequence[str
 
     Args:
         channels: see `find_images`.
-        others: extensions of further files to return.
+        others: further file extensions to include, such as those of videos.
     Raises:
         DataError: the folder does not exist, or has no image.
     """
