@@ -133,6 +133,11 @@ class _Factories(TorchFunctionMode):
             del kwargs["device"]
             self.gpu.note("tensor of numbers")
             return OnDevice(function(*args, **kwargs))
+        if function is Tensor.__setitem__ and isinstance(args[0], OnDevice) and not isinstance(args[2], Tensor):
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            # torch fills a slice, but copies a number from the host to single elements.
+            if any(isinstance(index, Tensor) for index in indices) or args[0].held[args[1]].ndim == 0:
+                self.gpu.note("number to elements")
         if function is Tensor.tolist and isinstance(args[0], OnDevice):
             return args[0].cpu().tolist()
         return function(*args, **kwargs)

@@ -12,15 +12,24 @@ from vitkit.models import build_model
 from vitkit.registry import CRITERIA, DATASETS
 from vitkit.structures import Batch
 
+REALTIME = {"dfine": "dfine_n_coco", "rf_detr": "rf_detr_n_coco", "rt_detr": "rtdetr_r18"}
+"""Name of a run -> the config of its model and losses; its data are those of quickstart/detr."""
+
 
 def quickstart_run(name: str, device: torch.device, folder: Path, *, move=None, **settings) -> tuple[TrainRun, Batch]:
     """Return a run without a loader, guarded, and a batch of two images.
 
     Args:
+        name: a config in configs/quickstart, or one of `REALTIME`.
         move: moves a module to the device; None: `module.to`.
         settings: fields of `TrainSettings`.
     """
-    config = importlib.import_module(f"vitkit.configs.quickstart.{name}").config()
+    config = importlib.import_module(f"vitkit.configs.quickstart.{'detr' if name in REALTIME else name}").config()
+    if name in REALTIME:
+        published = importlib.import_module(f"vitkit.configs.{REALTIME[name]}").config()
+        config |= {part: published[part] for part in ("model", "criterion")}
+        config["model"]["backbone"] |= dict(pretrained=False)
+        config["data"]["train"] |= dict(image_size=320)
     dataset = DATASETS.build(config["data"]["train"])
     batch = Batch.collate([dataset.load_sample(index, 0) for index in range(2)])
     torch.manual_seed(0)

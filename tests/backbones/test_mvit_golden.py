@@ -49,7 +49,7 @@ def test_weights_with_a_prefix_and_single_frame_kernels_load(case, model):
     holder.backbone = BACKBONES.build("mvitv2_tiny", num_classes=1000)
     load_weights(holder, state)
     loaded = holder.backbone.state_dict()
-    assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value.cpu(), loaded[name].cpu()) for name, value in model.state_dict().items())
 
 
 def test_loss_and_gradients_equal_the_originals(case, model):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from emulated_gpu import DEVICE, emulated_gpu, to_device
 from models.test_every_backbone_under_every_head import BACKBONES
-from quickstart_runs import quickstart_run
+from quickstart_runs import REALTIME, quickstart_run
 
 from vitkit.engine.step import train_step
 from vitkit.kernels import deformable_attention
@@ -17,8 +17,26 @@ MATCHING = {
     "maskformer_semantic": "hungarian_masks.py",
     "mask2former_instance": "hungarian_masks.py",
     "eomt": "hungarian_masks.py",
+    **dict.fromkeys(REALTIME, "hungarian.py"),
 }
-"""Quickstart config -> the line where its step waits for the matching."""
+"""Quickstart config or `REALTIME` -> the file where its step waits for the matching."""
+WAITS = [
+    lambda x: x[0].item(),
+    lambda x: x.tolist(),
+    lambda x: x.cpu(),
+    lambda x: bool(x.sum() > 0),
+    lambda x: x[x > 0],
+    lambda x: x.nonzero(),
+    lambda x: x[torch.tensor([0])],
+    lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    lambda x: x.new_tensor([1.0]),
+    lambda x: torch.ones(3).to(x.device),
+    lambda x: x.copy_(torch.ones(3)),
+    lambda x: x.__setitem__(0, 1.0),
+    lambda x: x.__setitem__((x.long(),), 1.0),
+    lambda x: x.repeat_interleave(x.long()),
+]
+"""Functions of a tensor of the GPU, which wait for it."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,23 +66,7 @@ def test_no_backbone_synchronises_in_either_pass(name):
     assert not gpu.waits
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda x: x[0].item(),
-        lambda x: x.tolist(),
-        lambda x: x.cpu(),
-        lambda x: bool(x.sum() > 0),
-        lambda x: x[x > 0],
-        lambda x: x.nonzero(),
-        lambda x: x[torch.tensor([0])],
-        lambda x: torch.tensor([1.0, 2.0], device=x.device),
-        lambda x: x.new_tensor([1.0]),
-        lambda x: torch.ones(3).to(x.device),
-        lambda x: x.copy_(torch.ones(3)),
-        lambda x: x.repeat_interleave(x.long()),
-    ],
-)
+@pytest.mark.parametrize("wait", WAITS)
 def test_emulated_gpu_counts_the_synchronisations_of_a_real_one(wait):
     with emulated_gpu() as gpu:
         x = torch.tensor([1.0, 2.0, 0.0]).to(DEVICE, non_blocking=True)
@@ -73,6 +75,20 @@ def test_emulated_gpu_counts_the_synchronisations_of_a_real_one(wait):
         gpu.waits.clear()
         wait(x)
         assert sum(gpu.waits.values()) == 1, gpu.waits
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wait", WAITS)
+def test_real_gpu_waits_where_the_emulated_one_does(wait, gpu):
+    if gpu.type != "cuda":
+        pytest.skip("only on CUDA")
+    x = torch.tensor([1.0, 2.0, 0.0], device=gpu)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchronizing"):
+            wait(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_emulated_gpu_refuses_tensors_of_two_devices():

@@ -84,10 +84,10 @@ def make_criterion(case, variant, num_aux):
 
     criterion.draw_points = lambda purpose, layer, num_masks, count, device: draw(
         f"{POINTS[purpose]}:{layers[layer]}", (num_masks, count, 2)
-    )
+    ).to(device)
     criterion.matcher.draw_points = lambda layer, image, device: draw(
         f"match:{layers[layer]}:{image}", (1, criterion.matcher.num_points, 2)
-    )[0]
+    )[0].to(device)
     return criterion
 
 

@@ -47,7 +47,8 @@ def weighted_sum(outputs):
 def projections(gradients):
     """The product of each gradient (name -> tensor) with drawn numbers, divided by the root of their count."""
     return {
-        f"grad/{k}": (drawn(f"onto {k}", g.shape) * g.double()).sum() / g.numel() ** 0.5 for k, g in gradients.items()
+        f"grad/{k}": (drawn(f"onto {k}", g.shape) * g.double().cpu()).sum() / g.numel() ** 0.5
+        for k, g in gradients.items()
     }
 
 

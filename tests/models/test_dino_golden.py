@@ -69,7 +69,7 @@ def set_noise(case, denoising, variant, monkeypatch):
     """Let denoising use the random numbers of the golden run."""
     monkeypatch.setattr(denoising, "box_noise", case.meta["dn"][variant]["box_noise_scale"])
     noise = recorded_noise(case, variant, denoising.label_noise)
-    monkeypatch.setattr(denoising, "draw", lambda count, device: noise)
+    monkeypatch.setattr(denoising, "draw", lambda count, device: Noise(*(numbers.to(device) for numbers in noise)))
 
 
 @pytest.fixture
@@ -118,11 +118,11 @@ def test_denoising_queries_and_mask_equal_the_original(case, model, monkeypatch,
     (noised,) = denoising(model.head, targets_of(case, variant), None)
     inputs, meta = case.torch_inputs(), case.meta["dn"][variant]
     labels = inputs[f"{variant}/dn_label_ids"]
-    content = denoising.label_embed.weight[labels.clamp(min=0)] * (labels >= 0)[..., None]
-    assert torch.equal(noised.queries.content, content)
+    content = denoising.label_embed.weight.cpu()[labels.clamp(min=0)] * (labels >= 0)[..., None]
+    assert torch.equal(noised.queries.content.cpu(), content)
     assert noised.repeats == meta["num_dn_group"]
     expected = inputs[f"{variant}/dn_boxes_unact"].sigmoid()
-    torch.testing.assert_close(noised.queries.references, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(noised.queries.references.cpu(), expected, atol=1e-6, rtol=0)
     mask = attention_mask(noised.sizes(), [True] * noised.num_parts, 900)
     assert torch.equal(mask, inputs[f"{variant}/dn_attn_mask"])
 

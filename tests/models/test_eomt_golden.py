@@ -87,7 +87,8 @@ def test_pixels_may_come_normalised(case, model, images):
 
 def test_half_annealed_and_unmasked_equal_the_original(case, model, images, monkeypatch):
     def draw(block, shape, device):
-        return torch.from_numpy(rng_for(f"annealing:{case.name}:block_{block - 3}").random(shape, dtype="float32"))
+        numbers = rng_for(f"annealing:{case.name}:block_{block - 3}").random(shape, dtype="float32")
+        return torch.from_numpy(numbers).to(device)
 
     monkeypatch.setattr(model, "draw", draw)
     before = model.attn_mask_probs.tolist()
@@ -121,10 +122,10 @@ def make_criterion(case, variant):
 
     criterion.draw_points = lambda purpose, layer, num_masks, count, device: draw(
         f"{POINTS[purpose]}:{layers[layer]}", (num_masks, count, 2)
-    )
+    ).to(device)
     criterion.matcher.draw_points = lambda layer, image, device: draw(
         f"match:{layers[layer]}:{image}", (1, criterion.matcher.num_points, 2)
-    )[0]
+    )[0].to(device)
     return criterion
 
 

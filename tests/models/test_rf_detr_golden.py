@@ -66,7 +66,8 @@ def assert_golden(case, outputs):
 def test_the_official_names_are_written_back(case, model):
     written = OFFICIAL[0].table.write(model.state_dict(), model)
     assert written.keys() == case.state_dict.keys()
-    assert all(torch.equal(value.float(), torch.from_numpy(case.state_dict[key])) for key, value in written.items())
+    stored = case.torch_state_dict()
+    assert all(torch.equal(value.float().cpu(), stored[key]) for key, value in written.items())
 
 
 def test_inference_and_results_equal_the_original(case, model):
@@ -93,9 +94,11 @@ def test_losses_and_gradients_equal_the_original(case, model, variant, monkeypat
     has_masks = case.name == "rf_detr_seg"
     criterion = CRITERIA.build(MASKS if has_masks else BOXES)
     if has_masks:
-        monkeypatch.setattr(criterion.matcher, "draw_points", lambda count, device: points(count).float())
+        monkeypatch.setattr(criterion.matcher, "draw_points", lambda count, device: points(count).float().to(device))
         monkeypatch.setattr(
-            criterion, "draw_points", lambda purpose, masks, count, device: points(count).float().expand(masks, -1, -1)
+            criterion,
+            "draw_points",
+            lambda purpose, masks, count, device: points(count).float().to(device).expand(masks, -1, -1),
         )
     outputs = model.train()(images(case), None, targets_of(case, variant))
     if variant == "objects":

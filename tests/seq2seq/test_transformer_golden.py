@@ -63,7 +63,7 @@ def test_outputs_equal_the_original_at_every_token(case, model, texts):
     # The original masks the target's padding too, which changes nothing but padding.
     for name, padding in (("memory", source == PAD), ("decoder", target == PAD), ("logits", target == PAD)):
         expected = torch.from_numpy(case.expected[name].values.copy()).view(*padding.shape, -1)
-        got = torch.where(padding[..., None], expected, outputs[name])
+        got = torch.where(padding[..., None], expected, outputs[name].cpu())
         report = compare(case, {name: got.numpy()})
         assert report[name]["ok"], report
 

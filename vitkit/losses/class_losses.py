@@ -85,7 +85,7 @@ def focal_loss(
     Returns:
         (L,) sums.
     """
-    class_targets = _at_labels(logits, query_indices, labels, 1.0)
+    class_targets = _at_labels(logits, query_indices, labels, logits.new_ones(()))
     return _sum(sigmoid_focal_loss(logits, class_targets, alpha=alpha, gamma=gamma), query_indices, weights)
 
 
@@ -114,7 +114,7 @@ def varifocal_loss(
     class_targets = _at_labels(logits, query_indices, labels, ious)
     probabilities = logits.detach().sigmoid()
     # A matched label weighs its IoU, so well fitting boxes weigh more; its target teaches how well the box fits.
-    is_matched = _at_labels(logits, query_indices, labels, 1.0) > 0
+    is_matched = _at_labels(logits, query_indices, labels, logits.new_ones(())) > 0
     factors = class_targets.where(is_matched, alpha * probabilities**gamma)
     losses = F.binary_cross_entropy_with_logits(logits, class_targets, factors, reduction="none")
     return _sum(losses, query_indices, weights)
@@ -140,7 +140,7 @@ def matchability_aware_loss(
         (L,) sums.
     """
     class_targets = _at_labels(logits, query_indices, labels, ious**gamma)
-    is_label = _at_labels(logits, query_indices, labels, 1.0) > 0
+    is_label = _at_labels(logits, query_indices, labels, logits.new_ones(())) > 0
     probabilities = logits.detach().sigmoid()
     # The varifocal loss nearly ignores a poorly fitting match; here it counts as much as others, which lowers a
     # confident prediction that fits badly.
@@ -179,7 +179,7 @@ def iou_aware_loss(
     return _sum(losses, query_indices, weights)
 
 
-def _at_labels(logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, values: Tensor | float) -> Tensor:
+def _at_labels(logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, values: Tensor) -> Tensor:
     """Return a tensor of zeros like the logits, with the values at the labels of the matched queries."""
     class_targets = logits.new_zeros(logits.shape)
     class_targets[(*query_indices, labels)] = values

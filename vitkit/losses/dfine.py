@@ -208,7 +208,7 @@ class DFINECriterion(SetCriterion):
         weighted = self.temperature**2 * weights * divergence  # (L, B, Q)
 
         is_paired = torch.zeros_like(confidence, dtype=torch.bool)
-        is_paired[pairs.image, pairs.query] = True
+        is_paired[pairs.image, pairs.query] = is_paired.new_ones(())
         sums = torch.stack([weighted.where(mask, 0).sum((1, 2)) for mask in (is_paired, ~is_paired)])  # (2, L)
         means = sums / pairs.counts.clamp(min=1e-6)[:, None]
         # In denoising, the means also weigh as in the main queries. The original multiplies the counts by 8 / B, which

@@ -60,7 +60,7 @@ class _Partition(torch.autograd.Function):
         ctx.save_for_backward(padding_value, targets, padding)
         x = x.index_select(1, sources)
         if padding is not None:
-            x[:, padding] = 0 if padding_value is None else padding_value.to(x.dtype)
+            x[:, padding] = x.new_zeros(()) if padding_value is None else padding_value.to(x.dtype)
         return x
 
     @staticmethod
