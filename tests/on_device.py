@@ -38,12 +38,20 @@ def _on_device(call, device: torch.device, precision: str):
             return call(module, *args, **kwargs)
         depth += 1
         try:
-            args, kwargs = tree_map_only(Tensor, lambda x: x.to(device), (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, to_device, (args, kwargs))
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 outputs = call(module.to(device), *args, **kwargs)
         finally:
             depth -= 1
-        return tree_map_only(Tensor, lambda x: x.cpu(), outputs)
+        return tree_map_only(Tensor, to_host, outputs)
+
+    def to_device(x: Tensor) -> Tensor:
+        return x if getattr(x, "stays_on_host", False) else x.to(device)
+
+    def to_host(x: Tensor) -> Tensor:
+        if x.device.type == "cpu":
+            x.stays_on_host = True  # such as matches, which the criterion expects there
+        return x.cpu()
 
     return on_device
 

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LAUNCHES = {"forward": dict(tile=1024, num_warps=4), "backward": dict(tile=512, num_warps=4)}
-"""Launch parameters of each kernel: the number of queries times channels per program, and its number of warps. With
-1024, the registers of the backward kernel would leave room for 12 warps on sm_80 and 20 on sm_90, instead of 20 and
-40. Others have not been timed."""
+LAUNCHES = {"forward": dict(tile=256, num_warps=1), "backward": dict(tile=128, num_warps=1)}
+"""Launch parameters of each kernel: the number of queries times channels per program, and its number of warps. Of tiles
+of 128 to 2048 with 1 to 8 warps, these are the fastest on an H200 (bf16, batch 2, 800x1333, torch 2.11): 0.16 and 0.94
+ms for an encoder layer, 0.017 and 0.068 ms for 300 queries; with 1024 and 4 warps 0.17, 1.02, 0.027 and 0.079 ms."""
 
 
 def deformable_attend(
