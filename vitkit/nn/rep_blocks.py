@@ -41,7 +41,8 @@ class RepBlock(nn.Module):
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, channels, H, W) -> the same."""
-        if torch.is_grad_enabled() or not is_fixed(self.conv1[1]):
+        # On a GPU, merging takes more kernels than it saves.
+        if torch.is_grad_enabled() or x.is_cuda or not is_fixed(self.conv1[1]):
             return F.silu(self.conv1(x, padding_mask) + self.conv2(x))
         (weight, bias), (weight2, bias2) = merged(*self.conv1), merged(*self.conv2)
         # A 1x1 convolution is a 3x3 one whose weights are zero but in the centre.
