@@ -206,6 +206,25 @@ def test_damaged_features_are_an_error_of_their_image_only(folder):
         dataset(folder, features=str(path))[0]
 
 
+def test_features_in_other_forms_are_read_or_are_an_error(folder):
+    path, maps = folder / "maps.npy", torch.rand(3, 2, 2, 2)
+    write_features(path, [maps], dataset(folder), weights_key=1)
+    description = json.loads(path.with_suffix(".json").read_text())
+
+    def data(array):
+        np.save(path, array)
+        count = len(array)
+        cut = description | dict(shape=list(array.shape), checksums=description["checksums"][:count])
+        path.with_suffix(".json").write_text(json.dumps(cut))
+        return dataset(folder, features=str(path))
+
+    assert torch.equal(data(np.asfortranarray(maps))[2]["features"], maps[2])
+    with pytest.raises(DataError, match=r"'.*maps.npy' has 2 maps, none for image 2\."):
+        data(maps[:2].numpy())[2]
+    with pytest.raises(DataError, match=r"cannot read '.*maps.npy'|contains float32 \[0, 2, 2, 2\]"):
+        data(maps[:0].numpy())[0]
+
+
 def test_features_that_do_not_fit_on_the_disk_are_an_error(folder):
     # If they were mapped into memory, reading them would end the process by a signal.
     resource = pytest.importorskip("resource")

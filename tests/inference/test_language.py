@@ -5,7 +5,7 @@ import torch
 
 from vitkit import build_model
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference import MaskFiller, TextContinuer
+from vitkit.inference import MaskFiller, TextContinuer, Translator
 from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS
@@ -126,3 +126,13 @@ def test_wrong_input_is_named(call, error, message, continuer, filler):
     with pytest.raises(error) as raised:
         call(continuer, filler)
     assert message in str(raised.value)
+
+
+def test_translator_warns_of_unknown_words_once(caplog):
+    vocabularies = {"source": WORDS, "target": WORDS}
+    model = build_model(dict(type="Transformer", **SMALL), vocabularies=vocabularies)
+    translator = Translator(model, vocabularies)
+    with caplog.at_level("WARNING", "vitkit"):
+        translator(["one two", "one alpha beta", "three"])
+        translator("alpha two")
+    assert caplog.messages == ["'one alpha beta': not in the vocabulary, and translated as unknown: 'alpha', 'beta'"]

@@ -1,5 +1,6 @@
 """A trained translator: text in, text out."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import tee
@@ -16,6 +17,7 @@ from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis, decode
 from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import EOS, PAD
 
+logger = logging.getLogger("vitkit")
 BATCH = 32
 """The default number of sentences in a batch."""
 
@@ -111,11 +113,21 @@ class Translator(TextModel):
         settings = self.model.decoding.with_hypotheses(n_best, beams=beams)
         target = self.vocabularies["target"]
         texts, to_encode = tee(self._checked(source))
-        encoded = map(self.vocabularies["source"].encode, to_encode)
+        encoded = map(self._encode, to_encode)
         for text, (_, hypotheses) in zip(texts, translate(self.model, encoded, settings, batch_size=batch_size)):
             best = [(hypothesis.score, target.decode(hypothesis.tokens)) for hypothesis in hypotheses]
             score, translation = best[0] if best else (0.0, "")
             yield Translation(text, translation, score, best)
+
+    def _encode(self, text: str) -> list[int]:
+        """Return the ids of a text's tokens, and warn of tokens that are unknown for the first time."""
+        source = self.vocabularies["source"]
+        num_unknown = len(source.unknown)
+        ids = source.encode(text)
+        if len(source.unknown) > num_unknown:
+            new = ", ".join(map(repr, list(source.unknown)[num_unknown:]))
+            logger.warning("%.60r: not in the vocabulary, and translated as unknown: %.200s", text, new)
+        return ids
 
     def align(self, text: str) -> Alignment:
         """Translate a sentence, and return what each token of the best translation attended to.
@@ -125,7 +137,7 @@ class Translator(TextModel):
             DataError: the text has no tokens.
         """
         source, target = self.vocabularies["source"], self.vocabularies["target"]
-        ids = source.encode(text)
+        ids = self._encode(text)
         hypotheses = next(translate(self.model, [ids], self.model.decoding, attention=True))[1]
         if not hypotheses:
             raise DataError("align: no token in the text. Give a sentence.")

@@ -74,7 +74,7 @@ class FeatureFile:
         except Exception as error:  # a damaged file can make numpy raise anything
             reason = str(error) or type(error).__name__
             raise DataError(f"features: cannot read '{self.path}': {reason:.200}. {_REMEDY}") from error
-        if stored != f"float32 {self._shape}" or not self._shape[1:]:
+        if stored != f"float32 {self._shape}" or not self._shape[1:] or 0 in self._shape:
             raise DataError(
                 f"features: '{self.path}' contains {stored:.200}, and '{self.path.with_suffix('.json').name}' says "
                 f"float32 {self._shape}. {_REMEDY}"
@@ -84,7 +84,9 @@ class FeatureFile:
         return array
 
     def __getitem__(self, index: int) -> Tensor:
-        features = np.array(self.array[index])
+        if index >= len(self.array):
+            raise DataError(f"features: '{self.path}' has {len(self.array)} maps, none for image {index}. {_REMEDY}")
+        features = np.array(self.array[index], order="C")
         if zlib.crc32(features) != self._checksums[index]:
             raise DataError(
                 f"features: '{self.path}' is damaged: map {index} is not what was written. Delete the file."
