@@ -130,7 +130,7 @@ def test_wrong_input_is_named(call, error, message, continuer, filler):
 
 def test_translator_warns_of_unknown_words_once(caplog):
     vocabularies = {"source": WORDS, "target": WORDS}
-    model = build_model(dict(type="Transformer", **SMALL), vocabularies=vocabularies)
+    model = build_model(dict(type="Transformer", **(SMALL | dict(max_length=200))), vocabularies=vocabularies)
     translator = Translator(model, vocabularies)
     with caplog.at_level("WARNING", "vitkit"):
         translator(["one two", "one alpha beta", "three"])
