@@ -12,6 +12,7 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.starter import child_runs, own_data
 from vitkit.starter import starting as start
 from vitkit.starter.child_runs import StepCost
+from vitkit.starter.recipes import RECIPES
 from vitkit.starter.starting import imagenet_weights
 from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
@@ -65,16 +66,17 @@ def detection(world, *args):
     ],
 )
 def test_measured_figure_with_the_most_steps_of_at_most_the_chosen_ones_is_shown(network, steps, metrics):
-    choice = start.Choice(240, "fp32", "", network, epochs=steps, cost=StepCost(0.1, 0.1, 1))
     few, many = (start.OwnData("", 17, 7, 64, [], fewest_objects=count) for count in (99, 100))
-    recipe = start.RECIPES["detection"]
-    assert recipe.evidence(choice, many).startswith(metrics) and "COCO" not in recipe.evidence(choice, many)
-    assert recipe.evidence(choice, few) == f"{recipe.evidence(choice, many)}: {recipe.few_objects}"
-    assert "recipe has not been measured" in start.RECIPES["classification"].evidence(choice, few)
+    recipe = RECIPES["detection"]
+    assert recipe.evidence(network, steps, many).startswith(metrics) and "COCO" not in recipe.evidence(
+        network, steps, many
+    )
+    assert recipe.evidence(network, steps, few) == f"{recipe.evidence(network, steps, many)}: {recipe.few_objects}"
+    assert "recipe has not been measured" in RECIPES["classification"].evidence(network, steps, few)
 
 
 def test_recipe_for_many_objects_is_the_best_of_the_table_for_short_runs():
-    measured = start.RECIPES["detection"].measured
+    measured = RECIPES["detection"].measured
     for figure in measured:
         if figure.network == "res3" and figure.minutes <= 15:
             others = [f.metrics for f in measured if f.network != "res3" and f.minutes <= figure.minutes]
@@ -112,13 +114,13 @@ def test_backbone_follows_the_number_of_objects(world, step_cost, monkeypatch, f
 def test_figures_of_recipes_are_those_of_the_table():
     rows = [line.split("|")[1:-1] for line in (ROOT / "configs/bccd/README.md").read_text().splitlines() if "|" in line]
     table = {tuple(cell.strip() for cell in row[2:]) for row in rows}
-    for figure in start.RECIPES["detection"].measured:
+    for figure in RECIPES["detection"].measured:
         ap, ap50 = figure.metrics.removeprefix("AP ").split(", AP50 ")
         assert (f"{figure.minutes:g}", ap, ap50) in table
     header = (ROOT / "configs/start/detection.py").read_text()
     facts = ("AP50 0.008 to 0.045", "50 photos of COCO with 49 classes", "936 steps")
-    assert all(fact in start.RECIPES["detection"].few_objects and fact in header for fact in facts)
-    (figure,) = start.RECIPES["semantic"].measured
+    assert all(fact in RECIPES["detection"].few_objects and fact in header for fact in facts)
+    (figure,) = RECIPES["semantic"].measured
     header = (ROOT / "configs/start/semantic.py").read_text()
     assert all(text in header for text in (f"{figure.steps} steps", f"{figure.minutes} min", "mIoU 0.677"))
     assert figure.metrics == "mIoU 0.677"

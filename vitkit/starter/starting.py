@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import torch
 
@@ -25,6 +24,7 @@ from vitkit.logging import LOG_NAME
 from vitkit.registry import BACKBONES, nearest
 from vitkit.starter.child_runs import StepCost, time_steps
 from vitkit.starter.own_data import OwnData, read_own_data
+from vitkit.starter.recipes import RECIPES, Network
 from vitkit.visualization.curves import read_log
 from vitkit.words import counted
 
@@ -44,104 +44,6 @@ UP_TO_RES4 = "model.backbone.out_features=[res3,res4] model.neck.num_levels=3"
 """The overrides that let a detector's backbone end at res4."""
 CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")
 """Names of the checks of vitkit.doctor that take only seconds."""
-
-
-Network = Literal["small", "resnet50", "res3"]
-"""What is trained: the task's small network from random weights, or with a ResNet-50 from ImageNet's, whole or up to
-res3 (detection only)."""
-
-
-class Measured(NamedTuple):
-    """A figure that a recipe has reached."""
-
-    network: Network
-    steps: int
-    minutes: float
-    """Processor minutes of training, on one core of an AMD EPYC."""
-    metrics: str
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is considered for a task, and the figures that this is based on."""
-
-    sizes: dict[int, int]
-    """Short sides of the validation images in pixels, the smallest first, each with the number of training steps that
-    it must leave time for."""
-    data: str = ""
-    """The data of the figures."""
-    measured: tuple[Measured, ...] = ()
-    """The figures, with the fewest steps first."""
-    freeze_below: int = 0
-    """The number of steps below which a pretrained backbone is frozen up to res3, which halves the cost of a step."""
-    warmup_steps: int = 0
-    """The warm-up of the task's config if a short run shortens it: to a twentieth of its steps, as a constant rate must
-    follow it."""
-    objects_for_res3: int | None = None
-    """The number of training objects of each class from which on a processor a ResNet-50 from ImageNet's weights ends
-    at res3, where a step takes 0.7 of the time and half as many reach the same AP; None: never."""
-    few_objects: str = ""
-    """What to expect with fewer objects of each class."""
-
-    def sizes_for(self, data: OwnData) -> list[int]:
-        """Return the sizes up to that of the images, or else the smallest."""
-        return [size for size in self.sizes if size <= data.short_side] or [min(self.sizes)]
-
-    def has_many_objects(self, data: OwnData) -> bool:
-        """Whether each class with training objects has as many as in the data of the figures, about."""
-        return self.objects_for_res3 is not None and data.fewest_objects >= self.objects_for_res3
-
-    def evidence(self, choice: "Choice", data: OwnData) -> str:
-        """Return the figure with the most steps of at most the chosen ones, or else with the fewest, and its data."""
-        figures = [figure for figure in self.measured if figure.network == choice.network]
-        if not figures:
-            return "no figure: this recipe has not been measured"
-        figure = next((figure for figure in reversed(figures) if figure.steps <= choice.steps), figures[0])
-        text = (
-            f"{figure.metrics} on {self.data} after {counted(figure.steps, 'steps')}, {figure.minutes:g} min of one "
-            "core; expect less after fewer steps, with more classes, or with fewer objects of each"
-        )
-        return text if self.has_many_objects(data) or not self.few_objects else f"{text}: {self.few_objects}"
-
-
-RECIPES = {
-    "detection": Recipe(
-        # In equal time 224 pixels are better up to the 6592 steps measured on blood cells; twice as many is a guess.
-        {224: 0, 272: 12000, 320: 12000, 416: 12000, 512: 12000},
-        "205 photos of blood cells (configs/bccd/README.md)",
-        (
-            Measured("small", 824, 5, "AP 0.429, AP50 0.750"),
-            Measured("small", 1648, 10, "AP 0.550, AP50 0.837"),
-            Measured("small", 2472, 15, "AP 0.586, AP50 0.861"),
-            Measured("small", 3296, 20, "AP 0.604, AP50 0.877"),
-            Measured("small", 4944, 30, "AP 0.621, AP50 0.891"),
-            Measured("small", 6592, 41, "AP 0.627, AP50 0.902"),
-            Measured("resnet50", 1030, 10, "AP 0.458, AP50 0.781"),
-            Measured("resnet50", 2060, 21, "AP 0.525, AP50 0.803"),
-            Measured("resnet50", 3090, 32, "AP 0.545, AP50 0.814"),
-            Measured("resnet50", 4120, 43, "AP 0.572, AP50 0.849"),
-            Measured("res3", 824, 4, "AP 0.522, AP50 0.842"),
-            Measured("res3", 1133, 6, "AP 0.553, AP50 0.856"),
-            Measured("res3", 1648, 9, "AP 0.577, AP50 0.870"),
-            Measured("res3", 2472, 14, "AP 0.585, AP50 0.879"),
-            Measured("res3", 3296, 18, "AP 0.598, AP50 0.881"),
-            Measured("res3", 4944, 27, "AP 0.614, AP50 0.888"),
-            Measured("res3", 6592, 37, "AP 0.615, AP50 0.891"),
-        ),
-        freeze_below=1500,
-        warmup_steps=200,
-        objects_for_res3=100,
-        few_objects="AP50 0.008 to 0.045 from 50 photos of COCO with 49 classes, after 936 steps from ImageNet weights",
-    ),
-    "semantic": Recipe(
-        {240: 0, 360: 2000, 480: 2000},
-        "367 frames of streets (configs/start/semantic.py)",
-        (Measured("resnet50", 1840, 53, "mIoU 0.677"),),
-    ),
-    "instance": Recipe({256: 0, 320: 4000, 416: 4000}),
-    "panoptic": Recipe({256: 0, 320: 4000, 416: 4000}),
-    "classification": Recipe({128: 0, 224: 1500}),
-}
 
 
 @dataclass(frozen=True)
@@ -269,7 +171,7 @@ def start(
     later = ", which is measured again during training" * (not dry_run and is_paced(request, choice))
     print(f"chosen    {network_name(load_config(folder / CONFIG))}, {choice.text}{later}")
     others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
-    print(f"measured  {others}{RECIPES[task].evidence(choice, data)}")
+    print(f"measured  {others}{RECIPES[task].evidence(choice.network, choice.steps, data)}")
     print(f"config    {folder / CONFIG}", flush=True)
     check(folder / CONFIG, request)
     if dry_run:
