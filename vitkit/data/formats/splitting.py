@@ -96,7 +96,9 @@ def _at_random(
     num_groups = len(np.unique(groups[groups >= 0]))
     num_joined = len(positions) - len(errors) - num_groups
     if num_joined:
-        data.notes.append(f"{num_joined} images stay with others: copies, bursts or frames of one recording")
+        data.notes.append(
+            f"{counted(num_joined, 'images', 'stay')} with others: copies, bursts or frames of one recording"
+        )
     classes: dict[int, Counter[int]] = {data.images[k]["id"]: Counter() for k in positions}
     for annotation in data.annotations:
         if annotation["image_id"] in classes:
