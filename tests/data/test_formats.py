@@ -342,7 +342,7 @@ def test_yolo_reports_training_images_in_the_test_split(tmp_path):
     write(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.1 0.1\n")
     write(tmp_path / "data.yaml", "train: images/train\nval: images/val\ntest: images/train\nnames: [cat]\n")
     notes = read_annotations(tmp_path / "data.yaml").notes
-    assert notes == ["1 images are in both train and test, such as images/train/a.png"]
+    assert notes == ["1 image is in both train and test, such as images/train/a.png"]
 
 
 def coco_with(folder, *boxes):

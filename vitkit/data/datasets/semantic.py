@@ -172,7 +172,8 @@ def _chosen(image_ids: list[str], names: Sequence[str] | str | Path, images: str
         missing = sorted(listed - set(image_ids))
         if missing:
             raise DataError(
-                f"names: '{names}' lists {counted(len(missing), 'images')} that '{images}' lacks, such as {missing[0]!r}."
+                f"names: '{names}' lists {counted(len(missing), 'images')} that '{images}' lacks, such as "
+                f"{missing[0]!r}."
             )
         return [image_id for image_id in image_ids if image_id in listed]
     chosen = [image_id for image_id in image_ids if any(fnmatchcase(image_id, pattern) for pattern in names)]
