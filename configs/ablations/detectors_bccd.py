@@ -3,7 +3,8 @@
 RT-DETR-R18 (https://arxiv.org/abs/2304.08069), D-FINE-N and -S (https://arxiv.org/abs/2410.13842) and RF-DETR-N
 (https://arxiv.org/abs/2511.09554) with their own networks and losses, and DINO on the ResNet-18 of
 configs/bccd/dino_r18.py, under one recipe: images of 192 to 256 pixels, AdamW with a cosine, an average of the weights,
-no mosaics. tools/benchmark/faster_rcnn.py trains torchvision's detector for as long.
+no mosaics. The published networks also in the sizes that they were made for: the photos' own 640x480, and 384x288 for
+RF-DETR-N. tools/benchmark/faster_rcnn.py trains torchvision's detector for as long.
 
 Run:  vitkit ablate detectors_bccd data.root=DIR --seeds 42
 Here: see model_zoo/ablations/detectors_bccd.md.
@@ -24,35 +25,47 @@ def small(model):
     return model | dict(num_queries=80, num_detections=100, training_queries=[DENOISING])
 
 
-def without_mosaics():
+def at_size(side):
+    """Photos whose shorter side is about `side` in training and `side` in evaluation, without mosaics."""
     single = dino_r18()["data"]["train"]["transforms"]["transforms"][1]
     single["transforms"][2].update(
-        scales=[192, 224, 256], max_size=360, crop_scales=[272, 320, 368], crop_range=[176, 256]
+        scales=_sides(side, 192, 224, 256),
+        max_size=round(1.5 * side),
+        crop_scales=_sides(side, 272, 320, 368),
+        crop_range=_sides(side, 176, 256),
     )
-    return single
+    return {"data.train.transforms": single, "data.val.transforms.short_side": side}
+
+
+def _sides(side, *sides_at_240):
+    return [round(side * length / 240 / 16) * 16 for length in sides_at_240]
+
+
+def networks():
+    rf_detr_n = rf_detr(resolution=384, num_decoder_layers=2)
+    d_fine = {"criterion": dfine_n()["criterion"]}
+    return {
+        "DINO, ResNet-18": {},
+        "RT-DETR-R18": {"model": small(rtdetr(18)["model"]), "criterion": rtdetr(18)["criterion"]},
+        "D-FINE-N": {"model": small(dfine_model("n"))} | d_fine,
+        "D-FINE-S": {"model": small(dfine_model("s"))} | d_fine,
+        "RF-DETR-N": {
+            "model": small(rf_detr_n["model"]) | dict(training_queries=[dict(type="QueryGroups", groups=13)]),
+            "criterion": rf_detr_n["criterion"],
+        },
+    }
 
 
 def ablation():
-    rf_detr_n = rf_detr(resolution=384, num_decoder_layers=2)
-    d_fine = {"criterion": dfine_n()["criterion"]}
+    natural = {"RT-DETR-R18": 480, "D-FINE-N": 480, "D-FINE-S": 480, "RF-DETR-N": 288}
     return dict(
         base="bccd/dino_r18",
         metrics=["bbox/AP", "bbox/AP50"],
         minutes=15.0,
         evaluations=3,
-        settings={
-            "data.train.transforms": without_mosaics(),
-            "data.val.transforms.short_side": 240,
-            "schedule": dict(type="CosineLR", warmup_steps=200),
-        },
+        settings=at_size(240) | {"schedule": dict(type="CosineLR", warmup_steps=200)},
         arms={
-            "DINO, ResNet-18": {},
-            "RT-DETR-R18": {"model": small(rtdetr(18)["model"]), "criterion": rtdetr(18)["criterion"]},
-            "D-FINE-N": {"model": small(dfine_model("n"))} | d_fine,
-            "D-FINE-S": {"model": small(dfine_model("s"))} | d_fine,
-            "RF-DETR-N": {
-                "model": small(rf_detr_n["model"]) | dict(training_queries=[dict(type="QueryGroups", groups=13)]),
-                "criterion": rf_detr_n["criterion"],
-            },
+            **networks(),
+            **{f"{name}, {4 * side // 3} pixels": networks()[name] | at_size(side) for name, side in natural.items()},
         },
-    )  # fmt: skip
+    )

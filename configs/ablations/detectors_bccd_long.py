@@ -8,7 +8,7 @@ Run:  vitkit ablate detectors_bccd_long data.root=DIR --seeds 42
 Here: see model_zoo/ablations/detectors_bccd_long.md.
 """
 
-from vitkit.configs.ablations.detectors_bccd import ablation as in_15_minutes
+from vitkit.configs.ablations.detectors_bccd import networks
 from vitkit.configs.bccd.deformable_detr import config as deformable_detr
 
 
@@ -21,7 +21,7 @@ def ablation():
         evaluations=10,
         settings={},
         arms={
-            **in_15_minutes()["arms"],
+            **networks(),
             "Deformable DETR, two stages": {
                 "model": two_stages["model"] | dict(num_queries=80, num_detections=100, nms_iou=0.8),
                 "criterion": two_stages["criterion"],
