@@ -29,7 +29,7 @@ SHAPES = {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten
 
 
 class OnDevice(Tensor):
-    """A tensor of the emulated device; `held` has its values."""
+    """A tensor of the emulated device; `held` has its values, and `is_number` is whether it is a number of Python."""
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "OnDevice":
@@ -43,7 +43,7 @@ class OnDevice(Tensor):
         )
 
     def __init__(self, held: Tensor):
-        self.held = held
+        self.held, self.is_number = held, False
 
     device = property(lambda self: DEVICE)
     is_cuda = property(lambda self: True)
@@ -79,6 +79,10 @@ class EmulatedGPU(TorchDispatchMode):
         on_device = from_device if target is None else target
         if not on_device:
             return result
+        if operator is aten.scalar_tensor:
+            result = OnDevice(result)
+            result.is_number = True
+            return result
         # A tensor that an operator changes in place must stay the same object.
         held = {id(leaf.held): leaf for leaf in leaves if isinstance(leaf, OnDevice)}
         return tree_map_only(Tensor, lambda x: held[id(x)] if id(x) in held else OnDevice(x), result)
@@ -95,6 +99,9 @@ class EmulatedGPU(TorchDispatchMode):
                 non_blocking and isinstance(args[0], OnDevice)
             ):
                 self.note("copy")
+            # torch fills a slice with a number, but copies it from the host to single elements.
+            elif args[0].ndim == 0 and _is_number(args[1]):
+                self.note("number to an element")
         elif not from_device:
             return
         elif operator in READS or operator in SHAPES:
@@ -107,6 +114,8 @@ class EmulatedGPU(TorchDispatchMode):
                 self.note("index by a mask")
             elif not all(isinstance(index, OnDevice) for index in indices):
                 self.note("index from the host")
+            elif len(args) > 2 and _is_number(args[2]):
+                self.note("number to elements")
         elif mixed:
             raise AssertionError(f"{operator}: tensors of two devices")
 
@@ -115,6 +124,10 @@ class EmulatedGPU(TorchDispatchMode):
         frames = [frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(PACKAGE)]
         where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
         self.waits[f"{where} {what}"] += 1
+
+
+def _is_number(x: Tensor) -> bool:
+    return isinstance(x, OnDevice) and x.is_number
 
 
 class _Factories(TorchFunctionMode):
@@ -133,11 +146,6 @@ class _Factories(TorchFunctionMode):
             del kwargs["device"]
             self.gpu.note("tensor of numbers")
             return OnDevice(function(*args, **kwargs))
-        if function is Tensor.__setitem__ and isinstance(args[0], OnDevice) and not isinstance(args[2], Tensor):
-            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
-            # torch fills a slice, but copies a number from the host to single elements.
-            if any(isinstance(index, Tensor) for index in indices) or args[0].held[args[1]].ndim == 0:
-                self.gpu.note("number to elements")
         if function is Tensor.tolist and isinstance(args[0], OnDevice):
             return args[0].cpu().tolist()
         return function(*args, **kwargs)

@@ -20,6 +20,22 @@ MATCHING = {
     **dict.fromkeys(REALTIME, "hungarian.py"),
 }
 """Quickstart config or `REALTIME` -> the file where its step waits for the matching."""
+
+
+class WritesInBackward(torch.autograd.Function):
+    """The identity, with a backward pass that waits."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        grad[0] = 1.0
+        return grad
+
+
 WAITS = [
     lambda x: x[0].item(),
     lambda x: x.tolist(),
@@ -35,6 +51,7 @@ WAITS = [
     lambda x: x.__setitem__(0, 1.0),
     lambda x: x.__setitem__((x.long(),), 1.0),
     lambda x: x.repeat_interleave(x.long()),
+    lambda x: WritesInBackward.apply(x.clone().requires_grad_()).sum().backward(),
 ]
 """Functions of a tensor of the GPU, which wait for it."""
 

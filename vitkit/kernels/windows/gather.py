@@ -85,5 +85,5 @@ class _Reverse(torch.autograd.Function):
         sources, padding = ctx.saved_tensors
         grad = grad.index_select(1, sources)
         if padding is not None:
-            grad[:, padding] = 0
+            grad[:, padding] = grad.new_zeros(())
         return grad, None, None, None
