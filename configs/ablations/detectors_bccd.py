@@ -34,7 +34,8 @@ def at_size(side):
         crop_scales=_sides(side, 272, 320, 368),
         crop_range=_sides(side, 176, 256),
     )
-    return {"data.train.transforms": single, "data.val.transforms.short_side": side}
+    val = {"data.val.transforms.short_side": side, "data.val.transforms.max_size": round(5 / 3 * side)}
+    return {"data.train.transforms": single} | val
 
 
 def _sides(side, *sides_at_240):

@@ -7,7 +7,7 @@ from vitkit.config import load_config
 from vitkit.models import build_model
 from vitkit.models.classifier import Classifier
 from vitkit.nn.additive_attention import SCORES
-from vitkit.registry import CRITERIA, DATASETS
+from vitkit.registry import CRITERIA, DATASETS, TRANSFORMS
 from vitkit.starter.ablations.sets import read_set, set_files, summary_of, train_command
 
 SETS = {path.stem: read_set(path) for path in set_files()}
@@ -66,6 +66,17 @@ def test_fixed_matching_has_a_query_for_each_class():
     _, _, base, *overrides = train_command(SETS["maskformer_matching"], "MaskFormer, fixed", [])
     config = load_config(base, overrides)
     assert config["model"]["num_queries"] == len(DATASETS.build(config["data"]["val"]).classes)
+
+
+@pytest.mark.parametrize(
+    ("arm", "width"), [("DINO, ResNet-18", 320), ("D-FINE-N, 640 pixels", 640), ("RF-DETR-N, 384 pixels", 384)]
+)
+def test_detectors_are_evaluated_at_the_size_that_they_are_trained_for(arm, width):
+    _, _, base, *overrides = train_command(SETS["detectors_bccd"], arm, [])
+    data = load_config(base, overrides)["data"]
+    assert TRANSFORMS.build(data["val"]["transforms"]).size_of(480, 640) == (3 * width // 4, width)
+    scales = data["train"]["transforms"]["transforms"][2]["scales"]
+    assert min(scales) <= 3 * width // 4 <= max(scales)
 
 
 @pytest.mark.parametrize("name", SETS)
