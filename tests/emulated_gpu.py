@@ -89,7 +89,7 @@ class EmulatedGPU(TorchDispatchMode):
 
     def _count(self, operator, args, kwargs, *, from_device: bool, to_device: bool | None) -> None:
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-        mixed = len({isinstance(tensor, OnDevice) for tensor in tensors if tensor.ndim}) > 1
+        on_host = [tensor for tensor in tensors if tensor.ndim and not isinstance(tensor, OnDevice)]
         if operator is aten._to_copy and to_device is not None and to_device != from_device:
             if not (to_device and kwargs.get("non_blocking")):
                 self.note("copy to the device" if to_device else "copy from the device")
@@ -110,13 +110,15 @@ class EmulatedGPU(TorchDispatchMode):
             self.note("repeat_interleave without output_size")
         elif operator in (aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_, aten._unsafe_index):
             indices = [index for index in args[1] if index is not None]
+            if not isinstance(args[0], OnDevice) or any(x is value for x in on_host for value in args[2:3]):
+                raise AssertionError(f"{operator}: tensors of two devices")
             if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
                 self.note("index by a mask")
             elif not all(isinstance(index, OnDevice) for index in indices):
                 self.note("index from the host")
             elif len(args) > 2 and _is_number(args[2]):
                 self.note("number to elements")
-        elif mixed:
+        elif on_host:
             raise AssertionError(f"{operator}: tensors of two devices")
 
     def note(self, what: str) -> None:
@@ -159,6 +161,8 @@ def emulated_gpu() -> Iterator[EmulatedGPU]:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=".*CUDA is not available")
         stack.enter_context(mock.patch("torch.cuda._lazy_init"))
+        # A view of a parameter, which is not a tensor of inference, cannot be wrapped in inference mode.
+        stack.enter_context(mock.patch("torch._C._InferenceMode", lambda mode: torch.set_grad_enabled(not mode)))
         stack.enter_context(torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))
         stack.enter_context(_Factories(gpu))
         stack.enter_context(gpu)

@@ -15,7 +15,7 @@ BF16_ERROR, MASK2FORMER_BF16_ERROR = 0.05, 0.15
 """The tolerated norm of an output's difference, relative to the output's norm. About fifty layers round to bfloat16's 8
 bits, and Mask2Former's layers attend within masks, where rounding may flip a pixel (0.115 on a CPU)."""
 BF16_SCORES = 0.25
-"""The tolerated difference of scores whose order selects locations: 16 steps of bfloat16 at a score of 4."""
+"""The tolerated difference of scores whose order selects locations: 8 steps of bfloat16 at a score of 4."""
 
 
 def install(device: torch.device, precision: str) -> None:

@@ -153,7 +153,7 @@ class LayerScale(nn.Module):
 
 
 def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
-    """Return `norm(conv(x))`, merging a norm that is a fixed scale and shift into it at almost no cost."""
+    """Return `norm(conv(x))`; except on CUDA, a norm that is a fixed scale and shift is merged at almost no cost."""
     if torch.is_grad_enabled() and conv.weight.requires_grad:
         if not isinstance(norm, FrozenBatchNorm2d):
             return norm(conv(x))
