@@ -74,11 +74,13 @@ class FeatureFile:
         except Exception as error:  # a damaged file can make numpy raise anything
             reason = str(error) or type(error).__name__
             raise DataError(f"features: cannot read '{self.path}': {reason:.200}. {_REMEDY}") from error
-        if stored != f"float32 {self._shape}" or not self._shape[1:] or 0 in self._shape:
+        if stored != f"float32 {self._shape}" or not self._shape[1:]:
             raise DataError(
                 f"features: '{self.path}' contains {stored:.200}, and '{self.path.with_suffix('.json').name}' says "
                 f"float32 {self._shape}. {_REMEDY}"
             )
+        if 0 in array.shape:
+            raise DataError(f"features: '{self.path}' is empty, {stored}. {_REMEDY}")
         if not isinstance(self._checksums, list) or len(self._checksums) != len(array):
             raise DataError(f"features: '{self.path.with_suffix('.json').name}' has no checksum of each map. {_REMEDY}")
         return array
