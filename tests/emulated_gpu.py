@@ -68,6 +68,8 @@ class EmulatedGPU(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         leaves = tree_leaves((args, kwargs))
         from_device = any(isinstance(leaf, OnDevice) for leaf in leaves)
+        if from_device and any(type(leaf) is Tensor and leaf.is_meta for leaf in leaves):
+            raise AssertionError(f"{function}: a tensor without values")
         operator = function.overloadpacket
         target = kwargs.get("device")
         if target is not None:
@@ -148,6 +150,11 @@ class _Factories(TorchFunctionMode):
             del kwargs["device"]
             self.gpu.note("tensor of numbers")
             return OnDevice(function(*args, **kwargs))
+        if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], OnDevice):
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            # torch would move a list of indices to the device without an operator.
+            indices = tuple(torch.tensor(index) if isinstance(index, list) else index for index in indices)
+            args = (args[0], indices, *args[2:])
         if function is Tensor.tolist and isinstance(args[0], OnDevice):
             return args[0].cpu().tolist()
         return function(*args, **kwargs)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from torch import nn
 
 from vitkit import build_model
 from vitkit.errors import ConfigError
@@ -171,6 +172,35 @@ CLASSIFIERS = {
 }
 
 
+def dense_model(name: str) -> nn.Module:
+    """Build a model of `DENSE` with random weights."""
+    torch.manual_seed(0)
+    spec, expected = DENSE[name]
+    kind = name.split()[0]
+    vocabularies = {"target": Vocabulary.train("word", ["a b c"])} if "words" in expected else {}
+    queries = {} if vocabularies else {"num_queries": 4, "num_classes": 3}
+    if kind == "PerPixelClassification":
+        del queries["num_queries"]
+    model = build_model(dict(type=kind, backbone=RESNET) | queries | spec, vocabularies=vocabularies)
+    if vocabularies:
+        model.decoding = DecodingSettings(max_length=4, min_length=2)
+    return model
+
+
+def text_model(name: str) -> tuple[nn.Module, dict[str, Vocabulary]]:
+    """Build a model of `TEXTS` with random weights, and return its vocabularies."""
+    torch.manual_seed(0)
+    spec, expected = TEXTS[name]
+    words = Vocabulary.train("word", ["a b c"], mask=True)
+    of_one_text = name in ("CausalLanguageModel", "MaskedLanguageModel")
+    vocabularies = dict.fromkeys(("target",) if of_one_text else ("source", "target"), words)
+    spec = spec if name == "RNNTranslator" else dict(spec, num_layers=1)
+    model = build_model(dict(type=name, **spec), vocabularies=vocabularies).eval()
+    if "beams" in expected:
+        model.decoding = DecodingSettings(max_length=4, min_length=2)
+    return model, vocabularies
+
+
 @pytest.fixture
 def unsaved(monkeypatch):
     """Skip the rendering of figures, which takes most of the time."""
@@ -206,21 +236,11 @@ def test_every_registered_model_is_tested():
 
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path):
-    torch.manual_seed(0)
-    spec, expected = DENSE[name]
-    kind = name.split()[0]
-    words = Vocabulary.train("word", ["a b c"])
-    vocabularies = {"target": words} if "words" in expected else {}
-    queries = {} if "words" in expected else {"num_queries": 4, "num_classes": 3}
-    if kind == "PerPixelClassification":
-        del queries["num_queries"]
-    model = build_model(dict(type=kind, backbone=RESNET) | queries | spec, vocabularies=vocabularies)
-    if vocabularies:
-        model.decoding = DecodingSettings(max_length=4, min_length=2)
+    expected = DENSE[name][1]
     criterion = CRITERIA.build(CRITERION) if "loss_points" in expected else None
-    queries = [] if vocabularies or kind == "PerPixelClassification" else [0]
+    queries = [] if "words" in expected or name.startswith("PerPixelClassification") else [0]
     asked = request(queries=queries, criterion=criterion)
-    predictor = Predictor(model, list("abc"))
+    predictor = Predictor(dense_model(name), list("abc"))
     result = check(lambda result: explain_image(predictor, IMAGE, asked, result), expected, tmp_path)
     notes = "\n".join(result.notes) if result else ""
     assert ("no figures of masks" in notes) == (name == "DETRSegmentation")
@@ -250,14 +270,6 @@ def test_page_says_how_many_layers_are_left_out(unsaved, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_models_are_explained(name, unsaved, tmp_path):
-    torch.manual_seed(0)
-    spec, expected = TEXTS[name]
-    words = Vocabulary.train("word", ["a b c"], mask=True)
-    of_one_text = name in ("CausalLanguageModel", "MaskedLanguageModel")
-    vocabularies = dict.fromkeys(("target",) if of_one_text else ("source", "target"), words)
-    spec = spec if name == "RNNTranslator" else dict(spec, num_layers=1)
-    model = build_model(dict(type=name, **spec), vocabularies=vocabularies).eval()
-    if "beams" in expected:
-        model.decoding = DecodingSettings(max_length=4, min_length=2)
+    model, vocabularies = text_model(name)
     loaded = SimpleNamespace(model=model, vocabularies=vocabularies)
-    check(lambda result: explain_text(loaded, "a", request(), result), expected, tmp_path)
+    check(lambda result: explain_text(loaded, "a", request(), result), TEXTS[name][1], tmp_path)
