@@ -72,6 +72,15 @@ def test_step_synchronises_once_for_matching_and_once_for_the_guard(name, tmp_pa
     assert waits == {MATCHING[name]: 1, "step.py": 1}, gpu.waits
 
 
+def test_moving_average_does_not_synchronise(tmp_path):
+    with emulated_gpu() as gpu:
+        run, batch = quickstart_run("detr", DEVICE, tmp_path, move=to_device, ema_decay=0.9)
+        for _ in range(2):  # the first update copies
+            gpu.waits.clear()
+            train_step(run, iter([batch]), 1)
+            assert sum(gpu.waits.values()) == 2, gpu.waits
+
+
 @pytest.mark.parametrize("name", ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"])
 def test_no_backbone_synchronises_in_either_pass(name):
     with emulated_gpu() as gpu:

@@ -1,10 +1,10 @@
 """The moving average of a model's weights, and the return to the best weights when a run's last part begins."""
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitkit.checkpoint import read_checkpoint
@@ -29,7 +29,7 @@ class MovingAverage(AveragedModel):
     """
 
     def __init__(self, model: nn.Module, *, decay: float, ramp_steps: float = 0.0):
-        super().__init__(model, multi_avg_fn=self._average, use_buffers=True)
+        super().__init__(model, use_buffers=True)
         self.decay = decay
         self.ramp_steps = ramp_steps
 
@@ -39,9 +39,17 @@ class MovingAverage(AveragedModel):
             return self.decay
         return self.decay * -math.expm1(-(int(self.n_averaged) + 1) / self.ramp_steps)
 
-    def _average(self, averages: Sequence[Tensor], values: Sequence[Tensor], _: Tensor) -> None:
-        # Not by the number that torch passes, which it has moved to the device: reading it would wait for the device.
-        get_ema_multi_avg_fn(self.current_decay())(averages, values, None)
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Update the average, without moving the number of updates to the device as PyTorch does, which would wait."""
+        averages, values = ([*part.parameters(), *part.buffers()] for part in (self.module, model))
+        if self.n_averaged == 0:
+            torch._foreach_copy_(averages, values)
+        else:
+            average = get_ema_multi_avg_fn(self.current_decay())
+            for dtype in {x.dtype for x in averages}:
+                average(*([x for x in part if x.dtype == dtype] for part in (averages, values)), None)
+        self.n_averaged += 1
 
     def continue_at(self, num_updates: int, decay: float) -> None:
         """Continue after that many updates, towards another decay."""
