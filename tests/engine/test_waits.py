@@ -6,9 +6,11 @@ from emulated_gpu import DEVICE, emulated_gpu, to_device
 from models.test_every_backbone_under_every_head import BACKBONES
 from quickstart_runs import REALTIME, quickstart_run
 
+from vitkit.data.transforms.mixing import BatchMixing
 from vitkit.engine.step import train_step
 from vitkit.kernels import deformable_attention
 from vitkit.registry import BACKBONES as REGISTRY
+from vitkit.structures import Batch
 
 MATCHING = {
     "detr": "hungarian.py",
@@ -79,6 +81,16 @@ def test_moving_average_does_not_synchronise(tmp_path):
             gpu.waits.clear()
             train_step(run, iter([batch]), 1)
             assert sum(gpu.waits.values()) == 2, gpu.waits
+
+
+def test_mixing_of_batches_does_not_synchronise():
+    images = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+    batch = Batch.collate([{"image": images, "target": {"label": label}} for label in range(2)])
+    with emulated_gpu() as gpu:
+        mix, batch = BatchMixing(2, erasing=1.0, mixup=0.5, cutmix=0.5), batch.to(DEVICE)
+        gpu.waits.clear()
+        mixed = mix(batch)
+        assert not gpu.waits and mixed.targets[0]["class_weights"].cpu().sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"])

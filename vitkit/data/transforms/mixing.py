@@ -47,7 +47,7 @@ class BatchMixing:
                 raise ConfigError(
                     f"data.images_per_gpu={len(batch)}: mixup and cutmix mix images in pairs; expected an even number."
                 )
-            labels = torch.tensor([target["label"] for target in targets], device=images.device)
+            labels = torch.tensor([target["label"] for target in targets]).to(images.device, non_blocking=True)
             images, weights = self.mix(images, labels)
             targets = [{**target, "class_weights": row} for target, row in zip(targets, weights)]
         return Batch({**batch.inputs, "images": images.view(shape)}, targets)
