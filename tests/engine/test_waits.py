@@ -3,6 +3,7 @@
 import pytest
 import torch
 from emulated_gpu import DEVICE, emulated_gpu, to_device
+from explanations.test_every_model import text_model
 from models.test_every_backbone_under_every_head import BACKBONES
 from quickstart_runs import REALTIME, quickstart_run
 
@@ -10,7 +11,7 @@ from vitkit.data.transforms.mixing import BatchMixing
 from vitkit.engine.step import train_step
 from vitkit.kernels import deformable_attention
 from vitkit.registry import BACKBONES as REGISTRY
-from vitkit.structures import Batch
+from vitkit.structures import EOS, PAD, Batch
 
 MATCHING = {
     "detr": "hungarian.py",
@@ -91,6 +92,19 @@ def test_mixing_of_batches_does_not_synchronise():
         gpu.waits.clear()
         mixed = mix(batch)
         assert not gpu.waits and mixed.targets[0]["class_weights"].cpu().sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["CausalLanguageModel", "MaskedLanguageModel", "PrefixLanguageModel", "Transformer"])
+def test_no_text_model_synchronises_in_either_pass(name):
+    with emulated_gpu() as gpu:
+        model = to_device(text_model(name)[0].train())
+        tokens = torch.randint(EOS + 1, EOS + 3, (2, 5)).to(DEVICE, non_blocking=True)
+        gpu.waits.clear()
+        inputs = (tokens, tokens == PAD)
+        if name in ("PrefixLanguageModel", "Transformer"):
+            inputs = (*inputs, tokens)
+        model(*inputs)["logits"].mean().backward()
+    assert not gpu.waits
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"])

@@ -386,8 +386,10 @@ class MaskedLanguageModel(Model):
         """Return the tokens (B, S) with masked ones replaced, and which were chosen, (B, S) bool."""
         # Drawn on the CPU, so that the choice is the same for every device.
         generator = None if self.training else torch.Generator().manual_seed(0)
-        chance, fate = torch.rand(2, *tokens.shape, generator=generator).to(tokens.device)
-        others = torch.randint(EOS + 1, len(self.output_bias), tokens.shape, generator=generator).to(tokens.device)
+        chances = torch.rand(2, *tokens.shape, generator=generator)
+        others = torch.randint(EOS + 1, len(self.output_bias), tokens.shape, generator=generator)
+        chance, fate = chances.to(tokens.device, non_blocking=True)
+        others = others.to(tokens.device, non_blocking=True)
         masked = (tokens > EOS) & (chance < self.mask_share)
         hidden = tokens.masked_fill(masked & (fate < 0.8), self.mask_id)
         return torch.where(masked & (fate >= 0.9), others, hidden), masked
