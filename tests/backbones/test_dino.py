@@ -167,6 +167,15 @@ def test_missing_biases_are_zero_and_only_zero_biases_are_dropped():
         load_weights(without, with_biases.state_dict())
 
 
+@pytest.mark.parametrize("shape", [(6,), (2, 72), ()])
+@pytest.mark.parametrize("name", ["qkv.bias", "q_bias"])
+def test_biases_of_another_shape_are_an_error(name, shape):
+    model = build("vit_small_patch16_dinov3_qkvb", **SMALL)
+    key = f"blocks.1.attn.{name}"
+    with pytest.raises(CheckpointError, match=key.replace(".", r"\.")):
+        load_weights(model, model.state_dict() | {key: torch.zeros(shape)})
+
+
 def test_patch_embeddings_are_resampled_as_in_timm():
     theirs = timm_model("vit_small_patch14_reg4_dinov2", img_size=56)
     ours = build("vit_small_patch14_reg4_dinov2", **SMALL, image_size=64, patch_size=16)

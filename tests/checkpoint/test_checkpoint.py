@@ -162,11 +162,14 @@ def test_equally_many_but_other_classes_are_not_taken_for_the_same(tmp_path):
         load_weights(TinyDetector(), tmp_path / "a.pth", classes=["dog", "cat", "cow"])
 
 
-def test_classes_that_are_not_names_are_an_error(tmp_path):
+@pytest.mark.parametrize(
+    ("classes", "shown"), [(torch.tensor(3), r"tensor\(3\)"), (torch.zeros(2, 1), r"tensor\(\[\[0\.\], \[0\.\]\]\)")]
+)
+def test_classes_that_are_not_names_are_an_error(classes, shown, tmp_path):
     config = '{"model": {"type": "DETR", "tasks": [3]}}'
-    state = {"model": TinyDetector().state_dict(), "classes": torch.tensor(3), "config": config}
+    state = {"model": TinyDetector().state_dict(), "classes": classes, "config": config}
     save_checkpoint(tmp_path / "a.pth", state)
-    with pytest.raises(CheckpointError, match=r"a\.pth: its classes are tensor\(3\); expected a list of names"):
+    with pytest.raises(CheckpointError, match=rf"a\.pth: its classes are {shown}; expected a list of names"):
         load_weights(TinyDetector(), tmp_path / "a.pth", classes=["dog", "cat", "cow"], new_class_head=True)
 
 

@@ -174,9 +174,12 @@ class Attention(nn.Module):
 
     def _adapt_biases(self, state: dict[str, Tensor], prefix: str) -> None:
         """Set biases that weights lack to zero, and drop the keys' bias if this layer has none."""
-        # DINOv3 masks the keys' bias.
-        zeros = state[f"{prefix}qkv.weight"].new_zeros(self.proj.in_features)
-        state.pop(f"{prefix}qkv.bias_mask", None)
+        d_model = self.proj.in_features
+        for name, size in {"qkv.bias": 3 * d_model, "q_bias": d_model, "v_bias": d_model}.items():
+            if prefix + name in state and state[prefix + name].shape != (size,):
+                return  # not of this layer, as the comparison with its shapes will say
+        zeros = state[f"{prefix}qkv.weight"].new_zeros(d_model)
+        state.pop(f"{prefix}qkv.bias_mask", None)  # DINOv3 masks the keys' bias
         if f"{prefix}qkv.bias" in state:
             q, k, v = state.pop(f"{prefix}qkv.bias").chunk(3)
         else:

@@ -203,7 +203,8 @@ def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
     if classes is None:
         return None
     if not isinstance(classes, list | tuple) or not all(isinstance(label, str) for label in classes):
-        raise CheckpointError(f"{name}: its classes are {str(classes)[:100]}; expected a list of names.")
+        text = " ".join(str(classes).split())  # a tensor's has several lines
+        raise CheckpointError(f"{name}: its classes are {text:.100}; expected a list of names.")
     return list(classes)
 
 
