@@ -186,13 +186,13 @@ class ScoreThresholds:
             ValueError: the values do not have the form that `to_json` writes.
         """
         try:
-            overall, by_class, origin = values["overall"], values["by_class"], values["origin"]
-            numbers = [float(overall), *map(float, by_class.values())]
+            overall, origin = float(values["overall"]), values["origin"]
+            by_class = {name: float(value) for name, value in values["by_class"].items()}
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ValueError(f"not score thresholds: {str(values)[:100]}") from error
-        if not all(0 <= number <= 1 for number in numbers):
+        if not all(0 <= number <= 1 for number in (overall, *by_class.values())):
             raise ValueError(f"score thresholds outside 0 to 1: {str(values)[:100]}")
-        return cls(float(overall), tuple(by_class.get(name) for name in classes), str(origin))
+        return cls(overall, tuple(by_class.get(name) for name in classes), str(origin))
 
     @property
     def interval(self) -> str:

@@ -123,3 +123,13 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=f"to_{library}: {library} cannot be imported.*pip install {library}"):
         getattr(detection(), f"to_{library}")()
+
+
+def test_thresholds_are_read_from_json_as_numbers():
+    values = dict(overall="0.5", by_class={"cat": "0.25", "dog": 1}, origin="validation")
+    thresholds = ScoreThresholds.from_json(values, ["dog", "cat", "cow"])
+    assert thresholds == ScoreThresholds(0.5, (1.0, 0.25, None), "validation")
+    assert thresholds.interval == "0.25 to 1.00"
+    for wrong in (dict(overall=2), dict(by_class={"cat": -1}), dict(by_class={"cat": None}), dict(by_class=[])):
+        with pytest.raises(ValueError, match="score thresholds"):
+            ScoreThresholds.from_json(values | wrong, ["cat"])
