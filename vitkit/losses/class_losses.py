@@ -180,7 +180,11 @@ def iou_aware_loss(
 
 
 def _at_labels(logits: Tensor, query_indices: Sequence[Tensor], labels: Tensor, values: Tensor) -> Tensor:
-    """Return a tensor of zeros like the logits, with the values at the labels of the matched queries."""
+    """Return a tensor of zeros like the logits, with the values at the labels of the matched queries.
+
+    Args:
+        values: (L, M), or one value as a tensor: a number would be copied from the host, which waits for the GPU.
+    """
     class_targets = logits.new_zeros(logits.shape)
     class_targets[(*query_indices, labels)] = values
     return class_targets

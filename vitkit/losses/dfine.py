@@ -208,6 +208,7 @@ class DFINECriterion(SetCriterion):
         weighted = self.temperature**2 * weights * divergence  # (L, B, Q)
 
         is_paired = torch.zeros_like(confidence, dtype=torch.bool)
+        # A number would be copied from the host, which waits for the GPU.
         is_paired[pairs.image, pairs.query] = is_paired.new_ones(())
         sums = torch.stack([weighted.where(mask, 0).sum((1, 2)) for mask in (is_paired, ~is_paired)])  # (2, L)
         means = sums / pairs.counts.clamp(min=1e-6)[:, None]

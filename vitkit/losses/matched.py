@@ -201,7 +201,7 @@ class MatchedCriterion(Criterion):
         class_weights = logits.new_ones(no_object + 1)
         if matched.class_weights is not None:
             class_weights[:-1] = self.class_weights
-        class_weights[-1].fill_(self.no_object_weight)
+        class_weights[-1].fill_(self.no_object_weight)  # assigning the number would wait for the GPU
         losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), class_weights, reduction="none")
         # The normaliser is 0 if no rank has queries in this set, as in denoising without targets.
         return losses.view(len(logits), -1).sum(1) / matched.class_normalizer.clamp(min=1e-6)

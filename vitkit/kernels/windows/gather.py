@@ -60,6 +60,7 @@ class _Partition(torch.autograd.Function):
         ctx.save_for_backward(padding_value, targets, padding)
         x = x.index_select(1, sources)
         if padding is not None:
+            # A number would be copied from the host, which waits for the GPU.
             x[:, padding] = x.new_zeros(()) if padding_value is None else padding_value.to(x.dtype)
         return x
 
