@@ -285,6 +285,11 @@ def test_changed_type_names_the_arguments_that_no_longer_fit_and_the_remedy(load
     message = error_of(load, "model.backbone.type=Window")
     assert "Window does not take depth, frozen_stages" in message
     assert "model.backbone=Window" in message
+    message = error_of(load, "model.backbone.type=net101")
+    assert "net101 has depth=101, but depth=50 is set for the type that it replaces" in message
+    assert "instead: model.backbone=net101." in message
+    cfg = load("model.backbone.type=net101", "model.backbone.depth=101")
+    assert cfg["model"]["backbone"] == {"type": "net101", "depth": 101, "frozen_stages": 1}
 
 
 def test_all_problems_are_listed_together(load):
