@@ -221,7 +221,7 @@ def export_model(
 
 def runner_path(out: Path) -> Path:
     """Return the path of the program that is written beside an ONNX file."""
-    return out.with_name(f"{out.stem}.py" if out.stem.startswith("run") else f"run_{out.stem}.py")
+    return out.with_name(f"run_{out.stem}.py")
 
 
 def check_out(out: Path, settings: ExportSettings) -> None:

@@ -73,7 +73,7 @@ def load(
         classes: names of the labels; None: those that it was trained on, see `trained_classes`.
         things: for panoptic models, whether each class has instances; None: as it was trained.
         device: such as "cpu", "cuda" or "mps".
-        precision: the precision of autocast.
+        precision: the precision of autocast, for models of images; an exported file keeps its own.
         trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
         training_queries: keep the model's queries that exist in training only; they predict nothing.
     Raises:
