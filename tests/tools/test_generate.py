@@ -105,6 +105,22 @@ def test_language_models_are_not_exported(models, kind):
     assert f"no graph is defined for {kind}" in fails(export, models[kind], "--out", "never.onnx")
 
 
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("CausalLanguageModel", ["--input", "no_such_file.txt"]),
+        ("CausalLanguageModel", ["two", "--top-p", "2"]),
+        ("MaskedLanguageModel", ["<mask>", "--n-best", "0"]),
+        ("MaskedLanguageModel", ["<mask>", "--greedy"]),
+    ],
+)
+def test_a_wrong_command_does_not_empty_the_file_at_out(models, tmp_path, kind, arguments):
+    out = tmp_path / "out.txt"
+    out.write_text("of an earlier run")
+    fails(generate, models[kind], *arguments, "--device", "cpu", "--out", str(out))
+    assert out.read_text() == "of an earlier run"
+
+
 def test_texts_and_a_file_of_texts_are_contradictory():
     assert "give either TEXT or --input FILE" in fails(generate, "model.pth", "one", "--input", "a.txt")
 
