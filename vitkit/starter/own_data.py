@@ -180,7 +180,14 @@ def read_classification(images: Path, annotations: Path | None, share: float, ou
         images = folders.get("train", images)
         data = ImageFolder(images)
         folders = {name: out / name for name in ("train", "val")}
-        splits = split_images(images, data.image_ids, [{Path(name).parts[0]} for name in data.image_ids], share)
+        classes = [Path(name).parts[0] for name in data.image_ids]
+        splits = split_images(images, data.image_ids, [{name} for name in classes], share)
+        for name, positions in splits.items():
+            if absent := sorted({*data.classes} - {classes[k] for k in positions}):
+                raise DataError(
+                    f"class folder '{images / absent[0]}' gives no image to {name}: it has too few, or all of them are "
+                    "copies, a burst or frames of one recording, which stay together. Add images, or remove the folder."
+                )
         for name, positions in splits.items():
             for k in positions:
                 link_image(data.image_path(k), folders[name], data.image_ids[k])
