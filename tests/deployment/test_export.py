@@ -451,6 +451,20 @@ def program(run):
     return path
 
 
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        ("export", lambda path, out: vitkit.export(path, out / "b.pt2", format="torch")),
+        ("convert", lambda path, out: vitkit.convert(path, out / "b.pth")),
+        ("explain", lambda path, out: vitkit.explain(path, image=IMAGES[0], out=out / "b")),
+    ],
+)
+def test_an_exported_file_is_refused_where_the_model_is_needed(command, call, program, tmp_path):
+    with pytest.raises(ConfigError, match=rf"{command}: .*tiny.pt2 is an exported file, .* Give the checkpoint"):
+        call(program, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_program_keeps_its_precision_under_autocast(program):
     image = IMAGES[0]
     expected, actual = (load(program, precision=precision)(image, threshold=0.0) for precision in ("fp32", "bf16"))
