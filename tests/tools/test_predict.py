@@ -150,11 +150,15 @@ def test_video_gives_a_drawn_video_and_its_frames_in_json(run):
     assert drawn.get(cv2.CAP_PROP_FRAME_COUNT) == 4 and drawn.get(cv2.CAP_PROP_FPS) == pytest.approx(5)
 
 
-def test_absurd_frame_rate_is_limited_in_the_drawn_video(tmp_path):
-    file = VideoWriter(tmp_path / "fast.mp4", np.zeros((48, 64, 3), np.uint8), 1e6)
+@pytest.mark.parametrize(
+    ("rate", "written"),
+    [(1e6, VideoWriter.MAX_RATE), (1000 / 7, 142.86), (29.837, 29.837)],  # phones record at any rate
+)
+def test_drawn_video_has_the_frame_rate_of_its_source_if_a_codec_supports_it(rate, written, tmp_path):
+    file = VideoWriter(tmp_path / "fast.mp4", np.zeros((48, 64, 3), np.uint8), rate)
     file.add(np.zeros((48, 64, 3), np.uint8))
     file.close()
-    assert cv2.VideoCapture(str(tmp_path / "fast.mp4")).get(cv2.CAP_PROP_FPS) == VideoWriter.MAX_RATE
+    assert cv2.VideoCapture(str(tmp_path / "fast.mp4")).get(cv2.CAP_PROP_FPS) == pytest.approx(written)
 
 
 def test_missing_camera_is_a_one_line_error(run, capfd):
