@@ -1,4 +1,4 @@
-"""Boxes from a few hundred own photos: a small DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605).
+"""Boxes from a few hundred of your photos: a small DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605).
 
 The network and the training of configs/bccd/dino_r18.py without its vertical flips, on a ResNet-18 from random weights
 or a ResNet-50 from ImageNet's, which on a processor ends at res3 if there are many objects, as in
