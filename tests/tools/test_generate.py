@@ -17,7 +17,13 @@ from vitkit.tools import explain, export, generate, predict, translate
 
 SMALL = dict(d_model=16, num_heads=2, d_ffn=16, num_layers=1, max_length=40)
 WORDS = Vocabulary.train("word", ["one two three four five six seven eight ."], mask=True)
-KINDS = {"CausalLanguageModel": ("target",), "MaskedLanguageModel": ("target",), "Transformer": ("source", "target")}
+BOTH = ("source", "target")
+KINDS = {
+    "CausalLanguageModel": ("target",),
+    "MaskedLanguageModel": ("target",),
+    "Transformer": BOTH,
+    "PrefixLanguageModel": BOTH,
+}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +124,14 @@ def test_a_wrong_command_does_not_empty_the_file_at_out(models, tmp_path, kind, 
     out = tmp_path / "out.txt"
     out.write_text("of an earlier run")
     fails(generate, models[kind], *arguments, "--device", "cpu", "--out", str(out))
+    assert out.read_text() == "of an earlier run"
+
+
+def test_a_translation_without_attention_does_not_empty_the_file_at_out(models, tmp_path):
+    out = tmp_path / "out.txt"
+    out.write_text("of an earlier run")
+    options = ["--device", "cpu", "--out", str(out), "--attention", str(tmp_path / "a.png")]
+    assert "no separate attention to a source" in fails(translate, models["PrefixLanguageModel"], "two one", *options)
     assert out.read_text() == "of an earlier run"
 
 
