@@ -53,7 +53,7 @@ def optional_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"export: needs the package {error.name or name}: pip install vitkit[export]") from error
+        raise ConfigError(f"export: needs the package {error.name or name}: pip install 'vitkit[export]'") from error
 
 
 class ExportedFile(Protocol):
@@ -138,7 +138,9 @@ class ProgramFile:
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
         """See `ExportedFile`."""
         try:
-            values = self._module(**{name: value.cpu() for name, value in _taken(self, inputs).items()})
+            # The types of its operations are recorded: an autocast around it would mix others in.
+            with torch.autocast("cpu", enabled=False):
+                values = self._module(**{name: value.cpu() for name, value in _taken(self, inputs).items()})
         except (RuntimeError, AssertionError) as error:
             raise _refused(self.path, inputs, error) from error
         return {name: value for name, value in values.items() if outputs is None or name in outputs}
