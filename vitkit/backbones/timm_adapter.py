@@ -3,6 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -13,9 +15,11 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv, group_parameters
 from timm.utils.model import freeze_batch_norm_2d
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitkit.backbones.base import BackboneBase
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.layers import keep_statistics
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
@@ -89,7 +93,7 @@ class TimmBackbone(BackboneBase):
         self.name = name
         self.norm = norm
         self.frozen_stem = frozen_stem
-        self._activation_checkpointing = False
+        self._activation_checkpointing = self._is_running = False
         first = () if cfg is None else cfg.first_conv or ()
         self.first_convolutions = (first,) if isinstance(first, str) else tuple(first)
         """timm's names of the layers that read the image."""
@@ -174,6 +178,7 @@ class TimmBackbone(BackboneBase):
         }
 
     def _run(self, images: Tensor) -> Any:
+        self._is_running = True
         try:
             # Faster on a CPU: for D-FINE-S at 640x640, inference takes 0.92 of the time, and forward and backward pass
             # of a training step with batch 4 also 0.92, on one thread of an AMD EPYC with AVX-512, torch 2.14.1.
@@ -190,6 +195,8 @@ class TimmBackbone(BackboneBase):
                 f"padding), as it is built for {size[0]}x{size[1]} only. Choose a backbone for any size, such as "
                 "timm/convnext_tiny, or transforms that give this size."
             ) from error
+        finally:
+            self._is_running = False
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return timm's coarse parameter groups, without the parts that are not kept."""
@@ -273,6 +280,16 @@ class TimmBackbone(BackboneBase):
             raise ConfigError(f"timm's {self.name} cannot recompute its activations.")
         model.set_grad_checkpointing(enabled)
         self._activation_checkpointing = enabled
+        for norm in (module for module in self.net.modules() if isinstance(module, _BatchNorm)):
+            if enabled:
+                norm.forward = partial(self._normalize, norm)
+            else:
+                vars(norm).pop("forward", None)
+
+    def _normalize(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Run a batch norm, whose statistics do not change if timm's checkpoints call it in the backward pass."""
+        with nullcontext() if self._is_running else keep_statistics(norm):
+            return type(norm).forward(norm, x)
 
     def _url(self) -> str:
         return f"timm/{self.name}"
