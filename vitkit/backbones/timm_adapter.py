@@ -200,12 +200,9 @@ class TimmBackbone(BackboneBase):
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return timm's coarse parameter groups, without the parts that are not kept."""
-        with torch.device("meta"):
-            full = timm.create_model(self.name)
-        groups = group_parameters(full, full.group_matcher(coarse=True))
         parameters = dict(self.named_parameters())
         stages = [
-            [key for key in self._renamed(names).values() if key in parameters] for _, names in sorted(groups.items())
+            [key for key in self._renamed(names).values() if key in parameters] for names in self._groups(coarse=True)
         ]
         return [[self._layer_of(key) for key in keys] for keys in stages if keys]
 
@@ -228,12 +225,9 @@ class TimmBackbone(BackboneBase):
 
     def block_names(self) -> list[str]:
         """Return the names of those of timm's blocks that are kept, in order."""
-        with torch.device("meta"):
-            full = timm.create_model(self.name)
-        groups = group_parameters(full, full.group_matcher(coarse=False))
         parameters = [name for name, _ in self.named_parameters()]
         blocks = []
-        for _, names in sorted(groups.items())[1:]:  # after the stem
+        for names in self._groups(coarse=False)[1:]:  # after the stem
             kept = set(self._renamed(names).values())
             keys = [name for name in parameters if name in kept]
             block = _shared_module(keys)
@@ -248,6 +242,17 @@ class TimmBackbone(BackboneBase):
             if block and not is_head:
                 blocks.append(block)
         return blocks
+
+    def _groups(self, *, coarse: bool) -> list[list[str]]:
+        """Return the names of the parameters of each of timm's groups, the stem first; ConfigError if it has none."""
+        with torch.device("meta"):
+            full = timm.create_model(self.name)
+        if not hasattr(full, "group_matcher"):
+            raise ConfigError(
+                f"timm does not divide {self.name} into groups of layers, by which stages are frozen and blocks get "
+                "learning rates of their own. Leave these settings out, or choose another backbone."
+            )
+        return [names for _, names in sorted(group_parameters(full, full.group_matcher(coarse=coarse)).items())]
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
         """Return those of timm's entries that feature maps do not need."""
@@ -276,9 +281,10 @@ class TimmBackbone(BackboneBase):
         """Turn activation checkpointing of timm's network on or off; ConfigError if it does not support it."""
         # timm wraps models that return features.
         model = next((m for m in (self.net, child(self.net, "model")) if hasattr(m, "set_grad_checkpointing")), None)
-        if model is None:
-            raise ConfigError(f"timm's {self.name} cannot recompute its activations.")
-        model.set_grad_checkpointing(enabled)
+        try:
+            model.set_grad_checkpointing(enabled)
+        except (AttributeError, AssertionError) as error:  # it has no such method, or one that refuses
+            raise ConfigError(f"timm's {self.name} cannot recompute its activations.") from error
         self._activation_checkpointing = enabled
         for norm in (module for module in self.net.modules() if isinstance(module, _BatchNorm)):
             if enabled:
