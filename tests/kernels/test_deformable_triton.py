@@ -191,6 +191,7 @@ def resources(compiled):
 
 
 def check_compiled(name, target, dtype, tmp_path, monkeypatch):
+    pytest.importorskip("triton", minversion="3.3", reason="its compiler takes other arguments, as with torch 2.6")
     pytest.importorskip("triton.backends.nvidia")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # the user may have no home
     registers, spilled, shared = resources(compile_ahead(name, target, dtype))

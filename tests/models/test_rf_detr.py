@@ -244,6 +244,15 @@ def test_groups_see_only_themselves_and_exist_only_in_training():
     )
 
 
+def test_masks_of_all_groups_are_made_from_one_map():
+    targets = [with_masks(target, (60, 75)) for target in TARGETS]
+    outputs = small(masks=True).train()(torch.randn(2, 3, 60, 75), None, targets)
+    maps = {name: set() for name in ("enc", "")}
+    for entry in outputs["training_outputs"]:
+        maps[entry["name"]].add(id(entry["mask_features"]))
+    assert len(maps["enc"]) == 1 and maps[""] == {id(outputs["mask_features"])}
+
+
 def test_boxes_are_relative_to_images_that_are_not_divisible_into_patches():
     model = small(groups=1).eval()
     for name, value in model.named_parameters():
