@@ -226,6 +226,8 @@ def test_label_images_give_instances_and_classes(tmp_path):
     data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_maps")
     assert boxes(data) == [("a.jpg", "object", [3, 2, 6, 4]), ("a.jpg", "object", [20, 10, 10, 2])]
     assert data.left_out == {"images without a label image": ["b.jpg"]}
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    assert [name for _, name, _ in boxes(data)] == ["class_0", "class_1", "class_2"]
     write(tmp_path / "masks" / "classes.txt", "\ufeffground\nroad\ntree\n")  # as Windows begins UTF-8
     data = read_annotations(tmp_path / "masks", tmp_path / "images")
     assert data.format == "semantic_maps" and [name for _, name, _ in boxes(data)] == ["ground", "road", "tree"]
