@@ -280,6 +280,10 @@ def test_unreadable_image_is_named(tmp_path):
     assert [image["file_name"] for image in data.images] == ["a.jpg", "c.jpg"]
     with pytest.raises(DataError, match=r"b\.jpg.*1 of the images"):
         CocoDetection(tmp_path, tmp_path)
+    rows = "\n".join(f"{name}.jpg,1,1,5,5,cat,{split}" for name, split in zip("abc", ("train", "train", "val")))
+    path = write(tmp_path / "boxes.csv", f"file,xmin,ymin,xmax,ymax,class,split\n{rows}\n")
+    with pytest.raises(DataError, match=r"b\.jpg.*1 of the images"):
+        CocoDetection(tmp_path, path, split="train")
 
 
 @pytest.mark.parametrize("to", WRITERS)

@@ -46,14 +46,15 @@ class AnnotationSource:
         """
         if self.format in (None, "coco") and self.annotations.suffix.lower() == ".json":
             content = read_json(self.annotations)
-            if self.images is not None and not (isinstance(content, dict) and "shapes" in content):
+            is_labelme = isinstance(content, dict) and "shapes" in content
+            if self.images is not None and self.split in (None, "all") and not is_labelme:
                 return content, self.images
         data = read_annotations(
             self.annotations, self.images, format=self.format, check_segmentations=False, allow_outside=True
         )
+        _report(data)  # before the split, which does not keep what was left out
         if self.split is not None or self.names is None:
             data = data.split(self.split)
-        _report(data)
         return data.content, data.folder
 
     def chosen(self, content: dict[str, Any]) -> dict[str, Any]:
