@@ -29,7 +29,12 @@ _NPY = b"\x93NUMPY"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """The first bytes of a TIFF, little and big endian, and of a BigTIFF."""
 _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _FORMAT = 256, 257, 258, 262, 277, 339  # tags of a TIFF
+_ORIENTATION, _PLANAR, _EXTRA_SAMPLES = 274, 284, 338
 _GREY, _RGB = (0, 1), 2
+_SEPARATE = 2
+"""The value of `_PLANAR` if each channel is stored as a whole."""
+_UNASSOCIATED_ALPHA = (2,)
+"""The value of `_EXTRA_SAMPLES` for an alpha by which the colours were not multiplied."""
 _MAX_PAGES = 1000
 _HEADER_BYTES = 1 << 20
 """What a file may have in addition to its uncompressed pixels."""
@@ -170,20 +175,26 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
     if samples == 1 and photometric in _GREY:
         decoded = _decode(cv2.imdecodemulti, data)[1]
         return np.dstack(decoded)
-    if photometric == _RGB and samples in (3, 4) and len(pages) == 1:
+    is_rgb = photometric == _RGB and samples in (3, 4) and len(pages) == 1
+    if is_rgb and bits == {8} and _values(first.get(_EXTRA_SAMPLES, ())) == _UNASSOCIATED_ALPHA:
+        # OpenCV would multiply the colours by the alpha, which may be any other channel, such as near infrared.
+        return np.array(Image.open(io.BytesIO(data), formats=("TIFF",)))
+    if is_rgb and not (16 in bits and first.get(_PLANAR) == _SEPARATE):
         return _from_opencv(_decode(cv2.imdecode, data))
-    # OpenCV reads only one of several samples that are not colours.
+    # OpenCV reads only one of several samples that are not colours, and wrong pixels of 16 bits in separate channels.
     try:
         import tifffile
     except ImportError as error:
+        kind = "of 16 bits in separate channels" if is_rgb else "that are not RGB"
         raise ValueError(
-            f"its pixels have {samples} samples that are not RGB, which needs the package tifffile (pip install "
+            f"its pixels have {samples} samples {kind}, which needs the package tifffile (pip install "
             "'vitkit[tiff]'); or store the channels as pages, or as a .npy file"
         ) from error
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         arrays = [page.asarray() for page in file.pages]
         is_planar = file.pages[0].axes.startswith("S")
-    return np.dstack([np.moveaxis(array, 0, -1) if is_planar else array for array in arrays])
+    image = np.dstack([np.moveaxis(array, 0, -1) if is_planar else array for array in arrays])
+    return _upright(image, first.get(_ORIENTATION, 1))
 
 
 def _tiff_pages(data: bytes) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
