@@ -296,6 +296,7 @@ def test_boxes_survive_every_format(tmp_path, to):
             rows.append(f"{name},{x},{y},{x + width},{y + height + 0.5},{rng.choice(['cat', 'dog'])}")
     data = read_annotations(write(tmp_path / "photos" / "boxes.csv", "\n".join(rows)))
     data.splits = {"train": [1], "val": [2]}
+    data.annotations[0]["occluded"] = True
     lost = {}
     WRITERS[to](data, tmp_path / "out", lost)
     again = read_annotations(tmp_path / "out", data.folder if to == "coco" else None)
