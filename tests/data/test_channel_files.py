@@ -92,6 +92,7 @@ def test_samples_that_are_no_colours_are_read_by_tifffile(tmp_path):
         np.testing.assert_array_equal(read_channels(tmp_path / f"{name}.tif", 6), image)
     tifffile.imwrite(tmp_path / "four.tif", image[:, :, :4], planarconfig="contig", **settings)
     np.testing.assert_array_equal(read_channels(tmp_path / "four.tif", 4), image[:, :, :4])
+    np.testing.assert_array_equal(read_shown(tmp_path / "four.tif"), as_rgb(image[:, :, :4]))
     colors = dict(photometric="rgb", planarconfig="separate")
     tifffile.imwrite(tmp_path / "planar_rgb.tif", np.moveaxis(image[:, :, :3], 2, 0), **colors)
     np.testing.assert_array_equal(read_channels(tmp_path / "planar_rgb.tif", 3), image[:, :, :3])
@@ -121,6 +122,8 @@ def test_without_tifffile_the_error_says_what_to_do(tmp_path, monkeypatch):
     (tmp_path / "a.tif").write_bytes(tiff_of(image_of(5, np.uint16)))
     with pytest.raises(DataError, match=r"a.tif'.*5 samples that are not RGB, which needs the package tifffile \(pip"):
         read_channels(tmp_path / "a.tif", 5)
+    with pytest.raises(DataError, match=r"a.tif'.*which needs the package tifffile"):
+        read_shown(tmp_path / "a.tif")
     (tmp_path / "b.tif").write_bytes(tiff_of(image_of(3, np.uint16), photometric=2, planar=2))
     with pytest.raises(DataError, match=r"3 samples of 16 bits in separate channels, which needs the package tifffile"):
         read_channels(tmp_path / "b.tif", 3)

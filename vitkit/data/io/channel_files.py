@@ -7,6 +7,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -90,15 +91,31 @@ def read_shown(path: Path, what: str = "images") -> np.ndarray:
     """Read an image whose number of channels is not known, for drawing or comparison.
 
     Returns:
-        (H, W, 3) uint8 RGB: of a .npy file see `as_rgb`, of others `read_image`.
+        (H, W, 3) uint8 RGB: of a .npy file and of a TIFF whose samples are not colours see `as_rgb`, of others
+        `read_image`.
     Raises:
         DataError: see `read_channels`.
     """
     if path.suffix.lower() != ".npy":
-        return read_image(path, what)
+        try:
+            return read_image(path, what)
+        except DataError:
+            channels = _tiff_channels(path)
+            if channels is None:
+                raise
+        return as_rgb(read_channels(path, channels, what))
     with open_regular(path, what) as file, decoding(path, what, os.fstat(file.fileno()).st_size):
         _, _, *channels = _npy_shape(file)
     return as_rgb(read_channels(path, *channels or [1], what))
+
+
+def _tiff_channels(path: Path) -> int | None:
+    """Return the number of channels of a TIFF with several samples, or None if a file is not a valid one."""
+    with suppress(Exception), open_regular(path, "images") as file:  # a damaged file can make Pillow raise anything
+        pages = list(_tiff_pages(file)) if file.read(4) in _TIFF else []
+        samples = pages[0].get(_SAMPLES, 1) if pages else 1
+        return samples * len(pages) if samples > 1 else None
+    return None
 
 
 def check_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:
@@ -159,7 +176,7 @@ def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
 
 
 def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
-    pages = list(_tiff_pages(data))
+    pages = list(_tiff_pages(io.BytesIO(data)))
     first = pages[0]
     samples, photometric = first.get(_SAMPLES, 1), first.get(_PHOTOMETRIC)
     bits, formats = set(_values(first.get(_BITS, 1))), set(_values(first.get(_FORMAT, 1)))
@@ -197,10 +214,11 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
     return _upright(image, first.get(_ORIENTATION, 1))
 
 
-def _tiff_pages(data: bytes) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
+def _tiff_pages(file: BinaryIO) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
     """Yield the tags of each page."""
-    file = io.BytesIO(data)
-    directory = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if b"+" in data[:4] else 8])
+    file.seek(0)
+    start = file.read(16)
+    directory = TiffImagePlugin.ImageFileDirectory_v2(start if b"+" in start[:4] else start[:8])
     offsets = set()
     for _ in range(_MAX_PAGES):
         if directory.next in offsets:
