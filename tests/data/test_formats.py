@@ -286,6 +286,13 @@ def test_unreadable_image_is_named(tmp_path):
         CocoDetection(tmp_path, path, split="train")
 
 
+def test_what_a_dataset_leaves_out_is_logged_once(tmp_path, caplog):
+    draw_images(tmp_path, "a.jpg", "b.jpg")
+    dataset = CocoDetection(tmp_path, write(tmp_path / "boxes.csv", "a.jpg,10,5,30,15,cat\n"))
+    dataset.ground_truth()
+    assert caplog.text.count("left out 1 images that are in no line") == 1
+
+
 @pytest.mark.parametrize("to", WRITERS)
 def test_boxes_survive_every_format(tmp_path, to):
     draw_images(tmp_path / "photos", "x/a.jpg", "y/b.jpg", size=(333, 217))
