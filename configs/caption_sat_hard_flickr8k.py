@@ -5,7 +5,7 @@ most probable one. The weights of reward and entropy are this repository's, as t
 
 Run:       python tools/train.py configs/caption_sat_hard_flickr8k.py data.root=data/flickr8k
 Reference: BLEU-1 67, BLEU-4 21.3, METEOR 20.30 (paper, table 1, test split, VGG).
-Here:      not yet run on all of Flickr8k; of a part see caption_sat_soft_flickr8k.py.
+Here:      not yet run on all of Flickr8k; on a part of it, see caption_sat_soft_flickr8k.py.
 """
 
 from vitkit.configs.caption_sat_soft_flickr8k import config as soft

@@ -6,9 +6,9 @@ paper's 14 x 14 locations. The optimiser is Adam with twice the learning rate of
 Run:       python tools/train.py configs/caption_sat_soft_flickr8k.py data.root=data/flickr8k
            data.cache_features=features data.train.transforms=ClassificationEvalTransforms computes features once.
 Reference: BLEU-1 67, BLEU-4 19.5, METEOR 18.93 (paper, table 1, test split, VGG).
-Here:      not yet run on all of Flickr8k. Of 741 of its images and a ResNet-18 from random weights, which has seen
-           nothing else, low figures are to be expected: after five epochs at 96 pixels BLEU-1 0.430, BLEU-4 0.067 and
-           CIDEr-D 0.04 on 108 images, with hard attention 0.454, 0.071 and 0.05.
+Here:      not yet run on all of Flickr8k. With 741 of its images and a ResNet-18 from random weights, figures are
+           low: after five epochs at 96 pixels BLEU-1 0.430, BLEU-4 0.067 and CIDEr-D 0.04 on 108 images, with hard
+           attention 0.454, 0.071 and 0.05.
 """
 
 from vitkit.configs.parts.flickr8k import flickr8k

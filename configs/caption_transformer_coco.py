@@ -5,7 +5,7 @@ plain layers of Vaswani et al. 2017 on the feature map of a backbone, which is t
 learning rate.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/caption_transformer_coco.py
-Reference: none was published for this very model. Here: not yet run on COCO.
+Reference: none published for exactly this model. Here: not yet run on COCO.
 """
 
 from vitkit.configs.parts.coco_captions import coco_captions

@@ -6,7 +6,7 @@ Reference: none for this size on validation data. The base model overfits 29,000
            normalises before each block, and drops out more. bf16 takes 0.55 of float32's time on an AMD EPYC with
            AVX-512 BF16; without that, train.precision=fp32.
 Here:      37.6 BLEU on val greedily, 38.0 with 4 beams (sacrebleu, cased, 13a) for seed 42; an hour of one core of
-           an AMD EPYC that other work shared. Of the training batches 7.0 % is padding.
+           an AMD EPYC that other work shared. 7.0 % of the training batches is padding.
 """
 
 from vitkit.configs.parts.multi30k import multi30k

@@ -1,4 +1,4 @@
-"""Draw the README's figure: the parts that images and sentences pass through, and the attention core below them.
+"""Draw the figure of vitkit/README.md: the parts that images and sentences pass through, and their attention core.
 
 Run:  python model_zoo/draw_architecture.py model_zoo/architecture.png
 """

@@ -5,7 +5,7 @@ classifier, a captioner, a detector or a mask model. A click shows the encoder's
 attention of the query whose box or mask covers the point; for a captioner, the attention of each word.
 
 The page is served only on this machine (see --host), loads nothing from elsewhere and reports nothing. Its images are
-in a temporary folder until it ends, by ctrl-C. It needs Gradio: pip install vitkit[demo].
+in a temporary folder until it ends, by ctrl-C. It needs Gradio: pip install 'vitkit[demo]'.
 
 Examples:
     vitkit demo detr_r50
@@ -118,7 +118,7 @@ def import_gradio(uploads: Path) -> ModuleType:
     try:
         import gradio
     except ImportError as error:
-        raise ConfigError(f"the page needs Gradio ({error}). Install it: pip install vitkit[demo].") from error
+        raise ConfigError(f"the page needs Gradio ({error}). Install it: pip install 'vitkit[demo]'.") from error
     logging.getLogger("httpx").setLevel(logging.WARNING)
     return gradio
 

@@ -6,7 +6,7 @@ backbone of D-FINE-N and with a ResNet-18, D-FINE (https://arxiv.org/abs/2410.13
 (https://arxiv.org/abs/2203.03605) without the coarsest stage; all have 128 channels, three decoder layers, 80 queries
 and MAL (DEIM, https://arxiv.org/abs/2412.04234).
 
-Run:  vitkit ablate realtime_bccd data.root=DIR
+Run:  vitkit ablate realtime_bccd data.root=DIR --seeds 42
 Here: see model_zoo/ablations/realtime_bccd.md.
 """
 

@@ -2,7 +2,7 @@
 are any.
 
 Run:  vitkit start IMAGES --task classification    (IMAGES has a folder for each class)
-Here: not measured on own photos; `quickstart/classifier.py` is such a model on the synthetic world.
+Here: not measured on photos; `quickstart/classifier.py` is such a model on the synthetic world.
 """
 
 from vitkit.configs.parts.resnet import resnet50_for_transfer

@@ -1,4 +1,4 @@
-"""Boxes from a few hundred own photos: a small DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605).
+"""Boxes from a few hundred of your photos: a small DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605).
 
 The network and the training of configs/bccd/dino_r18.py without its vertical flips, on a ResNet-18 from random weights
 or a ResNet-50 from ImageNet's, which on a processor ends at res3 if there are many objects, as in
@@ -22,7 +22,7 @@ def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, chann
     """Return the config; `size` is the short side of an image in validation, in pixels.
 
     A pretrained backbone that `ends_at_res3` learns more in equal time where each class has many objects, and finds
-    nothing after 50 photos of COCO. Of a whole one the first `frozen_stages` are frozen, and all its batch norms: after
+    nothing after 50 photos of COCO. One up to res4 has its first `frozen_stages` and all its batch norms frozen: after
     515 steps of two images of BCCD that gave AP 0.321, trained batch norms 0.300 in 1.1 times the processor time. With
     `channels` the images have as many, of 8 or 16 bits, and their colours are not jittered.
     """

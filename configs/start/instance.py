@@ -1,7 +1,7 @@
-"""A mask for every object from a few hundred own photos: a small Mask2Former (https://arxiv.org/abs/2112.01527).
+"""A mask for every object from a few hundred of your photos: a small Mask2Former (https://arxiv.org/abs/2112.01527).
 
 Run:  vitkit start IMAGES ANNOTATIONS --task instance
-Here: not measured on own photos; `quickstart/mask2former_instance.py` is the same model on the synthetic world.
+Here: not measured on photos; `quickstart/mask2former_instance.py` is the same model on the synthetic world.
 """
 
 from vitkit.configs.start.semantic import config as semantic

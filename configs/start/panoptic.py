@@ -1,7 +1,7 @@
-"""Objects and regions from a few hundred own photos with panoptic maps: a small Mask2Former.
+"""Objects and regions from a few hundred of your photos with panoptic maps: a small Mask2Former.
 
 Run:  vitkit start IMAGES ANNOTATIONS --task panoptic    (ANNOTATIONS: COCO's panoptic JSON, its maps beside it)
-Here: not measured on own photos; `quickstart/mask2former_panoptic.py` is the same model on the synthetic world.
+Here: not measured on photos; `quickstart/mask2former_panoptic.py` is the same model on the synthetic world.
 """
 
 from vitkit.configs.start.instance import config as instance

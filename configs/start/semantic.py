@@ -1,4 +1,4 @@
-"""A class for every pixel from a few hundred own photos: a small Mask2Former (https://arxiv.org/abs/2112.01527).
+"""A class for every pixel from a few hundred of your photos: a small Mask2Former (https://arxiv.org/abs/2112.01527).
 
 Run:  vitkit start IMAGES LABELS --task semantic
 Here: on CamVid's 367 frames from ResNet-50's ImageNet weights, --hours 1: 240 pixels, 1840 steps, 53 min of one core of

@@ -1,4 +1,4 @@
-"""MViTv2-T with the golden weights against what the official implementation computed; golden/README.md's tolerances."""
+"""MViTv2-T with the golden weights against the official implementation; the tolerances are in the JSON."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""MViTv2-S on clips with the golden weights against what the official code computed; golden/README.md's tolerances."""
+"""MViTv2-S on clips with the golden weights against what the official code computed; the tolerances are in the JSON."""
 
 import pytest
 import torch

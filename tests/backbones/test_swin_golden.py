@@ -1,4 +1,4 @@
-"""Swin-T with the golden weights against what the official implementations computed; golden/README.md's tolerances."""
+"""Swin-T with the golden weights against what the official implementations computed; the tolerances are in the JSON."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""TimeSformer with the golden weights against what the original computed; golden/README.md's tolerances."""
+"""TimeSformer with the golden weights against what the original computed; the tolerances are in the JSON."""
 
 import pytest
 import torch

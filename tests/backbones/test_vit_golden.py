@@ -1,4 +1,4 @@
-"""ViT-B/16 with the golden weights against what the original computed; golden/README.md's tolerances."""
+"""ViT-B/16 with the golden weights against what the original computed; the tolerances are in the JSON."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Deformable DETR-R50 with the golden weights against the official implementation; golden/README.md's tolerances."""
+"""Deformable DETR-R50 with the golden weights against the official implementation; the tolerances are in the JSON."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""DETR-R50 with the golden weights against what the official implementation computed; golden/README.md's tolerances."""
+"""DETR-R50 with the golden weights against the official implementation; the tolerances are in the JSON."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""DINO-R50 with the golden weights against the official implementation; golden/README.md's tolerances.
+"""DINO-R50 with the golden weights against the official implementation; the tolerances are in the JSON.
 
 In training, the recorded noise replaces sampled noise.
 """

@@ -1,4 +1,4 @@
-"""EoMT with the golden weights against the official code; golden/README.md's tolerances."""
+"""EoMT with the golden weights against the official code; the tolerances are in the JSON."""
 
 import pytest
 import torch

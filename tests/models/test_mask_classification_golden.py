@@ -1,4 +1,4 @@
-"""MaskFormer and Mask2Former with the golden weights against the official code; golden/README.md's tolerances."""
+"""MaskFormer and Mask2Former with the golden weights against the official code; the tolerances are in the JSON."""
 
 import pytest
 import torch

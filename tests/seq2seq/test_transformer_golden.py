@@ -1,4 +1,4 @@
-"""Transformer base with the golden weights against torch.nn.Transformer; golden/README.md's tolerances."""
+"""Transformer base with the golden weights against torch.nn.Transformer; the tolerances are in the JSON."""
 
 import copy
 

@@ -214,7 +214,7 @@ def fails(*args):
 def test_a_missing_gradio_is_named_with_its_remedy(detr, monkeypatch, free_port):
     monkeypatch.setitem(sys.modules, "gradio", None)
     message = fails(detr, "--port", free_port)
-    assert message.startswith("error: the page needs Gradio (") and message.endswith("pip install vitkit[demo].")
+    assert message.startswith("error: the page needs Gradio (") and message.endswith("pip install 'vitkit[demo]'.")
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def test_page_is_reviewed_by_keys_and_exports_accepted_corrections(folder, tmp_p
         assert page.locator(".count").inner_text().startswith("1 accepted, ")
         with page.expect_download() as download:
             page.locator(".export").click()
+        assert download.value.suggested_filename == "corrections.json"  # not the file of all corrections
         exported = json.loads(download.value.path().read_text())
         assert exported == json.loads((folder / "label_errors.json").read_text())[:1] and not problems
 

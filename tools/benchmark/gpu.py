@@ -2,7 +2,8 @@
 
 Each part is a command that also runs by itself, and gets ten minutes. Its output goes to OUT/PART.log, or to
 OUT/PART.failed.log if it fails or takes longer. Parts that have a log are skipped, and trainings are resumed, so that
-the command can be stopped and restarted. It needs the repository; trainings need the small datasets (see README).
+the command can be stopped and restarted. It needs the repository; trainings need the data of configs/bccd and
+configs/camvid.
 
 Examples:
     python tools/benchmark/gpu.py                                          # all parts

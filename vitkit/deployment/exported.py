@@ -53,7 +53,7 @@ def optional_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"export: needs the package {error.name or name}: pip install vitkit[export]") from error
+        raise ConfigError(f"export: needs the package {error.name or name}: pip install 'vitkit[export]'") from error
 
 
 class ExportedFile(Protocol):

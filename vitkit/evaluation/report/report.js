@@ -286,7 +286,7 @@ function labelErrors(part) {
   $(".export").addEventListener("click", () => {
     const list = data.corrections.filter((_, k) => verdicts.get(k));
     const url = URL.createObjectURL(new Blob([JSON.stringify(list, null, 1)], { type: "application/json" }));
-    make("a", { href: url, download: "label_errors.json" }).click();
+    make("a", { href: url, download: "corrections.json" }).click();
     setTimeout(() => URL.revokeObjectURL(url), 1000);
   });
   $(".gallery").replaceChildren(...cards.map(card => card.figure));

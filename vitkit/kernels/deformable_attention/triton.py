@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 LAUNCHES = {"forward": dict(tile=256, num_warps=1), "backward": dict(tile=128, num_warps=1)}
-"""Launch parameters of each kernel: the number of queries times channels per program, and its number of warps. Of tiles
-of 128 to 2048 with 1 to 8 warps, these are the fastest for an encoder layer on an H200 (bf16, batch 2, 800x1333, torch
-2.11), 0.16 and 0.94 ms, and take 0.017 and 0.068 ms for 300 queries; 1024 with 4 warps takes 0.17, 1.02, 0.027 and
-0.079 ms."""
+"""Launch parameters of each kernel: the number of queries times channels per program, and its number of warps. Among
+tiles of 128 to 2048 with 1 to 8 warps, these are the fastest for an encoder layer on an H200 (bf16, batch 2, 800x1333,
+torch 2.11), 0.16 and 0.94 ms, and take 0.017 and 0.068 ms for 300 queries; 1024 with 4 warps takes 0.17, 1.02, 0.027
+and 0.079 ms."""
 
 
 def deformable_attend(
