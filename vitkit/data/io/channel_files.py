@@ -17,6 +17,7 @@ from PIL import Image, TiffImagePlugin
 
 from vitkit.data.io.image_files import (
     MAX_PIXELS,
+    allow_pixels,
     decoding,
     header_of,
     open_regular,
@@ -195,6 +196,7 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
     is_rgb = photometric == _RGB and samples in (3, 4) and len(pages) == 1
     if is_rgb and bits == {8} and _values(first.get(_EXTRA_SAMPLES, ())) == _UNASSOCIATED_ALPHA:
         # OpenCV would multiply the colours by the alpha, which may be any other channel, such as near infrared.
+        allow_pixels(max_pixels)
         return np.array(Image.open(io.BytesIO(data), formats=("TIFF",)))
     if is_rgb and not (16 in bits and first.get(_PLANAR) == _SEPARATE):
         return _from_opencv(_decode(cv2.imdecode, data))

@@ -213,13 +213,18 @@ def open_regular(path: str | Path, what: str) -> BinaryIO:
 
 def header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
     """Read the header of an open image file; arguments and errors are those of `read_image`."""
-    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow rejects more than twice this, process-wide
+    allow_pixels(max_pixels)
     with decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
         header = ImageHeader(image.height, image.width, image.mode)
         if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:
             raise Image.DecompressionBombError(f"its header gives {header.width}x{header.height} pixels")
     return header
+
+
+def allow_pixels(max_pixels: int) -> None:
+    """Raise Pillow's limit on width x height, if it is lower."""
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow rejects more than twice this, process-wide
 
 
 @contextmanager
