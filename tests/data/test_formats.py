@@ -63,6 +63,28 @@ def test_yolo_is_read_from_the_layout_of_ultralytics(tmp_path):
         assert data.annotations[1]["segmentation"] == [[0, 0, 20, 0, 20, 10]] and data.annotations[1]["area"] == 100
 
 
+@pytest.mark.parametrize(
+    ("files", "folders"),
+    [
+        (("train.json", "val.json"), ("train", "val")),
+        (("annotations/instances_train2017.json", "annotations/instances_val2017.json"), ("train2017", "val2017")),
+        (("train/_annotations.coco.json", "valid/_annotations.coco.json"), ("train", "valid")),
+    ],
+)
+def test_images_of_one_name_in_two_splits_of_coco_are_told_apart(tmp_path, files, folders):
+    train, val = folders
+    draw_images(tmp_path, f"{train}/1.jpg", f"{val}/1.jpg", f"{val}/2.jpg")
+    for file in files:
+        images = [{"id": k, "file_name": f"{k}.jpg", "width": 40, "height": 20} for k in (1, 2)]
+        content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+        write(tmp_path / file, json.dumps(content))
+    data = read_annotations(tmp_path)
+    names = {split: [image["file_name"] for image in data.split(split).images] for split in data.splits}
+    # The second image of train does not exist; that of val is not taken for it.
+    assert names == {"train": [f"{train}/1.jpg"], "val": [f"{val}/1.jpg", f"{val}/2.jpg"]}
+    assert list(data.left_out.values()) == [["2.jpg"]]
+
+
 def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
     draw_images(tmp_path, "train/images/a.jpg", "valid/images/b.jpg")
     write(tmp_path / "train/labels/a.txt", "0 0.5 0.5 1 1\n")
