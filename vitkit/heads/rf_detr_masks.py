@@ -61,26 +61,23 @@ class MaskHead(nn.Module):
         height, width = x.shape[-2:]
         size = (self.scale * height, self.scale * width)
         x = F.interpolate(extend_edges(x, padding_mask), size=size, mode="bilinear", align_corners=False)
-        unchanged = _with_ones(x)  # one tensor for all groups: matcher and losses read a map that sets share only once
-        first, masks = [self._factors(unchanged, y) for y in first_states], []
+        first, masks = [self._factors(x, y) for y in first_states], []
         for block, y in zip(self.blocks, states):
             x = block(x, padding_mask)
-            masks.append(self._factors(_with_ones(x), y))
+            masks.append(self._factors(x, y))
         return masks, first
 
-    def _factors(self, features: Tensor, states: Tensor) -> dict[str, Tensor]:
+    def _factors(self, x: Tensor, states: Tensor) -> dict[str, Tensor]:
         """Return mask_embed, (B, Q, d_model + 1), and mask_features, (B, d_model + 1, h, w), for `mask_logits`."""
         queries = self.query_proj(states + self.query_mlp(self.query_norm(states)))
         # The projection of the map is linear, and cheaper for the queries, of which there are fewer than pixels. The
         # last channel adds what does not depend on the pixel.
         embed = queries @ self.map_proj.weight.flatten(1)
         constant = (queries @ self.map_proj.bias)[..., None] + self.bias
-        return {"mask_embed": torch.cat((embed, constant), dim=-1), "mask_features": features}
-
-
-def _with_ones(x: Tensor) -> Tensor:
-    """Append a channel of ones, (B, d_model, h, w) -> (B, d_model + 1, h, w)."""
-    return torch.cat((x, torch.ones_like(x[:, :1])), dim=1)
+        return {
+            "mask_embed": torch.cat((embed, constant), dim=-1),
+            "mask_features": torch.cat((x, torch.ones_like(x[:, :1])), dim=1),
+        }
 
 
 class DepthwiseBlock(nn.Module):
