@@ -83,10 +83,11 @@ def test_backbone_with_fewer_output_maps_has_no_parameter_without_a_gradient(nam
     assert model.state_dict().keys() == made_so.state_dict().keys()
 
 
-@pytest.mark.parametrize("name", ["resnet_basic", "nonlocal", "lrnet", "clips"])
+@pytest.mark.parametrize("name", ["resnet_basic", "nonlocal", "lrnet", "clips", "TimmBackbone"])
 def test_batch_norms_count_a_recomputed_batch_only_once(name):
     torch.manual_seed(0)
-    model, x = BACKBONES.build(dict(SPECS[name], out_features=["res2", "res3"])).train(), images(name)
+    spec = SPECS.get(name) or TYPES[name]
+    model, x = BACKBONES.build(dict(spec, out_features=["res2", "res3"])).train(), images(name)
     initial = {key: value.clone() for key, value in model.state_dict().items()}
     states = []
     for enabled in (False, True):

@@ -165,6 +165,18 @@ def test_recomputing_activations_keeps_the_gradients():
         torch.testing.assert_close(a, b)
 
 
+def test_what_timm_lacks_for_a_model_is_an_error_only_if_it_is_needed():
+    name = "pit_ti_224"
+    model = BACKBONES.build(f"timm/{name}", num_classes=2).train().eval()
+    assert model(images(224, 224)).shape == (1, 2)
+    with pytest.raises(ConfigError, match=f"timm does not divide {name} into groups of layers"):
+        BACKBONES.build(f"timm/{name}", num_classes=2, frozen_stages=1)
+    with pytest.raises(ConfigError, match=f"timm does not divide {name} into groups of layers"):
+        model.block_names()
+    with pytest.raises(ConfigError, match=f"timm's {name} cannot recompute its activations"):
+        enable_activation_checkpointing(model)
+
+
 def test_a_detector_takes_a_timm_backbone_by_name(tmp_path):
     spec = dict(
         type="DETR",

@@ -220,6 +220,7 @@ def test_error_for_a_checkpoint_of_another_variant_shows_both_shapes():
         ("deit_tiny_distilled_patch16", "deit_tiny_distilled_patch16_224-b40b3cf7.pth#sha256=b40b3cf7"),
         ("vit_large_patch32", "vit_l_32-c7638314.pth#sha256=c7638314"),
         ("vit_huge_patch14", ".pth#sha256=c1eb923e"),
+        (dict(type="WindowedViT", out_features=["block3"]), "timm/vit_small_patch14_dinov2.lvd142m"),
     ],
 )
 def test_pretrained_names_the_published_file(variant, url):

@@ -62,15 +62,17 @@ def make_criterion(variant):
     return CRITERIA.build(load_config(f"configs/{name}.py")["criterion"])
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("variant", HEADS)
-def test_loss_keys_are_constant_and_every_parameter_has_a_gradient_with_any_targets(variant):
+def test_loss_keys_are_constant_and_every_parameter_has_a_gradient_with_any_targets(variant, autocast):
     model, criterion = make_model(variant), make_criterion(variant)
     assert model.uses_targets
     keys = []
     for targets in (TARGETS, EMPTY):
         model.zero_grad()
         inputs = training_inputs(model, Batch(dict(zip(("images", "padding_mask"), small_batch())), targets))
-        losses = criterion(model(**inputs), targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            losses = criterion(model(**inputs), targets)
         keys.append(losses.keys())
         sum(losses.values()).backward()
         missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from vitkit.errors import ConfigError
+from vitkit.heads.detr import DETRHead
 from vitkit.heads.dino import DINOHead
 from vitkit.nn.queries import Queries
 from vitkit.structures import FeatureInfo
@@ -160,6 +161,13 @@ def test_label_noise_redraws_half_of_its_fraction_of_labels():
     content = make_set(denoising, [target(BOX, labels=[7])]).queries.content[0]
     kept = (content == denoising.label_embed.weight[7]).all(-1).float().mean()
     assert 0.72 < kept < 0.78
+
+
+def test_positions_made_from_boxes_have_the_precision_of_the_model():
+    small = dict(num_queries=3, d_model=8, num_heads=2, d_ffn=8, num_encoder_layers=1, num_decoder_layers=1)
+    head = DETRHead({"res5": FeatureInfo(8, 32)}, 5, **small)
+    (noised,) = BoxDenoising(head, 5, num_queries=4).double()(head, [target(BOX)], None)
+    assert noised.queries.positions.dtype == noised.queries.content.dtype == torch.float64
 
 
 def test_no_targets_give_no_rows_and_the_embedding_still_has_a_gradient():

@@ -305,8 +305,7 @@ class BackboneBase(nn.Module):
 
     def _frozen(self) -> list[nn.Module | nn.Parameter]:
         number = self.frozen_stages + 1 if self.frozen_stages else int(self.frozen_stem)
-        stages = self.stages()[:number]
-        return [part for stage in stages for part in stage]
+        return [part for stage in self.stages()[:number] for part in stage] if number else []
 
     def train(self, mode: bool = True) -> "BackboneBase":
         """Set the training mode, except for frozen stages, which always stay in evaluation mode."""

@@ -3,6 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -13,9 +15,11 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv, group_parameters
 from timm.utils.model import freeze_batch_norm_2d
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitkit.backbones.base import BackboneBase
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.layers import keep_statistics
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
@@ -89,7 +93,7 @@ class TimmBackbone(BackboneBase):
         self.name = name
         self.norm = norm
         self.frozen_stem = frozen_stem
-        self._activation_checkpointing = False
+        self._activation_checkpointing = self._is_running = False
         first = () if cfg is None else cfg.first_conv or ()
         self.first_convolutions = (first,) if isinstance(first, str) else tuple(first)
         """timm's names of the layers that read the image."""
@@ -174,6 +178,7 @@ class TimmBackbone(BackboneBase):
         }
 
     def _run(self, images: Tensor) -> Any:
+        self._is_running = True
         try:
             # Faster on a CPU: for D-FINE-S at 640x640, inference takes 0.92 of the time, and forward and backward pass
             # of a training step with batch 4 also 0.92, on one thread of an AMD EPYC with AVX-512, torch 2.14.1.
@@ -190,15 +195,14 @@ class TimmBackbone(BackboneBase):
                 f"padding), as it is built for {size[0]}x{size[1]} only. Choose a backbone for any size, such as "
                 "timm/convnext_tiny, or transforms that give this size."
             ) from error
+        finally:
+            self._is_running = False
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return timm's coarse parameter groups, without the parts that are not kept."""
-        with torch.device("meta"):
-            full = timm.create_model(self.name)
-        groups = group_parameters(full, full.group_matcher(coarse=True))
         parameters = dict(self.named_parameters())
         stages = [
-            [key for key in self._renamed(names).values() if key in parameters] for _, names in sorted(groups.items())
+            [key for key in self._renamed(names).values() if key in parameters] for names in self._groups(coarse=True)
         ]
         return [[self._layer_of(key) for key in keys] for keys in stages if keys]
 
@@ -221,12 +225,9 @@ class TimmBackbone(BackboneBase):
 
     def block_names(self) -> list[str]:
         """Return the names of those of timm's blocks that are kept, in order."""
-        with torch.device("meta"):
-            full = timm.create_model(self.name)
-        groups = group_parameters(full, full.group_matcher(coarse=False))
         parameters = [name for name, _ in self.named_parameters()]
         blocks = []
-        for _, names in sorted(groups.items())[1:]:  # after the stem
+        for names in self._groups(coarse=False)[1:]:  # after the stem
             kept = set(self._renamed(names).values())
             keys = [name for name in parameters if name in kept]
             block = _shared_module(keys)
@@ -241,6 +242,17 @@ class TimmBackbone(BackboneBase):
             if block and not is_head:
                 blocks.append(block)
         return blocks
+
+    def _groups(self, *, coarse: bool) -> list[list[str]]:
+        """Return the names of the parameters of each of timm's groups, the stem first; ConfigError if it has none."""
+        with torch.device("meta"):
+            full = timm.create_model(self.name)
+        if not hasattr(full, "group_matcher"):
+            raise ConfigError(
+                f"timm does not divide {self.name} into groups of layers, by which stages are frozen and blocks get "
+                "learning rates of their own. Leave these settings out, or choose another backbone."
+            )
+        return [names for _, names in sorted(group_parameters(full, full.group_matcher(coarse=coarse)).items())]
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
         """Return those of timm's entries that feature maps do not need."""
@@ -269,10 +281,21 @@ class TimmBackbone(BackboneBase):
         """Turn activation checkpointing of timm's network on or off; ConfigError if it does not support it."""
         # timm wraps models that return features.
         model = next((m for m in (self.net, child(self.net, "model")) if hasattr(m, "set_grad_checkpointing")), None)
-        if model is None:
-            raise ConfigError(f"timm's {self.name} cannot recompute its activations.")
-        model.set_grad_checkpointing(enabled)
+        try:
+            model.set_grad_checkpointing(enabled)
+        except (AttributeError, AssertionError) as error:  # it has no such method, or one that refuses
+            raise ConfigError(f"timm's {self.name} cannot recompute its activations.") from error
         self._activation_checkpointing = enabled
+        for norm in (module for module in self.net.modules() if isinstance(module, _BatchNorm)):
+            if enabled:
+                norm.forward = partial(self._normalize, norm)
+            else:
+                vars(norm).pop("forward", None)
+
+    def _normalize(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Run a batch norm, whose statistics do not change if timm's checkpoints call it in the backward pass."""
+        with nullcontext() if self._is_running else keep_statistics(norm):
+            return type(norm).forward(norm, x)
 
     def _url(self) -> str:
         return f"timm/{self.name}"

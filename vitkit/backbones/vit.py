@@ -246,6 +246,7 @@ class ViT(BackboneBase):
             _check_pooling(self.pooling, class_token=class_token, distilled=distilled)
         self.antialias = window_size is None
         self.default_weights = default_weights
+        self.depth = depth
 
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         self.image_size = (height, width)
@@ -459,7 +460,8 @@ class ViT(BackboneBase):
         if self.default_weights is not None:
             return self.default_weights
         width, patch = len(self.patch_embed.proj.weight), self.patch_embed.patch_size
-        shape = dict(d_model=width, depth=len(self.blocks), num_heads=self.blocks[0].attn.num_heads)
+        # By the depth of the network that the weights are for; a backbone may keep only its first blocks.
+        shape = dict(d_model=width, depth=self.depth, num_heads=self.blocks[0].attn.num_heads)
         if not isinstance(self.blocks[0].ls1, nn.Identity):
             return self._dino_url(shape)
         name = next((n for n, size in _SIZES.items() if size == shape), None)

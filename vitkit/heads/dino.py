@@ -200,9 +200,9 @@ class QuerySelection(nn.Module):
         memory = memory.masked_fill(unusable, 0)
         # An unusable location stays at infinity: its box is the constant 1, without gradient.
         anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
-        with torch.no_grad():
-            scores = self.class_embed(self.enc_output_norm(self.enc_output(memory))).amax(-1)
-        best = scores.topk(num_queries, dim=1).indices
+        # Indices have no gradient, so nothing is stored for this pass. Under `no_grad`, autocast in torch 2.6 would
+        # cache weights in lower precision without a gradient, and use them below as well.
+        best = self.class_embed(self.enc_output_norm(self.enc_output(memory))).amax(-1).topk(num_queries, dim=1).indices
         # Only the selected locations have a loss, so the boxes of others need not be computed.
         x = self.enc_output_norm(self.enc_output(gather_rows(memory, best)))
         box_logits = self.bbox_embed(x).float() + gather_rows(anchor_logits, best)

@@ -231,11 +231,11 @@ def _recomputed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _checkpoint_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
     """Return the contexts for a block's forward pass and for its recomputation."""
-    return nullcontext(), _keep_statistics(block)
+    return nullcontext(), keep_statistics(block)
 
 
 @contextmanager
-def _keep_statistics(block: nn.Module) -> Iterator[None]:
+def keep_statistics(block: nn.Module) -> Iterator[None]:
     """Leave the statistics of batch norms as they are inside a `with` block."""
     # The recomputation shows a batch to the norms for the second time.
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]

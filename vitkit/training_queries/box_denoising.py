@@ -124,7 +124,8 @@ class BoxDenoising(TrainingQueriesBase):
     def _queries(self, head: QueryHead, content: Tensor, boxes: Tensor) -> Queries:
         if self.box_embed is None:
             return head.queries_at(content, boxes)
-        return Queries(content, positions=self.box_embed(sine_positions_boxes(boxes, content.shape[-1])))
+        codes = sine_positions_boxes(boxes, content.shape[-1]).to(content.dtype)
+        return Queries(content, positions=self.box_embed(codes))
 
     def draw(self, count: int, device: torch.device) -> Noise:
         """Draw the random numbers for `count` copied targets."""

@@ -1,6 +1,7 @@
 """Images with boxes or masks in the fields of COCO's format, whichever format they were read from."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ NUM_SHOWN = 3
 """The number of names in a line about items that were left out."""
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """Name of a folder or key -> the split that it stands for."""
+_SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_NAMES)})\d*")
 _MAX_FOLDERS = 16
 """How many of the last folders of a name are compared."""
 _HEAD = 4096
@@ -219,12 +221,14 @@ class ImageFiles:
             for key in {name, str(path.with_suffix("")), path.name, path.stem}:
                 self._by_key.setdefault(key, []).append(name)
 
-    def find(self, *names: str) -> str | None:
+    def find(self, *names: str, other_splits: Set[str] = frozenset()) -> str | None:
         """Return the image file that the first matching name refers to, or None.
 
         A name may be a path on another machine, whose last folders and file name are looked for, the longest match
         first, and its ending may be missing or another image's.
 
+        Args:
+            other_splits: files in folders of these splits, such as "val2017" of "val", match only by their whole path.
         Raises:
             DataError: several images have that name.
         """
@@ -235,7 +239,9 @@ class ImageFiles:
                 for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):
                     matches = self._by_key.get(key, ())
                     if key in matches:
-                        return key
+                        matches = [key]
+                    if other_splits and (k or key not in matches):
+                        matches = [match for match in matches if not other_splits & _splits_in(match)]
                     if len(matches) > 1:
                         raise DataError(
                             f"'{name}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
@@ -248,6 +254,12 @@ class ImageFiles:
     def size(self, name: str) -> tuple[int, int]:
         """Read (width, height) of an image, upright; raises like `read_header`."""
         return upright_size(self.folder / name)
+
+
+def _splits_in(name: str) -> set[str]:
+    """Return the splits that the folders of a file stand for: "val" for "val2017/a.jpg"."""
+    folders = (_SPLIT_FOLDER.fullmatch(part.lower()) for part in PurePosixPath(name).parts[:-1])
+    return {SPLIT_NAMES[folder[1]] for folder in folders if folder}
 
 
 def add_image_file(data: AnnotatedImages, files: ImageFiles, name: str, split: str | None = None) -> dict | None:

@@ -28,12 +28,13 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     beside = annotations / "images"
     files = ImageFiles(images or (beside if beside.is_dir() else annotations))
     data = AnnotatedImages("coco", annotations, files.folder)
-    for path in paths:
+    split_of = {path: _split_of(path, annotations) for path in paths}
+    for path, split in split_of.items():
         content = _read(path)
         if data.categories and data.categories != content["categories"]:
             raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit data merge`.")
         data.categories[:] = content["categories"]
-        _add_file(data, files, path, content, _split_of(path, annotations))
+        _add_file(data, files, path, content, split, {*split_of.values()} - {split})
     return data
 
 
@@ -51,13 +52,16 @@ def _read(path: Path) -> dict[str, Any]:
     return {part: content[part] for part in ("images", "annotations", "categories")}
 
 
-def _add_file(data: AnnotatedImages, files: ImageFiles, path: Path, content: dict[str, Any], split: str) -> None:
+def _add_file(
+    data: AnnotatedImages, files: ImageFiles, path: Path, content: dict[str, Any], split: str, other_splits: set[str]
+) -> None:
     """Add a file's images and annotations, under new ids because those of another file may be the same."""
     inside = path.parent.relative_to(data.source).as_posix()
     ids = {}
     for image in content["images"]:
         listed = image["file_name"]
-        name = files.find(f"{inside}/{listed}", f"{split}/{listed}", listed)
+        # The splits may have images of the same names.
+        name = files.find(f"{inside}/{listed}", f"{split}/{listed}", listed, other_splits=other_splits)
         if name is None:
             data.leave_out(f"images that {path.name} lists but the folder does not have", listed)
             continue
