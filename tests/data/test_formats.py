@@ -85,6 +85,16 @@ def test_images_of_one_name_in_two_splits_of_coco_are_told_apart(tmp_path, files
     assert list(data.left_out.values()) == [["2.jpg"]]
 
 
+def test_splits_of_coco_may_share_the_folder_of_one(tmp_path):
+    draw_images(tmp_path, "train/1.jpg", "train/2.jpg")
+    for k, split in ((1, "train"), (2, "val")):
+        images = [{"id": 1, "file_name": f"{k}.jpg", "width": 40, "height": 20}]
+        content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+        write(tmp_path / f"{split}.json", json.dumps(content))
+    data = read_annotations(tmp_path)
+    assert [image["file_name"] for image in data.images] == ["train/1.jpg", "train/2.jpg"] and not data.left_out
+
+
 def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
     draw_images(tmp_path, "train/images/a.jpg", "valid/images/b.jpg")
     write(tmp_path / "train/labels/a.txt", "0 0.5 0.5 1 1\n")
