@@ -38,6 +38,7 @@ from vitkit.tools.common import (
     add_batch_size,
     add_device,
     add_trust,
+    check_out,
     errors_in_one_line,
     image_size,
     positive,
@@ -63,7 +64,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--attention-matrices", action="store_true", help=text)
     parser.add_argument("--time", action="store_true", help="run the model and report time and memory by part")
     text = "number of runs that are measured (default: 5)"
-    parser.add_argument("--repeats", type=positive, default=5, metavar="N", help=text)
+    parser.add_argument("--repeats", type=positive, metavar="N", help=text)
     text = "report only the memory of a training step on this many GPUs: replicated (DDP) and sharded (FSDP)"
     parser.add_argument("--training", type=positive, metavar="GPUS", help=text)
     text = (
@@ -106,7 +107,24 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"{', '.join(chosen)}: these are different reports; choose one")
     if args.depth < 0:
         parser.error("--depth is at least 0")
+    if args.clips and Path(args.clips).suffix != ".png":
+        parser.error(f"--clips: {args.clips!r} does not end in .png")
+    if args.repeats is not None and not args.time:
+        parser.error("--repeats are those of --time: give both")
+    if chosen and (unused := _unused(args)):
+        parser.error(f"{', '.join(unused)}: has no effect on the report of {chosen[0]}; leave this out")
+    args.repeats = args.repeats or 5
     return args
+
+
+def _unused(args: argparse.Namespace) -> list[str]:
+    """Return the options that were given and that the chosen report, which is not that of costs by part, ignores."""
+    of_input = {"--size": args.size, "--frames": args.frames, "--batch-size": args.batch_size != 1}
+    of_input |= {text.partition("=")[0]: True for text in args.overrides}
+    of_costs = {"--depth": args.depth != 2, "--time": args.time, "--fvcore": args.fvcore, "--lengths": args.lengths}
+    of_costs["--no-macs"] = args.no_macs and not (args.table or args.training)
+    ignored = of_costs | of_input if args.table or args.clips else of_costs
+    return [option for option, value in ignored.items() if value]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -128,6 +146,7 @@ def main(argv: list[str] | None = None) -> None:
             if args.plot and not args.json:
                 print(f"\nThe plot is {args.plot}.")
         elif args.clips:
+            check_out("--clips", Path(args.clips))
             result = tables.clips(variants(args.model), args.clips, prints=not args.json)
         elif args.training:
             result = step_memory(args.model, **model, gpus=args.training, activations=not args.no_macs)

@@ -37,7 +37,7 @@ from vitkit.tools.text_arguments import (
 )
 
 if TYPE_CHECKING:
-    from vitkit.inference import MaskFiller, TextContinuer
+    from vitkit.inference import Continuation, Filling, MaskFiller, TextContinuer
     from vitkit.seq2seq.decoding import DecodingSettings
 
 DECODING_OPTIONS = (*SAMPLING_OPTIONS, "greedy", "beams", "max_length", "min_length")
@@ -83,23 +83,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         require_text_model(loaded, args.model, TextContinuer | MaskFiller)
         options = {name: value for name in DECODING_OPTIONS if (value := getattr(args, name)) not in (None, False)}
         write = filled if isinstance(loaded, MaskFiller) else continued
-        with opened(args.out) as output:
-            for text in write(loaded, read_lines(texts, args.input), args.n_best, options):
+        results = write(loaded, read_lines(texts, args.input), args.n_best, options)
+        with opened(args.out) as output:  # only now, as it empties a file that is there already
+            for text in results:
                 output.write(text)
         report_unknown(loaded.vocabulary)
 
 
 def continued(model: TextContinuer, lines: Sequence[str], n_best: int | None, options: dict[str, Any]) -> Iterator[str]:
-    """Yield the output for each text.
+    """Return the output for each text, which is generated as it is iterated.
 
     Raises:
         ConfigError: a value is out of range.
     """
-    for continuations in model.stream(lines, decoding_settings(model.model.decoding, n_best, options)):
+
+    def text_of(continuations: list[Continuation]) -> str:
         if n_best is None:
-            yield f"{continuations[0]}\n"
-        else:
-            yield "".join(f"{c.score:.4f}\t{c.text}\n" for c in continuations) + "\n"
+            return f"{continuations[0]}\n"
+        return "".join(f"{c.score:.4f}\t{c.text}\n" for c in continuations) + "\n"
+
+    return map(text_of, model.stream(lines, decoding_settings(model.model.decoding, n_best, options)))
 
 
 def decoding_settings(defaults: DecodingSettings, n_best: int | None, options: dict[str, Any]) -> DecodingSettings:
@@ -117,19 +120,22 @@ def decoding_settings(defaults: DecodingSettings, n_best: int | None, options: d
 
 
 def filled(model: MaskFiller, lines: Sequence[str], n_best: int | None, options: dict[str, Any]) -> Iterator[str]:
-    """Yield the output for each mask.
+    """Return the output for each mask, which is generated as it is iterated.
 
     Raises:
-        ConfigError: an option is for models that continue text.
+        ConfigError: an option is for models that continue text, or `n_best` is below 1.
     """
     if options:
         raise ConfigError(
             f"{option_names(options)}: for decoder-only models, and this one fills masks. Use --n-best for the number "
             "of candidates."
         )
-    for masks in model.stream(lines, n_best=5 if n_best is None else n_best):
-        for candidates in masks:
-            yield "".join(f"{c.probability:.4f}\t{c.token}\t{c.text}\n" for c in candidates) + "\n"
+
+    def text_of(candidates: list[Filling]) -> str:
+        return "".join(f"{c.probability:.4f}\t{c.token}\t{c.text}\n" for c in candidates) + "\n"
+
+    texts = model.stream(lines, n_best=5 if n_best is None else n_best)
+    return (text_of(candidates) for masks in texts for candidates in masks)
 
 
 if __name__ == "__main__":

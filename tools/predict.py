@@ -31,6 +31,7 @@ from vitkit.tools.common import (
     errors_in_one_line,
     fraction,
     is_override,
+    new_file,
     positive,
     require_images,
     sort_model,
@@ -45,8 +46,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_model(parser)
     text = "images, folders, patterns, videos, URLs, or the number of a camera"
     parser.add_argument("--input", nargs="+", required=True, metavar="INPUT", help=text)
-    text = "folder to write (default: runs/predict)"
-    parser.add_argument("--out", type=Path, default=Path("runs/predict"), help=text)
+    text = "folder to write (default: runs/predict, or runs/predict-2 if it exists)"
+    parser.add_argument("--out", type=Path, help=text)
     text = "minimum score of the objects that are drawn (default: the model's own, or 0.5)"
     parser.add_argument("--threshold", type=fraction, metavar="SCORE", help=text)
     text = "minimum score of the objects in the JSON (default: the same)"
@@ -70,6 +71,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args.input = [word for word in args.input if not is_override(word)]
     if not args.input:
         parser.error("--input: expected images or videos")
+    args.out = args.out or new_file("runs/predict")
     return args
 
 

@@ -93,8 +93,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--images are those of --annotations")
     if args.tta and args.tiles:
         parser.error("--tta and --tiles each predict an image in their own way: give one of them")
-    if args.tta and args.eval_only:
-        parser.error("--tta changes what a model predicts, and --eval-only has no model: give one of them")
+    if args.tta_scales and not args.tta:
+        parser.error("--tta-scales are those of --tta: give both")
+    predicts = {"--tta": args.tta, "--tiles": args.tiles, "--tile-overlap": args.tile_overlap}
+    if args.eval_only and (given := [option for option, value in predicts.items() if value]):
+        parser.error(f"{given[0]} changes what a model predicts, and --eval-only has no model: give one of them")
+    if args.eval_only and args.out and args.confusion is None:
+        parser.error("--out names the results to write, and --eval-only only reads some: leave out --out")
     return args
 
 
@@ -114,6 +119,8 @@ def main(argv: list[str] | None = None) -> None:
     from vitkit.models.tta import SCALES
 
     out = args.out or new_file("results.json", args.model or "")
+    figure = f"{out.stem}_confusion.png"
+    figure = out.with_name(figure) if args.out else new_file(figure, args.model or "")
     details = Details(
         args.split,
         per_class=args.per_class,
@@ -121,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
         thresholds=args.thresholds or (),
         confusion=args.confusion,
         iou=args.iou,
-        figure=out.with_name(f"{out.stem}_confusion.png"),
+        figure=figure,
     )
     try:
         with errors_in_one_line():

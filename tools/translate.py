@@ -18,6 +18,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,8 +110,10 @@ def write_translations(
     """Translate lines, write them, and draw what their words attend to if `attention` is a path."""
     from vitkit.inference.translator import translate
 
+    results = translate(translator.model, encoded, settings, attention=attention is not None)
+    first = list(islice(results, 1))  # an error, such as that of a model without attention, must not empty `out`
     with opened(out) as output:
-        for number, hypotheses in translate(translator.model, encoded, settings, attention=attention is not None):
+        for number, hypotheses in chain(first, results):
             output.write(as_text(hypotheses, translator.vocabularies["target"], n_best))
             if attention and hypotheses:
                 path = numbered(attention, number, len(encoded))

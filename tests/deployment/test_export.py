@@ -21,11 +21,11 @@ from vitkit import build_model, load_config, model_zoo
 from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config, trust
 from vitkit.data.io.channel_files import read_channels
-from vitkit.data.io.image_files import FORMATS
+from vitkit.data.io.image_files import FORMATS, read_image
 from vitkit.deployment import export as export_module
 from vitkit.deployment import exported
 from vitkit.deployment.checks import differences, image_inputs, image_size, run_graph
-from vitkit.deployment.export import ExportSettings, Part, check_out, export_model, read_images, write_part
+from vitkit.deployment.export import ExportSettings, Part, check_out, export_model, read_images, runner_path, write_part
 from vitkit.deployment.exported import ExportedGenerator, ExportedModel, open_exported
 from vitkit.deployment.graphs import ExportGraph, image_graph, mask_multiple
 from vitkit.deployment.metadata import describe, postprocessing, resize_of
@@ -169,6 +169,20 @@ def test_generated_program_predicts_without_torch(run, tmp_path):
     assert Image.open(tmp_path / "a.png").size == (90, 70)
 
 
+def test_drawings_of_the_generated_program_replace_neither_inputs_nor_each_other(run, tmp_path, monkeypatch):
+    (tmp_path / "b").mkdir()
+    paths = [tmp_path / "a.png", tmp_path / "b" / "a.jpg"]
+    for path in paths:
+        Image.fromarray(IMAGES[0]).save(path)
+    before = paths[0].read_bytes()
+    command = ["run_tiny.py", "--model", run / "out" / "tiny.onnx", *paths, "--out", tmp_path]
+    monkeypatch.setattr(sys, "argv", list(map(str, command)))
+    with pytest.raises(SystemExit, match="0|False"):
+        onnx_runner.main()
+    assert paths[0].read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a_2.png", "a_3.png", "b"}
+
+
 def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, monkeypatch, capsys):
     def main(*arguments):
         monkeypatch.setattr(sys, "argv", ["run_tiny.py", "--model", *map(str, arguments)])
@@ -230,6 +244,14 @@ def test_generated_program_reads_all_bits_or_says_that_it_does_not(suffix, tmp_p
     np.testing.assert_array_equal(onnx_runner.open_image(path, 1), image[:, :, :1])
 
 
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_generated_program_reads_grey_images_of_16_bits_like_vitkit(suffix, tmp_path):
+    path = f"{tmp_path}/a{suffix}"
+    cv2.imwrite(path, np.arange(0, 60000, 1000, dtype=np.uint16).reshape(6, 10))
+    np.testing.assert_array_equal(onnx_runner.open_image(path), read_image(path))
+    assert read_image(path).max() == 59000 >> 8
+
+
 def test_generated_program_draws_in_the_colors_of_vitkit():
     assert [onnx_runner.color_of(k) for k in range(1, 31)] == [class_color(k) for k in range(30)]
     assert onnx_runner.color_of(0) == (0, 0, 0)
@@ -274,6 +296,8 @@ def test_unsupported_exports_are_one_line_errors(run, tmp_path, arguments, messa
 def test_existing_files_are_replaced_only_on_request(run, tmp_path):
     out, settings = tmp_path / "a.onnx", ExportSettings()
     check_out(out, settings)
+    # The program finds its file by its own name, less "run_".
+    assert [runner_path(Path(name)).name for name in ("a.onnx", "run_a.onnx")] == ["run_a.py", "run_run_a.py"]
     (tmp_path / "run_a.py").touch()
     with pytest.raises(ConfigError, match=r"run_a.py exists already. Choose another name .out., or set overwrite"):
         check_out(out, settings)
@@ -425,6 +449,26 @@ def program(run):
     path = run / "program" / "tiny.pt2"
     export_tool.main([str(run / "run"), "--format", "torch", "--out", str(path)])
     return path
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        ("export", lambda path, out: vitkit.export(path, out / "b.pt2", format="torch")),
+        ("convert", lambda path, out: vitkit.convert(path, out / "b.pth")),
+        ("explain", lambda path, out: vitkit.explain(path, image=IMAGES[0], out=out / "b")),
+    ],
+)
+def test_an_exported_file_is_refused_where_the_model_is_needed(command, call, program, tmp_path):
+    with pytest.raises(ConfigError, match=rf"{command}: .*tiny.pt2 is an exported file, .* Give the checkpoint"):
+        call(program, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_keeps_its_precision_under_autocast(program):
+    image = IMAGES[0]
+    expected, actual = (load(program, precision=precision)(image, threshold=0.0) for precision in ("fp32", "bf16"))
+    assert torch.equal(actual.scores, expected.scores) and torch.equal(actual.boxes, expected.boxes)
 
 
 def test_a_program_of_somebody_else_runs_only_if_it_is_trusted(program, tmp_path, monkeypatch):

@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import vitkit
 from vitkit.data.synthetic.world import World
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.explanations import api
 from vitkit.explanations.backbones import draw_class_token_masks, mass_masks
+from vitkit.explanations.dense import explain_slots
 from vitkit.explanations.located import LocatedAttention
-from vitkit.explanations.request import shown_image
+from vitkit.explanations.request import Explanation, Request, shown_image
 from vitkit.inference import Predictor
 from vitkit.registry import BACKBONES
+from vitkit.structures import Batch
 
 SMALL = ["d_model=32", "depth=2", "num_heads=2"]
 
@@ -164,3 +167,27 @@ def test_attention_distances_bear_the_name_that_was_given(image, monkeypatch):
     Path(image).rename("photos/a.png")
     vitkit.explain("shapes_vit", images="photos", out="out")
     assert drawn == ["shapes_vit"]
+
+
+class TwoBatches:
+    """A loader whose second batch must not be read."""
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        yield Batch({"images": torch.zeros(1, 3, 8, 8)}, [{"original_size": (8, 8)}])
+        raise AssertionError("the second batch was read")
+
+
+class FiveBoxes(nn.Module):
+    """A detector with five queries."""
+
+    def forward(self, images):
+        """Return the same boxes for all images."""
+        return {"pred_boxes": torch.full((len(images), 5, 4), 0.5)}
+
+
+def test_queries_that_do_not_exist_are_an_error_before_all_data_are_read(tmp_path):
+    with pytest.raises(ConfigError, match="queries: got 9; the model's queries are 0 to 4"):
+        explain_slots(FiveBoxes(), TwoBatches(), "cpu", Request(queries=[9]), Explanation(tmp_path))

@@ -136,6 +136,15 @@ def test_an_alignment_has_a_row_for_each_token_of_the_translation(name):
     assert torch.allclose(attention.sum(-1), torch.ones(len(target)))
 
 
+def test_attention_is_that_of_greedy_decoding_if_the_config_asks_for_several_texts():
+    model, vocabularies = text_model("Transformer")
+    model.decoding = DecodingSettings(max_length=4)
+    expected = text_attention(model, vocabularies, "two one").layers
+    model.decoding = DecodingSettings(method="beam", n_best=3, max_length=4)
+    layers = text_attention(model, vocabularies, "two one").layers
+    assert all(torch.equal(a.weights, b.weights) for a, b in zip(layers, expected, strict=True))
+
+
 @pytest.mark.parametrize(
     ("name", "seed", "is_cut"),
     [("Transformer", 4, False), ("Transformer", 2, True), ("RNNTranslator", 9, False), ("RNNTranslator", 2, True)],

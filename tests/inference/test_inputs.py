@@ -62,6 +62,20 @@ def test_every_form_of_one_image_gives_one_prediction(model, files):
         assert (prediction.image == array).all()
 
 
+@pytest.mark.parametrize("kind", ["turned", "16 bits"])
+def test_an_opened_image_is_read_like_its_file(kind, tmp_path):
+    path, exif = tmp_path / "a.png", Image.Exif()
+    exif[0x0112] = 6 if kind == "turned" else 1  # to be displayed rotated by 90 degrees
+    values = np.arange(0, 60000, 1000).reshape(6, 10).astype(np.uint16)
+    image = Image.fromarray(values if kind == "16 bits" else (values >> 8).astype(np.uint8))
+    image.save(path, exif=exif)
+    expected = inputs.to_array(path)
+    assert expected.shape == ((10, 6, 3) if kind == "turned" else (6, 10, 3)) and expected.max() == 59000 >> 8
+    np.testing.assert_array_equal(inputs.to_array(Image.open(path)), expected)
+    channels = inputs.to_array(path, channels=1)
+    np.testing.assert_array_equal(inputs.to_array(Image.open(path), channels=1), channels)
+
+
 def test_several_images_give_a_list(model, files):
     assert [p.name for p in model("photos")] == ["photos/a.png", "photos/deep/b.png"]
     assert scores(model("*.png")) == [150] and isinstance(model("*.png"), list)

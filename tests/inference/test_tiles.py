@@ -280,3 +280,9 @@ def test_void_is_filled_by_a_segment_of_the_other_tile():
 def test_predictions_that_cannot_be_merged_are_an_error():
     with pytest.raises(ConfigError, match="tiles: are for boxes, masks and maps, .* the model predicts class_scores"):
         predict_tiles(painted(), Tiling(100), lambda images: [TileResult({"class_scores": torch.ones(3)}, None)])
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_without_tiles_is_an_error(batch_size):
+    with pytest.raises(ConfigError, match=f"batch_size={batch_size}: expected at least 1"):
+        predict_tiles(painted(), Tiling(100), lambda images: [], batch_size=batch_size)

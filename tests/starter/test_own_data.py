@@ -77,6 +77,23 @@ def test_split_folders_are_not_taken_for_classes(tmp_path):
     assert data.summary.endswith("of 2 classes")
 
 
+def test_images_that_cannot_be_read_are_reported(tmp_path, capsys):
+    images(tmp_path / "flowers", *(f"{name}/{k}.png" for name in ("daisy", "tulip") for k in range(6)))
+    broken = tmp_path / "flowers/daisy/0.png"
+    broken.write_bytes(broken.read_bytes()[:500])
+    data = read_own_data("classification", tmp_path / "flowers", None, share=0.2, out=tmp_path / "out")
+    assert data.num_train + data.num_val == 11
+    printed = capsys.readouterr().out
+    assert "  left out: 1 " in printed and "flowers/daisy/0.png" in printed
+
+
+def test_class_of_too_few_images_for_both_splits_is_named(tmp_path):
+    images(tmp_path / "flowers", *(f"{name}/{k}.png" for name in ("daisy", "tulip") for k in range(6)), "rare/0.png")
+    with pytest.raises(DataError, match="class folder '.*flowers/rare' gives no image to (val|train): it has too few"):
+        read_own_data("classification", tmp_path / "flowers", None, share=0.2, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_test_images_are_neither_trained_nor_validated_on(tmp_path):
     names = [f"{split}/images/{k}.png" for split in ("train", "test") for k in range(6)]
     images(tmp_path / "cells", *names)

@@ -422,6 +422,12 @@ def test_accuracy_against_macs_is_plotted_by_family(tmp_path, monkeypatch, capsy
             ["swin_tiny", "--attention-matrices", "--training", "2"],
             r"--training, --attention-matrices: these are different reports",
         ),
+        (["--table", "swin*", "--size", "64"], r"--size: has no effect on the report of --table; leave this out"),
+        (["swin*", "--clips", "a.png", "depths=[1]", "--time"], r"--time, depths: has no effect .* of --clips"),
+        (["swin_tiny", "--attention-matrices", "--depth", "3"], r"--depth: has no effect .* of --attention-matrices"),
+        (["swin_tiny", "--training", "2", "--lengths", "8"], r"--lengths: has no effect .* of --training"),
+        (["swin_tiny", "--repeats", "3"], r"--repeats are those of --time: give both"),
+        (["timesformer_divided", "--clips", "a.pdf"], r"--clips: 'a\.pdf' does not end in \.png"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(words, message, capsys):

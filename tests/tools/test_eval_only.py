@@ -103,6 +103,14 @@ def test_augmented_predictions_are_evaluated_and_scored_again(tmp_path, capsys, 
     with pytest.raises(SystemExit):
         test_tool.main(["config.py", "--eval-only", "first.json", "--tta"])
     assert "--eval-only has no model" in capsys.readouterr().err
+    for options, message in (
+        (["--eval-only", "first.json", "--tiles", "64"], "--tiles changes what a model predicts, and --eval-only has"),
+        (["--eval-only", "first.json", "--out", "new.json"], "--eval-only only reads some: leave out --out"),
+        (["weights.pth", "--tta-scales", "0.5,1"], "--tta-scales are those of --tta: give both"),
+    ):
+        with pytest.raises(SystemExit):
+            test_tool.main(["config.py", *options])
+        assert message in capsys.readouterr().err
     with pytest.raises(SystemExit, match="not defined for MaskFormer of task instance"):
         test_tool.main(["config.py", "weights.pth", "--tta", "model.tasks=['instance']"])
 

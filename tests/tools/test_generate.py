@@ -17,7 +17,13 @@ from vitkit.tools import explain, export, generate, predict, translate
 
 SMALL = dict(d_model=16, num_heads=2, d_ffn=16, num_layers=1, max_length=40)
 WORDS = Vocabulary.train("word", ["one two three four five six seven eight ."], mask=True)
-KINDS = {"CausalLanguageModel": ("target",), "MaskedLanguageModel": ("target",), "Transformer": ("source", "target")}
+BOTH = ("source", "target")
+KINDS = {
+    "CausalLanguageModel": ("target",),
+    "MaskedLanguageModel": ("target",),
+    "Transformer": BOTH,
+    "PrefixLanguageModel": BOTH,
+}
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +109,30 @@ def test_other_models_and_tools_are_named(models):
 def test_language_models_are_not_exported(models, kind):
     pytest.importorskip("onnx")
     assert f"no graph is defined for {kind}" in fails(export, models[kind], "--out", "never.onnx")
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("CausalLanguageModel", ["--input", "no_such_file.txt"]),
+        ("CausalLanguageModel", ["two", "--top-p", "2"]),
+        ("MaskedLanguageModel", ["<mask>", "--n-best", "0"]),
+        ("MaskedLanguageModel", ["<mask>", "--greedy"]),
+    ],
+)
+def test_a_wrong_command_does_not_empty_the_file_at_out(models, tmp_path, kind, arguments):
+    out = tmp_path / "out.txt"
+    out.write_text("of an earlier run")
+    fails(generate, models[kind], *arguments, "--device", "cpu", "--out", str(out))
+    assert out.read_text() == "of an earlier run"
+
+
+def test_a_translation_without_attention_does_not_empty_the_file_at_out(models, tmp_path):
+    out = tmp_path / "out.txt"
+    out.write_text("of an earlier run")
+    options = ["--device", "cpu", "--out", str(out), "--attention", str(tmp_path / "a.png")]
+    assert "no separate attention to a source" in fails(translate, models["PrefixLanguageModel"], "two one", *options)
+    assert out.read_text() == "of an earlier run"
 
 
 def test_texts_and_a_file_of_texts_are_contradictory():

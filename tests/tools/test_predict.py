@@ -64,6 +64,13 @@ def run(tmp_path, monkeypatch):
     return "run"
 
 
+def make_video(path: str) -> None:
+    writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
+    for k in range(7):
+        writer.write(np.full((48, 64, 3), 30 * k, np.uint8))
+    writer.release()
+
+
 def predictions(*args):
     predict.main([*map(str, args), "--device", "cpu", "--out", "out"])
     return json.loads(Path("out/predictions.json").read_text())
@@ -90,11 +97,29 @@ def test_inputs_are_not_overwritten_by_drawings(run):
     with pytest.raises(SystemExit, match="--out photos: drawing would overwrite the input 'photos/a.jpg'"):
         predict.main([run, "--input", "photos", "--device", "cpu", "--out", "photos"])
     assert Path("photos/a.jpg").read_bytes() == before
+    make_video("clip.mp4")
+    before = Path("clip.mp4").read_bytes()
+    with pytest.raises(SystemExit, match="--out .: drawing would overwrite the input 'clip.mp4'"):
+        predict.main([run, "--input", "b.png", "clip.mp4", "--device", "cpu", "--out", "."])
+    assert Path("clip.mp4").read_bytes() == before and not Path("b.jpg").exists()
+
+
+def test_inputs_are_not_overwritten_by_maps(run):
+    make_run(MASKS, "ShapesSegmentation")
+    Path("b.png").rename("photos/a_semantic.png")
+    with pytest.raises(SystemExit, match="--out photos: a map would overwrite the input 'photos/a_semantic.png'"):
+        predict.main(["run", "--input", "photos", "--device", "cpu", "--out", "photos", "--no-draw"])
 
 
 def test_files_with_the_same_name_do_not_overwrite_each_other(run):
     result = predictions(run, "--input", "photos/a.jpg", "photos/deep/a.png", "--image-format", "png")
     assert [entry["drawn"] for entry in result["images"]] == ["a.png", "a_2.png"]
+
+
+def test_each_call_without_a_folder_writes_into_a_new_one(run):
+    for _ in range(2):
+        predict.main([run, "--input", "b.png", "--no-draw", "--device", "cpu"])
+    assert {path.parent.name for path in Path("runs").glob("*/predictions.json")} == {"predict", "predict-2"}
 
 
 def test_config_weights_and_overrides_may_be_given(run):
@@ -117,10 +142,7 @@ def test_maps_are_written_for_panoptic_and_semantic_models(run):
 
 
 def test_video_gives_a_drawn_video_and_its_frames_in_json(run):
-    writer = cv2.VideoWriter("clip.mp4", cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
-    for k in range(7):
-        writer.write(np.full((48, 64, 3), 30 * k, np.uint8))
-    writer.release()
+    make_video("clip.mp4")
     video = predictions(run, "--input", "clip.mp4", "--every", 2, "--batch-size", 3)["videos"][0]
     assert [frame["frame"] for frame in video["frames"]] == [0, 2, 4, 6]
     assert video["frames"][1]["seconds"] == pytest.approx(0.2)
@@ -128,11 +150,15 @@ def test_video_gives_a_drawn_video_and_its_frames_in_json(run):
     assert drawn.get(cv2.CAP_PROP_FRAME_COUNT) == 4 and drawn.get(cv2.CAP_PROP_FPS) == pytest.approx(5)
 
 
-def test_absurd_frame_rate_is_limited_in_the_drawn_video(tmp_path):
-    file = VideoWriter(tmp_path / "fast.mp4", np.zeros((48, 64, 3), np.uint8), 1e6)
+@pytest.mark.parametrize(
+    ("rate", "written"),
+    [(1e6, VideoWriter.MAX_RATE), (1000 / 7, 142.86), (29.837, 29.837)],  # phones record at any rate
+)
+def test_drawn_video_has_the_frame_rate_of_its_source_if_a_codec_supports_it(rate, written, tmp_path):
+    file = VideoWriter(tmp_path / "fast.mp4", np.zeros((48, 64, 3), np.uint8), rate)
     file.add(np.zeros((48, 64, 3), np.uint8))
     file.close()
-    assert cv2.VideoCapture(str(tmp_path / "fast.mp4")).get(cv2.CAP_PROP_FPS) == VideoWriter.MAX_RATE
+    assert cv2.VideoCapture(str(tmp_path / "fast.mp4")).get(cv2.CAP_PROP_FPS) == pytest.approx(written)
 
 
 def test_missing_camera_is_a_one_line_error(run, capfd):

@@ -106,6 +106,8 @@ def test_a_single_image_is_refused_by_a_model_of_videos(run, tmp_path):
     with pytest.raises(SystemExit, match=r"a\.png' is a single image, but the model classifies videos"):
         predict.main(["trained", "--input", str(image), "--out", str(tmp_path / "out"), "--device", "cpu"])
     assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit, match="--every: the model classifies clips, whose frames its config chooses"):
+        predict.main(["trained", "--input", "videos/run/1.mp4", "--every", "2", "--device", "cpu"])
     with pytest.raises(DataError, match=r"a\.png' is a single image\. Give a video"):
         load("trained")(image)
 

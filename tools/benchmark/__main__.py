@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError, error_line
-from vitkit.tools.common import positive
+from vitkit.tools.common import check_out, positive
 
 if TYPE_CHECKING:
     from vitkit.tools.benchmark.timing import Row
@@ -63,9 +63,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=positive, default=9, metavar="N", help=text)
     text = "number of PyTorch's CPU threads (default: PyTorch's own)"
     parser.add_argument("--threads", type=positive, metavar="N", help=text)
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="device of all parts except the loader (default: cpu)"
-    )
+    text = "device of all parts except latency and the loader (default: cpu)"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     parser.add_argument(
         "--precision", choices=("fp32", "bf16"), default="fp32", help="for models, attention and text (default: fp32)"
     )
@@ -88,6 +87,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
+    try:
+        check_out("--out", args.out)
+    except VitkitError as error:
+        sys.exit(error_line(error))
     rows: list[Row] = []
     print(f"{describe_machine(args)}\n", flush=True)
     for part in [part for part in PARTS if part in args.parts or not args.parts]:

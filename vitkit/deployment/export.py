@@ -44,7 +44,7 @@ from vitkit.deployment.text import text_graphs
 from vitkit.errors import ConfigError, DataError, place_in_own_code
 from vitkit.inference.inputs import find_images
 from vitkit.inference.language import LanguageModel
-from vitkit.inference.load import Loaded, find_trained, load
+from vitkit.inference.load import Loaded, check_not_exported, find_trained, load
 from vitkit.inference.predictor import Predictor
 from vitkit.inference.translator import Translator
 from vitkit.seq2seq.decoding import TextGenerator
@@ -139,6 +139,7 @@ def export(
     check_out(out, settings)
     config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
     predictor = load(config, weights)
+    check_not_exported(predictor, "export")
     metadata = describe(predictor, config, name=name, licence=licence or zoo_licence(weights))
     arrays = read_images(images, predictor, max_images) if isinstance(predictor, Predictor) else []
     parts = export_model(predictor, out, settings, images=arrays, metadata=metadata)
@@ -221,7 +222,7 @@ def export_model(
 
 def runner_path(out: Path) -> Path:
     """Return the path of the program that is written beside an ONNX file."""
-    return out.with_name(f"{out.stem}.py" if out.stem.startswith("run") else f"run_{out.stem}.py")
+    return out.with_name(f"run_{out.stem}.py")
 
 
 def check_out(out: Path, settings: ExportSettings) -> None:

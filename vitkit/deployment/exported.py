@@ -138,7 +138,9 @@ class ProgramFile:
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
         """See `ExportedFile`."""
         try:
-            values = self._module(**{name: value.cpu() for name, value in _taken(self, inputs).items()})
+            # The types of its operations are recorded: an autocast around it would mix others in.
+            with torch.autocast("cpu", enabled=False):
+                values = self._module(**{name: value.cpu() for name, value in _taken(self, inputs).items()})
         except (RuntimeError, AssertionError) as error:
             raise _refused(self.path, inputs, error) from error
         return {name: value for name, value in values.items() if outputs is None or name in outputs}

@@ -204,7 +204,10 @@ def open_image(source, channels=None):
         return image if image.dtype == np.uint16 else image.astype(np.uint16) * 257
     image = Image.fromarray(source) if isinstance(source, np.ndarray) else source
     image = image if isinstance(image, Image.Image) else Image.open(image, formats=FORMATS)
-    return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # of 16 bits: Pillow would turn values above 255 into 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return np.asarray(image.convert("RGB"))
 
 
 def resized(image, size, method=Image.Resampling.BILINEAR):
@@ -337,6 +340,16 @@ def draw(image, result):
     return drawn
 
 
+def free_path(path, taken):
+    """Return a path for a drawing, with a number if it is in `taken`, the inputs and the earlier drawings."""
+    number, candidate = 1, path
+    while candidate.resolve() in taken:
+        number += 1
+        candidate = path.with_stem(f"{path.stem}_{number}")
+    taken.add(candidate.resolve())
+    return candidate
+
+
 def to_json(result):
     """Return the results as plain values; maps and masks are replaced with their numbers of pixels."""
     plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in result.items()}
@@ -367,14 +380,15 @@ def main():
             args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         sys.exit(f"error: --out {args.out}: expected a folder ({error.strerror}).")
-    failed = False
+    failed, draws = False, args.out is not None and "source" not in runner.inputs
+    taken = {Path(source).resolve() for source in args.inputs if draws}
     for source in args.inputs:
         try:
             result = runner(source)
             print(json.dumps({"input": source} | to_json(result), ensure_ascii=False))
-            if args.out is not None and "source" not in runner.inputs:
+            if draws:
                 image = open_image(source, runner.info["preprocessing"]["channels"])
-                draw(image, result).save(args.out / f"{Path(source).stem}.png")
+                draw(image, result).save(free_path(args.out / f"{Path(source).stem}.png", taken))
         except Exception as error:
             failed = True
             print(f"error: {source}: {error}", file=sys.stderr)

@@ -21,6 +21,7 @@ from vitkit.explanations.request import Draw, Explanation, Point, Request, check
 from vitkit.explanations.sentences import explain_caption, explain_text
 from vitkit.inference import Loaded, Predictor, find_trained, images_in, load
 from vitkit.inference.inputs import ImageLike
+from vitkit.inference.load import check_not_exported
 from vitkit.losses.class_weights import build_criterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
@@ -173,6 +174,7 @@ def explain(
             split = data.dataset("val")
             classes = split.classes
         loaded = load(config, weights, classes=classes, device=device)
+    check_not_exported(loaded, "explain")
     if loaded.report is not None:
         result.notes.append(str(loaded.report))
     request = Request(
@@ -207,6 +209,7 @@ def explain(
                 other = load_backbone(*compare, device=device)
             else:
                 other = load(*compare, device=device, trust=trust)
+            check_not_exported(other, "compare")
             predictors[str(compare[-1])] = _resized(_of_images(other), size)
         explain_distances(predictors, images_in(Path(images), channels=predictor.channels)[:max_images], result)
     if split is not None:

@@ -174,12 +174,13 @@ def explain_slots(
         outputs = model(**batch.inputs)
         if "pred_boxes" not in outputs:
             raise ConfigError(f"dataset: {type(model).__name__} has no queries that predict boxes. Leave this out.")
+        check_queries(request.queries, outputs["pred_boxes"].shape[1])
         boxes.append(outputs["pred_boxes"].float().cpu())
         sizes += [tuple(target["original_size"]) for target in batch.targets]
         progress.step()
     boxes_cxcywh = torch.cat(boxes)
     num_queries = boxes_cxcywh.shape[1]
-    queries = check_queries(request.queries or range(min(MAX_SLOTS, num_queries)), num_queries)
+    queries = request.queries or range(min(MAX_SLOTS, num_queries))
     heights, widths = torch.tensor(sizes, dtype=torch.float32).T
     kinds = size_kinds(boxes_cxcywh, (widths / heights)[:, None])
     draw_query_slots(boxes_cxcywh, kinds, result.file("query_slots.png"), queries=queries)

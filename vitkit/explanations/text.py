@@ -88,7 +88,7 @@ def text_attention(
             ids = inputs["tokens"][0].tolist()
         else:
             source = vocabularies["source"].token_texts(inputs["source"][0].tolist())
-            ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
+            ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy", n_best=1))[0][0].tokens]
             # A translation that was cut off at the maximum length has no EOS.
             written = target.token_texts([*ids[1:], EOS][: model.decoding.max_length])
             inputs["target_in"] = torch.tensor([ids], device=device)
@@ -114,7 +114,7 @@ def caption_attention(model: Captioner, inputs: Mapping[str, Tensor], *, num_exp
         inputs: the model's inputs, a batch of one.
         num_expected: the number of most probable tokens for each step.
     """
-    ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy"))[0][0].tokens]
+    ids = [BOS, *decode(model, inputs, replace(model.decoding, method="greedy", n_best=1))[0][0].tokens]
     target_in = torch.tensor([ids], device=next(model.parameters()).device)
     with AttentionRecorder(model) as maps:
         logits = model(target_in, **inputs)["logits"]

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitkit.checkpoint.download import cache_folder, cached_file
 from vitkit.data.io.channel_files import check_channels, decode_channels, read_channels
-from vitkit.data.io.image_files import MAX_PIXELS, decode_image, quiet_opencv, read_image
+from vitkit.data.io.image_files import MAX_PIXELS, decode_image, pillow_to_array, quiet_opencv, read_image
 from vitkit.data.io.video_files import VIDEO_EXTENSIONS
 from vitkit.errors import ConfigError, DataError
 from vitkit.words import unique_names
@@ -297,7 +297,7 @@ def to_array(
     if isinstance(image, bytes):
         return decode_image(image, name, max_pixels=max_pixels)
     if isinstance(image, Image.Image):
-        return np.asarray(image.convert("RGB"))
+        return pillow_to_array(image)
     if isinstance(image, Tensor):
         image = _tensor_to_array(image)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,):
@@ -320,7 +320,7 @@ def _to_channels(image: ImageLike, name: str, channels: int, max_pixels: int) ->
     if isinstance(image, bytes):
         return decode_channels(image, name, channels, max_pixels=max_pixels)
     if isinstance(image, Image.Image):
-        image = np.asarray(image)
+        image = np.asarray(ImageOps.exif_transpose(image))
     if isinstance(image, Tensor):
         image = image.detach().cpu()
         image = (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()

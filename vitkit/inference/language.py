@@ -145,8 +145,7 @@ class MaskFiller(LanguageModel):
         """Fill texts one by one; see `__call__`."""
         if n_best < 1:
             raise ConfigError(f"n_best: got {n_best}; expected at least 1.")
-        for number, text in enumerate(self._checked(texts), start=1):
-            yield self._fill(text, number, n_best)
+        return (self._fill(text, number, n_best) for number, text in enumerate(self._checked(texts), start=1))
 
     @torch.no_grad()
     def _fill(self, text: str, number: int, n_best: int) -> list[list[Filling]]:

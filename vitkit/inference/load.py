@@ -23,6 +23,7 @@ from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.deployment.exported import (
     PROGRAM_SUFFIX,
+    ExportedGenerator,
     ExportedModel,
     checkpoint_of,
     exported_model,
@@ -73,7 +74,7 @@ def load(
         classes: names of the labels; None: those that it was trained on, see `trained_classes`.
         things: for panoptic models, whether each class has instances; None: as it was trained.
         device: such as "cpu", "cuda" or "mps".
-        precision: the precision of autocast.
+        precision: the precision of autocast, for models of images; an exported file keeps its own.
         trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
         training_queries: keep the model's queries that exist in training only; they predict nothing.
     Raises:
@@ -163,6 +164,23 @@ def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) 
         }
     except (AttributeError, ValueError) as error:
         raise CheckpointError(f"{name}: damaged: what its evaluation has measured cannot be read ({error}).") from error
+
+
+def check_not_exported(loaded: Loaded, what: str) -> None:
+    """Check that a model is not an exported file, which only returns the model's outputs.
+
+    Args:
+        what: the beginning of the message, such as the name of a command.
+    Raises:
+        ConfigError: it is one.
+    """
+    model = loaded.model
+    if isinstance(model, ExportedModel | ExportedGenerator):
+        path = model.file.path if isinstance(model, ExportedModel) else model.encoder.path
+        raise ConfigError(
+            f"{what}: {path} is an exported file, which only returns the model's outputs. Give the checkpoint that it "
+            "was exported from."
+        )
 
 
 def own_checkpoint(weights: str | Path) -> dict[str, Any]:

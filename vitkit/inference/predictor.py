@@ -91,13 +91,18 @@ class Predictor:
         return self.model.model if isinstance(self.model, ExportedModel) else self.model
 
     @property
+    def tasks(self) -> Sequence[str]:
+        """The tasks that a segmentation model is configured for, see `Model.tasks`."""
+        return self._defining_model.tasks
+
+    @property
     def finds_objects(self) -> bool:
         """Whether the model predicts objects with scores that `thresholds` apply to, not just classes, maps or text."""
         model = self._defining_model
         if not isinstance(model, DenseModel) or isinstance(model, Classifier):
             return False
-        of_segmentation = model.tasks and not isinstance(model, DETR)
-        return not of_segmentation or "instance" in model.tasks
+        of_segmentation = self.tasks and not isinstance(model, DETR)
+        return not of_segmentation or "instance" in self.tasks
 
     def __call__(
         self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None

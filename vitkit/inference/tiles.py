@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import ConfigError
+from vitkit.inference.inputs import in_batches
 from vitkit.inference.merging import MapMerger, ObjectMerger, PanopticMerger
 from vitkit.inference.tiling import Tile, TileResult, Tiling
 
@@ -32,13 +33,12 @@ def predict_tiles(
     Returns:
         what a model's `postprocess` returns, in pixels of the image.
     Raises:
-        ConfigError: the model predicts neither boxes, nor masks, nor maps.
+        ConfigError: the model predicts neither boxes, nor masks, nor maps; or the batch size is below 1.
     """
     size = image.shape[:2]
     tiles = tiling.tiles(*size)
     mergers: list[ObjectMerger | MapMerger | PanopticMerger] = []
-    for start in range(0, len(tiles), batch_size):
-        chosen = tiles[start : start + batch_size]
+    for chosen in in_batches(tiles, batch_size):
         results = predict([image[tile.rows, tile.columns] for tile in chosen])
         for tile, result in zip(chosen, results):
             mergers = mergers or _mergers(result, tiles, size)

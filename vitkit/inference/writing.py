@@ -62,19 +62,22 @@ def predict_files(
         name: the model's name in the JSON.
         tiling: how images are cut into tiles; None: they are not.
     Raises:
-        DataError: there is no such file, none can be read, or a drawing would overwrite one.
-        ConfigError: a model that classifies videos is to predict tiles.
+        DataError: there is no such file, none can be read, or a file to write would overwrite one.
+        ConfigError: a model that classifies videos is to predict tiles, or on every Nth frame.
     """
     images, videos = find_files(inputs, channels=predictor.channels)
     if predictor.sampling is not None:
         if tiling is not None:
             raise ConfigError("--tiles: the model classifies videos, which have no tiles.")
+        if output.every != 1:
+            raise ConfigError("--every: the model classifies clips, whose frames its config chooses. Leave it out.")
         images, videos = frame_folders(inputs, images, videos)
         if images:
             raise DataError(
                 f"'{images[0][0]}' is a single image, but the model classifies videos. Give a video's file, or the "
                 "folder of its frames."
             )
+    check_inputs_stay(predictor, images, videos, output)
     output.folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"model": name, "classes": predictor.classes}
     if predictor.finds_objects:
@@ -91,22 +94,34 @@ def predict_files(
     return path
 
 
+def check_inputs_stay(predictor: Predictor, images: Named, videos: Named, output: Output) -> None:
+    """Check that no file to write is one of the inputs.
+
+    Raises:
+        DataError: a drawing or a map would overwrite an input.
+    """
+    inputs = {os.path.realpath(path): path for path, _ in (*images, *videos)}  # Path.resolve fails at circular links
+    video_format = "mp4" if predictor.sampling is None else "png"
+    drawn = [f"{name}.{output.image_format}" for _, name in images] + [f"{name}.{video_format}" for _, name in videos]
+    maps = [f"{name}_{task}.png" for _, name in images for task in ("panoptic", "semantic") if task in predictor.tasks]
+    for verb, files in (("drawing", drawn if output.draw else ()), ("a map", maps)):
+        overwritten = next(
+            (path for file in files if (path := inputs.get(os.path.realpath(output.folder / file)))), None
+        )
+        if overwritten is not None:
+            raise DataError(
+                f"--out {output.folder}: {verb} would overwrite the input '{overwritten}'. Choose another folder."
+            )
+
+
 def predict_images(predictor: Predictor, images: Named, output: Output, tiling: Tiling | None) -> list[dict[str, Any]]:
     """Predict and draw each image that can be read; return their entries of the JSON.
 
     Raises:
-        DataError: no image can be read, or a drawing would overwrite one.
+        DataError: no image can be read.
     """
     broken: list[str] = []
     names = dict(images)
-    inputs = {os.path.realpath(path) for path in names}  # Path.resolve fails at circular links
-    overwritten = [
-        path for path, name in images if os.path.realpath(output.folder / f"{name}.{output.image_format}") in inputs
-    ]
-    if overwritten and output.draw:
-        raise DataError(
-            f"--out {output.folder}: drawing would overwrite the input '{overwritten[0]}'. Choose another folder."
-        )
     results = []
     empty: list[str] = []
     progress = ProgressLines(len(images), "images")

@@ -13,7 +13,7 @@ from vitkit.checkpoint import LoadReport, save_checkpoint
 from vitkit.checkpoint.folders import MODEL_ENTRIES
 from vitkit.checkpoint.writing import write_safetensors
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.inference.load import find_trained, load, own_checkpoint
+from vitkit.inference.load import check_not_exported, find_trained, load, own_checkpoint
 from vitkit.inference.predictor import Predictor
 from vitkit.interop.transformers_writing import write_folder
 from vitkit.model_zoo.converters import written
@@ -78,6 +78,7 @@ def convert(
         raise ConfigError(f"convert: precision {precision!r}: a folder has fp32. Write a {' or '.join(ENDINGS)} file.")
     config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
     loaded = load(config, weights, training_queries=True)
+    check_not_exported(loaded, "convert")
     if out.suffix not in ENDINGS:
         state, names = write_folder(out, loaded, config["model"])
         return Converted(out, names, len(state), loaded.report)

@@ -82,10 +82,7 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
         data = data.split("train")
     if not {"train", "val"} <= data.splits.keys():
         split_dataset(data, {"val": share})
-    for note in dict.fromkeys((*notes, *data.notes)):
-        print(f"  note: {note}")
-    for line in left_out_lines(left_out | data.left_out):
-        print(f"  left out: {line}")
+    print_notes((*notes, *data.notes), left_out | data.left_out)
     max_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
     num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * max_objects / 10))
     lines = [
@@ -180,7 +177,14 @@ def read_classification(images: Path, annotations: Path | None, share: float, ou
         images = folders.get("train", images)
         data = ImageFolder(images)
         folders = {name: out / name for name in ("train", "val")}
-        splits = split_images(images, data.image_ids, [{Path(name).parts[0]} for name in data.image_ids], share)
+        classes = [Path(name).parts[0] for name in data.image_ids]
+        splits = split_images(images, data.image_ids, [{name} for name in classes], share)
+        for name, positions in splits.items():
+            if absent := sorted({*data.classes} - {classes[k] for k in positions}):
+                raise DataError(
+                    f"class folder '{images / absent[0]}' gives no image to {name}: it has too few, or all of them are "
+                    "copies, a burst or frames of one recording, which stay together. Add images, or remove the folder."
+                )
         for name, positions in splits.items():
             for k in positions:
                 link_image(data.image_path(k), folders[name], data.image_ids[k])
@@ -220,7 +224,16 @@ def split_images(
         for name in of_image:
             data.add_object(image_id, str(name), (0, 0, 0, 0))
     split_dataset(data, {"val": share})
+    print_notes(data.notes, data.left_out)
     return {name: [image_id - 1 for image_id in ids] for name, ids in data.splits.items()}
+
+
+def print_notes(notes: Iterable[str], left_out: Mapping[str, Sequence[str]]) -> None:
+    """Print what was noticed in the data, and what was left out of them."""
+    for note in dict.fromkeys(notes):
+        print(f"  note: {note}")
+    for line in left_out_lines(left_out):
+        print(f"  left out: {line}")
 
 
 def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:

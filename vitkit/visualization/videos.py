@@ -23,7 +23,8 @@ class VideoWriter:
         # Codecs require even sizes.
         self.height, self.width = (side + side % 2 for side in first_frame.shape[:2])
         path.parent.mkdir(parents=True, exist_ok=True)
-        rate = min(rate, self.MAX_RATE)
+        # With three decimals, OpenCV would divide a second into more parts than the 65535 that MPEG-4 has.
+        rate = rate if rate < 60 else min(round(rate, 2), self.MAX_RATE)
         self.file = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), rate, (self.width, self.height))
         if not self.file.isOpened():
             raise DataError(f"--out: OpenCV cannot write '{path}' (mp4v). Use --no-draw for only the JSON.")

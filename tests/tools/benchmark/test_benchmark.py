@@ -55,6 +55,19 @@ def test_error_of_a_part_is_one_line(tmp_path):
         benchmark.main(["loader", "--images", str(tmp_path)])
 
 
+def test_table_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="--out .*table.md: cannot be written"):
+        benchmark.main(["local_relation", "--out", str(tmp_path / "file" / "table.md")])
+    assert not capsys.readouterr().err
+
+
+def test_missing_pyav_is_an_error_before_clip_models_are_measured(monkeypatch):
+    monkeypatch.setattr(clips, "find_spec", lambda name: None)
+    with pytest.raises(VitkitError, match=r"needs PyAV: pip install -e '\.\[video\]'"):
+        benchmark.measure("clips", benchmark.parse_args(["clips", "--repeats", "1"]))
+
+
 def test_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit):
         benchmark.main(["dert"])

@@ -83,7 +83,7 @@ def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np
     # Where OpenCV reads another size than the header, which was checked, Pillow's result is used.
     if image is None or image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
         with decoding(path, what, len(data)), _open_whole(data) as opened:
-            image = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
+            image = pillow_to_array(opened)
     return image
 
 
@@ -93,6 +93,14 @@ def _has_unassociated_alpha(data: bytes, header: ImageHeader) -> bool:
         return False
     with Image.open(io.BytesIO(data), formats=("TIFF",)) as image:
         return image.tag_v2.get(_TIFF_EXTRA_SAMPLES) == _TIFF_UNASSOCIATED_ALPHA
+
+
+def pillow_to_array(image: Image.Image) -> np.ndarray:
+    """Return a Pillow image as `read_image` reads its file, (H, W, 3) uint8: upright RGB, of 16 bits the upper 8."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # Pillow would turn values above 255 into 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return np.array(image.convert("RGB"))
 
 
 def _open_whole(data: bytes) -> Image.Image:
