@@ -35,6 +35,7 @@ from vitkit.distributed import (
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import fit
+from vitkit.errors import ConfigError
 from vitkit.structures import Batch
 
 RUNS = {"plain": {}, "ema": {"ema_decay": 0.5}}
@@ -154,6 +155,11 @@ def test_single_process_is_its_own_group(monkeypatch):
     assert gather_objects("item") == ["item"] and broadcast_object("item") == "item"
     barrier()
     close_distributed()
+
+
+def test_number_of_a_device_is_an_error_that_names_the_type():
+    with pytest.raises(ConfigError, match="device=cuda:1: expected a type of device, such as 'cuda', .*_DEVICES"):
+        init_distributed("cuda:1")
 
 
 def test_reductions_cover_both_ranks_and_do_not_modify_their_input(two_ranks):

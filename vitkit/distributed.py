@@ -14,13 +14,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from vitkit.errors import ConfigError
+
 
 def init_distributed(device_type: str) -> torch.device:
     """Join torchrun's process group, if there is one, and return this process's device.
 
     Args:
         device_type: such as "cuda" (NCCL), "cpu" (gloo) or "mps" (a single process).
+    Raises:
+        ConfigError: it has the number of a device.
     """
+    kind, colon, _ = device_type.partition(":")
+    if colon:
+        raise ConfigError(
+            f"device={device_type}: expected a type of device, such as {kind!r}, of which each process takes its own. "
+            "For CUDA, the variable CUDA_VISIBLE_DEVICES chooses among several."
+        )
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device(device_type) if device_type in ("cpu", "mps") else torch.device(device_type, local_rank)
     if device.index is not None:

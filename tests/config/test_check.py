@@ -2,8 +2,9 @@
 
 import pytest
 
-from vitkit.config import load_config
+from vitkit.config import check_config, load_config
 from vitkit.errors import ConfigError
+from vitkit.registry import BACKBONES
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,8 @@ def test_typos_in_the_dataset_of_a_split_are_found(split):
     wrong_argument = f"data.{split}=dict(type='ShapesDetection', num_images=3, imag_size=64)"
     with pytest.raises(ConfigError, match=rf"data\.{split}\.imag_size: ShapesDetection has no argument 'imag_size'"):
         load_config("quickstart/detr", [wrong_argument], check=True)
+
+
+def test_every_name_of_a_backbone_can_stand_in_a_config():
+    for name in set(BACKBONES.names()) - {"TimmBackbone"}:  # which needs the name of timm's model
+        check_config({"model": {"type": "Classifier", "backbone": name}})

@@ -96,6 +96,7 @@ class Train:
     epochs: int
     clip_grad_norm: float | None = None
     tags: list[str] = field(default_factory=list)
+    hooks: Sequence[Spec] = ()
 
 
 @pytest.fixture(autouse=True)
@@ -226,6 +227,15 @@ def test_keys_of_a_nested_dict_are_checked_like_arguments(load):
         assert "model.backbone.pooling.kind: got 'min'" in message and "expected 'max' or 'avg'" in message
 
 
+def test_a_dict_by_names_takes_further_names(load):
+    key = "optimizer.lr_multipliers"
+    cfg = load(f"{key}.neck=0.1", f"{key}.head=2")
+    assert cfg["optimizer"]["lr_multipliers"] == {"neck": 0.1, "head": 2}
+    cfg = load(key + "={'neck': 0.1}", f"{key}.neck=0.2", f"{key}.head=2")
+    assert cfg["optimizer"]["lr_multipliers"] == {"neck": 0.2, "head": 2}
+    assert f"{key}.head: got 'much'" in error_of(load, f"{key}.neck=0.1", f"{key}.head=much")
+
+
 def test_override_of_a_spec_may_be_written_as_configs_write_it(load):
     cfg = load("model.backbone=dict(type='Net', depth=101)")
     assert cfg["model"]["backbone"] == {"type": "Net", "depth": 101}
@@ -259,6 +269,7 @@ def test_override_of_a_spec_may_be_written_as_configs_write_it(load):
         ("model.backbone=net5", ["unknown backbone 'net5'", "Did you mean 'net50'"]),
         ("model.backbone.type=Wndow", ["unknown backbone 'Wndow'", "Did you mean 'Window'"]),
         ("train.tags=[1,2]", ["expected list[str]"]),
+        ("train.hooks=Stop", ["train.hooks: got 'Stop'", "expected a list, of which each item is a hook's name or"]),
     ],
 )
 def test_error_for_a_wrong_override_says_what_is_expected(load, override, parts):
@@ -274,6 +285,11 @@ def test_changed_type_names_the_arguments_that_no_longer_fit_and_the_remedy(load
     message = error_of(load, "model.backbone.type=Window")
     assert "Window does not take depth, frozen_stages" in message
     assert "model.backbone=Window" in message
+    message = error_of(load, "model.backbone.type=net101")
+    assert "net101 has depth=101, but depth=50 is set for the type that it replaces" in message
+    assert "instead: model.backbone=net101." in message
+    cfg = load("model.backbone.type=net101", "model.backbone.depth=101")
+    assert cfg["model"]["backbone"] == {"type": "net101", "depth": 101, "frozen_stages": 1}
 
 
 def test_all_problems_are_listed_together(load):

@@ -104,6 +104,22 @@ def test_values_and_dotted_keys_override_a_loaded_config(tiny):
     assert saved["train"]["epochs"] == 1 and config["optimizer"]["type"] == "AdamW"
 
 
+def test_dicts_by_names_are_overrides(tiny, monkeypatch):
+    class Resolved(Exception):
+        pass
+
+    def run_training(config, *args, **others):
+        raise Resolved(config)
+
+    monkeypatch.setattr("vitkit.engine.api.run_training", run_training)
+    by_class, by_part = {"circle": 2.0, "square": 3.0}, {"head.decoder.": 0.5, "neck": 2.0}
+    with pytest.raises(Resolved) as resolved:
+        vitkit.train(tiny, device="cpu", criterion=dict(class_weights=by_class), optimizer=dict(lr_multipliers=by_part))
+    (config,) = resolved.value.args
+    assert config["criterion"]["class_weights"] == by_class and config["optimizer"]["lr_multipliers"] == by_part
+    assert config["criterion"]["weights"] == vitkit.load_config(tiny)["criterion"]["weights"]
+
+
 def test_training_starts_from_weights_or_resumes_a_run(tiny):
     first = vitkit.train(tiny, device="cpu")
     second = vitkit.train(tiny, init=first.weights, device="cpu")

@@ -140,6 +140,11 @@ class TextMetrics(CocoEvaluator):
         return {**super().compute(), "verdict": "good"}
 
 
+class Float32Metrics(CocoEvaluator):
+    def compute(self):
+        return {name: np.float32(value) for name, value in super().compute().items()}
+
+
 class Baseless:
     def after_step(self, run):
         pass
@@ -181,7 +186,7 @@ def config(tmp_path, monkeypatch):
     for registry in (DATASETS, HEADS, CRITERIA, EVALUATORS, HOOKS):
         registry.load_packages()
         monkeypatch.setattr(registry, "_constructors", dict(registry._constructors))
-    for part in (Photos, *CASES):
+    for part in (Photos, Float32Metrics, *CASES):
         kinds = {Photos: DATASETS, DETRHead: HEADS, SetCriterion: CRITERIA, CocoEvaluator: EVALUATORS}
         kind = next((registry for base, registry in kinds.items() if issubclass(part, base)), HOOKS)
         kind.register(part)
@@ -236,3 +241,11 @@ def test_the_parts_train_and_evaluate(config):
     name, overrides = config
     run = vitkit.train(vitkit.load_config(name, overrides), run_dir="run", device="cpu")
     assert "bbox/AP" in run.metrics
+
+
+def test_metrics_may_be_numpys_numbers(config):
+    name, overrides = config
+    overrides = [*overrides, *_using(Float32Metrics)]
+    run = vitkit.train(vitkit.load_config(name, overrides), run_dir="run", device="cpu")
+    assert all(type(value) is float for value in run.metrics.values())
+    vitkit.train(resume="run", device="cpu", train=dict(epochs=2))  # its checkpoint can be read

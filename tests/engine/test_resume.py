@@ -10,21 +10,31 @@ from vitkit.errors import ConfigError
 
 def test_changed_settings_are_reported_with_their_effect(tmp_path, caplog):
     saved = {
-        "train": {"log_every": 50, "clip_grad_norm": 0.1},
+        "train": {"log_every": 50, "clip_grad_norm": 0.1, "epochs": 2},
         "optimizer": {"type": "AdamW", "lr": 1e-4},
         "data": {"root": "data"},
     }
-    config = {**saved, "train": {"log_every": 20, "seed": 1}, "data": {"root": "data", "num_workers": 4}}
+    config = {**saved, "train": {"log_every": 20, "seed": 1, "epochs": 3}, "data": {"root": "data", "num_workers": 4}}
     report_changes(tmp_path, saved, config)
     assert caplog.messages == [
         "resuming with a changed data.num_workers: not set -> 4 (allowed; each step trains as before)",
         "resuming with a changed train.clip_grad_norm: 0.1 -> not set (allowed; later steps differ from the original "
         "run's)",
+        "resuming with a changed train.epochs: 2 -> 3 (allowed; what follows the run's length, such as a cosine "
+        "schedule, follows the new one)",
         "resuming with a changed train.log_every: 50 -> 20 (allowed; each step trains as before)",
         "resuming with a changed train.seed: not set -> 1 (allowed; later steps differ from the original run's)",
     ]
     with pytest.raises(ConfigError, match=r"lr cannot change when a run is resumed \(optimizer\.lr: 0\.0001 -> 1\.0\)"):
         report_changes(tmp_path, saved, {**saved, "optimizer": {"type": "AdamW", "lr": 1.0}})
+
+
+def mark_as_ended(folder, launches):
+    """Mark a run's folder as a process did that has ended."""
+    mark_launch(folder, launches)
+    mark = folder / ".launch"
+    if mark.exists():
+        mark.write_text(mark.read_text().replace("process ", "ended process "))
 
 
 def test_repeated_launch_recognises_only_its_own_run(tmp_path, monkeypatch):
@@ -36,10 +46,10 @@ def test_repeated_launch_recognises_only_its_own_run(tmp_path, monkeypatch):
     def found(run_dir=None):
         return repeated_run([current_launch()], run_dir=run_dir, default=tmp_path / "detr")
 
-    mark_launch(tmp_path / "detr", [current_launch()])
+    mark_as_ended(tmp_path / "detr", [current_launch()])
     assert found() is None
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    mark_launch(tmp_path / "detr-2", [current_launch()])
+    mark_as_ended(tmp_path / "detr-2", [current_launch()])
     assert found() is None  # a second command of one job
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert found() == tmp_path / "detr-2" and found(tmp_path / "detr") == tmp_path / "detr"
@@ -51,11 +61,31 @@ def test_repeated_launch_recognises_only_its_own_run(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert found() is None and found(tmp_path / "detr") is None
-    mark_launch(tmp_path / "detr", [alone, current_launch()])
+    mark_as_ended(tmp_path / "detr", [alone, current_launch()])
     # The same agent restarts its ranks without counting a restart, because a process on another machine failed.
     assert found() == found(tmp_path / "detr") == tmp_path / "detr"
     assert resume_command(tmp_path / "a run").startswith("torchrun --nproc-per-node 8 ")
     assert resume_command(tmp_path / "a run").endswith(f"--resume '{tmp_path / 'a run'}'")
+
+
+def test_runs_of_other_configs_and_of_this_process_are_not_repeated_ones(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for name in ("detr_r50", "detr-2", "detr-10"):
+        (tmp_path / name).mkdir()
+
+    def found():
+        return repeated_run([current_launch()], run_dir=None, default=tmp_path / "detr")
+
+    mark_as_ended(tmp_path / "detr_r50", [current_launch()])
+    assert found() is None
+    for name in ("detr-10", "detr-2"):
+        mark_as_ended(tmp_path / name, [current_launch()])
+    assert found() == tmp_path / "detr-2"
+    # A Python program trains the same config several times; restarted, it comes to its second run after its first.
+    mark_launch(tmp_path / "detr-2", [current_launch()])
+    assert found() == tmp_path / "detr-10"
+    mark_launch(tmp_path / "detr-10", [current_launch()])
+    assert found() is None
 
 
 def test_resume_command_names_the_program_that_was_started(monkeypatch):

@@ -192,6 +192,8 @@ def test_cosine_schedule_ends_at_a_fraction_of_every_groups_learning_rate():
 def test_warm_up_is_given_either_in_steps_or_in_epochs():
     with pytest.raises(ConfigError, match="warmup_steps=5 and warmup_epochs=1; expected one of them"):
         curve({"type": "CosineLR", "warmup_steps": 5, "warmup_epochs": 1})
+    with pytest.raises(ConfigError, match="warmup_steps=-1 and warmup_epochs=0; expected at least 0"):
+        curve({"type": "CosineLR", "warmup_steps": -1})
     assert curve({"type": "MultiStepLR", "drop_at_epochs": [2], "warmup_epochs": 0.5})[:6] == pytest.approx(
         curve({"type": "MultiStepLR", "drop_at_epochs": [2], "warmup_steps": 5})[:6]
     )

@@ -203,14 +203,21 @@ class Fewer(Batches):
         return 4
 
 
-def test_schedule_of_epochs_of_another_length_is_an_error(tmp_path):
-    run(tmp_path / "run", epochs=2)
+@pytest.mark.parametrize("schedule", [None, dict(type="InverseSqrtLR", warmup_steps=0, warmup_epochs=1.0)])
+def test_schedule_of_epochs_of_another_length_is_an_error(tmp_path, schedule):
+    run(tmp_path / "run", epochs=2, schedule=schedule)
+    changed = dict(loader=Fewer(), batches_per_epoch=4, schedule=schedule)
     with pytest.raises(CheckpointError, match="its epochs have 8 batches and this run's 4. Resume with the run's own"):
-        run(tmp_path / "run", loader=Fewer(), batches_per_epoch=4, resume=tmp_path / "run/last.pth")
+        run(tmp_path / "run", **changed, resume=tmp_path / "run/last.pth")
 
 
 def test_run_ends_after_the_epoch_in_which_a_time_is_reached(tmp_path, capsys):
     whole, _ = run(tmp_path / "whole")
+    soon = EndAfter(minutes=1e-9)
+    _, progress = run(tmp_path / "twice", added_hooks=[soon])
+    _, progress = run(tmp_path / "twice", added_hooks=[soon], resume=tmp_path / "twice/last.pth")
+    assert progress.epoch == 2  # the time began again
+    capsys.readouterr()
     _, progress = run(tmp_path / "parts", added_hooks=[EndAfter(minutes=1e-9)])
     assert progress.epoch == 1 and "ending with this epoch, as 1e-09 minutes have passed" in capsys.readouterr().out
     resumed, progress = run(tmp_path / "parts", added_hooks=[EndAfter(minutes=60)], resume=tmp_path / "parts/last.pth")

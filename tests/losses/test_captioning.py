@@ -70,6 +70,9 @@ def test_baseline_starts_at_the_first_reward_and_is_constant_in_evaluation():
     assert outputs["reward_baseline"].tolist() == [0.0, 0.0]
     criterion.train()(outputs, targets)
     assert outputs["reward_baseline"].tolist() == pytest.approx([-1.5 * math.log(2), 1.0])
+    # The trainer skips such a step, and restores only statistics of batch norms.
+    criterion({**outputs, "logits": torch.full((2, 2, 2), math.nan)}, targets)
+    assert outputs["reward_baseline"].tolist() == pytest.approx([-1.5 * math.log(2), 1.0])
 
 
 def test_models_without_attention_are_refused():

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -12,12 +13,15 @@ import torch
 import vitkit
 from vitkit.checkpoint import read_checkpoint
 from vitkit.config import load_config
+from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.world import World
-from vitkit.engine.feature_cache import check_not_random
+from vitkit.engine.feature_cache import cache_features, check_not_random
 from vitkit.engine.hooks import Hook
 from vitkit.errors import ConfigError, DataError
 from vitkit.explanations.request import shown_image
 from vitkit.inference import load
+from vitkit.models import build_model
+from vitkit.seq2seq.vocabulary import vocabularies_of
 from vitkit.tools import explain
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
@@ -151,6 +155,24 @@ def test_training_on_cached_features_equals_training_on_images(tiny, tmp_path, c
     train(tiny, "--run-dir", "d", "train.seed=1", cached)
     assert (tmp_path / "maps/train.npy").stat().st_mtime_ns > written
     assert "from a backbone with other weights" in fails(train_tool.main, "b/config.json", "--init", "images/best.pth")
+
+
+def test_one_of_several_ranks_caches_the_features_of_all_images(tiny, tmp_path, monkeypatch):
+    # The loaders of the other ranks would have the other images.
+    monkeypatch.setattr("vitkit.data.loading.loader.current_world_size", lambda: 2)
+    config = load_config(tiny)
+    data = DataSettings(**config["data"], cache_features="maps")
+    train_set = data.dataset("train")
+    model = build_model(config["model"], vocabularies=vocabularies_of(train_set))
+    cache_features(model, {"train": train_set}, data, torch.device("cpu"))
+    assert train_set.features.array.shape == (8, 128, 8, 8)
+
+
+def test_only_the_main_rank_writes_results(tiny, monkeypatch):
+    train(tiny)
+    monkeypatch.setattr("vitkit.distributed.rank", lambda: 1)
+    metrics = vitkit.test("runs/tiny", out="results.json", device="cpu").metrics
+    assert "nll" in metrics and not Path("results.json").exists()
 
 
 def test_a_run_on_cached_features_is_resumed(tiny, tmp_path):

@@ -326,6 +326,8 @@ def test_step_budget_is_checked(coco):
     checks = ["step_budget"]
     verdict, message = worst(check_config(checks=checks), "step budget", where="train")
     assert verdict == "warn" and message.startswith("18 steps: 3 epochs of 12 samples") and "--init" in message
+    message = worst(check_config("data.train.fraction=0.5", checks=checks), "step budget", where="train")[1]
+    assert message.startswith("9 steps: 3 epochs of 6 samples")
     assert worst(check_config("train.epochs=1000", checks=checks), "step budget", where="train")[0] == "note"
     assert worst(check_config(checks=checks, init="detr_r50"), "step budget", where="train")[0] == "ok"
 
@@ -550,6 +552,8 @@ def test_wrong_arguments_are_helpful_errors(coco, capsys):
 def test_a_missing_dataset_is_an_issue(coco):
     issues = check_config("data.train.annotations=none.json", checks=list(CHECKS))
     assert worst(issues, "builds")[0] == "fail" and "no file 'none.json'" in worst(issues, "builds")[1]
+    issues = check_config("data.train={'type':'CocoDetection','images':'train'}", checks=["annotations"])
+    assert worst(issues, "builds") == ("fail", "dataset CocoDetection: missing argument annotations.")
 
 
 EXPECTED = {  # what the README of each dataset says

@@ -26,11 +26,11 @@ last block of res4, set `positions={"res4": (4,)}` with 50 layers."""
 _PAPER_POSITIONS = {
     (50, 1): {"res4": (4,)},
     (50, 5): FIVE_BLOCKS,
-    (50, 10): {"res3": range(4), "res4": range(6)},
+    (50, 10): {"res3": (0, 1, 2, 3), "res4": (0, 1, 2, 3, 4, 5)},
     (101, 1): {"res4": (21,)},
     (101, 5): {"res3": (1, 3), "res4": (6, 13, 20)},
     # Not in the authors' code; distributed as evenly as their five.
-    (101, 10): {"res3": range(4), "res4": (3, 6, 10, 13, 17, 20)},
+    (101, 10): {"res3": (0, 1, 2, 3), "res4": (3, 6, 10, 13, 17, 20)},
 }
 """Depth and number of blocks -> positions, according to section 5.1 of the paper and the authors' code."""
 

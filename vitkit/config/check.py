@@ -78,6 +78,7 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
                 f"Override the whole {slot.registry.kind} instead: {key}={value['type']}."
             )
         unknown = [name for name in unknown if name not in replaced]
+        yield from _kept_arguments(key, value, slot, origins)
     for name in unknown:
         yield f"{join_key(key, name)}: {constructor.__name__} has no argument {name!r}. {nearest(name, slots)}"
     inside = [
@@ -98,6 +99,27 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
             check(**arguments)
         except ConfigError as error:
             yield f"{key}: {error}"
+
+
+def _kept_arguments(key: str, spec: Mapping[str, Any], slot: Slot, origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield a message if a variant, chosen by its name only, would keep what is set for the type that it replaces."""
+    _, presets = resolve(slot, spec["type"], key)
+    for name, preset in presets.items():
+        value = spec.get(name, preset)
+        is_chosen = origins.get(join_key(key, name)) == COMMAND_LINE
+        if not is_chosen and _with_lists(value) != _with_lists(preset):
+            yield (
+                f"{key}: {spec['type']} has {name}={preset!r}, but {name}={value!r} is set for the type that it "
+                f"replaces. Override the whole {slot.registry.kind} instead: {key}={spec['type']}."
+            )
+            return
+
+
+def _with_lists(value: Any) -> Any:
+    """Return a value with lists in place of tuples, which mean the same in a config."""
+    if isinstance(value, Mapping):
+        return {name: _with_lists(item) for name, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _whole_numbers(value: Any) -> list[int]:

@@ -72,8 +72,8 @@ def _slot_in(slot: Slot | None, node: Any, part: str, prefix: str) -> Slot:
         slots = slots | settings_slots(slot.annotation)
     if part in slots:
         return slots[part]
-    if node == {} and slot is not None and slot.registry is None:
-        return Slot(element_type(slot.annotation, part))  # an empty dict takes any key
+    if slot is not None and slot.registry is None and isinstance(node, Mapping) and (slot.any_key or not node):
+        return Slot(element_type(slot.annotation, part))
     raise ConfigError(f"{join_key(prefix, part)}: unknown key {part!r}. {nearest(part, slots)}")
 
 

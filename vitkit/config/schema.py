@@ -28,11 +28,14 @@ class Slot:
     """The registry of the spec (or list of specs) that the key accepts; None for plain values."""
     section: str | None = None
     """The name in `registry` that a dict here stands for; sections have no `type`."""
+    any_key: bool = False
+    """Whether a dict here may have any key, such as a class's name. Otherwise overrides only change the keys that it
+    has, so that a misspelt one is an error."""
 
     def accepts(self, value: Any) -> bool:
         """Return whether the value has the right type. The contents of a spec are checked key by key instead."""
         if self.registry is not None and isinstance(value, Mapping if self.section else str | Mapping):
-            return True
+            return not _is_list(self.annotation)
         return fits(value, self.annotation)
 
     @property
@@ -42,6 +45,8 @@ class Slot:
             return "a dict of settings"
         if self.registry is not None and self.annotation in (Spec, Any):
             return f"a {self.registry.kind}'s name or a dict(type=...)"
+        if self.registry is not None and _is_list(self.annotation):
+            return f"a list, of which each item is a {self.registry.kind}'s name or a dict(type=...)"
         return type_name(self.annotation)
 
 
@@ -101,6 +106,12 @@ def typed_dict_slots(annotation: Any) -> dict[str, Slot]:
     return {} if typed is None else {name: Slot(hint) for name, hint in typing.get_type_hints(typed).items()}
 
 
+def _is_list(annotation: Any) -> bool:
+    """Whether only lists, or None, have an annotated type."""
+    members = [member for member in _members(annotation) if member not in (None, type(None))]
+    return all((typing.get_origin(member) or member) in _LISTS for member in members)
+
+
 def _members(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
 
@@ -118,7 +129,10 @@ def _argument_slots(registry: Registry, constructor: Callable, arguments: Mappin
     for name, parameter in parameters_of(constructor).items():
         default = factories[name]() if name in factories else parameter.default
         annotation = hints.get(name, Any if default in (MISSING, None) else type(default))
-        slots[name] = Slot(annotation, arguments.get(name, default), registry=_kind_of(name, annotation, registry))
+        kind = _kind_of(name, annotation, registry)
+        # Without a default that names keys, and without settings, a dict's keys are the user's.
+        any_key = default is None and fits({}, annotation) and not settings_slots(annotation)
+        slots[name] = Slot(annotation, arguments.get(name, default), registry=kind, any_key=any_key)
     if registry is DATASETS:
         slots["fraction"] = Slot(float | None, arguments.get("fraction"))  # allowed for any dataset, see DataSettings
     return slots

@@ -92,6 +92,8 @@ def dataset_statistics(data: DataSettings, split: str) -> DatasetStatistics:
         if statistics.dataset is not None:
             _read_dataset(statistics)
         arguments = {k: v.replace("{root}", root) if isinstance(v, str) else v for k, v in arguments.items()}
+        if "annotations" not in arguments:
+            return statistics  # a dataset that needs them could not be built, which is an issue already
         if issubclass(constructor, CocoDetection):
             _read_detection_file(statistics, arguments)
         elif statistics.dataset is None and issubclass(constructor, CocoPanoptic | CocoCaptions):

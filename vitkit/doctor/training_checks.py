@@ -219,10 +219,10 @@ def step_budget(case: Case) -> Iterator[Issue]:
         return
     batches = len(_loader(case))
     steps = case.settings.epochs * -(-batches // (case.options.gpus * case.settings.accumulate))
-    images = case.settings.epochs * len(case.train.dataset)
+    num_samples = len(case.train.dataset.training_indices())
     message = f"{counted(steps, 'steps')}: {counted(case.settings.epochs, 'epochs')} of "
-    message += f"{counted(len(case.train.dataset), 'samples')}"
-    details = {"steps": steps, "samples": images}
+    message += f"{counted(num_samples, 'samples')}"
+    details = {"steps": steps, "samples": case.settings.epochs * num_samples}
     name = _type_name(case.config.get("model", ""))
     needed = STEPS_NEEDED.get(name)
     if needed is None or case.options.init:

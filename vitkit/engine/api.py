@@ -13,7 +13,7 @@ import torch
 from vitkit.config import Config, load_config, load_saved_config
 from vitkit.data.loading.loader import Split
 from vitkit.devices import default_device
-from vitkit.distributed import close_distributed, init_distributed
+from vitkit.distributed import close_distributed, init_distributed, is_main
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, LAST_NAME
 from vitkit.engine.hooks import Hook, Interrupted
 from vitkit.engine.run_folder import check_resumable
@@ -139,7 +139,7 @@ def test(
     with _process_group(device) as rank_device:
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         result = evaluate_model(config, weights, rank_device, tiling=tiling, split=split)
-        if out is not None and result.metrics:
+        if out is not None and is_main():
             result.write(out)
     return result
 
@@ -152,10 +152,12 @@ def _resolve(source: str | Path | Mapping[str, Any], overrides: list[str], *, tr
 
 
 def _as_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Write keyword arguments as `key.sub=value`; a dict without `type` changes only the keys that it has."""
+    """Write keyword arguments as `key.sub=value`; a dict without `type` changes only the keys that it has, unless it is
+    a value with dotted names, such as `optimizer.lr_multipliers`."""
     overrides = []
     for key, value in values.items():
-        if isinstance(value, Mapping) and "type" not in value:
+        has_dotted_names = "." in key and isinstance(value, Mapping) and any("." in str(name) for name in value)
+        if isinstance(value, Mapping) and "type" not in value and not has_dotted_names:
             overrides += _as_overrides({f"{key}.{name}": item for name, item in value.items()})
         else:
             overrides.append(f"{key}={value if isinstance(value, str | Path) else repr(value)}")

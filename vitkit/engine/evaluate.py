@@ -79,6 +79,8 @@ def evaluate(
         evaluator.gather()
         metrics = evaluator.compute()
         check_metrics(evaluator, metrics)
+        # NumPy's numbers pass that check, but can neither be logged as JSON nor be read from a checkpoint.
+        metrics = {name: float(value) for name, value in metrics.items()}
         padded = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_padded", 0)), device=device)))
         if padded:
             print_line(f"{counted(padded, 'videos')} shorter than a clip: the last frame was repeated")

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from vitkit.data.datasets.captions import CaptionDataset
 from vitkit.data.datasets.image_features import FeatureFile, write_features
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.loader import BatchLoader, DataSettings
+from vitkit.data.loading.samplers import EvalBatches
 from vitkit.distributed import first_rank_first
 from vitkit.errors import ConfigError, DataError
 from vitkit.logging import ProgressLines, print_line
@@ -65,8 +66,9 @@ def _write(
     path: Path, dataset: CaptionDataset, where: str, model: Captioner, data: DataSettings, device: torch.device
 ) -> None:
     check_not_random(dataset, where)
-    settings = DataSettings(val_images_per_gpu=data.images_per_gpu, num_workers=data.num_workers)
-    loader = settings.val_loader(dataset)
+    # Not `val_loader`: of several ranks, only this one computes the features of all images.
+    batches = EvalBatches(len(dataset), batch_size=data.images_per_gpu)
+    loader = BatchLoader(dataset, batches, data, training=False)
     maps = _with_progress(model.feature_maps(loader, device), len(loader))
     written = write_features(path, maps, dataset, weights_key=model.weights_key())
     print_line(f"{path}: {' x '.join(map(str, written['shape']))}, {path.stat().st_size / 2**20:.1f} MiB")

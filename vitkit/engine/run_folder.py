@@ -7,12 +7,14 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ LOCK_NAME = ".lock"
 RECORD_NAME = "run.json"
 _LAUNCH_NAME = ".launch"
 _TORCHRUN = "torchrun "
+_THIS_PROCESS = f"process {uuid.uuid4().hex}"
+"""Line in a mark that differs between all processes."""
 # If a machine is lost, its locks stay on an NFS server until their lease ends, by default within 90 seconds.
 _LEASE_SECONDS = 120.0
 _PACKAGES = ("vitkit", "torch", "torchvision", "timm", "numpy", "albumentations", "pycocotools")
@@ -54,7 +58,6 @@ _WITHOUT_EFFECT_ON_STEPS = (
     "data.pin_memory",
     "data.val_images_per_gpu",
     "evaluator",
-    "train.epochs",
     "train.log_every",
     "train.eval_every",
     "train.best_metric",
@@ -91,17 +94,22 @@ def mark_launch(run_dir: Path, launches: Sequence[Launch]) -> None:
     """Record in the run's folder which launches started it, so that a repeated launch finds it again."""
     names = sorted(frozenset().union(*(launch.names for launch in launches)))
     if names:
-        (run_dir / _LAUNCH_NAME).write_text("\n".join(names), encoding="utf-8")
+        (run_dir / _LAUNCH_NAME).write_text("\n".join([*names, _THIS_PROCESS]), encoding="utf-8")
 
 
 def repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: Path) -> Path | None:
     """Return the folder of the run that these launches started earlier, or None for a new run."""
     names = frozenset().union(*(launch.names for launch in launches))
     is_repeated = any(launch.is_repeated for launch in launches)
-    marks = default.parent.glob(f"{default.name}*/{_LAUNCH_NAME}")
-    for folder in [run_dir] if run_dir else sorted(mark.parent for mark in marks):
+    numbered = re.compile(rf"{re.escape(default.name)}(-\d+)?")  # not the runs of a config whose name begins alike
+    marked = (mark.parent for mark in default.parent.glob(f"*/{_LAUNCH_NAME}"))
+    folders = [folder for folder in marked if numbered.fullmatch(folder.name)]
+    for folder in [run_dir] if run_dir else sorted(folders, key=lambda folder: (len(folder.name), folder.name)):
         mark = folder / _LAUNCH_NAME
-        common = names & set(mark.read_text(encoding="utf-8").splitlines()) if mark.is_file() else frozenset()
+        lines = set(mark.read_text(encoding="utf-8").splitlines()) if mark.is_file() else set()
+        if _THIS_PROCESS in lines:  # a Python program that trains several times
+            continue
+        common = names & lines
         # If a process of another machine failed or rejoined, torchrun's agent restarts its own processes without
         # counting a restart; but it is the same agent that started them before.
         if (is_repeated and (run_dir or common)) or any(name.startswith(_TORCHRUN) for name in common):
@@ -307,10 +315,13 @@ def report_changes(run_dir: Path, saved: Mapping[str, Any], config: Mapping[str,
     changed = {key: f"{key}: {_text_at(saved, key)} -> {_text_at(config, key)}" for key in cfg_diff(saved, config)}
     fixed = {key: text for key, text in changed.items() if _is_in(key, _FIXED)}
     for key, text in changed.items():
-        if _is_in(key, _WITHOUT_EFFECT_ON_STEPS):
-            logger.warning("resuming with a changed %s (allowed; each step trains as before)", text)
-        elif key not in fixed:
-            logger.warning("resuming with a changed %s (allowed; later steps differ from the original run's)", text)
+        effect = "later steps differ from the original run's"
+        if key == "train.epochs":
+            effect = "what follows the run's length, such as a cosine schedule, follows the new one"
+        elif _is_in(key, _WITHOUT_EFFECT_ON_STEPS):
+            effect = "each step trains as before"
+        if key not in fixed:
+            logger.warning("resuming with a changed %s (allowed; %s)", text, effect)
     if fixed:
         raise ConfigError(
             f"--resume {run_dir}: {', '.join(fixed)} cannot change when a run is resumed "

@@ -14,6 +14,8 @@ from vitkit.registry import SCHEDULES
 def _warmup_steps(steps: int, epochs: float, steps_per_epoch: int) -> int:
     if steps and epochs:
         raise ConfigError(f"got warmup_steps={steps} and warmup_epochs={epochs:g}; expected one of them.")
+    if steps < 0 or epochs < 0:
+        raise ConfigError(f"got warmup_steps={steps} and warmup_epochs={epochs:g}; expected at least 0.")
     return steps or round(epochs * steps_per_epoch)
 
 

@@ -115,5 +115,6 @@ class CaptionLoss(Criterion):
         if self.training:
             reward = all_reduce_mean(reward)
             value = torch.where(count > 0, _BASELINE_MOMENTUM * value + (1 - _BASELINE_MOMENTUM) * reward, reward)
-            baseline.copy_(torch.stack([value, count + 1]))
+            # A step whose loss is not finite is skipped, and later ones must not be.
+            baseline.copy_(torch.stack([value, count + 1]).where(value.isfinite(), baseline))
         return value

@@ -28,7 +28,7 @@ class EndAfter(Hook):
     @contextmanager
     def during_training(self, run: TrainRun) -> Iterator[None]:
         """See `Hook`."""
-        self._began = time.monotonic()
+        self._began, self.is_over = time.monotonic(), False
         yield
 
     def after_epoch(self, run: TrainRun) -> None:
