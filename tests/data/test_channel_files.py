@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data.io.channel_files import as_rgb, read_channels, read_shown
-from vitkit.data.io.image_files import read_image
+from vitkit.data.io.image_files import read_image, upright_size
 from vitkit.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -47,6 +47,16 @@ def test_images_are_upright(tmp_path, suffix, orientation):
     image.save(tmp_path / f"a.{suffix}", exif=exif)
     expected = read_image(tmp_path / f"a.{suffix}")[:, :, :1]
     np.testing.assert_array_equal(read_channels(tmp_path / f"a.{suffix}", 1), expected * np.uint16(257))
+    assert upright_size(tmp_path / f"a.{suffix}") == expected.shape[1::-1]
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_colours_are_not_multiplied_by_the_fourth_channel(tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)  # lower than max_pixels, which holds
+    image = image_of(4, np.uint8)
+    Image.fromarray(image, "RGBA").save(tmp_path / f"a.{suffix}")
+    np.testing.assert_array_equal(read_channels(tmp_path / f"a.{suffix}", 4), in_16_bits(image))
+    np.testing.assert_array_equal(read_image(tmp_path / f"a.{suffix}"), image[:, :, :3])
 
 
 def test_pages_in_a_loop_are_damaged(tmp_path):
@@ -83,15 +93,22 @@ def test_samples_that_are_no_colours_are_read_by_tifffile(tmp_path):
         np.testing.assert_array_equal(read_channels(tmp_path / f"{name}.tif", 6), image)
     tifffile.imwrite(tmp_path / "four.tif", image[:, :, :4], planarconfig="contig", **settings)
     np.testing.assert_array_equal(read_channels(tmp_path / "four.tif", 4), image[:, :, :4])
+    np.testing.assert_array_equal(read_shown(tmp_path / "four.tif"), as_rgb(image[:, :, :4]))
+    colors = dict(photometric="rgb", planarconfig="separate")
+    tifffile.imwrite(tmp_path / "planar_rgb.tif", np.moveaxis(image[:, :, :3], 2, 0), **colors)
+    np.testing.assert_array_equal(read_channels(tmp_path / "planar_rgb.tif", 3), image[:, :, :3])
+    turned = dict(planarconfig="contig", extratags=[(274, "H", 1, 6, True)], **settings)
+    tifffile.imwrite(tmp_path / "turned.tif", image, **turned)
+    np.testing.assert_array_equal(read_channels(tmp_path / "turned.tif", 6), np.rot90(image, -1))
 
 
-def tiff_of(image):
-    """Return an uncompressed little-endian TIFF whose samples are not colours."""
+def tiff_of(image, *, photometric=1, planar=1):
+    """Return an uncompressed little-endian TIFF, by default with samples that are not colours."""
     height, width, channels = image.shape
     data, start = image.tobytes(), 8
     bits = np.full(channels, 8 * image.itemsize, "<u2").tobytes()
-    tags = [(256, width), (257, height), (258, start + len(data)), (259, 1), (262, 1), (273, start), (277, channels)]
-    tags += [(278, height), (279, len(data))]
+    tags = [(256, width), (257, height), (258, start + len(data)), (259, 1), (262, photometric)]
+    tags += [(273, start), (277, channels), (278, height), (279, len(data)), (284, planar)]
     entries = b"".join(
         np.array([tag, 3 if tag == 258 else 4], "<u2").tobytes()
         + np.array([channels if tag == 258 else 1, value], "<u4").tobytes()
@@ -106,6 +123,11 @@ def test_without_tifffile_the_error_says_what_to_do(tmp_path, monkeypatch):
     (tmp_path / "a.tif").write_bytes(tiff_of(image_of(5, np.uint16)))
     with pytest.raises(DataError, match=r"a.tif'.*5 samples that are not RGB, which needs the package tifffile \(pip"):
         read_channels(tmp_path / "a.tif", 5)
+    with pytest.raises(DataError, match=r"a.tif'.*which needs the package tifffile"):
+        read_shown(tmp_path / "a.tif")
+    (tmp_path / "b.tif").write_bytes(tiff_of(image_of(3, np.uint16), photometric=2, planar=2))
+    with pytest.raises(DataError, match=r"3 samples of 16 bits in separate channels, which needs the package tifffile"):
+        read_channels(tmp_path / "b.tif", 3)
     with pytest.raises(DataError, match=r"a.tif': has 5 channels \(height 7, width 9\); expected 6"):
         read_channels(tmp_path / "a.tif", 6)
 

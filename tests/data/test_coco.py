@@ -408,3 +408,9 @@ def test_only_the_first_images_are_kept(tmp_path):
     assert len(load(tmp_path, first=5)) == 2
     with pytest.raises(ConfigError, match="first: got 0; expected at least 1"):
         load(tmp_path, first=0)
+
+
+def test_split_of_a_file_without_splits_is_an_error(tmp_path):
+    assert len(load(tmp_path, split="all")) == 2
+    with pytest.raises(DataError, match="has no split 'val'; it has none"):
+        load(tmp_path, split="val")

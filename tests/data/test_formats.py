@@ -63,6 +63,38 @@ def test_yolo_is_read_from_the_layout_of_ultralytics(tmp_path):
         assert data.annotations[1]["segmentation"] == [[0, 0, 20, 0, 20, 10]] and data.annotations[1]["area"] == 100
 
 
+@pytest.mark.parametrize(
+    ("files", "folders"),
+    [
+        (("train.json", "val.json"), ("train", "val")),
+        (("annotations/instances_train2017.json", "annotations/instances_val2017.json"), ("train2017", "val2017")),
+        (("train/_annotations.coco.json", "valid/_annotations.coco.json"), ("train", "valid")),
+    ],
+)
+def test_images_of_one_name_in_two_splits_of_coco_are_told_apart(tmp_path, files, folders):
+    train, val = folders
+    draw_images(tmp_path, f"{train}/1.jpg", f"{val}/1.jpg", f"{val}/2.jpg")
+    for file in files:
+        images = [{"id": k, "file_name": f"{k}.jpg", "width": 40, "height": 20} for k in (1, 2)]
+        content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+        write(tmp_path / file, json.dumps(content))
+    data = read_annotations(tmp_path)
+    names = {split: [image["file_name"] for image in data.split(split).images] for split in data.splits}
+    # The second image of train does not exist; that of val is not taken for it.
+    assert names == {"train": [f"{train}/1.jpg"], "val": [f"{val}/1.jpg", f"{val}/2.jpg"]}
+    assert list(data.left_out.values()) == [["2.jpg"]]
+
+
+def test_splits_of_coco_may_share_the_folder_of_one(tmp_path):
+    draw_images(tmp_path, "train/1.jpg", "train/2.jpg")
+    for k, split in ((1, "train"), (2, "val")):
+        images = [{"id": 1, "file_name": f"{k}.jpg", "width": 40, "height": 20}]
+        content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+        write(tmp_path / f"{split}.json", json.dumps(content))
+    data = read_annotations(tmp_path)
+    assert [image["file_name"] for image in data.images] == ["train/1.jpg", "train/2.jpg"] and not data.left_out
+
+
 def test_yolo_is_read_from_the_layout_of_roboflow(tmp_path):
     draw_images(tmp_path, "train/images/a.jpg", "valid/images/b.jpg")
     write(tmp_path / "train/labels/a.txt", "0 0.5 0.5 1 1\n")
@@ -226,6 +258,8 @@ def test_label_images_give_instances_and_classes(tmp_path):
     data = read_annotations(tmp_path / "masks", tmp_path / "images", format="instance_maps")
     assert boxes(data) == [("a.jpg", "object", [3, 2, 6, 4]), ("a.jpg", "object", [20, 10, 10, 2])]
     assert data.left_out == {"images without a label image": ["b.jpg"]}
+    data = read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps")
+    assert [name for _, name, _ in boxes(data)] == ["class_0", "class_1", "class_2"]
     write(tmp_path / "masks" / "classes.txt", "\ufeffground\nroad\ntree\n")  # as Windows begins UTF-8
     data = read_annotations(tmp_path / "masks", tmp_path / "images")
     assert data.format == "semantic_maps" and [name for _, name, _ in boxes(data)] == ["ground", "road", "tree"]
@@ -278,6 +312,17 @@ def test_unreadable_image_is_named(tmp_path):
     assert [image["file_name"] for image in data.images] == ["a.jpg", "c.jpg"]
     with pytest.raises(DataError, match=r"b\.jpg.*1 of the images"):
         CocoDetection(tmp_path, tmp_path)
+    rows = "\n".join(f"{name}.jpg,1,1,5,5,cat,{split}" for name, split in zip("abc", ("train", "train", "val")))
+    path = write(tmp_path / "boxes.csv", f"file,xmin,ymin,xmax,ymax,class,split\n{rows}\n")
+    with pytest.raises(DataError, match=r"b\.jpg.*1 of the images"):
+        CocoDetection(tmp_path, path, split="train")
+
+
+def test_what_a_dataset_leaves_out_is_logged_once(tmp_path, caplog):
+    draw_images(tmp_path, "a.jpg", "b.jpg")
+    dataset = CocoDetection(tmp_path, write(tmp_path / "boxes.csv", "a.jpg,10,5,30,15,cat\n"))
+    dataset.ground_truth()
+    assert caplog.text.count("left out 1 images that are in no line") == 1
 
 
 @pytest.mark.parametrize("to", WRITERS)
@@ -290,6 +335,7 @@ def test_boxes_survive_every_format(tmp_path, to):
             rows.append(f"{name},{x},{y},{x + width},{y + height + 0.5},{rng.choice(['cat', 'dog'])}")
     data = read_annotations(write(tmp_path / "photos" / "boxes.csv", "\n".join(rows)))
     data.splits = {"train": [1], "val": [2]}
+    data.annotations[0]["occluded"] = True
     lost = {}
     WRITERS[to](data, tmp_path / "out", lost)
     again = read_annotations(tmp_path / "out", data.folder if to == "coco" else None)

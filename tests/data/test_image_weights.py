@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from plain_dataset import PlainDataset
 
-from vitkit.data.loading.image_weights import class_aware_weights, draw, repeat_factors
+from vitkit.data.loading.image_weights import class_aware_weights, draw, image_weights, repeat_factors
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.loading.samplers import TrainBatches
 from vitkit.errors import ConfigError
@@ -75,6 +75,18 @@ def test_settings_of_samplers_are_checked():
         DataSettings(repeat_threshold=0)
     with pytest.raises(ConfigError, match=r"data.sampler=class_aware: PlainDataset does not list the classes"):
         DataSettings(sampler="class_aware").train_loader(PlainDataset(image_ids=[1, 2]), seed=0)
+
+
+def test_only_images_that_are_trained_on_are_weighed(monkeypatch):
+    monkeypatch.setattr(PlainDataset, "image_classes", lambda self: (IMAGES, LABELS))
+    monkeypatch.setattr(PlainDataset, "training_indices", lambda self: np.array([1, 3]))
+    dataset = PlainDataset(image_ids=[1, 2, 3, 4])
+    # Of two images, both have class 0 and one has class 1.
+    assert image_weights(dataset, "class_aware", repeat_threshold=1.0).tolist() == [0, 0.5, 0, 1.5]
+    assert image_weights(dataset, "repeat_factor", repeat_threshold=1.0).tolist() == [0, 1, 0, 2**0.5]
+    monkeypatch.setattr(PlainDataset, "image_classes", lambda self: (IMAGES[:1], LABELS[:1]))
+    with pytest.raises(ConfigError, match="data.sampler=class_aware: no training image has an object"):
+        DataSettings(sampler="class_aware").train_loader(dataset, seed=0)
 
 
 def test_images_without_objects_are_not_sampled_by_class(monkeypatch):

@@ -98,6 +98,12 @@ def test_an_image_that_is_listed_twice_is_an_error(world, tool):
         TOOLS[tool](world("a.png", "a.png"))
 
 
+def test_images_whose_tiles_would_have_one_name_are_an_error(world):
+    os.link("data/a.png", "data/a.bmp")
+    with pytest.raises(SystemExit, match="the tiles of 'a.png' and 'a.bmp' would have one file"):
+        TOOLS["tile"](world("a.png", "a.bmp"))
+
+
 @pytest.mark.parametrize(("tool", "name"), [("voc", "a\x01b"), ("voc", " cell "), ("voc", "a\nb"), ("yolo", "a\nb")])
 def test_names_that_a_format_cannot_hold_are_refused_before_writing(world, tmp_path, tool, name):
     with pytest.raises(SystemExit, match="cannot be written in this format|in one line") as stopped:

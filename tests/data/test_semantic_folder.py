@@ -181,6 +181,9 @@ def test_names_select_images(tmp_path):
     assert load(tmp_path, names=["one/*_2", "two/*"]).image_ids == ["one/a_2", "two/b_1"]
     with pytest.raises(DataError, match=r"images: no file of '.*images' matches any of names=\['three'\]"):
         load(tmp_path, names=["three"])
+    (tmp_path / "val.txt").write_text("\n")
+    with pytest.raises(DataError, match=r"names: '.*val\.txt' lists no image"):
+        load(tmp_path, names=tmp_path / "val.txt")
 
 
 @pytest.mark.parametrize(
@@ -207,6 +210,9 @@ def test_label_images_in_the_colours_of_a_class_file(tmp_path, name, text):
     has_void = name == "labelmap.txt"
     assert dataset.classes == ["void", "sky", "road"][not has_void :]
     assert dataset.load_semantic(0)[:, 0].tolist() == ([0, 0, 1, 1, 2, 2] if has_void else [255, 255, 0, 0, 1, 1])
+    without_void = SemanticFolder(**arguments, classes=tmp_path / name, zero_is_ignored=True)
+    assert without_void.classes == ["sky", "road"] and without_void.category_ids == [1, 2]
+    assert without_void.load_semantic(0)[:, 0].tolist() == [255, 255, 0, 0, 1, 1]
     data = read_annotations(tmp_path / "labels", tmp_path / "images")
     assert data.format == "semantic_maps" and len(data.annotations) == len(dataset.classes)
     colors[0, 0] = 7

@@ -105,6 +105,13 @@ def test_threshold_counts_equal_those_of_the_matches(tmp_path):
     assert (right <= predicted).all() and (np.diff(predicted.sum(axis=1)) <= 0).all()
 
 
+def test_scores_below_all_thresholds_count_at_none(tmp_path):
+    images, annotations, results = random_data(seed=5)
+    evaluator, _ = evaluated(images, annotations, [{**r, "score": r["score"] - 2} for r in results], tmp_path)
+    right, predicted, objects = evaluator.statistics().threshold_counts()
+    assert not right.any() and not predicted.any() and objects.any()
+
+
 def test_calibration_counts_by_hand(tmp_path):
     images = [{"id": 1, "width": 100, "height": 100}]
     annotations = [dict(id=1, image_id=1, category_id=3, bbox=[0, 0, 10, 10], area=100, iscrowd=0)]

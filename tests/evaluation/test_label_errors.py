@@ -67,6 +67,13 @@ def test_each_kind_of_label_error_ranks_high_and_is_corrected():
     }
 
 
+def test_images_without_a_file_name_are_named_by_their_id():
+    truth, results = data()
+    truth["images"] = [{name: image[name] for name in ("id", "width", "height")} for image in truth["images"]]
+    errors = find_label_errors(truth, results, [3, 7])
+    assert [entry["image"] for entry in corrections(errors, truth, results)] == [str(e.image_id) for e in errors]
+
+
 def test_crowds_are_never_suspicious():
     truth, results = data()
     truth["annotations"][-1]["iscrowd"] = 1

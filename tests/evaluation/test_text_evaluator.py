@@ -50,7 +50,9 @@ def test_exact_match_counts_right_answers():
 
 def test_case_and_tokenizer_are_options():
     assert evaluated(["A B C D"], ["a b c d"]).compute()["bleu"] < 1
-    assert evaluated(["A B C D"], ["a b c d"], lowercase=True).compute()["bleu"] == pytest.approx(100)
+    in_any_case = evaluated(["A B C D"], ["a b c D"], lowercase=True)
+    assert in_any_case.compute() == pytest.approx({"bleu": 100, "chrf": 100, "exact_match": 1})
+    assert in_any_case.statistics().exact.all()
     assert evaluated(["abcde"], ["abcde"], tokenize="char").compute()["bleu"] == pytest.approx(100)
     with pytest.raises(ConfigError, match=r"evaluator\.tokenize='13b': sacrebleu refuses it"):
         TextEvaluator([], tokenize="13b")

@@ -195,8 +195,8 @@ class DetectionStatistics:
         num_objects = np.zeros(len(self.sample_ids))
         for ranking in self.rankings(labels):
             level = np.searchsorted(THRESHOLDS, ranking.scores, side="right") - 1
-            np.add.at(predicted, (level, ranking.image), 1)
-            np.add.at(correct, (level[ranking.correct], ranking.image[ranking.correct]), 1)
+            for counts, counted in ((predicted, level >= 0), (correct, (level >= 0) & ranking.correct)):
+                np.add.at(counts, (level[counted], ranking.image[counted]), 1)
             num_objects += ranking.num_objects
         return correct[::-1].cumsum(axis=0)[::-1], predicted[::-1].cumsum(axis=0)[::-1], num_objects
 

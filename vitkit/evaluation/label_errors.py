@@ -211,7 +211,9 @@ def corrections(
     names = {category["id"]: category["name"] for category in truth["categories"]}
     entries = []
     for error in errors:
-        entry: dict[str, Any] = {"image": images[error.image_id]["file_name"], "action": _ACTIONS[error.kind]}
+        # Panoptic data and some datasets of users' own name no files.
+        image_name = str(images[error.image_id].get("file_name", error.image_id))
+        entry: dict[str, Any] = {"image": image_name, "action": _ACTIONS[error.kind]}
         annotation = truth["annotations"][error.annotation] if error.annotation >= 0 else {}
         result = results[error.prediction] if error.prediction >= 0 else {}
         box = inside(result["bbox"], images[error.image_id]) if error.kind in ("missing", "box") else None

@@ -206,11 +206,11 @@ class TextStatistics(NamedTuple):
         return "chrF", self._of_sums("chrf", self.sums["chrf"])
 
 
-def sacrebleu_sums(metric: Metric, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+def sacrebleu_sums(metric: Metric, texts: Sequence[str], references: Sequence[Sequence[str | None]]) -> np.ndarray:
     """Return the (N, S) counts of each sentence, from whose sums sacrebleu computes its score, as in its own bootstrap.
 
     Args:
-        references: those of the corpus: K lists of N, with "" where a sentence has fewer than K.
+        references: those of the corpus: K lists of N, with None where a sentence has fewer than K.
     """
     return np.array(metric._extract_corpus_statistics(texts, references), np.float64)
 

@@ -77,6 +77,7 @@ class TextEvaluator(SampleEvaluator):
         metrics: Sequence[str] = tuple(METRICS),
     ):
         super().__init__(dataset)
+        self.lowercase = lowercase
         self.smallest_group = smallest_group
         if not metrics or not set(metrics) <= METRICS.keys():
             raise ConfigError(f"evaluator.metrics: got {list(metrics)}; expected one or more of {', '.join(METRICS)}.")
@@ -121,8 +122,13 @@ class TextEvaluator(SampleEvaluator):
 
     def _score(self, name: str, answers: Sequence[_Answer]) -> float:
         if name == "exact_match":
-            return sum(answer.text in answer.references for answer in answers) / len(answers)
+            return sum(map(self._is_exact, answers)) / len(answers)
         return _corpus_score(self._corpus_metrics[name], answers)
+
+    def _is_exact(self, answer: _Answer) -> bool:
+        if self.lowercase:
+            return answer.text.lower() in map(str.lower, answer.references)
+        return answer.text in answer.references
 
     def by_length(self) -> list[LengthGroup]:
         """Return the first metric for sentences of 1 to 5 words, 6 to 10, … (Bahdanau et al. 2015, figure 2)."""
@@ -150,7 +156,7 @@ class TextEvaluator(SampleEvaluator):
             f"{g.min_words} to {g.max_words} words": (words >= g.min_words) & (words <= g.max_words)
             for g in self.by_length()
         }
-        exact = np.array([answer.text in answer.references for answer in answers])
+        exact = np.array([self._is_exact(answer) for answer in answers])
         return TextStatistics(list(self.answers), self.reported, self._corpus_metrics, sums, exact, groups)
 
     def report_sections(self) -> list[Section]:

@@ -93,6 +93,14 @@ def test_a_folder_of_frames_is_a_video_in_the_order_of_its_numbers(tmp_path):
         assert (video.info.num_frames, video.info.height, video.info.width) == (12, 16, 64)
 
 
+def test_info_of_a_folder_of_frames_has_the_upright_size(tmp_path):
+    exif = Image.Exif()
+    exif[0x112] = 6
+    Image.new("RGB", (20, 10)).save(tmp_path / "1.jpg", exif=exif)
+    with open_video(tmp_path) as video:
+        assert (video.info.height, video.info.width) == next(video.frames([0])).shape[:2] == (20, 10)
+
+
 def test_frames_of_another_size_in_a_folder_are_an_error(tmp_path):
     for number in range(2):
         Image.new("RGB", (20 + number, 20)).save(tmp_path / f"{number}.png")

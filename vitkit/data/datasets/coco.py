@@ -95,8 +95,8 @@ class CocoDetection(ListedImages, DetectionDataset):
                 "Give the folder that belongs to these annotations."
             )
 
-    def _read(self) -> DetectionFile:
-        return read_coco_file(self._source, masks=self.masks, drop_bad_boxes=self.bad_boxes == "drop")
+    def _read(self, *, log: bool = True) -> DetectionFile:
+        return read_coco_file(self._source, masks=self.masks, drop_bad_boxes=self.bad_boxes == "drop", log=log)
 
     def _index_objects(self, file: DetectionFile) -> None:
         annotations = file.content["annotations"]
@@ -197,7 +197,7 @@ class CocoDetection(ListedImages, DetectionDataset):
             DataError: see the constructor.
         """
         with gc_paused():
-            content = self._read().content
+            content = self._read(log=False).content
             annotations = []
             for position, annotation in enumerate(content["annotations"]):
                 _, _, width, height = annotation["bbox"]

@@ -37,23 +37,26 @@ class AnnotationSource:
         is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
         return self.format or ("coco" if is_json else detect_format(self.annotations, self.images))
 
-    def read_unchecked(self) -> tuple[Any, Path]:
+    def read_unchecked(self, *, log: bool = True) -> tuple[Any, Path]:
         """Return the content, for COCO the JSON as it is, and the folder of the images; `chosen` then selects what is
         used.
 
+        Args:
+            log: whether to log what was assumed and left out.
         Raises:
             DataError: there is no such file, or a file of another format is invalid.
         """
         if self.format in (None, "coco") and self.annotations.suffix.lower() == ".json":
             content = read_json(self.annotations)
-            if self.images is not None and not (isinstance(content, dict) and "shapes" in content):
+            is_labelme = isinstance(content, dict) and "shapes" in content
+            if self.images is not None and self.split in (None, "all") and not is_labelme:
                 return content, self.images
         data = read_annotations(
             self.annotations, self.images, format=self.format, check_segmentations=False, allow_outside=True
         )
+        _report(data, log=log)  # before the split, which does not keep what was left out
         if self.split is not None or self.names is None:
             data = data.split(self.split)
-        _report(data)
         return data.content, data.folder
 
     def chosen(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -70,9 +73,9 @@ class AnnotationSource:
         return first_images(content, self.first)
 
 
-def _report(data: AnnotatedImages) -> None:
+def _report(data: AnnotatedImages, *, log: bool) -> None:
     """Log what was assumed and left out in reading; raise a DataError if images cannot be read."""
-    for note in data.notes:
+    for note in data.notes if log else ():
         logger.info("%s: %s", data.source, note)
     for reason, names in data.left_out.items():
         if reason == UNREADABLE:
@@ -80,7 +83,8 @@ def _report(data: AnnotatedImages) -> None:
                 f"{names[0]} {len(names)} of the images in '{data.source}' cannot be read; `vitkit data convert` "
                 "leaves them out."
             )
-        logger.warning("%s: left out %d %s, such as %s", data.source, len(names), reason, names[0])
+        if log:
+            logger.warning("%s: left out %d %s, such as %s", data.source, len(names), reason, names[0])
 
 
 class DetectionFile(NamedTuple):
@@ -96,17 +100,20 @@ class DetectionFile(NamedTuple):
     """The invalid segmentations, which were removed from their annotations."""
 
 
-def read_coco_file(source: AnnotationSource, *, masks: bool = True, drop_bad_boxes: bool = False) -> DetectionFile:
+def read_coco_file(
+    source: AnnotationSource, *, masks: bool = True, drop_bad_boxes: bool = False, log: bool = True
+) -> DetectionFile:
     """Read a detection file and check everything in it that is used.
 
     Args:
         masks: every annotation needs a valid segmentation; otherwise invalid ones are removed.
         drop_bad_boxes: leave out annotations whose box is empty or outside its image, in place of an error.
+        log: see `AnnotationSource.read_unchecked`.
     Raises:
         DataError: no such file, not JSON, or its content is invalid.
     """
     name = source.annotations.name
-    content, folder = source.read_unchecked()
+    content, folder = source.read_unchecked(log=log)
     raise_faults(detection_faults(content), name)
     content = source.chosen(content)
     bad_boxes = bad_box_faults(content)

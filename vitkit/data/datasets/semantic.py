@@ -42,7 +42,8 @@ class SemanticFolder(BaseImageDataset):
             with `zero_is_ignored`.
         ignore: pixel values without a class, which are neither trained on nor evaluated; values that are neither here
             nor in `values` are errors.
-        zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K).
+        zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K): in a file of names with
+            colours, which numbers them, the class numbered 0 is left out.
         image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png".
         names: use only images whose ids match one of these patterns, such as "0001TP_*"; or a text file with one id per
             line, as `vitkit data split` writes it; None: all.
@@ -71,8 +72,11 @@ class SemanticFolder(BaseImageDataset):
         self._value_of_color: dict[int, int] = {}
         if isinstance(classes, str | Path):
             numbered, self._value_of_color, ignored = parse_class_file(classes)
+            if zero_is_ignored and self._value_of_color:
+                numbered.pop(0, None)
             classes = list(numbered.values())
-            if values is None and not zero_is_ignored:
+            # A plain list of names is numbered from 0, which `zero_is_ignored` changes; other numbers hold.
+            if values is None and not (zero_is_ignored and list(numbered) == list(range(len(numbered)))):
                 values = list(numbered)
             ignore = [*ignore, *([] if ignored is None else [ignored])]
         check_number_of_classes(classes)
@@ -175,6 +179,8 @@ def _chosen(image_ids: list[str], names: Sequence[str] | str | Path, images: str
                 f"names: '{names}' lists {counted(len(missing), 'images')} that '{images}' lacks, such as "
                 f"{missing[0]!r}."
             )
+        if not listed:
+            raise DataError(f"names: '{names}' lists no image. Write an image's id in each line.")
         return [image_id for image_id in image_ids if image_id in listed]
     chosen = [image_id for image_id in image_ids if any(fnmatchcase(image_id, pattern) for pattern in names)]
     if not chosen:

@@ -241,7 +241,7 @@ class ImageFiles:
                     if key in matches:
                         matches = [key]
                     if other_splits and (k or key not in matches):
-                        matches = [match for match in matches if not other_splits & _splits_in(match)]
+                        matches = [match for match in matches if not other_splits & splits_in(match)]
                     if len(matches) > 1:
                         raise DataError(
                             f"'{name}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
@@ -256,7 +256,7 @@ class ImageFiles:
         return upright_size(self.folder / name)
 
 
-def _splits_in(name: str) -> set[str]:
+def splits_in(name: str) -> set[str]:
     """Return the splits that the folders of a file stand for: "val" for "val2017/a.jpg"."""
     folders = (_SPLIT_FOLDER.fullmatch(part.lower()) for part in PurePosixPath(name).parts[:-1])
     return {SPLIT_NAMES[folder[1]] for folder in folders if folder}

@@ -70,6 +70,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
     data = AnnotatedImages(format, annotations, images)
     class_file = class_file_near(annotations)
     names, colors, ignored = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
+    takes_named = format == "semantic_maps" and bool(names)
     data.notes.append(f"classes from {class_file}" if class_file else "no classes.txt names the classes")
     data.categories.extend({"id": value, "name": name} for value, name in names.items())
     used = set()
@@ -101,10 +102,10 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
             if value not in names:
                 if value == ignored and format == "semantic_maps":
                     continue
-                if format == "semantic_maps" and names:
+                if takes_named:
                     data.leave_out("regions of values that are not a class", f"{label_name} value {value}")
                     continue
-                names[value] = "object" if value == 0 else f"class_{value}"
+                names[value] = "object" if value == 0 and format == "instance_maps" else f"class_{value}"
                 data.categories.append({"id": value, "name": names[value]})
             data.add_object(image_id, value, **pixels_annotation(indices, height, width))
     for name in files.names:

@@ -1,7 +1,6 @@
 """Merges several datasets into one, with their classes mapped, and cuts images into tiles."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
@@ -105,8 +104,13 @@ def tile_dataset(
     objects: dict[int, list[dict[str, Any]]] = {}
     for annotation in data.annotations:
         objects.setdefault(annotation["image_id"], []).append(annotation)
-    if repeated := [n for n, count in Counter(image["file_name"] for image in data.images).items() if count > 1]:
-        raise DataError(f"'{repeated[0]}' is listed twice, and its tiles would have one file. List each image once.")
+    names_of: dict[str, list[str]] = {}
+    for image in data.images:
+        names_of.setdefault(_tile_name(image["file_name"], ""), []).append(image["file_name"])
+    if repeated := [names for names in names_of.values() if len(names) > 1]:
+        a, b = repeated[0][:2]
+        which = f"'{a}' is listed twice, and its tiles" if a == b else f"the tiles of '{a}' and '{b}'"
+        raise DataError(f"{which} would have one file. List each image once, under a unique name.")
     sources = image_files(data)
     for image in data.images:
         pixels = read_image(sources[image["id"]])
@@ -169,14 +173,19 @@ def _parts(annotation: dict[str, Any], tiles: Sequence[Rectangle], image: Mappin
 
 
 def _write_tile(pixels: np.ndarray, tile: Rectangle, file_name: str, folder: Path) -> str:
-    """Write a tile, as PNG if its image was lossless and else as JPEG; return its file name in the folder."""
-    path = PurePosixPath(file_name)
-    ending = ".png" if path.suffix.lower() in _LOSSLESS else ".jpg"
-    name = f"{path.with_suffix('')}_{tile.left}_{tile.top}{ending}"
+    """Write a tile; return its file name in the folder."""
+    name = _tile_name(file_name, f"_{tile.left}_{tile.top}")
+    ending = PurePosixPath(name).suffix
     part = cv2.cvtColor(pixels[tile.top : tile.bottom, tile.left : tile.right], cv2.COLOR_RGB2BGR)
     _, encoded = cv2.imencode(ending, part, [cv2.IMWRITE_JPEG_QUALITY, 95] if ending == ".jpg" else [])
     write_bytes(path_inside(folder, name, file_name), encoded.tobytes(), below=folder.parent)
     return name
+
+
+def _tile_name(file_name: str, position: str) -> str:
+    """Return the name of a tile of an image: a PNG if the image was lossless, else a JPEG."""
+    path = PurePosixPath(file_name)
+    return f"{path.with_suffix('')}{position}{'.png' if path.suffix.lower() in _LOSSLESS else '.jpg'}"
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -97,7 +97,8 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
                 lost.setdefault("masks: VOC's XML has boxes only", []).append(str(annotation.get("id")))
             x, y, width, height = _clipped(annotation, image, lost)
             obj = ElementTree.SubElement(root, "object")
-            flags = {flag: annotation.get(flag, 0) for flag in ("truncated", "occluded", "difficult")}
+            # Other tools' JSON may have true and false, which are not VOC's numbers.
+            flags = {flag: int(annotation.get(flag) in (1, "1")) for flag in ("truncated", "occluded", "difficult")}
             _add_text(obj, name=names[annotation["category_id"]], **flags)
             box = ElementTree.SubElement(obj, "bndbox")
             _add_text(box, xmin=rounded(x + 1), ymin=rounded(y + 1), xmax=rounded(x + width), ymax=rounded(y + height))

@@ -7,6 +7,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +17,7 @@ from PIL import Image, TiffImagePlugin
 
 from vitkit.data.io.image_files import (
     MAX_PIXELS,
+    allow_pixels,
     decoding,
     header_of,
     open_regular,
@@ -29,7 +31,12 @@ _NPY = b"\x93NUMPY"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """The first bytes of a TIFF, little and big endian, and of a BigTIFF."""
 _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _FORMAT = 256, 257, 258, 262, 277, 339  # tags of a TIFF
+_ORIENTATION, _PLANAR, _EXTRA_SAMPLES = 274, 284, 338
 _GREY, _RGB = (0, 1), 2
+_SEPARATE = 2
+"""The value of `_PLANAR` if each channel is stored as a whole."""
+_UNASSOCIATED_ALPHA = (2,)
+"""The value of `_EXTRA_SAMPLES` for an alpha by which the colours were not multiplied."""
 _MAX_PAGES = 1000
 _HEADER_BYTES = 1 << 20
 """What a file may have in addition to its uncompressed pixels."""
@@ -85,15 +92,31 @@ def read_shown(path: Path, what: str = "images") -> np.ndarray:
     """Read an image whose number of channels is not known, for drawing or comparison.
 
     Returns:
-        (H, W, 3) uint8 RGB: of a .npy file see `as_rgb`, of others `read_image`.
+        (H, W, 3) uint8 RGB: of a .npy file and of a TIFF whose samples are not colours see `as_rgb`, of others
+        `read_image`.
     Raises:
         DataError: see `read_channels`.
     """
     if path.suffix.lower() != ".npy":
-        return read_image(path, what)
+        try:
+            return read_image(path, what)
+        except DataError:
+            channels = _tiff_channels(path)
+            if channels is None:
+                raise
+        return as_rgb(read_channels(path, channels, what))
     with open_regular(path, what) as file, decoding(path, what, os.fstat(file.fileno()).st_size):
         _, _, *channels = _npy_shape(file)
     return as_rgb(read_channels(path, *channels or [1], what))
+
+
+def _tiff_channels(path: Path) -> int | None:
+    """Return the number of channels of a TIFF with several samples, or None if a file is not a valid one."""
+    with suppress(Exception), open_regular(path, "images") as file:  # a damaged file can make Pillow raise anything
+        pages = list(_tiff_pages(file)) if file.read(4) in _TIFF else []
+        samples = pages[0].get(_SAMPLES, 1) if pages else 1
+        return samples * len(pages) if samples > 1 else None
+    return None
 
 
 def check_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:
@@ -154,7 +177,7 @@ def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
 
 
 def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
-    pages = list(_tiff_pages(data))
+    pages = list(_tiff_pages(io.BytesIO(data)))
     first = pages[0]
     samples, photometric = first.get(_SAMPLES, 1), first.get(_PHOTOMETRIC)
     bits, formats = set(_values(first.get(_BITS, 1))), set(_values(first.get(_FORMAT, 1)))
@@ -170,26 +193,34 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
     if samples == 1 and photometric in _GREY:
         decoded = _decode(cv2.imdecodemulti, data)[1]
         return np.dstack(decoded)
-    if photometric == _RGB and samples in (3, 4) and len(pages) == 1:
+    is_rgb = photometric == _RGB and samples in (3, 4) and len(pages) == 1
+    if is_rgb and bits == {8} and _values(first.get(_EXTRA_SAMPLES, ())) == _UNASSOCIATED_ALPHA:
+        # OpenCV would multiply the colours by the alpha, which may be any other channel, such as near infrared.
+        allow_pixels(max_pixels)
+        return np.array(Image.open(io.BytesIO(data), formats=("TIFF",)))
+    if is_rgb and not (16 in bits and first.get(_PLANAR) == _SEPARATE):
         return _from_opencv(_decode(cv2.imdecode, data))
-    # OpenCV reads only one of several samples that are not colours.
+    # OpenCV reads only one of several samples that are not colours, and wrong pixels of 16 bits in separate channels.
     try:
         import tifffile
     except ImportError as error:
+        kind = "of 16 bits in separate channels" if is_rgb else "that are not RGB"
         raise ValueError(
-            f"its pixels have {samples} samples that are not RGB, which needs the package tifffile (pip install "
+            f"its pixels have {samples} samples {kind}, which needs the package tifffile (pip install "
             "'vitkit[tiff]'); or store the channels as pages, or as a .npy file"
         ) from error
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         arrays = [page.asarray() for page in file.pages]
         is_planar = file.pages[0].axes.startswith("S")
-    return np.dstack([np.moveaxis(array, 0, -1) if is_planar else array for array in arrays])
+    image = np.dstack([np.moveaxis(array, 0, -1) if is_planar else array for array in arrays])
+    return _upright(image, first.get(_ORIENTATION, 1))
 
 
-def _tiff_pages(data: bytes) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
+def _tiff_pages(file: BinaryIO) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
     """Yield the tags of each page."""
-    file = io.BytesIO(data)
-    directory = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if b"+" in data[:4] else 8])
+    file.seek(0)
+    start = file.read(16)
+    directory = TiffImagePlugin.ImageFileDirectory_v2(start if b"+" in start[:4] else start[:8])
     offsets = set()
     for _ in range(_MAX_PAGES):
         if directory.next in offsets:

@@ -26,7 +26,9 @@ _BYTES_PER_PIXEL = 8
 OPENCV_CHANNELS = 128
 """The largest number of channels that all of OpenCV's functions take; above it, some leave their result empty."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
-_EXIF_ORIENTATION = 0x0112
+_TIFF_STARTS = (b"II", b"MM")
+_TIFF_WIDTH, _TIFF_HEIGHT, _EXIF_ORIENTATION, _TIFF_EXTRA_SAMPLES = 0x0100, 0x0101, 0x0112, 0x0152
+_TIFF_UNASSOCIATED_ALPHA = (2,)
 _QUARTER_TURNS = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 _PNG_EXIF = (b"eXIf", b"Raw profile type")
@@ -77,12 +79,20 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> np.
 def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np.ndarray:
     # Older OpenCV silently fills the missing part of a truncated JPEG with grey; Pillow rejects it.
     is_truncated = data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END)
-    image = None if is_truncated else _decode_opencv(data)
+    image = None if is_truncated or _has_unassociated_alpha(data, header) else _decode_opencv(data)
     # Where OpenCV reads another size than the header, which was checked, Pillow's result is used.
     if image is None or image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
         with decoding(path, what, len(data)), _open_whole(data) as opened:
             image = pillow_to_array(opened)
     return image
+
+
+def _has_unassociated_alpha(data: bytes, header: ImageHeader) -> bool:
+    """Whether it is a TIFF with an alpha by which OpenCV, unlike Pillow, would multiply the colours."""
+    if header.mode != "RGBA" or not data.startswith(_TIFF_STARTS):
+        return False
+    with Image.open(io.BytesIO(data), formats=("TIFF",)) as image:
+        return image.tag_v2.get(_TIFF_EXTRA_SAMPLES) == _TIFF_UNASSOCIATED_ALPHA
 
 
 def pillow_to_array(image: Image.Image) -> np.ndarray:
@@ -138,26 +148,32 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
         return header_of(file, os.fstat(file.fileno()).st_size, path, what, max_pixels)
 
 
-def upright_size(path: str | Path) -> tuple[int, int]:
+def upright_size(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Read (width, height) of an image as `read_image` returns it, after EXIF rotation; raises like `read_header`.
 
     The pixels are not decoded.
     """
-    header, orientation = _header_and_orientation(path, MAX_PIXELS)
-    return (header.height, header.width) if orientation in _QUARTER_TURNS else (header.width, header.height)
+    (width, height), orientation = _stored_size_and_orientation(path, what, max_pixels)
+    return (height, width) if orientation in _QUARTER_TURNS else (width, height)
 
 
 def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:
     """Whether an image file has an EXIF tag that rotates or mirrors it; raises like `read_header`."""
-    return _header_and_orientation(path, max_pixels)[1] != 1
+    return _stored_size_and_orientation(path, "images", max_pixels)[1] != 1
 
 
-def _header_and_orientation(path: str | Path, max_pixels: int) -> tuple[ImageHeader, int]:
-    with open_regular(path, "images") as file:
+def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -> tuple[tuple[int, int], int]:
+    """Read (width, height) before EXIF rotation, and the EXIF orientation."""
+    with open_regular(path, what) as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        header = header_of(file, num_bytes, path, "images", max_pixels)
-        with decoding(path, "images", num_bytes):
-            return header, orientation_of(file)
+        header = header_of(file, num_bytes, path, what, max_pixels)
+        with decoding(path, what, num_bytes):
+            orientation = orientation_of(file)
+            file.seek(0)
+            with Image.open(file, formats=FORMATS) as image:
+                # Pillow gives the size of a TIFF before or after its rotation, depending on the version.
+                tags = getattr(image, "tag_v2", {})
+                return (tags.get(_TIFF_WIDTH, header.width), tags.get(_TIFF_HEIGHT, header.height)), orientation
 
 
 def orientation_of(file: BinaryIO) -> int:
@@ -205,13 +221,18 @@ def open_regular(path: str | Path, what: str) -> BinaryIO:
 
 def header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
     """Read the header of an open image file; arguments and errors are those of `read_image`."""
-    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow rejects more than twice this, process-wide
+    allow_pixels(max_pixels)
     with decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
         header = ImageHeader(image.height, image.width, image.mode)
         if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:
             raise Image.DecompressionBombError(f"its header gives {header.width}x{header.height} pixels")
     return header
+
+
+def allow_pixels(max_pixels: int) -> None:
+    """Raise Pillow's limit on width x height, if it is lower."""
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow rejects more than twice this, process-wide
 
 
 @contextmanager

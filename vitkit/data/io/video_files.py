@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from vitkit.data.io.image_files import MAX_PIXELS, open_regular, read_header, read_image
+from vitkit.data.io.image_files import MAX_PIXELS, open_regular, read_image, upright_size
 from vitkit.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class FrameFolder(nullcontext):
     @property
     def info(self) -> VideoInfo:
         """See `Video`; the size is the first frame's."""
-        header = read_header(self._files[0], self.what, max_pixels=self.max_pixels)
-        return VideoInfo(len(self._files), len(self._files) / ASSUMED_FRAME_RATE, header.height, header.width)
+        width, height = upright_size(self._files[0], self.what, max_pixels=self.max_pixels)
+        return VideoInfo(len(self._files), len(self._files) / ASSUMED_FRAME_RATE, height, width)
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
         """See `Video`."""

@@ -13,6 +13,8 @@ Sampler = Literal["repeat_factor", "class_aware"]
 def image_weights(dataset: Dataset, sampler: Sampler, *, repeat_threshold: float) -> np.ndarray:
     """Compute how often each image occurs in an epoch on average: (len(dataset),) float64.
 
+    Images that are not trained on (`Dataset.training_indices`) count for nothing, and their weight is 0.
+
     Args:
         sampler: see `repeat_factors` and `class_aware_weights`.
     Raises:
@@ -25,11 +27,17 @@ def image_weights(dataset: Dataset, sampler: Sampler, *, repeat_threshold: float
             "Leave data.sampler out."
         )
     images, labels = image_classes
+    indices = np.unique(dataset.training_indices())
+    chosen = np.isin(images, indices)
+    images, labels = np.searchsorted(indices, images[chosen]), labels[chosen]
+    weights = np.zeros(len(dataset))
     if sampler == "repeat_factor":
-        return repeat_factors(images, labels, len(dataset), threshold=repeat_threshold)
+        weights[indices] = repeat_factors(images, labels, len(indices), threshold=repeat_threshold)
+        return weights
     if not len(images):
         raise ConfigError("data.sampler=class_aware: no training image has an object. Leave data.sampler out.")
-    return class_aware_weights(images, labels, len(dataset))
+    weights[indices] = class_aware_weights(images, labels, len(indices))
+    return weights
 
 
 def repeat_factors(images: np.ndarray, labels: np.ndarray, num_images: int, *, threshold: float) -> np.ndarray:
