@@ -386,7 +386,7 @@ def test_file_is_opened_only_once_to_be_loaded(run, monkeypatch):
 
 def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(SystemExit, match=r"error: export: needs the package onnx: pip install vitkit\[export\]"):
+    with pytest.raises(SystemExit, match=r"error: export: needs the package onnx: pip install 'vitkit\[export\]'"):
         export_tool.main([str(run / "run"), "--out", str(tmp_path / "a.onnx")])
 
 

@@ -106,7 +106,8 @@ def _kept_arguments(key: str, spec: Mapping[str, Any], slot: Slot, origins: Mapp
     _, presets = resolve(slot, spec["type"], key)
     for name, preset in presets.items():
         value = spec.get(name, preset)
-        is_chosen = origins.get(join_key(key, name)) == COMMAND_LINE
+        # A rate of dropped paths suits the training rather than the variant, and fits any.
+        is_chosen = origins.get(join_key(key, name)) == COMMAND_LINE or name == "drop_path"
         if not is_chosen and _with_lists(value) != _with_lists(preset):
             yield (
                 f"{key}: {spec['type']} has {name}={preset!r}, but {name}={value!r} is set for the type that it "
