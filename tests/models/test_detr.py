@@ -185,6 +185,7 @@ def test_bfloat16_autocast_stays_close_and_boxes_are_float32():
     with torch.autocast("cpu", torch.bfloat16):
         outputs = model(images, mask)
     torch.testing.assert_close(outputs["pred_boxes"], model(images, mask)["pred_boxes"], atol=0.05, rtol=0)
+    assert model.double()(images.double(), mask)["pred_boxes"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("isolate_padding", [False, True])

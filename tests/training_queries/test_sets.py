@@ -166,8 +166,8 @@ def test_label_noise_redraws_half_of_its_fraction_of_labels():
 def test_positions_made_from_boxes_have_the_precision_of_the_model():
     small = dict(num_queries=3, d_model=8, num_heads=2, d_ffn=8, num_encoder_layers=1, num_decoder_layers=1)
     head = DETRHead({"res5": FeatureInfo(8, 32)}, 5, **small)
-    (noised,) = BoxDenoising(head, 5, num_queries=4).double()(head, [target(BOX)], None)
-    assert noised.queries.positions.dtype == noised.queries.content.dtype == torch.float64
+    (denoising,) = BoxDenoising(head, 5, num_queries=4).double()(head, [target(BOX)], None)
+    assert denoising.queries.positions.dtype == denoising.queries.content.dtype == torch.float64
 
 
 def test_no_targets_give_no_rows_and_the_embedding_still_has_a_gradient():

@@ -111,7 +111,9 @@ class DETRHead(QueryHead):
             memory_bias=memory_bias,
         )  # (layers, B, Q, d_model)
         logits = self.class_embed(states).unbind()
-        boxes = self.bbox_embed(states).float().sigmoid().unbind()  # bfloat16 would round by up to 1 / 512
+        boxes = self.bbox_embed(states)
+        # bfloat16 would round by up to 1 / 512.
+        boxes = boxes.to(torch.promote_types(boxes.dtype, torch.float32)).sigmoid().unbind()
         return {
             "pred_logits": logits[-1],  # (B, Q, num_classes + 1), the last class being "no object"
             "pred_boxes": boxes[-1],  # (B, Q, 4) cxcywh in 0..1 of the un-padded image

@@ -17,6 +17,7 @@ from PIL import Image, TiffImagePlugin
 
 from vitkit.data.io.image_files import (
     MAX_PIXELS,
+    UNASSOCIATED_ALPHA,
     allow_pixels,
     decoding,
     header_of,
@@ -31,12 +32,10 @@ _NPY = b"\x93NUMPY"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """The first bytes of a TIFF, little and big endian, and of a BigTIFF."""
 _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _FORMAT = 256, 257, 258, 262, 277, 339  # tags of a TIFF
-_ORIENTATION, _PLANAR, _EXTRA_SAMPLES = 274, 284, 338
+_ORIENTATION, _PLANAR, _EXTRA_SAMPLES = 274, 284, TiffImagePlugin.EXTRASAMPLES
 _GREY, _RGB = (0, 1), 2
 _SEPARATE = 2
 """The value of `_PLANAR` if each channel is stored as a whole."""
-_UNASSOCIATED_ALPHA = (2,)
-"""The value of `_EXTRA_SAMPLES` for an alpha by which the colours were not multiplied."""
 _MAX_PAGES = 1000
 _HEADER_BYTES = 1 << 20
 """What a file may have in addition to its uncompressed pixels."""
@@ -194,7 +193,7 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
         decoded = _decode(cv2.imdecodemulti, data)[1]
         return np.dstack(decoded)
     is_rgb = photometric == _RGB and samples in (3, 4) and len(pages) == 1
-    if is_rgb and bits == {8} and _values(first.get(_EXTRA_SAMPLES, ())) == _UNASSOCIATED_ALPHA:
+    if is_rgb and bits == {8} and _values(first.get(_EXTRA_SAMPLES, ())) == UNASSOCIATED_ALPHA:
         # OpenCV would multiply the colours by the alpha, which may be any other channel, such as near infrared.
         allow_pixels(max_pixels)
         return np.array(Image.open(io.BytesIO(data), formats=("TIFF",)))

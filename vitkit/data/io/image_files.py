@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 import cv2
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 from torch import Tensor
 
 from vitkit.errors import DataError
@@ -27,8 +27,9 @@ OPENCV_CHANNELS = 128
 """The largest number of channels that all of OpenCV's functions take; above it, some leave their result empty."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _TIFF_STARTS = (b"II", b"MM")
-_TIFF_WIDTH, _TIFF_HEIGHT, _EXIF_ORIENTATION, _TIFF_EXTRA_SAMPLES = 0x0100, 0x0101, 0x0112, 0x0152
-_TIFF_UNASSOCIATED_ALPHA = (2,)
+_EXIF_ORIENTATION = 0x0112
+UNASSOCIATED_ALPHA = (2,)
+"""A TIFF's `EXTRASAMPLES` for an alpha by which the colours were not multiplied."""
 _QUARTER_TURNS = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 _PNG_EXIF = (b"eXIf", b"Raw profile type")
@@ -92,7 +93,7 @@ def _has_unassociated_alpha(data: bytes, header: ImageHeader) -> bool:
     if header.mode != "RGBA" or not data.startswith(_TIFF_STARTS):
         return False
     with Image.open(io.BytesIO(data), formats=("TIFF",)) as image:
-        return image.tag_v2.get(_TIFF_EXTRA_SAMPLES) == _TIFF_UNASSOCIATED_ALPHA
+        return image.tag_v2.get(TiffImagePlugin.EXTRASAMPLES) == UNASSOCIATED_ALPHA
 
 
 def pillow_to_array(image: Image.Image) -> np.ndarray:
@@ -171,9 +172,13 @@ def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -
             orientation = orientation_of(file)
             file.seek(0)
             with Image.open(file, formats=FORMATS) as image:
-                # Pillow gives the size of a TIFF before or after its rotation, depending on the version.
-                tags = getattr(image, "tag_v2", {})
-                return (tags.get(_TIFF_WIDTH, header.width), tags.get(_TIFF_HEIGHT, header.height)), orientation
+                width, height = header.width, header.height
+                if isinstance(image, TiffImagePlugin.TiffImageFile):
+                    # Pillow gives the size of a TIFF before or after its rotation, depending on the version.
+                    width, height = (
+                        image.tag_v2[tag] for tag in (TiffImagePlugin.IMAGEWIDTH, TiffImagePlugin.IMAGELENGTH)
+                    )
+                return (width, height), orientation
 
 
 def orientation_of(file: BinaryIO) -> int:
