@@ -71,6 +71,15 @@ def test_statistics_of_other_channels_are_required(name):
         with_channels(name, 4)(torch.zeros(shape_of(name, 3)))
 
 
+def test_the_stem_of_a_vit_must_take_its_channels():
+    stem = dict(type="ResNet", depth=18, out_features=["res2"], pretrained=False)
+    statistics = dict(in_channels=4, pixel_mean=[0.5] * 4, pixel_std=[0.2] * 4)
+    vit = dict(type="ViT", patch_size=16, d_model=16, depth=1, num_heads=1, image_size=64, **statistics)
+    with pytest.raises(ConfigError, match=r"stem\.in_channels=3: expected in_channels=4"):
+        BACKBONES.build({**vit, "stem": stem})
+    assert BACKBONES.build({**vit, "stem": stem | statistics})(torch.zeros(1, 4, 64, 64))["res4"].shape[1] == 16
+
+
 def test_pixels_of_16_bits_are_normalised_like_the_same_of_8_bits():
     pixels = torch.randint(256, (2, 4, 5, 6), dtype=torch.uint8)
     statistics = dict(mean=(0.1, 0.2, 0.3, 0.4), std=(0.4, 0.3, 0.2, 0.1))

@@ -1,6 +1,7 @@
 import json
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from vitkit.engine.hooks import EndAfter
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
 from vitkit.engine.step import train_step
-from vitkit.engine.trainer import fit
+from vitkit.engine.trainer import fit, seed_everything
 from vitkit.errors import CheckpointError, ConfigError, TrainingError
 from vitkit.logging import LOG_NAME
 from vitkit.registry import SCHEDULES
@@ -397,6 +398,11 @@ def test_an_overflowing_fp16_step_moves_neither_weights_nor_schedule(tmp_path):
     saved = read_checkpoint(tmp_path / "run" / LAST_NAME)
     assert progress.step == saved["schedule"]["last_epoch"] == 7
     assert saved["scaler"]["scale"] == 2.0**15
+
+
+def test_the_seed_of_a_rank_may_exceed_the_32_bits_of_numpy():
+    seed_everything(2**32 - 1 + 1)
+    assert np.random.get_state()[1][0] == 0 and torch.initial_seed() == 2**32
 
 
 def test_slow_first_step_of_a_compiled_run_is_announced(tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
-from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates, init_linear
+from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates, in_channels, init_linear
 from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, choose_global_blocks, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import SwiGLU
@@ -254,6 +254,8 @@ class ViT(BackboneBase):
         if min(self.grid) < 1:
             raise ConfigError(f"image_size={image_size}: expected at least 1 pixel.")
         stem = BACKBONES.build(stem) if stem else None
+        if stem and in_channels(stem) != self.in_channels:
+            raise ConfigError(f"stem.in_channels={in_channels(stem)}: expected in_channels={self.in_channels}.")
         self.patch_embed = PatchEmbedding(patch_size, d_model, stem, self.in_channels)
         self.rotary_rescale = rotary_rescale
         self._make_tokens(d_model, int(class_token), int(distilled), num_registers, positions)

@@ -226,7 +226,7 @@ def prepare_run_dir(
 def seed_everything(seed: int) -> None:
     """Seed the random number generators of Python, NumPy and torch."""
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed % 2**32)  # a rank's seed may exceed the 32 bits that NumPy takes
     torch.manual_seed(seed)
 
 
