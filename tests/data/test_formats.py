@@ -85,6 +85,52 @@ def test_images_of_one_name_in_two_splits_of_coco_are_told_apart(tmp_path, files
     assert list(data.left_out.values()) == [["2.jpg"]]
 
 
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        # Named by their folder, images of another split are read, wherever the folders of the splits are.
+        (
+            {"train": ["val/1.jpg"], "val": ["1.jpg"]},
+            {"train": ["images/{}/val/1.jpg"], "val": ["images/{}/val/1.jpg"]},
+        ),
+        # A folder of test images has no annotations, and its names begin anew.
+        ({"train": ["1.jpg"]}, {"train": ["images/{}/train/1.jpg"]}),
+    ],
+)
+@pytest.mark.parametrize("inner", [".", "photos"])
+def test_images_of_coco_are_found_in_folders_of_splits(tmp_path, inner, listed, expected):
+    draw_images(tmp_path / "images" / inner, "train/1.jpg", "val/1.jpg", "test/1.jpg")
+    for split, names in listed.items():
+        images = [{"id": k, "file_name": name, "width": 40, "height": 20} for k, name in enumerate(names)]
+        content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+        write(tmp_path / f"annotations/instances_{split}.json", json.dumps(content))
+    data = read_annotations(tmp_path, tmp_path)
+    found = {split: [image["file_name"] for image in data.split(split).images] for split in data.splits}
+    assert found == {k: [name.format(inner).replace("/./", "/") for name in names] for k, names in expected.items()}
+
+
+def test_labels_of_one_split_are_not_given_to_an_image_of_another(tmp_path):
+    images, labels = tmp_path / "images", ("train/1", "val/1", "val/2")
+    draw_images(images, "train/1.jpg", "val/2.jpg")  # val/1.jpg is missing
+    for name in labels:
+        voc(tmp_path / "voc" / name.partition("/")[0], name.partition("/")[2])
+        content = {"shapes": [], "imagePath": f"{name[-1]}.jpg", "imageWidth": 40, "imageHeight": 20}
+        write(tmp_path / f"labelme/{name}.json", json.dumps(content))
+        draw_images(tmp_path / "maps", f"{name}.png")
+        Image.new("L", (40, 20), 1).save(tmp_path / f"maps/{name}.png")
+    rows = [f"{name}.jpg,1,1,5,5,cat" for name in labels]
+    write(tmp_path / "boxes.csv", "\n".join(["file,xmin,ymin,xmax,ymax,class", *rows]))
+    forms = {"voc": "voc", "labelme": "labelme", "semantic_maps": "maps", "csv": "boxes.csv"}
+    for form, path in forms.items():
+        data = read_annotations(tmp_path / path, images, format=form)
+        assert [image["file_name"] for image in data.images] == ["train/1.jpg", "val/2.jpg"]
+        assert len(data.left_out) == 1 and "1" in next(iter(data.left_out.values()))[0]
+    write(images / "val.txt", "./val/1.jpg\n")
+    write(images / "data.yaml", "train: train\nval: val.txt\nnames: [cat]\n")
+    with pytest.raises(DataError, match=r"val\.txt' lists './val/1\.jpg', which is not below"):
+        read_annotations(images / "data.yaml")
+
+
 def test_splits_of_coco_may_share_the_folder_of_one(tmp_path):
     draw_images(tmp_path, "train/1.jpg", "train/2.jpg")
     for k, split in ((1, "train"), (2, "val")):

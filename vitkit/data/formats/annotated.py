@@ -220,31 +220,40 @@ class ImageFiles:
             path = PurePosixPath(name)
             for key in {name, str(path.with_suffix("")), path.name, path.stem}:
                 self._by_key.setdefault(key, []).append(name)
+        folders = {name.rpartition("/")[0] for name in self.names}
+        self.splits = set().union(*(splits_in(f"{folder}/a.jpg") for folder in folders))
+        """The splits that have a folder."""
 
-    def find(self, *names: str, other_splits: Set[str] = frozenset()) -> str | None:
+    def find(self, *names: str, split: str | None = None, other_splits: Set[str] = frozenset()) -> str | None:
         """Return the image file that the first matching name refers to, or None.
 
         A name may be a path on another machine, whose last folders and file name are looked for, the longest match
-        first, and its ending may be missing or another image's.
+        first, and its ending may be missing or another image's. A name in a split's folder, such as "val2017/a.jpg",
+        does not match a file in the folder of another split.
 
         Args:
-            other_splits: files in folders of these splits, such as "val2017" of "val", match only by their whole path.
+            split: of several files that match a name, the one in a folder of this split is returned.
+            other_splits: names outside the folders of splits do not match files in the folders of these.
         Raises:
             DataError: several images have that name.
         """
         for name in names:
             path = PurePosixPath(*name.replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
             stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
+            named = splits_in(str(path)) & self.splits
+            others = self.splits - named if named else other_splits
             for k in range(len(path.parts)):
                 for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):
                     matches = self._by_key.get(key, ())
                     if key in matches:
                         matches = [key]
-                    if other_splits and (k or key not in matches):
-                        matches = [match for match in matches if not other_splits & splits_in(match)]
+                    elif others:
+                        matches = [m for m in matches if named & splits_in(m) or not others & splits_in(m)]
+                    if len(matches) > 1 and split is not None:
+                        matches = [match for match in matches if split in splits_in(match)] or matches
                     if len(matches) > 1:
                         raise DataError(
-                            f"'{name}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
+                            f"'{path}' names {len(matches)} images below '{self.folder}': {matches[0]} and "
                             f"{matches[1]}. Give each image a unique name, or read one folder at a time."
                         )
                     if matches:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, AnnotatedImages, ImageFiles, splits_in
+from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, AnnotatedImages, ImageFiles
 from vitkit.data.io.coco_schema import detection_faults, raise_faults
 from vitkit.data.io.json_files import gc_paused, read_json
 from vitkit.errors import DataError
@@ -29,14 +29,13 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     files = ImageFiles(images or (beside if beside.is_dir() else annotations))
     data = AnnotatedImages("coco", annotations, files.folder)
     split_of = {path: _split_of(path, annotations) for path in paths}
-    with_folder = set().union(*map(splits_in, files.names))
     for path, split in split_of.items():
         content = _read(path)
         if data.categories and data.categories != content["categories"]:
             raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit data merge`.")
         data.categories[:] = content["categories"]
         # The images of a split without a folder of its own may be in that of another one.
-        other_splits = {*split_of.values()} - {split} if split in with_folder else set()
+        other_splits = {*split_of.values()} - {split} if split in files.splits else set()
         _add_file(data, files, path, content, split, other_splits)
     return data
 
@@ -64,7 +63,8 @@ def _add_file(
     for image in content["images"]:
         listed = image["file_name"]
         # The splits may have images of the same names.
-        name = files.find(f"{inside}/{listed}", f"{split}/{listed}", listed, other_splits=other_splits)
+        names = (f"{inside}/{listed}", f"{split}/{listed}", listed)
+        name = files.find(*names, split=split, other_splits=other_splits)
         if name is None:
             data.leave_out(f"images that {path.name} lists but the folder does not have", listed)
             continue

@@ -49,7 +49,8 @@ def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
         if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
             data.leave_out("JSON files without shapes", path.name)
             continue
-        name = files.find(path.relative_to(folder).with_suffix("").as_posix(), str(content.get("imagePath") or "?"))
+        inside = path.relative_to(folder).parent.as_posix()
+        name = files.find(f"{inside}/{path.stem}", f"{inside}/{content.get('imagePath') or '?'}")
         if name is None:
             data.leave_out("JSON files without an image", path.name)
             continue

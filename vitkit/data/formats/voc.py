@@ -54,7 +54,8 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
         data.category_id(name)
     used = set()
     for path, root in roots.items():
-        name = files.find(path.relative_to(folder).with_suffix("").as_posix(), root.findtext("filename") or path.stem)
+        inside = path.relative_to(folder).parent.as_posix()
+        name = files.find(f"{inside}/{path.stem}", f"{inside}/{root.findtext('filename') or path.stem}")
         if name is None:
             data.leave_out("XML files without an image", path.name)
             continue
