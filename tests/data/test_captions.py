@@ -185,8 +185,28 @@ def test_features_of_other_images_or_transforms_are_refused(folder):
         dataset(folder, features=str(folder / "cut.npy"))
     with pytest.raises(DataError, match=r"image 30 has a map of \(2, 2, 3\)"):
         write_features(path, [torch.zeros(2, 2, 2, 2), torch.zeros(1, 2, 2, 3)], dataset(folder), weights_key=1)
-    with pytest.raises(DataError, match="no file"):
-        dataset(folder, features=str(path))
+    assert dataset(folder, features=str(path)).features.weights_key == 17  # those written before
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_features_may_be_written_by_several_runs_and_while_one_reads(folder):
+    path, maps = folder / "maps.npy", torch.rand(3, 2, 64, 64)
+    data = dataset(folder)
+    write_features(path, [maps], data, weights_key=1)
+    reading = dataset(folder, features=str(path))
+    assert reading[0]["features"].equal(maps[0])
+
+    def written_meanwhile():
+        """Yield features during which another run writes its own."""
+        yield maps[:2] + 1
+        write_features(path, [maps + 2], data, weights_key=2)
+        assert dataset(folder, features=str(path))[2]["features"].equal(maps[2] + 2)
+        yield maps[2:] + 1
+
+    write_features(path, written_meanwhile(), data, weights_key=3)
+    assert reading[2]["features"].equal(maps[2])
+    latest = dataset(folder, features=str(path))
+    assert all(latest[k]["features"].equal(maps[k] + 1) for k in range(3))
 
 
 def test_damaged_features_are_an_error_of_their_image_only(folder):

@@ -1,7 +1,9 @@
 """Image features computed once, so that a captioner trains without its backbone."""
 
 import json
+import os
 import reprlib
+import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from vitkit.data.io.json_files import read_json
 from vitkit.errors import DataError
+from vitkit.files import TEMPORARY_SUFFIX
 
 _REMEDY = "Leave `features` out of this dataset: data.cache_features=FOLDER computes them before training."
 
@@ -102,7 +105,7 @@ def write_features(
     """Store the features of all images of a dataset, batch by batch, for `FeatureFile`.
 
     Args:
-        path: path of NAME.npy; NAME.json is written last, so that an unfinished file is never taken for a complete one.
+        path: path of NAME.npy; earlier features stay until these are complete.
         maps: the features in the order of the images, (B, C, h, w) float32 each.
         weights_key: see `FeatureFile`.
     Returns:
@@ -113,34 +116,40 @@ def write_features(
     """
     path, description_file, shape, checksums = Path(path), Path(path).with_suffix(".json"), (), []
     path.parent.mkdir(parents=True, exist_ok=True)
-    description_file.unlink(missing_ok=True)
-    # Not memory-mapped: on a full disk that would kill the process without a message.
-    with path.open("wb") as file:
-        for batch in maps:
-            if not shape:
-                shape = (len(dataset), *batch.shape[1:])
-                header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, header)
-            if batch.shape[1:] != shape[1:]:
-                name = dataset.image_ids[len(checksums)]
-                raise DataError(
-                    f"features: image {name} has a map of {tuple(batch.shape[1:])}, others of {shape[1:]}. Features "
-                    "need images of one size: set `transforms` to ClassificationEvalTransforms."
-                )
-            rows = batch.float().cpu().numpy()
-            try:
-                file.write(rows.tobytes())
-            except OSError as error:
-                error.filename = str(path)  # which a failed write does not name
-                raise
-            checksums += [zlib.crc32(np.ascontiguousarray(row)) for row in rows]
-    assert len(checksums) == len(dataset)
-    description = {
-        "images": dataset.images_key(),
-        "transforms": dataset.transforms_key,
-        "weights_key": weights_key,
-        "shape": list(shape),
-        "checksums": checksums,
-    }
-    description_file.write_text(json.dumps(description), encoding="utf-8")
+    # Other runs, or machines that share the folder, may write the same features at once; and a run that has
+    # memory-mapped the earlier ones would be killed if their file became shorter.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.stem}.", suffix=TEMPORARY_SUFFIX) as folder:
+        # Not memory-mapped: on a full disk that would kill the process without a message.
+        with Path(folder, path.name).open("xb") as file:
+            for batch in maps:
+                if not shape:
+                    shape = (len(dataset), *batch.shape[1:])
+                    header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                if batch.shape[1:] != shape[1:]:
+                    name = dataset.image_ids[len(checksums)]
+                    raise DataError(
+                        f"features: image {name} has a map of {tuple(batch.shape[1:])}, others of {shape[1:]}. "
+                        "Features need images of one size: set `transforms` to ClassificationEvalTransforms."
+                    )
+                rows = batch.float().cpu().numpy()
+                try:
+                    file.write(rows.tobytes())
+                except OSError as error:
+                    error.filename = str(path)  # which a failed write does not name
+                    raise
+                checksums += [zlib.crc32(np.ascontiguousarray(row)) for row in rows]
+        assert len(checksums) == len(dataset)
+        description = {
+            "images": dataset.images_key(),
+            "transforms": dataset.transforms_key,
+            "weights_key": weights_key,
+            "shape": list(shape),
+            "checksums": checksums,
+        }
+        Path(folder, description_file.name).write_text(json.dumps(description), encoding="utf-8")
+        # If this is interrupted, the earlier description must not belong to the new file.
+        description_file.unlink(missing_ok=True)
+        for target in (path, description_file):
+            os.replace(Path(folder, target.name), target)
     return description
