@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data.io.channel_files import as_rgb, read_channels, read_shown
-from vitkit.data.io.image_files import read_image, upright_size
+from vitkit.data.io.image_files import pillow_to_array, read_image, upright_size
 from vitkit.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -97,6 +97,13 @@ def test_samples_that_are_no_colours_are_read_by_tifffile(tmp_path):
     colors = dict(photometric="rgb", planarconfig="separate")
     tifffile.imwrite(tmp_path / "planar_rgb.tif", np.moveaxis(image[:, :, :3], 2, 0), **colors)
     np.testing.assert_array_equal(read_channels(tmp_path / "planar_rgb.tif", 3), image[:, :, :3])
+    with pytest.raises(ValueError, match="16 bits in separate uncompressed channels, which Pillow misreads"):
+        pillow_to_array(Image.open(tmp_path / "planar_rgb.tif"))
+    colors["extrasamples"] = ["unassalpha"]
+    tifffile.imwrite(tmp_path / "planar_rgba.tif", np.moveaxis(image[:, :, :4], 2, 0), **colors)
+    with pytest.raises(DataError, match=r"planar_rgba.tif'.*16 bits in separate uncompressed channels"):
+        read_image(tmp_path / "planar_rgba.tif")
+    np.testing.assert_array_equal(read_shown(tmp_path / "planar_rgba.tif"), as_rgb(image[:, :, :4]))
     turned = dict(planarconfig="contig", extratags=[(274, "H", 1, 6, True)], **settings)
     tifffile.imwrite(tmp_path / "turned.tif", image, **turned)
     np.testing.assert_array_equal(read_channels(tmp_path / "turned.tif", 6), np.rot90(image, -1))

@@ -72,8 +72,9 @@ def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, 
             onnx_runner.main()
         return stopped.value.code
 
-    model, empty = run / "out" / "tiny.onnx", tmp_path / "empty.png"
+    model, empty, circular = run / "out" / "tiny.onnx", tmp_path / "empty.png", tmp_path / "circular.png"
     empty.touch()
+    circular.symlink_to(circular)
     assert main(model, "missing.png", empty, run / "a.png") == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out)["input"] == str(run / "a.png")
@@ -81,6 +82,10 @@ def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, 
     assert len(lines) == 2 and lines[0].startswith("error: missing.png: ") and f"error: {empty}: " in lines[1]
     assert main(model, run / "a.png", "--out", empty) == f"error: --out {empty}: expected a folder (File exists)."
     assert main(tmp_path / "none.onnx", "a.png").startswith(f"error: --model {tmp_path / 'none.onnx'}: no such file")
+    assert main(model, circular, run / "a.png", "--out", tmp_path / "out") == 1
+    assert f"error: {circular}: " in capsys.readouterr().err and (tmp_path / "out" / "a.png").exists()
+    Image.fromarray(np.arange(0, 240, 4, dtype=np.int32).reshape(6, 10)).save(tmp_path / "32.tif")
+    assert main(model, tmp_path / "32.tif") == 1 and "its values have 32 bits" in capsys.readouterr().err
     assert main(model, run / "a.png") == 0
 
 

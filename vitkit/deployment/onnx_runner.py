@@ -11,6 +11,7 @@ In a program: `Runner("NAME.onnx")("street.jpg")`.
 import argparse
 import colorsys
 import json
+import os
 import re
 import sys
 import unicodedata
@@ -204,6 +205,8 @@ def open_image(source, channels=None):
         return image if image.dtype == np.uint16 else image.astype(np.uint16) * 257
     image = Image.fromarray(source) if isinstance(source, np.ndarray) else source
     image = image if isinstance(image, Image.Image) else Image.open(image, formats=FORMATS)
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which Pillow may open with 32 bits instead of 16
+        raise ValueError("its values have 32 bits; expected 8 or 16 bits, unsigned. Convert them.")
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # of 16 bits: Pillow would turn values above 255 into 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -343,10 +346,10 @@ def draw(image, result):
 def free_path(path, taken):
     """Return a path for a drawing, with a number if it is in `taken`, the inputs and the earlier drawings."""
     number, candidate = 1, path
-    while candidate.resolve() in taken:
+    while os.path.realpath(candidate) in taken:
         number += 1
         candidate = path.with_stem(f"{path.stem}_{number}")
-    taken.add(candidate.resolve())
+    taken.add(os.path.realpath(candidate))
     return candidate
 
 
@@ -381,7 +384,7 @@ def main():
     except OSError as error:
         sys.exit(f"error: --out {args.out}: expected a folder ({error.strerror}).")
     failed, draws = False, args.out is not None and "source" not in runner.inputs
-    taken = {Path(source).resolve() for source in args.inputs if draws}
+    taken = {os.path.realpath(source) for source in args.inputs if draws}  # Path.resolve fails at circular links
     for source in args.inputs:
         try:
             result = runner(source)

@@ -297,7 +297,10 @@ def to_array(
     if isinstance(image, bytes):
         return decode_image(image, name, max_pixels=max_pixels)
     if isinstance(image, Image.Image):
-        return pillow_to_array(image)
+        try:
+            return pillow_to_array(image)
+        except ValueError as error:
+            raise DataError(f"{name}: {error}.") from error
     if isinstance(image, Tensor):
         image = _tensor_to_array(image)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,):

@@ -97,11 +97,30 @@ def _has_unassociated_alpha(data: bytes, header: ImageHeader) -> bool:
 
 
 def pillow_to_array(image: Image.Image) -> np.ndarray:
-    """Return a Pillow image as `read_image` reads its file, (H, W, 3) uint8: upright RGB, of 16 bits the upper 8."""
+    """Return a Pillow image as `read_image` reads its file, (H, W, 3) uint8: upright RGB, of 16 bits the upper 8.
+
+    Raises:
+        ValueError: it has integers of more than 16 bits, or is a TIFF that Pillow misreads.
+    """
+    # Pillow opens PPM of 16 bits, and older versions PNG, as of 32 bits.
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):
+        raise ValueError("its values have 32 bits; expected 8 or 16 bits, unsigned. Convert them")
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and _has_raw_planes(image.tag_v2):
+        raise ValueError(
+            "it has 16 bits in separate uncompressed channels, which Pillow misreads. Store the channels of a pixel "
+            "together"
+        )
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # Pillow would turn values above 255 into 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return np.array(image.convert("RGB"))
+
+
+def _has_raw_planes(tags: TiffImagePlugin.ImageFileDirectory_v2) -> bool:
+    """Whether a TIFF has several channels of 16 bits, each stored as a whole and uncompressed."""
+    planar, compression = tags.get(TiffImagePlugin.PLANAR_CONFIGURATION), tags.get(TiffImagePlugin.COMPRESSION, 1)
+    bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, ())
+    return planar == 2 and compression == 1 and len(bits) > 1 and 16 in bits
 
 
 def _open_whole(data: bytes) -> Image.Image:
