@@ -131,6 +131,18 @@ def test_labels_of_one_split_are_not_given_to_an_image_of_another(tmp_path):
         read_annotations(images / "data.yaml")
 
 
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("latest", "latest"), ("instances_test2017", "test"), ("cells-test", "test"), ("minival", "val")],
+)
+def test_split_of_coco_is_named_by_its_file(tmp_path, name, split):
+    draw_images(tmp_path, "1.jpg")
+    images = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 20}]
+    content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    write(tmp_path / f"{name}.json", json.dumps(content))
+    assert list(read_annotations(tmp_path).splits) == [split]
+
+
 def test_splits_of_coco_may_share_the_folder_of_one(tmp_path):
     draw_images(tmp_path, "train/1.jpg", "train/2.jpg")
     for k, split in ((1, "train"), (2, "val")):
@@ -387,6 +399,15 @@ def test_boxes_survive_every_format(tmp_path, to):
     again = read_annotations(tmp_path / "out", data.folder if to == "coco" else None)
     assert lost == {} and again.format == to and again.splits.keys() == {"train", "val"}
     assert [(name, box) for _, name, box in boxes(again)] == [(name, box) for _, name, box in boxes(data)]
+
+
+@pytest.mark.parametrize(("value", "flag"), [(True, "1"), (2, "1"), ("1", "1"), (False, "0"), ("0", "0"), (None, "0")])
+def test_flags_of_other_tools_are_written_as_those_of_voc(tmp_path, value, flag):
+    draw_images(tmp_path, "a.jpg")
+    data = read_annotations(write(tmp_path / "boxes.csv", "a.jpg,10,5,30,15,cat\n"))
+    data.annotations[0]["occluded"] = value
+    write_voc(data, tmp_path / "out", {})
+    assert f"<occluded>{flag}</occluded>" in next((tmp_path / "out").rglob("*.xml")).read_text()
 
 
 def test_masks_with_holes_and_several_parts_survive_as_one_outline():

@@ -75,7 +75,7 @@ def test_images_of_several_sizes_are_refused(tmp_path):
         ({}, r"contains no folders.*CLASS/\*\.jpg"),
         ({"cat": 1, "dog": 0}, r"class folder '.*dog' contains no images \(\.jpg.*remove the folder"),
         ({"cat": 0, "dog": 0}, r"class folder '.*cat' contains no images .*nor do 1 others"),
-        ({"train": 0, "val": 0}, r"contains the splits train, val, not classes. Give '.*train'"),
+        ({"test": 0, "train": 0}, r"contains the splits test, train, not classes. Give '.*train'"),
     ],
 )
 def test_a_wrong_folder_is_named(tmp_path, counts, message):

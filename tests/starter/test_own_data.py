@@ -105,6 +105,9 @@ def test_test_images_are_neither_trained_nor_validated_on(tmp_path):
     data = read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.3, out=tmp_path / "out")
     assert data.num_train + data.num_val == 6
     assert '"test/' not in (tmp_path / "out/train.json").read_text() + (tmp_path / "out/val.json").read_text()
+    (tmp_path / "cells/data.yaml").write_text("test: test/images\nnames: [cell]\n")
+    with pytest.raises(DataError, match=r"data.yaml' has test images \(6\), but none to train on. Give"):
+        read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.3, out=tmp_path / "out")
 
 
 def test_train_and_val_of_the_same_images_are_split(tmp_path, capsys):

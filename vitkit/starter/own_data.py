@@ -76,6 +76,11 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
     notes, left_out = data.notes, data.left_out
     file_names = {image["id"]: image["file_name"] for image in data.images}
     train, val = ({file_names[number] for number in data.splits.get(name, ())} for name in ("train", "val"))
+    if not train and data.splits.get("test"):
+        raise DataError(
+            f"'{data.source}' has test images ({len(data.splits['test'])}), but none to train on. Give the folder or "
+            "file of those to train on, which are then split."
+        )
     if train and train == val:  # as in a data.yaml of YOLO without splits, which needs both keys
         notes.append("train and val are the same images, which are therefore split")
     if train and (not val or train == val):

@@ -161,7 +161,8 @@ def class_folders(folder: Path) -> list[str]:
         )
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if names and set(names) <= SPLIT_NAMES.keys():
-        raise DataError(f"'{folder}' contains the splits {', '.join(names)}, not classes. Give '{folder / names[0]}'.")
+        first = next(name for name in SPLIT_NAMES if name in names)
+        raise DataError(f"'{folder}' contains the splits {', '.join(names)}, not classes. Give '{folder / first}'.")
     if not names:
         raise DataError(
             f"'{folder}' contains no folders. Expected one for each class, with its images or videos: CLASS/*.jpg, "

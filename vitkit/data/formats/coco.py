@@ -9,7 +9,8 @@ from vitkit.data.io.coco_schema import detection_faults, raise_faults
 from vitkit.data.io.json_files import gc_paused, read_json
 from vitkit.errors import DataError
 
-_SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)))
+# "latest.json" has no test images.
+_SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)).replace("test", "(?<![a-z])test"))
 
 
 def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:

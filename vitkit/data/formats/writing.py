@@ -27,6 +27,8 @@ Lost = dict[str, list[str]]
 _ALL = "all"
 _NEGLIGIBLE = 0.01
 """Pixels; rounded numbers may lie as far outside of their image."""
+_UNSET = (None, 0, "", "0", "false", "False")
+"""The values of a flag in other tools' JSON that do not set it."""
 
 
 def write_coco(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
@@ -97,8 +99,8 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
                 lost.setdefault("masks: VOC's XML has boxes only", []).append(str(annotation.get("id")))
             x, y, width, height = _clipped(annotation, image, lost)
             obj = ElementTree.SubElement(root, "object")
-            # Other tools' JSON may have true and false, which are not VOC's numbers.
-            flags = {flag: int(annotation.get(flag) in (1, "1")) for flag in ("truncated", "occluded", "difficult")}
+            # Other tools' JSON may have true and false or degrees, which are not VOC's 0 and 1.
+            flags = {flag: int(annotation.get(flag) not in _UNSET) for flag in ("truncated", "occluded", "difficult")}
             _add_text(obj, name=names[annotation["category_id"]], **flags)
             box = ElementTree.SubElement(obj, "bndbox")
             _add_text(box, xmin=rounded(x + 1), ymin=rounded(y + 1), xmax=rounded(x + width), ymax=rounded(y + height))
