@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from vitkit.data.io.channel_files import as_rgb, read_channels, read_shown
-from vitkit.data.io.image_files import pillow_to_array, read_image, upright_size
+from vitkit.data.io.image_files import is_rotated, pillow_to_array, read_image, upright_size
+from vitkit.data.io.output import link_image
 from vitkit.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -123,6 +124,18 @@ def tiff_of(image, *, photometric=1, planar=1):
     )
     directory = np.array([len(tags)], "<u2").tobytes() + entries + bytes(4)
     return b"II*\0" + np.array([start + len(data) + len(bits)], "<u4").tobytes() + data + bits + directory
+
+
+def test_images_whose_samples_are_no_colours_are_measured_and_linked(tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff_of(image_of(5, np.uint16)))
+    assert upright_size(path) == (9, 7) and not is_rotated(path)
+    assert link_image(path, tmp_path / "out", "b.tif").read_bytes() == path.read_bytes()
+    with pytest.raises(DataError, match=r"a.tif'.*too large: its header gives 9x7 pixels"):
+        upright_size(path, max_pixels=62)
+    path.write_bytes(path.read_bytes()[:300])  # without its directory
+    with pytest.raises(DataError, match=r"cannot decode '.*a.tif'"):
+        link_image(path, tmp_path / "out", "c.tif")
 
 
 def test_without_tifffile_the_error_says_what_to_do(tmp_path, monkeypatch):

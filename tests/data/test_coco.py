@@ -412,5 +412,5 @@ def test_only_the_first_images_are_kept(tmp_path):
 
 def test_split_of_a_file_without_splits_is_an_error(tmp_path):
     assert len(load(tmp_path, split="all")) == 2
-    with pytest.raises(DataError, match="has no split 'val'; it has none"):
+    with pytest.raises(DataError, match="has no split 'val'; it has none. Leave split= out"):
         load(tmp_path, split="val")

@@ -161,7 +161,8 @@ class AnnotatedImages:
         if name is None and len(self.splits) > 1:
             raise DataError(f"'{self.source}' has the splits {sizes}. Choose one by split=, or split=all.")
         if name is not None and name not in self.splits:
-            raise DataError(f"'{self.source}' has no split {name!r}; it has {sizes or 'none'}. Correct split=.")
+            remedy = "Correct split=." if self.splits else "Leave split= out."
+            raise DataError(f"'{self.source}' has no split {name!r}; it has {sizes or 'none'}. {remedy}")
         return self.selected(next(iter(self.splits.values())) if name is None else self.splits[name])
 
     def summary(self) -> str:

@@ -5,8 +5,7 @@ They are read upright, but otherwise as stored: no channel is dropped, converted
 
 import io
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,26 +16,29 @@ from PIL import Image, TiffImagePlugin
 
 from vitkit.data.io.image_files import (
     MAX_PIXELS,
+    TIFF_HEIGHT,
+    TIFF_ORIENTATION,
+    TIFF_STARTS,
+    TIFF_WIDTH,
     UNASSOCIATED_ALPHA,
     allow_pixels,
+    check_size,
     decoding,
     header_of,
     open_regular,
     orientation_of,
     quiet_opencv,
     read_image,
+    tiff_pages,
 )
 from vitkit.errors import DataError
 
 _NPY = b"\x93NUMPY"
-_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-"""The first bytes of a TIFF, little and big endian, and of a BigTIFF."""
-_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _FORMAT = 256, 257, 258, 262, 277, 339  # tags of a TIFF
-_ORIENTATION, _PLANAR, _EXTRA_SAMPLES = 274, 284, TiffImagePlugin.EXTRASAMPLES
+_BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR, _FORMAT = 258, 262, 277, 284, 339  # tags of a TIFF
+_EXTRA_SAMPLES = TiffImagePlugin.EXTRASAMPLES
 _GREY, _RGB = (0, 1), 2
 _SEPARATE = 2
 """The value of `_PLANAR` if each channel is stored as a whole."""
-_MAX_PAGES = 1000
 _HEADER_BYTES = 1 << 20
 """What a file may have in addition to its uncompressed pixels."""
 _FROM_8_BITS = 257
@@ -76,7 +78,7 @@ def decode_channels(
     with decoding(path, what, len(data)):
         if data.startswith(_NPY):
             image = _decode_npy(data, max_pixels)
-        elif data.startswith(_TIFF):
+        elif data.startswith(TIFF_STARTS):
             image = _decode_tiff(data, channels, max_pixels)
         else:
             header = header_of(io.BytesIO(data), len(data), path, what, max_pixels)
@@ -112,7 +114,7 @@ def read_shown(path: Path, what: str = "images") -> np.ndarray:
 def _tiff_channels(path: Path) -> int | None:
     """Return the number of channels of a TIFF with several samples, or None if a file is not a valid one."""
     with suppress(Exception), open_regular(path, "images") as file:  # a damaged file can make Pillow raise anything
-        pages = list(_tiff_pages(file)) if file.read(4) in _TIFF else []
+        pages = list(tiff_pages(file)) if file.read(4) in TIFF_STARTS else []
         samples = pages[0].get(_SAMPLES, 1) if pages else 1
         return samples * len(pages) if samples > 1 else None
     return None
@@ -169,26 +171,30 @@ def _npy_shape(file: BinaryIO) -> tuple[int, ...]:
 def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
     file = io.BytesIO(data)
     shape = _npy_shape(file)
-    _check_size(shape[1], shape[0], max_pixels)
+    check_size(shape[1], shape[0], max_pixels)
     file.seek(0)
     image = np.load(file, allow_pickle=False)
     return image.astype(image.dtype.newbyteorder("="), copy=False)
 
 
 def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
-    pages = list(_tiff_pages(io.BytesIO(data)))
+    pages = list(tiff_pages(io.BytesIO(data)))
     first = pages[0]
     samples, photometric = first.get(_SAMPLES, 1), first.get(_PHOTOMETRIC)
     bits, formats = set(_values(first.get(_BITS, 1))), set(_values(first.get(_FORMAT, 1)))
-    _check_size(first[_WIDTH], first[_HEIGHT], max_pixels)
+    check_size(first[TIFF_WIDTH], first[TIFF_HEIGHT], max_pixels)
     if not bits <= {8, 16} or formats != {1}:
         raise ValueError(f"it has {bits} bits in TIFF's sample format {formats}; expected 8 or 16 bits, unsigned")
     for page in pages[1:]:
-        if (page.get(_WIDTH), page.get(_HEIGHT), page.get(_SAMPLES, 1)) != (first[_WIDTH], first[_HEIGHT], samples):
+        if (page.get(TIFF_WIDTH), page.get(TIFF_HEIGHT), page.get(_SAMPLES, 1)) != (
+            first[TIFF_WIDTH],
+            first[TIFF_HEIGHT],
+            samples,
+        ):
             raise ValueError("its pages differ in size or channels; expected pages that are the channels of one image")
     if samples * len(pages) != channels:
         # Not decoded: a file of many pages may be larger than memory.
-        return np.empty((first[_HEIGHT], first[_WIDTH], samples * len(pages)), np.uint8)
+        return np.empty((first[TIFF_HEIGHT], first[TIFF_WIDTH], samples * len(pages)), np.uint8)
     if samples == 1 and photometric in _GREY:
         decoded = _decode(cv2.imdecodemulti, data)[1]
         return np.dstack(decoded)
@@ -212,38 +218,11 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
         arrays = [page.asarray() for page in file.pages]
         is_planar = file.pages[0].axes.startswith("S")
     image = np.dstack([np.moveaxis(array, 0, -1) if is_planar else array for array in arrays])
-    return _upright(image, first.get(_ORIENTATION, 1))
-
-
-def _tiff_pages(file: BinaryIO) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
-    """Yield the tags of each page."""
-    file.seek(0)
-    start = file.read(16)
-    directory = TiffImagePlugin.ImageFileDirectory_v2(start if b"+" in start[:4] else start[:8])
-    offsets = set()
-    for _ in range(_MAX_PAGES):
-        if directory.next in offsets:
-            raise ValueError("it is truncated or damaged: a page leads back to an earlier one")
-        offsets.add(directory.next)
-        file.seek(directory.next)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of a truncated directory
-            directory.load(file)
-        if not {_WIDTH, _HEIGHT} <= directory.keys():
-            raise ValueError("it is truncated")
-        yield dict(directory)
-        if not directory.next:
-            return
-    raise ValueError(f"it has more than {_MAX_PAGES} pages")
+    return _upright(image, first.get(TIFF_ORIENTATION, 1))
 
 
 def _values(value: int | tuple[int, ...]) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _check_size(width: int, height: int, max_pixels: int) -> None:
-    if width * height > max_pixels:
-        raise Image.DecompressionBombError(f"its header gives {width}x{height} pixels")
 
 
 def _upright(image: np.ndarray, orientation: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 import io
 import os
 import stat
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,10 @@ _BYTES_PER_PIXEL = 8
 OPENCV_CHANNELS = 128
 """The largest number of channels that all of OpenCV's functions take; above it, some leave their result empty."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
-_TIFF_STARTS = (b"II", b"MM")
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+"""The first bytes of a TIFF, little and big endian, and of a BigTIFF."""
+TIFF_WIDTH, TIFF_HEIGHT, TIFF_ORIENTATION = 256, 257, 274  # tags
+_MAX_PAGES = 1000
 _EXIF_ORIENTATION = 0x0112
 UNASSOCIATED_ALPHA = (2,)
 """A TIFF's `EXTRASAMPLES` for an alpha by which the colours were not multiplied."""
@@ -90,7 +94,7 @@ def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np
 
 def _has_unassociated_alpha(data: bytes, header: ImageHeader) -> bool:
     """Whether it is a TIFF with an alpha by which OpenCV, unlike Pillow, would multiply the colours."""
-    if header.mode != "RGBA" or not data.startswith(_TIFF_STARTS):
+    if header.mode != "RGBA" or not data.startswith(TIFF_STARTS):
         return False
     with Image.open(io.BytesIO(data), formats=("TIFF",)) as image:
         return image.tag_v2.get(TiffImagePlugin.EXTRASAMPLES) == UNASSOCIATED_ALPHA
@@ -186,18 +190,41 @@ def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -
     """Read (width, height) before EXIF rotation, and the EXIF orientation."""
     with open_regular(path, what) as file:
         num_bytes = os.fstat(file.fileno()).st_size
+        if file.read(4) in TIFF_STARTS:
+            # Pillow opens few TIFFs whose samples are not colours, and gives the size of a turned one before or after
+            # its rotation, depending on the version.
+            with decoding(path, what, num_bytes):
+                tags = next(tiff_pages(file))
+                width, height = tags[TIFF_WIDTH], tags[TIFF_HEIGHT]
+                if type(width) is not int or type(height) is not int or min(width, height) < 1:
+                    raise ValueError(f"its header gives {width}x{height} pixels")
+                check_size(width, height, max_pixels)
+                return (width, height), tags.get(TIFF_ORIENTATION, 1)
         header = header_of(file, num_bytes, path, what, max_pixels)
         with decoding(path, what, num_bytes):
-            orientation = orientation_of(file)
-            file.seek(0)
-            with Image.open(file, formats=FORMATS) as image:
-                width, height = header.width, header.height
-                if isinstance(image, TiffImagePlugin.TiffImageFile):
-                    # Pillow gives the size of a TIFF before or after its rotation, depending on the version.
-                    width, height = (
-                        image.tag_v2[tag] for tag in (TiffImagePlugin.IMAGEWIDTH, TiffImagePlugin.IMAGELENGTH)
-                    )
-                return (width, height), orientation
+            return (header.width, header.height), orientation_of(file)
+
+
+def tiff_pages(file: BinaryIO) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
+    """Yield the tags of each page of a TIFF; raise a ValueError if it is damaged."""
+    file.seek(0)
+    start = file.read(16)
+    directory = TiffImagePlugin.ImageFileDirectory_v2(start if b"+" in start[:4] else start[:8])
+    offsets = set()
+    for _ in range(_MAX_PAGES):
+        if directory.next in offsets:
+            raise ValueError("it is truncated or damaged: a page leads back to an earlier one")
+        offsets.add(directory.next)
+        file.seek(directory.next)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of a truncated directory
+            directory.load(file)
+        if not {TIFF_WIDTH, TIFF_HEIGHT} <= directory.keys():
+            raise ValueError("it is truncated")
+        yield dict(directory)
+        if not directory.next:
+            return
+    raise ValueError(f"it has more than {_MAX_PAGES} pages")
 
 
 def orientation_of(file: BinaryIO) -> int:
@@ -251,6 +278,12 @@ def header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_p
         if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:
             raise Image.DecompressionBombError(f"its header gives {header.width}x{header.height} pixels")
     return header
+
+
+def check_size(width: int, height: int, max_pixels: int) -> None:
+    """Raise an error if an image has too many pixels."""
+    if width * height > max_pixels:
+        raise Image.DecompressionBombError(f"its header gives {width}x{height} pixels")
 
 
 def allow_pixels(max_pixels: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vitkit.data.io.image_files import path_inside, read_header
+from vitkit.data.io.image_files import path_inside, upright_size
 from vitkit.errors import DataError
 from vitkit.files import TEMPORARY_SUFFIX, link_atomically, write_atomically
 
@@ -65,7 +65,7 @@ def link_image(source: Path, out: Path, name: str) -> Path:
     """
     target = path_inside(out, name, f"'{source}'")
     # Only what is an image is linked: annotations could name any file.
-    read_header(source)
+    upright_size(source)
     try:
         if target.exists() and target.samefile(source):
             return target
