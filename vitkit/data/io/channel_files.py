@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,6 +16,7 @@ from PIL import Image, TiffImagePlugin
 
 from vitkit.data.io.image_files import (
     MAX_PIXELS,
+    NPY_START,
     TIFF_HEIGHT,
     TIFF_ORIENTATION,
     TIFF_STARTS,
@@ -25,6 +26,7 @@ from vitkit.data.io.image_files import (
     check_size,
     decoding,
     header_of,
+    npy_shape,
     open_regular,
     orientation_of,
     quiet_opencv,
@@ -33,7 +35,6 @@ from vitkit.data.io.image_files import (
 )
 from vitkit.errors import DataError
 
-_NPY = b"\x93NUMPY"
 _BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR, _FORMAT = 258, 262, 277, 284, 339  # tags of a TIFF
 _EXTRA_SAMPLES = TiffImagePlugin.EXTRASAMPLES
 _GREY, _RGB = (0, 1), 2
@@ -76,7 +77,7 @@ def decode_channels(
 ) -> np.ndarray:
     """Decode the bytes of a file as `read_channels` does; `path` is its name for errors."""
     with decoding(path, what, len(data)):
-        if data.startswith(_NPY):
+        if data.startswith(NPY_START):
             image = _decode_npy(data, max_pixels)
         elif data.startswith(TIFF_STARTS):
             image = _decode_tiff(data, channels, max_pixels)
@@ -107,7 +108,7 @@ def read_shown(path: Path, what: str = "images") -> np.ndarray:
                 raise
         return as_rgb(read_channels(path, channels, what))
     with open_regular(path, what) as file, decoding(path, what, os.fstat(file.fileno()).st_size):
-        _, _, *channels = _npy_shape(file)
+        _, _, *channels = npy_shape(file)
     return as_rgb(read_channels(path, *channels or [1], what))
 
 
@@ -143,6 +144,12 @@ def check_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:
     return np.ascontiguousarray(image if image.dtype == np.uint16 else image.astype(np.uint16) * _FROM_8_BITS)
 
 
+def narrowed(image: np.ndarray) -> np.ndarray:
+    """Return the values of 8 bits that an image of uint16 was read from, or the image if it had 16."""
+    values, rest = np.divmod(image, _FROM_8_BITS)
+    return image if rest.any() else values.astype(np.uint8)
+
+
 def as_rgb(image: np.ndarray) -> np.ndarray:
     """Return an image for drawing, (H, W, 3) uint8.
 
@@ -158,19 +165,9 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(scaled.clip(0, 255).astype(np.uint8), (*image.shape[:2], 3)))
 
 
-def _npy_shape(file: BinaryIO) -> tuple[int, ...]:
-    """Read the shape of the array in a .npy file, (H, W) or (H, W, C)."""
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
-    if dtype.hasobject or len(shape) not in (2, 3):
-        raise ValueError(f"it has an array of {dtype} of shape {shape}; expected uint8 or uint16 of shape (H, W, C)")
-    return shape
-
-
 def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
     file = io.BytesIO(data)
-    shape = _npy_shape(file)
+    shape = npy_shape(file)
     check_size(shape[1], shape[0], max_pixels)
     file.seek(0)
     image = np.load(file, allow_pickle=False)
@@ -186,11 +183,7 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
     if not bits <= {8, 16} or formats != {1}:
         raise ValueError(f"it has {bits} bits in TIFF's sample format {formats}; expected 8 or 16 bits, unsigned")
     for page in pages[1:]:
-        if (page.get(TIFF_WIDTH), page.get(TIFF_HEIGHT), page.get(_SAMPLES, 1)) != (
-            first[TIFF_WIDTH],
-            first[TIFF_HEIGHT],
-            samples,
-        ):
+        if any(page.get(tag, 1) != first.get(tag, 1) for tag in (TIFF_WIDTH, TIFF_HEIGHT, _SAMPLES)):
             raise ValueError("its pages differ in size or channels; expected pages that are the channels of one image")
     if samples * len(pages) != channels:
         # Not decoded: a file of many pages may be larger than memory.

@@ -31,6 +31,7 @@ TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """The first bytes of a TIFF, little and big endian, and of a BigTIFF."""
 TIFF_WIDTH, TIFF_HEIGHT, TIFF_ORIENTATION = 256, 257, 274  # tags
 _MAX_PAGES = 1000
+NPY_START = b"\x93NUMPY"
 _EXIF_ORIENTATION = 0x0112
 UNASSOCIATED_ALPHA = (2,)
 """A TIFF's `EXTRASAMPLES` for an alpha by which the colours were not multiplied."""
@@ -173,7 +174,7 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
 
 
 def upright_size(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Read (width, height) of an image as `read_image` returns it, after EXIF rotation; raises like `read_header`.
+    """Read (width, height) of an image or of an array in a .npy file, upright; raises like `read_header`.
 
     The pixels are not decoded.
     """
@@ -190,6 +191,11 @@ def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -
     """Read (width, height) before EXIF rotation, and the EXIF orientation."""
     with open_regular(path, what) as file:
         num_bytes = os.fstat(file.fileno()).st_size
+        if is_array(file):
+            with decoding(path, what, num_bytes):
+                height, width, *_ = npy_shape(file)
+                check_size(width, height, max_pixels)
+                return (width, height), 1
         if file.read(4) in TIFF_STARTS:
             # Pillow opens few TIFFs whose samples are not colours, and gives the size of a turned one before or after
             # its rotation, depending on the version.
@@ -225,6 +231,24 @@ def tiff_pages(file: BinaryIO) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2
         if not directory.next:
             return
     raise ValueError(f"it has more than {_MAX_PAGES} pages")
+
+
+def is_array(file: BinaryIO) -> bool:
+    """Return whether an open file is a .npy file."""
+    file.seek(0)
+    start = file.read(len(NPY_START))
+    file.seek(0)
+    return start == NPY_START
+
+
+def npy_shape(file: BinaryIO) -> tuple[int, ...]:
+    """Read the shape of the array in a .npy file, (H, W) or (H, W, C)."""
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if dtype.hasobject or len(shape) not in (2, 3):
+        raise ValueError(f"it has an array of {dtype} of shape {shape}; expected uint8 or uint16 of shape (H, W, C)")
+    return shape
 
 
 def orientation_of(file: BinaryIO) -> int:
@@ -273,6 +297,8 @@ def open_regular(path: str | Path, what: str) -> BinaryIO:
 def header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
     """Read the header of an open image file; arguments and errors are those of `read_image`."""
     allow_pixels(max_pixels)
+    if is_array(file):
+        raise DataError(f"{what}: '{path}' is a NumPy array; only images of data.channels=N may be one.")
     with decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
         header = ImageHeader(image.height, image.width, image.mode)
         if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vitkit.data.io.image_files import path_inside, upright_size
+from vitkit.data.io.image_files import path_inside, read_header, upright_size
 from vitkit.errors import DataError
 from vitkit.files import TEMPORARY_SUFFIX, link_atomically, write_atomically
 
@@ -64,8 +64,8 @@ def link_image(source: Path, out: Path, name: str) -> Path:
         DataError: the source is not an image, or the name leads out of the folder.
     """
     target = path_inside(out, name, f"'{source}'")
-    # Only what is an image is linked: annotations could name any file.
-    upright_size(source)
+    # Only what is an image is linked, and no array: annotations could name any file.
+    (read_header if source.suffix.lower() == ".npy" else upright_size)(source)
     try:
         if target.exists() and target.samefile(source):
             return target
