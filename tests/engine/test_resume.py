@@ -27,6 +27,9 @@ def test_changed_settings_are_reported_with_their_effect(tmp_path, caplog):
     ]
     with pytest.raises(ConfigError, match=r"lr cannot change when a run is resumed \(optimizer\.lr: 0\.0001 -> 1\.0\)"):
         report_changes(tmp_path, saved, {**saved, "optimizer": {"type": "AdamW", "lr": 1.0}})
+    slow, slower = ({"optimizer": {"lr_multipliers": {"head.decoder.": rate}}} for rate in (0.7, 0.1))
+    with pytest.raises(ConfigError, match=r"lr_multipliers\.head\.decoder\.: 0\.7 -> 0\.1"):
+        report_changes(tmp_path, slow, slower)
 
 
 def mark_as_ended(folder, launches):

@@ -90,8 +90,8 @@ def current_launch() -> Launch:
 
 
 def _attempt() -> str:
-    """Return the line in a mark that differs between the first run of a Slurm job and those after --requeue."""
-    return f"attempt {os.environ.get('SLURM_RESTART_COUNT') or 0} of {os.environ.get('SLURM_JOB_ID')}"
+    """Return the line in a mark that tells the first run of a Slurm job and those after --requeue apart."""
+    return f"attempt {os.environ.get('SLURM_RESTART_COUNT') or 0}"
 
 
 def mark_launch(run_dir: Path, launches: Sequence[Launch]) -> None:
