@@ -254,6 +254,20 @@ def test_padding_of_the_memory_is_not_read():
     torch.testing.assert_close(outputs["pred_boxes"], expected["pred_boxes"])
 
 
+def test_queries_do_not_start_from_padding():
+    torch.manual_seed(0)
+    head = small(num_queries=20).eval()
+    selection = head.proposals
+    with torch.no_grad():  # no location has a higher score than those without content, such as padding
+        empty = selection.enc_output_norm(selection.enc_output(torch.zeros(1, head.d_model)))
+        selection.class_embed.weight.copy_(empty.expand_as(selection.class_embed.weight))
+    mask = torch.zeros(1, 128, 160, dtype=torch.bool)
+    mask[:, 64:] = True  # 4 x 10 and 2 x 5 locations are left
+    with torch.no_grad():
+        boxes = head(maps(1), mask)["training_outputs"][0]["pred_boxes"]
+    assert (boxes[..., 1] < 1).all()  # those of padding are the constant 1
+
+
 def test_wrong_settings_and_images_are_named():
     info = {"res3": FeatureInfo(8, 8), "res5": FeatureInfo(8, 32)}
     with pytest.raises(ConfigError, match="DFINEEncoder: in_features res3, res5 have strides 8, 32; expected each to"):
