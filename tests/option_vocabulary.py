@@ -6,6 +6,7 @@ OPTIONS = {
     "--attention": "figure of what words attend to",
     "--attention-matrices": "only the attention matrices",
     "--batch-size": "number of images, tiles or texts in a batch",
+    "--channels": "number of channels of the images",
     "--beams": "number of beams of beam search",
     "--budget": "minutes after which no run is started",
     "--by-length": "figure of a metric by the length of texts",

@@ -53,6 +53,7 @@ def networks():
         "RF-DETR-N": {
             "model": small(rf_detr_n["model"]) | dict(training_queries=[dict(type="QueryGroups", groups=13)]),
             "criterion": rf_detr_n["criterion"],
+            "optimizer.lr": 1e-4,
         },
     }
 

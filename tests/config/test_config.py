@@ -183,6 +183,10 @@ def test_configs_do_not_share_their_values(load):
         ("model.backbone.out_features=[res4,res5]", "model.backbone.out_features", ["res4", "res5"]),
         ("model.backbone.out_features=('res4',)", "model.backbone.out_features", ("res4",)),
         ("train.tags=[]", "train.tags", []),
+        ("model.head.tags=[[a,b],[c, none]]", "model.head.tags", [["a", "b"], ["c", None]]),
+        ("model.head.tags=[a.png,b c/d]", "model.head.tags", ["a.png", "b c/d"]),
+        ("train.tags=[e\u0301]", "train.tags", ["e\u0301"]),
+        ("data.train.transforms=[dict(type=Flip,p=1)]", "data.train.transforms", [{"type": "Flip", "p": 1}]),
         ("criterion.weights.l1=2", "criterion.weights.l1", 2),
         ("data.train.transforms.0.p=1", "data.train.transforms.0.p", 1),
         ("data.train.images=../some dir/x", "data.train.images", "../some dir/x"),
@@ -286,10 +290,15 @@ def test_changed_type_names_the_arguments_that_no_longer_fit_and_the_remedy(load
     assert "Window does not take depth, frozen_stages" in message
     assert "model.backbone=Window" in message
     message = error_of(load, "model.backbone.type=net101")
-    assert "net101 has depth=101, but depth=50 is set for the type that it replaces" in message
-    assert "instead: model.backbone=net101." in message
+    assert "net101 has depth=101, but depth=50 would stay, set for the type that it replaces" in message
+    assert "instead: model.backbone=net101. To keep them, override them as well: model.backbone.depth=50." in message
     cfg = load("model.backbone.type=net101", "model.backbone.depth=101")
     assert cfg["model"]["backbone"] == {"type": "net101", "depth": 101, "frozen_stages": 1}
+    REGISTRIES["backbone"].register_variants(Window, {"pooled": dict(drop_path=0.1, pooling=dict(kernel=3))})
+    source = SOURCE.replace('type="Net", depth=50, frozen_stages=1', 'type="Window", drop_path=0.2')
+    cfg = load("model.backbone.type=pooled", "model.backbone.pooling.kind=max", source=source)
+    kept = {"type": "pooled", "drop_path": 0.2, "pooling": {"kernel": 3, "kind": "max"}}  # a part of a dict was chosen
+    assert cfg["model"]["backbone"] == kept
 
 
 def test_all_problems_are_listed_together(load):

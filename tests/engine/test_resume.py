@@ -27,6 +27,9 @@ def test_changed_settings_are_reported_with_their_effect(tmp_path, caplog):
     ]
     with pytest.raises(ConfigError, match=r"lr cannot change when a run is resumed \(optimizer\.lr: 0\.0001 -> 1\.0\)"):
         report_changes(tmp_path, saved, {**saved, "optimizer": {"type": "AdamW", "lr": 1.0}})
+    slow, slower = ({"optimizer": {"lr_multipliers": {"head.decoder.": rate}}} for rate in (0.7, 0.1))
+    with pytest.raises(ConfigError, match=r"lr_multipliers\.head\.decoder\.: 0\.7 -> 0\.1"):
+        report_changes(tmp_path, slow, slower)
 
 
 def mark_as_ended(folder, launches):
@@ -53,6 +56,10 @@ def test_repeated_launch_recognises_only_its_own_run(tmp_path, monkeypatch):
     assert found() is None  # a second command of one job
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert found() == tmp_path / "detr-2" and found(tmp_path / "detr") == tmp_path / "detr"
+    mark_as_ended(tmp_path / "detr-2", [current_launch()])
+    assert found() is None  # the first command has resumed its run; this is the second
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert found() == tmp_path / "detr-2"
     monkeypatch.setenv("SLURM_JOB_ID", "18")
     assert found() is None
     for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
@@ -61,6 +68,8 @@ def test_repeated_launch_recognises_only_its_own_run(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert found() is None and found(tmp_path / "detr") is None
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert found(tmp_path / "detr") is None  # another run's folder, which was refused before
     mark_as_ended(tmp_path / "detr", [alone, current_launch()])
     # The same agent restarts its ranks without counting a restart, because a process on another machine failed.
     assert found() == found(tmp_path / "detr") == tmp_path / "detr"

@@ -4,7 +4,9 @@ from vitkit.engine.settings import TrainSettings, require
 from vitkit.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", ["epochs", "accumulate", "log_every", "eval_every"])
+@pytest.mark.parametrize(
+    "name", ["epochs", "accumulate", "log_every", "eval_every", "patience", "reference_batch_size"]
+)
 def test_counts_are_at_least_one(name):
     assert getattr(TrainSettings(**{"epochs": 3, name: 1}), name) == 1
     with pytest.raises(ConfigError, match=rf"train\.{name}: got 0; expected at least 1"):

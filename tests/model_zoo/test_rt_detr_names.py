@@ -221,10 +221,10 @@ def test_folders_say_how_pixels_are_prepared(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(encoder_layers=2), "encoder_layers=2: vitkit's model has 1 alone"),
-        (dict(learn_initial_query=True), "learn_initial_query=True: vitkit's model has False alone"),
-        (dict(activation_function="relu"), "activation_function='relu': vitkit's model has 'silu' alone"),
-        (dict(encoder_in_channels=[1, 2, 3]), r"encoder_in_channels=\[1, 2, 3\]: vitkit's model has \[128, 256, 512\]"),
+        (dict(encoder_layers=2), "encoder_layers=2: vitkit's model only has 1"),
+        (dict(learn_initial_query=True), "learn_initial_query=True: vitkit's model only has False"),
+        (dict(activation_function="relu"), "activation_function='relu': vitkit's model only has 'silu'"),
+        (dict(encoder_in_channels=[1, 2, 3]), r"\[1, 2, 3\]: vitkit's model only has \[128, 256, 512\]"),
         (dict(hidden_expansion=0), "hidden_expansion=0: expected a number above 0"),
         (dict(hidden_expansion="a"), "hidden_expansion='a': expected a number above 0"),
         (dict(backbone_config=dict(model_type="swin")), "backbone 'swin': vitkit's RT-DETR knows rt_detr_resnet"),

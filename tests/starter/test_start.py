@@ -84,9 +84,18 @@ def test_recipe_for_many_objects_is_the_best_of_the_table_for_short_runs():
 
 
 @pytest.mark.parametrize(
-    ("fewest", "device", "network"), [(100, "cpu", "res3"), (99, "cpu", "resnet50"), (100, "cuda", "resnet50")]
+    ("fewest", "device", "hours", "network"),
+    [
+        (100, "cpu", 1, "res3"),
+        (99, "cpu", 1, "resnet50"),
+        (100, "cuda", 1, "resnet50"),
+        (100, "cpu", 2.05, "res3"),  # of one second a step, 0.8 of the time
+        (100, "cpu", 2.15, "resnet50"),
+    ],
 )
-def test_backbone_follows_the_number_of_objects(world, step_cost, monkeypatch, fewest, device, network, capsys):
+def test_backbone_follows_the_numbers_of_objects_and_steps(
+    world, step_cost, monkeypatch, fewest, device, hours, network, capsys
+):
     read = start.read_own_data
     monkeypatch.setattr(
         start, "read_own_data", lambda *args, **kwargs: replace(read(*args, **kwargs), fewest_objects=fewest)
@@ -94,7 +103,7 @@ def test_backbone_follows_the_number_of_objects(world, step_cost, monkeypatch, f
     monkeypatch.setattr(start, "imagenet_weights", lambda request: (True, "ImageNet weights"))
     monkeypatch.setattr(start, "check", lambda path, request: None)
     images, annotations = str(world / "train2017"), str(world / "annotations/instances_train2017.json")
-    start.start(images, annotations, hours=1, dry_run=True, device=device)
+    start.start(images, annotations, hours=hours, dry_run=True, device=device)
     cfg = load_config(Path("runs/start/config.py"))
     is_short = network == "res3"
     assert cfg["model"]["backbone"]["out_features"] == (["res3"] if is_short else ["res3", "res4"])

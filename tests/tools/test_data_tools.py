@@ -128,6 +128,30 @@ def test_tile_writes_tiles_in_any_format(capsys):
     assert {Image.open(path).size for path in Path("t/images/all").iterdir()} == {(40, 40)}
 
 
+@pytest.mark.parametrize("high", [255, 65535])
+def test_tiles_keep_all_channels_and_bits(high, capsys):
+    image = np.random.default_rng(0).integers(0, high + 1, (40, 80, 5), dtype=np.uint8 if high == 255 else np.uint16)
+    np.save("a.npy", image)
+    info = dict(id=1, file_name="a.npy", width=80, height=40)
+    box = dict(id=1, image_id=1, category_id=1, bbox=[30, 10, 20, 20], area=400, iscrowd=0)
+    Path("a.json").write_text(json.dumps(dict(images=[info], annotations=[box], categories=[dict(id=1, name="roof")])))
+    command = ["a.json", "--images", ".", "--tiles", "40", "--tile-overlap", "0", "--out", "t"]
+    tile.main([*command, "--channels", "5"])
+    for name, expected in (("a_0_0", image[:, :40]), ("a_40_0", image[:, 40:])):
+        stored = np.load(f"t/images/{name}.npy")
+        assert stored.dtype == image.dtype and np.array_equal(stored, expected)
+    assert Image.open("t/sheet.png").width > 100 and "roof         1 ->        2\n" in capsys.readouterr().out
+    split.main(["t", "--val", "0.5", "--out", "s"])
+    assert "s: COCO's JSON of boxes: 2 images (1 train, 1 val)" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="t/images/a_0_0.npy' is a NumPy array; only images of data.channels=N"):
+        convert.main(["t", "--to", "yolo", "--out", "y"])
+    with pytest.raises(SystemExit, match="2"):
+        tile.main([*command, "--channels", "5", "--to", "yolo"])
+    assert "--channels writes .npy files, which --to yolo does not have" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"a\.npy': has 5 channels \(height 40, width 80\); expected 4"):
+        tile.main([*command, "--channels", "4", "--overwrite"])
+
+
 def test_bccd_survives_conversion_to_yolo_and_voc(shared_data):
     """The same boxes, and the same evaluation of one set of predictions."""
     bccd = shared_data / "bccd"

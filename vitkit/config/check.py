@@ -1,5 +1,6 @@
 """Checks a config against the signatures of the classes that it names, before anything is built."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ _AT_LEAST_ONE = ("num_heads", "num_layers", "num_decoder_layers", "num_queries",
 _MOST_LAYERS = 1000
 """Largest number of layers or blocks. Building a model of more would take hours and all of the memory, which somebody
 else's checkpoint could ask for in its config."""
+_OF_THE_TRAINING = ("drop_path", "image_size")
+"""Arguments that suit the training and its images rather than the variant, and fit any variant."""
 
 
 def check_config(cfg: Mapping[str, Any]) -> None:
@@ -71,14 +74,15 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
     slots = slots_in(slot, value, key)
     unknown = [name for name in arguments if name not in slots]
     if origins.get(f"{key}.type") == COMMAND_LINE:
-        replaced = [name for name in unknown if origins.get(join_key(key, name)) != COMMAND_LINE]
+        replaced = [name for name in unknown if not _is_chosen(join_key(key, name), origins)]
         if replaced:
             yield (
                 f"{key}: {value['type']} does not take {', '.join(replaced)}, set for the type that it replaces. "
                 f"Override the whole {slot.registry.kind} instead: {key}={value['type']}."
             )
+        else:
+            yield from _kept_arguments(key, value, slot, origins)
         unknown = [name for name in unknown if name not in replaced]
-        yield from _kept_arguments(key, value, slot, origins)
     for name in unknown:
         yield f"{join_key(key, name)}: {constructor.__name__} has no argument {name!r}. {nearest(name, slots)}"
     inside = [
@@ -104,16 +108,26 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
 def _kept_arguments(key: str, spec: Mapping[str, Any], slot: Slot, origins: Mapping[str, str]) -> Iterator[str]:
     """Yield a message if a variant, chosen by its name only, would keep what is set for the type that it replaces."""
     _, presets = resolve(slot, spec["type"], key)
-    for name, preset in presets.items():
-        value = spec.get(name, preset)
-        # A rate of dropped paths suits the training rather than the variant, and fits any.
-        is_chosen = origins.get(join_key(key, name)) == COMMAND_LINE or name == "drop_path"
-        if not is_chosen and _with_lists(value) != _with_lists(preset):
-            yield (
-                f"{key}: {spec['type']} has {name}={preset!r}, but {name}={value!r} is set for the type that it "
-                f"replaces. Override the whole {slot.registry.kind} instead: {key}={spec['type']}."
-            )
-            return
+    kept = [
+        name
+        for name, preset in presets.items()
+        if name not in _OF_THE_TRAINING
+        and _with_lists(spec.get(name, preset)) != _with_lists(preset)
+        and not _is_chosen(join_key(key, name), origins)
+    ]
+    if kept:
+        yield (
+            f"{key}: {spec['type']} has {', '.join(f'{name}={presets[name]!r}' for name in kept)}, but "
+            f"{', '.join(f'{name}={spec[name]!r}' for name in kept)} would stay, set for the type that it replaces. "
+            f"Override the whole {slot.registry.kind} instead: {key}={spec['type']}. To keep them, override them as "
+            f"well: {shlex.join(f'{join_key(key, name)}={spec[name]}' for name in kept)}."
+        )
+
+
+def _is_chosen(key: str, origins: Mapping[str, str]) -> bool:
+    """Whether the value at a key, or a part of it, is from the command line."""
+    below = f"{key}."  # a dict has no origin, only its items
+    return any(origin == COMMAND_LINE and f"{other}.".startswith(below) for other, origin in origins.items())
 
 
 def _with_lists(value: Any) -> Any:

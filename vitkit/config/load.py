@@ -121,12 +121,13 @@ def cfg_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def value_at(cfg: Any, key: str, default: Any = None) -> Any:
     """Return the value at a dotted key, in which items of lists have their index; `default` if there is none."""
+    value = cfg
     for part in key.split("."):
         try:
-            cfg = cfg[int(part)] if isinstance(cfg, list | tuple) else cfg[part]
+            value = value[int(part)] if isinstance(value, list | tuple) else value[part]
         except (KeyError, IndexError, TypeError, ValueError):
-            return default
-    return cfg
+            return dict(_leaves(cfg)).get(key, default)  # names may have dots, as in optimizer.lr_multipliers
+    return value
 
 
 def config_names() -> list[str]:

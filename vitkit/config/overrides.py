@@ -111,8 +111,14 @@ def _value(raw: str, slot: Slot, current: Any, key: str) -> Any:
     raise ConfigError(f"{key}: got {raw!r:.300} on the command line; expected {slot.expected}.")
 
 
-class _DictCalls(ast.NodeTransformer):
-    """Convert calls `dict(name=value)`, as configs use them, to the literals that they stand for."""
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+class _Literals(ast.NodeTransformer):
+    """Convert to literals: calls `dict(name=value)`, as configs use them, and names, as shells remove quotes."""
+
+    def __init__(self, text: str):
+        self.text = text
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         is_dict = isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args
@@ -121,15 +127,17 @@ class _DictCalls(ast.NodeTransformer):
         names = [ast.Constant(keyword.arg) for keyword in node.keywords]
         return ast.Dict(names, [self.visit(keyword.value) for keyword in node.keywords])
 
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        word = ast.get_source_segment(self.text, node)  # node.id is normalised, so it may differ from the text
+        return ast.Constant(_WORDS.get(word.lower(), word))
+
 
 def _literal(raw: str) -> Any:
-    names = {"true": True, "false": False, "none": None}
-    if raw.lower() in names:
-        return names[raw.lower()]
+    text = raw.strip()
     try:
-        return plain_copy(ast.literal_eval(_DictCalls().visit(ast.parse(raw.strip(), mode="eval"))), "")
+        return plain_copy(ast.literal_eval(_Literals(text).visit(ast.parse(text, mode="eval"))), "")
     except (ValueError, SyntaxError, TypeError):
-        # Shells remove quotes: [res4,res5] means a list of two names.
+        # A list of texts that are not names, such as file names.
         if raw[:1] + raw[-1:] in ("[]", "()"):
             return [_literal(item.strip()) for item in raw[1:-1].split(",")]
         return raw

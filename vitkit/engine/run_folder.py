@@ -76,7 +76,7 @@ class Launch(NamedTuple):
     names: frozenset[str]
     """Names that stay the same when the launch is repeated, but differ between launches."""
     is_repeated: bool
-    """Whether torchrun (--max-restarts) or Slurm (--requeue) reports that the same command is running again."""
+    """Whether Slurm (--requeue) reports that the job is running again."""
 
 
 def current_launch() -> Launch:
@@ -86,15 +86,19 @@ def current_launch() -> Launch:
         names.add(f"slurm {os.environ['SLURM_JOB_ID']} {os.environ.get('SLURM_STEP_ID', '')}")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         names.add(f"{_TORCHRUN}{os.environ['TORCHELASTIC_RUN_ID']} {socket.gethostname()} {os.getppid()}")
-    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    return Launch(frozenset(names), any(int(os.environ.get(name) or 0) > 0 for name in counts))
+    return Launch(frozenset(names), int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0)
+
+
+def _attempt() -> str:
+    """Return the line in a mark that tells the first run of a Slurm job and those after --requeue apart."""
+    return f"attempt {os.environ.get('SLURM_RESTART_COUNT') or 0}"
 
 
 def mark_launch(run_dir: Path, launches: Sequence[Launch]) -> None:
     """Record in the run's folder which launches started it, so that a repeated launch finds it again."""
     names = sorted(frozenset().union(*(launch.names for launch in launches)))
     if names:
-        (run_dir / _LAUNCH_NAME).write_text("\n".join([*names, _THIS_PROCESS]), encoding="utf-8")
+        (run_dir / _LAUNCH_NAME).write_text("\n".join([*names, _THIS_PROCESS, _attempt()]), encoding="utf-8")
 
 
 def repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: Path) -> Path | None:
@@ -110,9 +114,11 @@ def repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: P
         if _THIS_PROCESS in lines:  # a Python program that trains several times
             continue
         common = names & lines
-        # If a process of another machine failed or rejoined, torchrun's agent restarts its own processes without
-        # counting a restart; but it is the same agent that started them before.
-        if (is_repeated and (run_dir or common)) or any(name.startswith(_TORCHRUN) for name in common):
+        # Not by torchrun's count of restarts: one that was refused a folder with another run is restarted as well. The
+        # agent that started a run is the same that restarts it.
+        if any(name.startswith(_TORCHRUN) for name in common):
+            return folder
+        if is_repeated and (run_dir or (common and _attempt() not in lines)):  # otherwise an earlier command of the job
             return folder
     return None
 

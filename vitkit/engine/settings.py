@@ -78,7 +78,8 @@ class TrainSettings:
                 raise ConfigError(f"train.{name}: got {getattr(self, name)}; expected at least 1.")
         if self.clip_grad_norm is not None and self.clip_grad_norm <= 0:
             raise ConfigError(f"train.clip_grad_norm: got {self.clip_grad_norm}; expected a value above 0, or none.")
-        for name, least in (("save_every_minutes", 0), ("save_every_steps", 1)):
+        minima = {"save_every_minutes": 0, "save_every_steps": 1, "patience": 1, "reference_batch_size": 1}
+        for name, least in minima.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"train.{name}: got {value}; expected at least {least}, or none.")

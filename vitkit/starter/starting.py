@@ -311,7 +311,7 @@ def imagenet_weights(request: Request) -> tuple[bool, str]:
 def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     """Time a few steps of the smallest size in each precision, then of the largest that leaves time for enough steps.
 
-    With time for few steps only, a whole ResNet-50 is frozen up to res3. The cost of a larger size is estimated as
+    With time for few steps only, a ResNet-50 is frozen up to res3. The cost of a larger size is estimated as
     proportional to its pixels, a slight overestimate. The config of the choice is written into the folder.
 
     Raises:
@@ -324,11 +324,6 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     network: Network = "resnet50" if pretrained else "small"
     if pretrained and request.device == "cpu" and recipe.has_many_objects(data):
         network = "res3"
-        if "model.backbone.out_features" not in request.values:
-            weights += (
-                f", up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those "
-                f"of everyday photos {UP_TO_RES4} may be better"
-            )
     print(f"weights   {weights}", flush=True)
 
     def timed(choice: Choice) -> Choice:
@@ -345,8 +340,17 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     sizes = recipe.sizes_for(data)
     smallest = [timed(Choice(sizes[0], precision, weights, network)) for precision in request.precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
-    if network == "resnet50" and choice.steps < recipe.freeze_below:
+    if network == "res3" and choice.steps >= recipe.steps_for_res4:
+        choice = timed(replace(choice, network="resnet50"))
+    if choice.network == "resnet50" and choice.steps < recipe.freeze_below:
         choice = timed(replace(choice, freezes_res3=True))
+    if choice.network == "res3" and "model.backbone.out_features" not in request.values:
+        reason = (
+            f"up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those of "
+            f"everyday photos {UP_TO_RES4} may be better"
+        )
+        choice = replace(choice, weights=f"{weights}, {reason}")
+        print(f"network   {reason}", flush=True)
     for size in reversed(sizes[1:]):
         share = (choice.size / size) ** 2
         if choice.steps * share >= recipe.sizes[size] and choice.epochs * share >= 1:

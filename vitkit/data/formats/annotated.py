@@ -201,6 +201,8 @@ def read_head(path: Path) -> bytes:
 class ImageFiles:
     """The image files below a folder, to be looked up by the names that annotations use.
 
+    Arrays (.npy), which may be something else than images, are found only if they are named with their ending.
+
     Args:
         folder: folder of the images.
     Raises:
@@ -211,14 +213,20 @@ class ImageFiles:
         if not folder.is_dir():
             raise DataError(f"images: no folder '{folder}'. Give the folder of the images.")
         self.folder = folder
-        files = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
-        self.names = sorted(path.relative_to(folder).as_posix() for path in files)
-        if not self.names:
+        suffixes = {*IMAGE_SUFFIXES, ".npy"}
+        files = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+        names = sorted(path.relative_to(folder).as_posix() for path in files)
+        self.arrays = [name for name in names if name.lower().endswith(".npy")]
+        self.names = sorted({*names} - {*self.arrays})
+        if not names:
             raise DataError(f"images: '{folder}' contains no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
         self._by_key: dict[str, list[str]] = {}
         for name in self.names:
             path = PurePosixPath(name)
             for key in {name, str(path.with_suffix("")), path.name, path.stem}:
+                self._by_key.setdefault(key, []).append(name)
+        for name in self.arrays:
+            for key in {name, PurePosixPath(name).name}:
                 self._by_key.setdefault(key, []).append(name)
 
     def find(self, *names: str, other_splits: Set[str] = frozenset()) -> str | None:

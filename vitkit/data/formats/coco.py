@@ -29,7 +29,7 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     files = ImageFiles(images or (beside if beside.is_dir() else annotations))
     data = AnnotatedImages("coco", annotations, files.folder)
     split_of = {path: _split_of(path, annotations) for path in paths}
-    with_folder = set().union(*map(splits_in, files.names))
+    with_folder = set().union(*map(splits_in, (*files.names, *files.arrays)))
     for path, split in split_of.items():
         content = _read(path)
         if data.categories and data.categories != content["categories"]:

@@ -1,5 +1,6 @@
 """Merges several datasets into one, with their classes mapped, and cuts images into tiles."""
 
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -10,6 +11,7 @@ import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.writing import check_size, image_files
+from vitkit.data.io.channel_files import narrowed, read_channels
 from vitkit.data.io.image_files import path_inside, read_image
 from vitkit.data.io.output import link_image, write_bytes
 from vitkit.data.io.segmentations import decode_segmentation, mask_annotation
@@ -86,6 +88,7 @@ def tile_dataset(
     *,
     min_visible: float = 0.25,
     keep_empty: bool = False,
+    channels: int | None = None,
 ) -> AnnotatedImages:
     """Cut images into tiles, each with the visible parts of the objects, and write the tiles into OUT/images.
 
@@ -93,6 +96,7 @@ def tile_dataset(
         tiles_of: (height, width) of an image -> its tiles.
         min_visible: objects are left out of tiles that show less than this fraction of them.
         keep_empty: also keep tiles without an object if their image has objects.
+        channels: the number of channels of the images, of 8 or 16 bits, which become .npy files; None: RGB of 8 bits.
     Returns:
         the tiled dataset; `left_out` has the objects that are in no tile.
     Raises:
@@ -106,16 +110,17 @@ def tile_dataset(
         objects.setdefault(annotation["image_id"], []).append(annotation)
     names_of: dict[str, list[str]] = {}
     for image in data.images:
-        names_of.setdefault(_tile_name(image["file_name"], ""), []).append(image["file_name"])
+        names_of.setdefault(_tile_name(image["file_name"], "", channels), []).append(image["file_name"])
     if repeated := [names for names in names_of.values() if len(names) > 1]:
         a, b = repeated[0][:2]
         which = f"'{a}' is listed twice, and its tiles" if a == b else f"the tiles of '{a}' and '{b}'"
         raise DataError(f"{which} would have one file. List each image once, under a unique name.")
     sources = image_files(data)
     for image in data.images:
-        pixels = read_image(sources[image["id"]])
+        source = sources[image["id"]]
+        pixels = read_image(source) if channels is None else read_channels(source, channels)
         check_size(image, (pixels.shape[1], pixels.shape[0]))
-        file_name = _relative(sources[image["id"]], data.folder)
+        file_name = _relative(source, data.folder)
         annotations, shown = objects.get(image["id"], []), set()
         tiles = tiles_of(image["height"], image["width"])
         parts = [_parts(annotation, tiles, image) for annotation in annotations]
@@ -125,8 +130,11 @@ def tile_dataset(
             if annotations and not kept and not keep_empty:
                 tiled.leave_out("tiles without an object", f"{image['file_name']} at {tile.left}, {tile.top}")
                 continue
-            name = _write_tile(pixels, tile, file_name, tiled.folder)
-            height, width = tile.bottom - tile.top, tile.right - tile.left
+            name = _tile_name(file_name, f"_{tile.left}_{tile.top}", channels)
+            part = pixels[tile.top : tile.bottom, tile.left : tile.right]
+            encoded = _encoded(part, PurePosixPath(name).suffix)
+            write_bytes(path_inside(tiled.folder, name, file_name), encoded, below=out)
+            height, width = part.shape[:2]
             image_id = tiled.add_image(name, width, height)
             for split in splits_of.get(image["id"], ()):
                 tiled.splits.setdefault(split, []).append(image_id)
@@ -172,20 +180,21 @@ def _parts(annotation: dict[str, Any], tiles: Sequence[Rectangle], image: Mappin
     return parts
 
 
-def _write_tile(pixels: np.ndarray, tile: Rectangle, file_name: str, folder: Path) -> str:
-    """Write a tile; return its file name in the folder."""
-    name = _tile_name(file_name, f"_{tile.left}_{tile.top}")
-    ending = PurePosixPath(name).suffix
-    part = cv2.cvtColor(pixels[tile.top : tile.bottom, tile.left : tile.right], cv2.COLOR_RGB2BGR)
-    _, encoded = cv2.imencode(ending, part, [cv2.IMWRITE_JPEG_QUALITY, 95] if ending == ".jpg" else [])
-    write_bytes(path_inside(folder, name, file_name), encoded.tobytes(), below=folder.parent)
-    return name
+def _encoded(pixels: np.ndarray, suffix: str) -> bytes:
+    """Return pixels as the content of a file with this suffix, .npy, .png or .jpg."""
+    if suffix == ".npy":
+        file = io.BytesIO()
+        np.save(file, narrowed(pixels))
+        return file.getvalue()
+    options = [cv2.IMWRITE_JPEG_QUALITY, 95] if suffix == ".jpg" else []
+    return cv2.imencode(suffix, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), options)[1].tobytes()
 
 
-def _tile_name(file_name: str, position: str) -> str:
-    """Return the name of a tile of an image: a PNG if the image was lossless, else a JPEG."""
+def _tile_name(file_name: str, position: str, channels: int | None) -> str:
+    """Return the name of a tile of an image: an array if it has `channels`, a PNG if it was lossless, else a JPEG."""
     path = PurePosixPath(file_name)
-    return f"{path.with_suffix('')}{position}{'.png' if path.suffix.lower() in _LOSSLESS else '.jpg'}"
+    suffix = ".png" if path.suffix.lower() in _LOSSLESS else ".jpg"
+    return f"{path.with_suffix('')}{position}{suffix if channels is None else '.npy'}"
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -17,10 +17,12 @@ from PIL import Image, TiffImagePlugin
 
 from vitkit.data.io.image_files import (
     MAX_PIXELS,
+    NPY_START,
     UNASSOCIATED_ALPHA,
     allow_pixels,
     decoding,
     header_of,
+    npy_shape,
     open_regular,
     orientation_of,
     quiet_opencv,
@@ -28,7 +30,6 @@ from vitkit.data.io.image_files import (
 )
 from vitkit.errors import DataError
 
-_NPY = b"\x93NUMPY"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """The first bytes of a TIFF, little and big endian, and of a BigTIFF."""
 _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLES, _FORMAT = 256, 257, 258, 262, 277, 339  # tags of a TIFF
@@ -74,7 +75,7 @@ def decode_channels(
 ) -> np.ndarray:
     """Decode the bytes of a file as `read_channels` does; `path` is its name for errors."""
     with decoding(path, what, len(data)):
-        if data.startswith(_NPY):
+        if data.startswith(NPY_START):
             image = _decode_npy(data, max_pixels)
         elif data.startswith(_TIFF):
             image = _decode_tiff(data, channels, max_pixels)
@@ -105,7 +106,7 @@ def read_shown(path: Path, what: str = "images") -> np.ndarray:
                 raise
         return as_rgb(read_channels(path, channels, what))
     with open_regular(path, what) as file, decoding(path, what, os.fstat(file.fileno()).st_size):
-        _, _, *channels = _npy_shape(file)
+        _, _, *channels = npy_shape(file)
     return as_rgb(read_channels(path, *channels or [1], what))
 
 
@@ -141,6 +142,12 @@ def check_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:
     return np.ascontiguousarray(image if image.dtype == np.uint16 else image.astype(np.uint16) * _FROM_8_BITS)
 
 
+def narrowed(image: np.ndarray) -> np.ndarray:
+    """Return the values of 8 bits that an image of uint16 was read from, or the image if it had 16."""
+    values, rest = np.divmod(image, _FROM_8_BITS)
+    return image if rest.any() else values.astype(np.uint8)
+
+
 def as_rgb(image: np.ndarray) -> np.ndarray:
     """Return an image for drawing, (H, W, 3) uint8.
 
@@ -156,19 +163,9 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(scaled.clip(0, 255).astype(np.uint8), (*image.shape[:2], 3)))
 
 
-def _npy_shape(file: BinaryIO) -> tuple[int, ...]:
-    """Read the shape of the array in a .npy file, (H, W) or (H, W, C)."""
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
-    if dtype.hasobject or len(shape) not in (2, 3):
-        raise ValueError(f"it has an array of {dtype} of shape {shape}; expected uint8 or uint16 of shape (H, W, C)")
-    return shape
-
-
 def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
     file = io.BytesIO(data)
-    shape = _npy_shape(file)
+    shape = npy_shape(file)
     _check_size(shape[1], shape[0], max_pixels)
     file.seek(0)
     image = np.load(file, allow_pickle=False)

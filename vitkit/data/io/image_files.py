@@ -27,6 +27,7 @@ OPENCV_CHANNELS = 128
 """The largest number of channels that all of OpenCV's functions take; above it, some leave their result empty."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _TIFF_STARTS = (b"II", b"MM")
+NPY_START = b"\x93NUMPY"
 _EXIF_ORIENTATION = 0x0112
 UNASSOCIATED_ALPHA = (2,)
 """A TIFF's `EXTRASAMPLES` for an alpha by which the colours were not multiplied."""
@@ -150,7 +151,7 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
 
 
 def upright_size(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Read (width, height) of an image as `read_image` returns it, after EXIF rotation; raises like `read_header`.
+    """Read (width, height) of an image or of an array in a .npy file, upright; raises like `read_header`.
 
     The pixels are not decoded.
     """
@@ -167,6 +168,10 @@ def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -
     """Read (width, height) before EXIF rotation, and the EXIF orientation."""
     with open_regular(path, what) as file:
         num_bytes = os.fstat(file.fileno()).st_size
+        if is_array(file):
+            with decoding(path, what, num_bytes):
+                height, width, *_ = npy_shape(file)
+                return (width, height), 1
         header = header_of(file, num_bytes, path, what, max_pixels)
         with decoding(path, what, num_bytes):
             orientation = orientation_of(file)
@@ -179,6 +184,24 @@ def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -
                         image.tag_v2[tag] for tag in (TiffImagePlugin.IMAGEWIDTH, TiffImagePlugin.IMAGELENGTH)
                     )
                 return (width, height), orientation
+
+
+def is_array(file: BinaryIO) -> bool:
+    """Return whether an open file is a .npy file."""
+    file.seek(0)
+    start = file.read(len(NPY_START))
+    file.seek(0)
+    return start == NPY_START
+
+
+def npy_shape(file: BinaryIO) -> tuple[int, ...]:
+    """Read the shape of the array in a .npy file, (H, W) or (H, W, C)."""
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if dtype.hasobject or len(shape) not in (2, 3):
+        raise ValueError(f"it has an array of {dtype} of shape {shape}; expected uint8 or uint16 of shape (H, W, C)")
+    return shape
 
 
 def orientation_of(file: BinaryIO) -> int:
@@ -227,6 +250,8 @@ def open_regular(path: str | Path, what: str) -> BinaryIO:
 def header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
     """Read the header of an open image file; arguments and errors are those of `read_image`."""
     allow_pixels(max_pixels)
+    if is_array(file):
+        raise DataError(f"{what}: '{path}' is a NumPy array; only images of data.channels=N may be one.")
     with decoding(path, what, num_bytes), Image.open(file, formats=FORMATS) as image:
         header = ImageHeader(image.height, image.width, image.mode)
         if header.height * header.width > max_pixels or num_bytes > _BYTES_PER_PIXEL * max_pixels:
