@@ -160,6 +160,18 @@ def test_deformable_attention_is_shown_at_its_sampling_points():
     assert first.name in "abc" and last.box_cxcywh.shape == (4,)
 
 
+def test_sampling_points_of_rf_detr_lie_at_their_pixels_in_images_of_incomplete_patches():
+    torch.manual_seed(0)
+    backbone = dict(type="WindowedViT", d_model=32, depth=2, num_heads=2, image_size=64, global_blocks=[1])
+    head = dict(type="RFDETRHead", d_model=32, num_heads=2, num_cross_heads=2, d_ffn=32, num_decoder_layers=1)
+    neck = dict(type="C2fProjection", out_channels=32, num_blocks=1)
+    spec = dict(type="RFDETR", backbone=backbone, neck=neck, head=head, num_queries=5, num_classes=3)
+    predictor = Predictor(build_model(spec), ["a", "b", "c"])
+    nn.init.zeros_(predictor.model.head.decoder.layers[0].cross_attn.sampling_offsets.bias)
+    (layer,) = image_sampling(predictor, IMAGE).layers(2)  # in each box's centre
+    torch.testing.assert_close(layer.locations, layer.reference[:2].expand_as(layer.locations))
+
+
 def boxes(*scores, masks=None):
     boxes_xyxy = torch.tensor([[0.0, 0, 100, 100], [10, 10, 50, 50], [20, 20, 40, 40]])
     return Queries(torch.tensor(scores), torch.tensor([0, 1, 2]), boxes_xyxy, masks, (100, 100))

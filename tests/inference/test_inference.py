@@ -11,6 +11,7 @@ from PIL import Image
 from vitkit import build_dataset, build_model, load_config
 from vitkit.checkpoint import read_checkpoint, save_checkpoint
 from vitkit.config import config_names, save_config
+from vitkit.data.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.inference import Prediction, Predictor, find_model, is_config_only, load, trained_classes
 from vitkit.structures import ScoreThresholds
@@ -274,6 +275,15 @@ def test_classes_come_from_the_checkpoint_or_the_config_or_the_defaults(tmp_path
     assert known == (["car"], [True])
     torch.save({"model": {"w": torch.zeros(1)}, "classes": ["cat"], "things": [False]}, path)
     assert trained_classes(path, stated) == (["cat"], [False])
+
+
+def test_results_of_an_official_model_have_cocos_category_ids(run, tmp_path):
+    config = load_config("tiny.py")
+    torch.save(build_model(config["model"], classes=COCO_CLASSES).state_dict(), tmp_path / "official.pth")
+    prediction = load("tiny.py", "official.pth")(image(), threshold=0.0)
+    ids = [result["category_id"] for result in prediction.to_coco(1)]
+    assert [COCO_CATEGORY_IDS.index(id_) for id_ in ids] == prediction.labels.tolist()
+    assert load(run).category_ids is None  # other classes, whose ids the checkpoint does not tell
 
 
 def test_panoptic_models_know_which_classes_have_instances(tmp_path, monkeypatch):

@@ -4,9 +4,10 @@ import pytest
 import torch
 from transformers_models import BUILDERS, build_theirs, compare
 
-from vitkit import CheckpointError, load_weights
+from vitkit import CheckpointError, load_config, load_weights
 from vitkit.checkpoint.writing import write_safetensors
-from vitkit.inference import find_model
+from vitkit.inference import Predictor, find_model
+from vitkit.interop.transformers_writing import config_json
 from vitkit.model_zoo.converters import written
 from vitkit.models import build_model
 
@@ -163,3 +164,9 @@ def test_models_missing_from_the_other_project_are_named():
         CheckpointError, match="DETR, official names: differs from facebookresearch/detr, which has neck"
     ):
         written(build_model(detr() | dict(neck=neck)), "official")
+
+
+def test_deims_activation_is_not_the_librarys():
+    spec = load_config("deim_dfine_n_coco")["model"]  # SiLU in all networks, while the library's setting is of one
+    with pytest.raises(CheckpointError, match=r"model\.head\.activation='silu': the transformers library's"):
+        config_json(Predictor(build_model(spec), []), spec)

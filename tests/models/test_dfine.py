@@ -1,5 +1,6 @@
 """D-FINE: equal to the transformers library's, and to the original's recorded outputs."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from vitkit.model_zoo.converters.dfine import OFFICIAL, TRANSFORMERS
 from vitkit.necks import DFINEEncoder
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.structures import FeatureInfo
+from vitkit.visualization.boxes import draw_detections
 
 PARAMETERS = {"n": 3_782_691, "s": 10_321_875, "m": 19_590_062, "l": 31_244_150, "x": 62_621_558}
 """Those of the original's models with 80 classes, without the two numbers that are not trained."""
@@ -252,6 +254,29 @@ def test_padding_of_the_memory_is_not_read():
             features[name][:, :, 96 // stride :] = 100.0
         outputs = head(features, mask)
     torch.testing.assert_close(outputs["pred_boxes"], expected["pred_boxes"])
+
+
+def test_boxes_whose_edges_have_crossed_have_no_area_and_are_drawn():
+    model = dfine("n", num_classes=1)
+    boxes_cxcywh = torch.tensor([[[0.5, 0.5, -0.2, 0.4], [0.5, 0.5, 0.2, 0.4]]])
+    outputs = {"pred_logits": torch.tensor([[[2.0], [1.0]]]), "pred_boxes": boxes_cxcywh}
+    boxes = model.postprocess(outputs, [(100, 100)])[0]["boxes_xyxy"]
+    torch.testing.assert_close(boxes, torch.tensor([[50.0, 30.0, 50.0, 70.0], [40.0, 30.0, 60.0, 70.0]]))
+    draw_detections(np.zeros((100, 100, 3), np.uint8), boxes, [0, 0], ["a"])
+
+
+def test_queries_do_not_start_from_padding():
+    torch.manual_seed(0)
+    head = small(num_queries=20).eval()
+    selection = head.proposals
+    with torch.no_grad():  # no location has a higher score than those without content, such as padding
+        empty = selection.enc_output_norm(selection.enc_output(torch.zeros(1, head.d_model)))
+        selection.class_embed.weight.copy_(empty.expand_as(selection.class_embed.weight))
+    mask = torch.zeros(1, 128, 160, dtype=torch.bool)
+    mask[:, 64:] = True  # 4 x 10 and 2 x 5 locations are left
+    with torch.no_grad():
+        boxes = head(maps(1), mask)["training_outputs"][0]["pred_boxes"]
+    assert (boxes[..., 1] < 1).all()  # those of padding are the constant 1
 
 
 def test_wrong_settings_and_images_are_named():

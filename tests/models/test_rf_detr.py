@@ -358,6 +358,13 @@ def test_weights_of_another_size_or_without_masks_are_named(tmp_path):
         load_weights(small(classes=91, masks=True), tmp_path / "weights.pth")
 
 
+def test_weights_of_another_model_are_not_taken_for_a_variant():
+    state = small(classes=3).state_dict()
+    del state["head.query_embed.weight"]  # RT-DETR's weights, for example, have most names, but no learned queries
+    with pytest.raises(CheckpointError, match=r"missing \(1\): head.query_embed.weight"):
+        load_weights(small(classes=3), state)
+
+
 MAPS = {"res3": FeatureInfo(8, 8), "res4": FeatureInfo(8, 16)}
 
 

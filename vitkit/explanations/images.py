@@ -25,6 +25,7 @@ from vitkit.explanations.drawing import (
 from vitkit.explanations.regions import attention_ratio, box_region, sampling_ratio
 from vitkit.explanations.request import Point
 from vitkit.heads.mask2former import Mask2FormerHead
+from vitkit.heads.rf_detr import RFDETRHead
 from vitkit.inference.predictor import Predictor
 from vitkit.models.eomt import EoMT
 from vitkit.models.per_pixel import PerPixelClassification
@@ -451,12 +452,13 @@ class ImageSampling:
     """The stride of each feature level in pixels."""
     levels: Sequence[list[int]]
     """For each decoder layer, the feature level of each of its groups of points."""
+    covered: Sequence[tuple[float, float]]
+    """For each level, the height and width of the map relative to those of the image in it; 1 without padding."""
     view: View
 
     def layers(self, query: int) -> list[QueryLayer]:
         """Return what one query sampled and predicted, by layer."""
-        # The padding of each level is rounded to that level's locations.
-        covered = torch.tensor([self.view.covered_at(name)[::-1] for name in self.view.feature_sizes])  # (levels, 2)
+        covered = torch.tensor([sides[::-1] for sides in self.covered])  # (levels, 2)
         layers = []
         # Some models predict boxes a second time after the first layer, which precede the layers' own.
         outputs = [*self.view.outputs["aux_outputs"], self.view.outputs][-len(self.levels) :]
@@ -498,4 +500,8 @@ def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     view = record(predictor, image, SamplingRecorder(model.head.decoder))
     strides = [info.stride for info in model.neck.feature_info.values()]
     levels = [attention.levels for attention in decoder_layers(model)]
-    return ImageSampling(view.image, predictor.classes, Queries.of(view, len(predictor.classes)), strides, levels, view)
+    # RF-DETR measures padding in pixels; all others round it to the locations of each level.
+    in_pixels = isinstance(model.head, RFDETRHead)
+    covered = [view.covered if in_pixels else view.covered_at(name) for name in view.feature_sizes]
+    queries = Queries.of(view, len(predictor.classes))
+    return ImageSampling(view.image, predictor.classes, queries, strides, levels, covered, view)

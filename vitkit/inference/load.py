@@ -19,7 +19,12 @@ from vitkit.checkpoint.marian import FILES as TOKEN_FILES
 from vitkit.checkpoint.tokenizer_files import TOKENIZER
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
-from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
+from vitkit.data.io.coco_classes import (
+    COCO_CATEGORY_IDS,
+    COCO_CLASSES,
+    COCO_PANOPTIC_CATEGORY_IDS,
+    COCO_PANOPTIC_CLASSES,
+)
 from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.deployment.exported import (
     PROGRAM_SUFFIX,
@@ -124,7 +129,7 @@ def load(
         model.to(device),
         classes or (),
         **settings,
-        category_ids=_by_class(checkpoint, "category_ids", str(weights), len(classes or ())),
+        category_ids=_category_ids(checkpoint, str(weights), classes or ()),
         channels=_channels(config, model),
         **_measured(checkpoint, str(weights), classes or ()),
     )
@@ -408,6 +413,12 @@ def _by_class(checkpoint: Mapping[str, Any], key: str, name: str, num_classes: i
             "classes. Get the file again."
         )
     return list(values)
+
+
+def _category_ids(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> Sequence[int | str] | None:
+    """Return each class's category id in the annotations: a run's own, or COCO's for its classes; None: unknown."""
+    known = {COCO_CLASSES: COCO_CATEGORY_IDS, COCO_PANOPTIC_CLASSES: COCO_PANOPTIC_CATEGORY_IDS}
+    return _by_class(checkpoint, "category_ids", name, len(classes)) or known.get(tuple(classes))
 
 
 def _stated_classes(val: Mapping[str, Any]) -> TrainedOn:

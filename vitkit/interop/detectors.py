@@ -333,7 +333,6 @@ def _write_d_fine(model: Section) -> Section:
         freeze_backbone_batch_norms=backbone["norm"] == "frozen_bn",
         depth_mult=neck["num_blocks"] / 3,
         decoder_n_points=head["num_points"],
-        decoder_activation_function=head["activation"],
         **_hybrid_levels(_HGNETS[size][3][-levels:], neck["out_channels"]),
     )
     return write_rows(model, _D_FINE) | _HYBRID_FIXED | settings | _write_denoising(model)

@@ -34,7 +34,7 @@ class LocationSelection(nn.Module):
         self.bbox_embed = box_head(d_model, activation=activation)
 
     def forward(self, memory: Tensor, levels: Levels, num_queries: int) -> tuple[dict[str, Any], Queries]:
-        """Select the locations with the highest probability of any class.
+        """Select the locations with the highest probability of any class; padding only if there are too few others.
 
         Args:
             memory: (B, S, d_model), the tokens of `levels`.
@@ -50,7 +50,11 @@ class LocationSelection(nn.Module):
         anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
         x = self.enc_output_norm(self.enc_output(memory.masked_fill(unusable, 0)))
         logits = self.class_embed(x)
-        best = logits.amax(-1).topk(num_queries, dim=1).indices
+        scores = logits.amax(-1)
+        if levels.padding_mask is not None:
+            # The originals have no padding. All its locations have one score, which may be the highest.
+            scores = scores.masked_fill(levels.padding_mask, -torch.inf)
+        best = scores.topk(num_queries, dim=1).indices
         # Only the selected locations have a loss, so the boxes of others need not be computed.
         content = gather_rows(x, best)
         boxes = (self.bbox_embed(content).float() + gather_rows(anchor_logits, best)).sigmoid()
