@@ -1,8 +1,8 @@
 """Boxes from a few hundred of your photos: a small DINO (Zhang et al. 2022, https://arxiv.org/abs/2203.03605).
 
 The network and the training of configs/bccd/dino_r18.py without its vertical flips, on a ResNet-18 from random weights
-or a ResNet-50 from ImageNet's, which ends at res3, as in configs/bccd/dino_imagenet.py, on a processor with many objects
-and time for fewer than 6000 such steps.
+or a ResNet-50 from ImageNet's, which ends at res3, as in configs/bccd/dino_imagenet.py, on a processor with many
+objects and time for fewer than 6000 such steps.
 
 Run:  vitkit start IMAGES ANNOTATIONS
 Here: with vertical flips, as in the table of configs/bccd/README.md; `vitkit start` prints the row that its choice
@@ -22,9 +22,9 @@ def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, chann
     """Return the config; `size` is the short side of an image in validation, in pixels.
 
     A pretrained backbone that `ends_at_res3` learns more in up to half an hour of a core where each class has many
-    objects, and finds nothing after 50 photos of COCO. One up to res4 has its first `frozen_stages` and all its batch norms frozen: after
-    515 steps of two images of BCCD that gave AP 0.321, trained batch norms 0.300 in 1.1 times the processor time. With
-    `channels` the images have as many, of 8 or 16 bits, and their colours are not jittered.
+    objects, and finds nothing after 50 photos of COCO. One up to res4 has its first `frozen_stages` and all its batch
+    norms frozen: after 515 steps of two images of BCCD that gave AP 0.321, trained batch norms 0.300 in 1.1 times the
+    processor time. With `channels` the images have as many, of 8 or 16 bits, and their colours are not jittered.
     """
     jitter = dict(type="ColorJitter", brightness=0.2, contrast=0.2, saturation=0.2, hue=0.03, p=0.8)
     cfg = bccd_dino_imagenet() if ends_at_res3 else bccd_dino_r18()
