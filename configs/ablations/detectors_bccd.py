@@ -3,8 +3,10 @@
 RT-DETR-R18 (https://arxiv.org/abs/2304.08069), D-FINE-N and -S (https://arxiv.org/abs/2410.13842) and RF-DETR-N
 (https://arxiv.org/abs/2511.09554) with their own networks and losses, and DINO on the ResNet-18 of
 configs/bccd/dino_r18.py, under one recipe: images of 192 to 256 pixels, AdamW with a cosine, an average of the weights,
-no mosaics. The published networks also in the sizes that they were made for: the photos' own 640x480, and 384x288 for
-RF-DETR-N. tools/benchmark/faster_rcnn.py trains torchvision's detector for as long.
+no mosaics. RF-DETR-N has its own rate of 1e-4: at the others' 5e-4 its ViT from random weights learns nothing (AP 0.007
+after 48 min of the recipe of detectors_bccd_long.py). The published networks also in the sizes that they were made for:
+the photos' own 640x480, and 384x288 for RF-DETR-N. tools/benchmark/faster_rcnn.py trains torchvision's detector for as
+long.
 
 Run:  vitkit ablate detectors_bccd data.root=DIR --seeds 42
 Here: see model_zoo/ablations/detectors_bccd.md.

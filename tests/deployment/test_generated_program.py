@@ -84,8 +84,9 @@ def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, 
     assert main(tmp_path / "none.onnx", "a.png").startswith(f"error: --model {tmp_path / 'none.onnx'}: no such file")
     assert main(model, circular, run / "a.png", "--out", tmp_path / "out") == 1
     assert f"error: {circular}: " in capsys.readouterr().err and (tmp_path / "out" / "a.png").exists()
-    Image.fromarray(np.arange(0, 240, 4, dtype=np.int32).reshape(6, 10)).save(tmp_path / "32.tif")
-    assert main(model, tmp_path / "32.tif") == 1 and "its values have 32 bits" in capsys.readouterr().err
+    for dtype in ("int32", "float32"):
+        Image.fromarray(np.arange(0, 240, 4).reshape(6, 10).astype(dtype)).save(tmp_path / "32.tif")
+        assert main(model, tmp_path / "32.tif") == 1 and "its values have a sign, 32 bits" in capsys.readouterr().err
     assert main(model, run / "a.png") == 0
 
 

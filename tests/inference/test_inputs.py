@@ -76,11 +76,12 @@ def test_an_opened_image_is_read_like_its_file(kind, tmp_path):
     np.testing.assert_array_equal(inputs.to_array(Image.open(path), channels=1), channels)
 
 
-def test_images_of_32_bits_are_an_error(tmp_path):
-    image = Image.fromarray(np.arange(0, 240, 4, dtype=np.int32).reshape(6, 10))
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_images_of_32_bits_are_an_error(dtype, tmp_path):
+    image = Image.fromarray(np.arange(0, 240, 4).reshape(6, 10).astype(dtype))
     image.save(tmp_path / "a.tif")
     for source in (image, tmp_path / "a.tif", Image.open(tmp_path / "a.tif")):
-        with pytest.raises(DataError, match="its values have 32 bits; expected 8 or 16 bits"):
+        with pytest.raises(DataError, match="values have a sign, 32 bits or a fraction; expected unsigned"):
             inputs.to_array(source)
 
 

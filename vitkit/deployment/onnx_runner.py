@@ -205,8 +205,11 @@ def open_image(source, channels=None):
         return image if image.dtype == np.uint16 else image.astype(np.uint16) * 257
     image = Image.fromarray(source) if isinstance(source, np.ndarray) else source
     image = image if isinstance(image, Image.Image) else Image.open(image, formats=FORMATS)
-    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which Pillow may open with 32 bits instead of 16
-        raise ValueError("its values have 32 bits; expected 8 or 16 bits, unsigned. Convert them.")
+    # Pillow may open PNG and PPM with 32 bits instead of 16.
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise ValueError(
+            "its values have a sign, 32 bits or a fraction; expected unsigned integers of 8 or 16 bits. Convert them."
+        )
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # of 16 bits: Pillow would turn values above 255 into 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

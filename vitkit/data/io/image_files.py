@@ -85,7 +85,9 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> np.
 def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np.ndarray:
     # Older OpenCV silently fills the missing part of a truncated JPEG with grey; Pillow rejects it.
     is_truncated = data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END)
-    image = None if is_truncated or _has_unassociated_alpha(data, header) else _decode_opencv(data)
+    # OpenCV would cut values off.
+    is_other = header.mode == "F" or (header.mode == "I" and data.startswith(TIFF_STARTS))
+    image = None if is_truncated or is_other or _has_unassociated_alpha(data, header) else _decode_opencv(data)
     # Where OpenCV reads another size than the header, which was checked, Pillow's result is used.
     if image is None or image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
         with decoding(path, what, len(data)), _open_whole(data) as opened:
@@ -105,11 +107,13 @@ def pillow_to_array(image: Image.Image) -> np.ndarray:
     """Return a Pillow image as `read_image` reads its file, (H, W, 3) uint8: upright RGB, of 16 bits the upper 8.
 
     Raises:
-        ValueError: it has integers of more than 16 bits, or is a TIFF that Pillow misreads.
+        ValueError: its values are other than unsigned integers of 8 or 16 bits, or it is a TIFF that Pillow misreads.
     """
     # Pillow opens PPM of 16 bits, and older versions PNG, as of 32 bits.
-    if image.mode == "I" and image.format not in ("PNG", "PPM"):
-        raise ValueError("its values have 32 bits; expected 8 or 16 bits, unsigned. Convert them")
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise ValueError(
+            "its values have a sign, 32 bits or a fraction; expected unsigned integers of 8 or 16 bits. Convert them"
+        )
     if isinstance(image, TiffImagePlugin.TiffImageFile) and _has_raw_planes(image.tag_v2):
         raise ValueError(
             "it has 16 bits in separate uncompressed channels, which Pillow misreads. Store the channels of a pixel "
