@@ -81,7 +81,8 @@ OVER_TOLERANCE = {
     for name in ("DINO", "Deformable DETR", "RT-DETR", "RT-DETRv2", "D-FINE", "RF-DETR", "RF-DETR-Seg")
     for form in ("onnx fp16", "onnx int8", "torch fp16")
 } - {("RF-DETR", "onnx fp16")}
-"""Models that select locations by score: with random weights the scores are nearly equal, and rounding changes topk."""
+"""What may differ, as these models select locations by score: with random weights the scores are nearly equal, and
+rounding may change topk, depending on the size of the images and the processor."""
 FORMATS = {
     "onnx": dict(format="onnx"),
     "onnx int8": dict(format="onnx", precision="int8"),
@@ -170,4 +171,4 @@ def test_every_model_in_every_format(name, tmp_path, monkeypatch):
             print(f"\nROW | {name} | {form} | {error}")
             continue
         print_row(f"{name} | {form}", exported, parts_of(predictor, settings, images)[-1])
-    assert {(name, form) for form in failures} == {cell for cell in OVER_TOLERANCE if cell[0] == name}
+    assert {(name, form) for form in failures} <= OVER_TOLERANCE
