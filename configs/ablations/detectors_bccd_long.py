@@ -2,7 +2,7 @@
 
 The networks of detectors_bccd.py, and the two-stage Deformable DETR that DINO grew from, under the whole recipe of
 configs/bccd/dino_r18.py: images of 224 pixels, mosaics and a constant rate in the first six tenths of the run, then a
-cosine, and an average of the weights.
+cosine, and an average of the weights. RF-DETR-N has its own rate of 1e-4 (see there).
 
 Run:  vitkit ablate detectors_bccd_long data.root=DIR --seeds 42 43
 Here: see model_zoo/ablations/detectors_bccd_long.md.
