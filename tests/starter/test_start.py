@@ -111,6 +111,7 @@ def test_backbone_follows_the_numbers_of_objects_and_steps(
     assert cfg["optimizer"]["backbone_lr"] == (2e-4 if is_short else 1e-4)
     out = capsys.readouterr().out
     assert ("up to res3: each class that has training objects has at least 100" in out) == is_short
+    assert ("up to res4: there is time for 6000 steps of a smaller network" in out) == (hours == 2.15)
     start.start(
         images, annotations, hours=1, dry_run=True, device=device, overrides=start.UP_TO_RES4.split(), run_dir="longer"
     )

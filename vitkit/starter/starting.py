@@ -341,7 +341,9 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     smallest = [timed(Choice(sizes[0], precision, weights, network)) for precision in request.precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
     if network == "res3" and choice.steps >= recipe.steps_for_res4:
-        choice = timed(replace(choice, network="resnet50"))
+        reason = f"up to res4: there is time for {counted(recipe.steps_for_res4, 'steps')} of a smaller network"
+        print(f"network   {reason}", flush=True)
+        choice = timed(replace(choice, network="resnet50", weights=f"{weights}, {reason}"))
     if choice.network == "resnet50" and choice.steps < recipe.freeze_below:
         choice = timed(replace(choice, freezes_res3=True))
     if choice.network == "res3" and "model.backbone.out_features" not in request.values:
