@@ -30,11 +30,11 @@ RESNET = dict(type="ResNet", depth=18, norm="bn", pretrained=False)
 
 WITHOUT_TORCH = """
 import importlib.abc, runpy, sys
-class Blocked(importlib.abc.MetaPathFinder):
+class WithoutTorch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, *_):
         if name.partition(".")[0] in ("torch", "torchvision", "vitkit", "cv2", "timm"):
-            raise ImportError(f"{name} is blocked")
-sys.meta_path.insert(0, Blocked())
+            raise ImportError(f"{name} must not be imported")
+sys.meta_path.insert(0, WithoutTorch())
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
