@@ -61,7 +61,7 @@ def test_three_steps_lower_the_loss_in_every_precision(name, precision, gpu, tmp
 @pytest.mark.parametrize("name", MODELS)
 def test_step_synchronises_twice_and_the_forward_pass_never(name, gpu, tmp_path):
     needs_cuda(gpu)
-    run, batch = quickstart_run(name, gpu, tmp_path)
+    run, batch = quickstart_run(name, gpu, tmp_path, ema_decay=0.9)
     train_step(run, iter([batch]), 1)  # allocates what later steps reuse
     batch = batch.pin_memory()
     torch.cuda.set_sync_debug_mode("error")

@@ -1,5 +1,8 @@
 """A training step waits for the GPU twice, for the costs of matching and the guard's verdict, and nowhere else."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from emulated_gpu import DEVICE, emulated_gpu, to_device
@@ -59,9 +62,46 @@ WAITS = [
 """Functions of a tensor of the GPU, which wait for it."""
 
 
+TEXT_MODELS = ["CausalLanguageModel", "MaskedLanguageModel", "PrefixLanguageModel", "Transformer"]
+TOKENS = torch.tensor([[EOS + 1, EOS + 2, EOS + 2, EOS + 1, EOS + 1], [EOS + 2, EOS + 1, EOS + 1, EOS + 2, EOS + 2]])
+SIX_BACKBONES = ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"]
+
+
 @pytest.fixture(autouse=True)
-def without_triton(monkeypatch):
-    monkeypatch.setattr(deformable_attention, "_has_triton", lambda: False)
+def without_triton(request, monkeypatch):
+    if "cuda" not in request.fixturenames:
+        monkeypatch.setattr(deformable_attention, "_has_triton", lambda: False)
+
+
+@pytest.fixture
+def cuda(gpu) -> torch.device:
+    if gpu.type != "cuda":
+        pytest.skip("only on CUDA")
+    return gpu
+
+
+@contextmanager
+def sync_debug_mode(mode: str) -> Iterator[None]:
+    """Report what waits for the GPU in this context, as a "warn"ing or an "error"."""
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def raise_at_waits(call: Callable[[], object]) -> None:
+    """Call twice; an error in the second call, which allocates nothing new, is where it waits for the GPU."""
+    call()
+    with sync_debug_mode("error"):
+        call()
+
+
+def text_loss(model: torch.nn.Module, name: str, tokens: torch.Tensor) -> torch.Tensor:
+    inputs = (tokens, tokens == PAD)
+    if name in ("PrefixLanguageModel", "Transformer"):
+        inputs = (*inputs, tokens)
+    return model(*inputs)["logits"].mean()
 
 
 @pytest.mark.parametrize("name", MATCHING)
@@ -94,20 +134,17 @@ def test_mixing_of_batches_does_not_synchronise():
         assert not gpu.waits and mixed.targets[0]["class_weights"].cpu().sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name", ["CausalLanguageModel", "MaskedLanguageModel", "PrefixLanguageModel", "Transformer"])
+@pytest.mark.parametrize("name", TEXT_MODELS)
 def test_no_text_model_synchronises_in_either_pass(name):
     with emulated_gpu() as gpu:
         model = to_device(text_model(name)[0].train())
-        tokens = torch.randint(EOS + 1, EOS + 3, (2, 5)).to(DEVICE, non_blocking=True)
+        tokens = TOKENS.to(DEVICE, non_blocking=True)
         gpu.waits.clear()
-        inputs = (tokens, tokens == PAD)
-        if name in ("PrefixLanguageModel", "Transformer"):
-            inputs = (*inputs, tokens)
-        model(*inputs)["logits"].mean().backward()
+        text_loss(model, name, tokens).backward()
     assert not gpu.waits
 
 
-@pytest.mark.parametrize("name", ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"])
+@pytest.mark.parametrize("name", SIX_BACKBONES)
 def test_no_backbone_synchronises_in_either_pass(name):
     with emulated_gpu() as gpu:
         backbone = to_device(REGISTRY.build(BACKBONES[name])).train()
@@ -116,6 +153,29 @@ def test_no_backbone_synchronises_in_either_pass(name):
         sum(feature.mean() for feature in backbone(images).values()).backward()
         assert any(parameter.grad is not None for parameter in backbone.parameters())
     assert not gpu.waits
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_no_text_model_waits_for_a_real_gpu(name, cuda):
+    model, tokens = text_model(name)[0].train().to(cuda), TOKENS.to(cuda)
+    raise_at_waits(lambda: text_loss(model, name, tokens).backward())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SIX_BACKBONES)
+def test_no_backbone_waits_for_a_real_gpu(name, cuda):
+    backbone = REGISTRY.build(BACKBONES[name]).to(cuda).train()
+    images = torch.rand(2, 3, 69, 91, device=cuda)
+    raise_at_waits(lambda: sum(feature.mean() for feature in backbone(images).values()).backward())
+
+
+@pytest.mark.gpu
+def test_mixing_of_batches_does_not_wait_for_a_real_gpu(cuda):
+    images = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+    batch = Batch.collate([{"image": images, "target": {"label": label}} for label in range(2)]).pin_memory()
+    mix = BatchMixing(2, erasing=1.0, mixup=0.5, cutmix=0.5)
+    raise_at_waits(lambda: mix(batch.to(cuda)))
 
 
 @pytest.mark.parametrize("wait", WAITS)
@@ -131,16 +191,10 @@ def test_emulated_gpu_counts_the_synchronisations_of_a_real_one(wait):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("wait", WAITS)
-def test_real_gpu_waits_where_the_emulated_one_does(wait, gpu):
-    if gpu.type != "cuda":
-        pytest.skip("only on CUDA")
-    x = torch.tensor([1.0, 2.0, 0.0], device=gpu)
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with pytest.warns(UserWarning, match="synchronizing"):
-            wait(x)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+def test_real_gpu_waits_where_the_emulated_one_does(wait, cuda):
+    x = torch.tensor([1.0, 2.0, 0.0], device=cuda)
+    with sync_debug_mode("warn"), pytest.warns(UserWarning, match="synchronizing"):
+        wait(x)
 
 
 def test_the_emulated_gpu_refuses_tensors_of_two_devices():
