@@ -3,6 +3,7 @@
 import warnings
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from vitkit.engine.failures import memory_explained, training_remedies
 from vitkit.engine.parallel import shard
 from vitkit.engine.step import train_step, training_inputs
 from vitkit.errors import TrainingError
+from vitkit.inference.predictor import Predictor
 from vitkit.models.detr import DETR
 
 pytestmark = pytest.mark.gpu
@@ -92,6 +94,21 @@ def test_compiled_model_trains_like_the_eager_one(name, gpu, tmp_path):
         train_step(run, iter([batch]), 1)
         losses.append(float(sum(run.losses[0].values())))
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("name", REALTIME)
+def test_model_compiled_as_cuda_graphs_predicts_the_same(name, gpu, tmp_path):
+    run, _ = quickstart_run(name, gpu, tmp_path)
+    predictor = Predictor(run.model, list("abc"))
+    images = list(np.random.default_rng(0).integers(256, size=(2, 320, 320, 3), dtype=np.uint8))
+    expected = [predictor(image, threshold=0.0) for image in images]
+    predictor.model.compile(**dict(mode="reduce-overhead") if gpu.type == "cuda" else dict(backend="eager"))
+    compiled = [predictor(image, threshold=0.0) for image in [*images, images[0]]]
+    for image, prediction in zip((0, 1, 0), compiled):
+        # Scores that are equal up to rounding may change places, and their boxes with them.
+        torch.testing.assert_close(prediction.scores, expected[image].scores, rtol=0.02, atol=0)
+    torch.testing.assert_close(compiled[2].boxes, compiled[0].boxes, rtol=0, atol=0.5)
+    assert (compiled[1].boxes - compiled[0].boxes).abs().max() > 1
 
 
 def test_losses_follow_those_of_the_cpu(gpu, tmp_path):

@@ -63,7 +63,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=positive, default=9, metavar="N", help=text)
     text = "number of PyTorch's CPU threads (default: PyTorch's own)"
     parser.add_argument("--threads", type=positive, metavar="N", help=text)
-    text = "device of all parts except latency and the loader (default: cpu)"
+    text = "device of all parts except the loader (default: cpu)"
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     parser.add_argument(
         "--precision", choices=("fp32", "bf16"), default="fp32", help="for models, attention and text (default: fp32)"

@@ -1,4 +1,5 @@
-"""Latency of real-time detectors on the CPU, by PyTorch and as an ONNX file, at the sizes that they are made for.
+"""Latency of real-time detectors at the sizes that they are made for, by PyTorch and, on a CPU, as an ONNX file; on a
+GPU by PyTorch and compiled, with all kernels launched at once as a CUDA graph.
 
 Weights are random, which does not change the work: every image gets the same number of queries. The published figure
 beside each model is its latency on a T4 by TensorRT in float16 (README of its project).
@@ -57,22 +58,29 @@ MODELS = {
 """DEIM's are D-FINE's networks, with another activation in the decoder."""
 
 
-def graph_and_inputs(config: str, side: int) -> tuple[ExportGraph, Inputs]:
+def graph_and_inputs(config: str, side: int, device: str = "cpu") -> tuple[ExportGraph, Inputs]:
     """Return a model with random weights, from uint8 pixels to boxes in pixels, and the inputs of one image."""
     torch.manual_seed(0)
     spec = {name: value for name, value in load_config(config)["model"].items() if name != "training_queries"}
-    graph = image_graph(build_model(spec).eval())
-    inputs = {name: value[:1] for name, value in image_example((side, side)).items()}
-    return graph, inputs | {"images": torch.randint(256, (1, 3, side, side), dtype=torch.uint8)}
+    graph = image_graph(build_model(spec).to(device).eval())
+    inputs = {name: value[:1].to(device) for name, value in image_example((side, side)).items()}
+    return graph, inputs | {"images": torch.randint(256, (1, 3, side, side), dtype=torch.uint8, device=device)}
 
 
-def by_pytorch(config: str, side: int) -> Call:
-    """Return a call of the model by PyTorch."""
-    graph, inputs = graph_and_inputs(config, side)
-    return lambda: run_graph(graph, inputs)
+def by_pytorch(config: str, side: int, options: Options, *, compiled: bool = False) -> Call:
+    """Return a call of the model by PyTorch; `compiled`: as CUDA graphs, which takes minutes to build."""
+    graph, inputs = graph_and_inputs(config, side, options.device)
+    if compiled:
+        graph.compile(mode="reduce-overhead")
+
+    def call() -> Inputs:
+        with options.autocast():
+            return run_graph(graph, inputs)
+
+    return call
 
 
-def by_onnx_runtime(config: str, side: int) -> Call:
+def by_onnx_runtime(config: str, side: int, options: Options) -> Call:
     """Return a call of the model's ONNX file for one size."""
     graph, inputs = graph_and_inputs(config, side)
     settings = ExportSettings(size=(side, side))
@@ -84,7 +92,11 @@ def by_onnx_runtime(config: str, side: int) -> Call:
     return lambda: file.run(inputs)
 
 
-BUILDERS: dict[str, Callable[[str, int], Call]] = {"PyTorch": by_pytorch, "ONNX Runtime": by_onnx_runtime}
+BUILDERS: dict[str, dict[str, Callable[[str, int, Options], Call]]] = {
+    "cpu": {"PyTorch": by_pytorch, "ONNX Runtime": by_onnx_runtime},
+    "cuda": {"PyTorch": by_pytorch, "PyTorch, compiled": partial(by_pytorch, compiled=True)},
+}
+"""Device -> name of the row -> a function of the config, the side and the options."""
 
 
 def measure(part: str, options: Options) -> list[Row]:
@@ -92,6 +104,6 @@ def measure(part: str, options: Options) -> list[Row]:
     rows = []
     for name, (config, side, milliseconds) in MODELS.items():
         what = f"{name}, {side}x{side}" + (f" (T4: {milliseconds} ms)" if milliseconds else "")
-        builders = {runtime: partial(build, config, side) for runtime, build in BUILDERS.items()}
+        builders = {row: partial(build, config, side, options) for row, build in BUILDERS[options.device].items()}
         rows += compare(what, builders, options, memory=False)
     return rows

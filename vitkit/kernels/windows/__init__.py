@@ -1,10 +1,13 @@
 """Window partition and its inverse, as in Swin Transformers (Liu et al. 2021, https://arxiv.org/abs/2103.14030).
 
-`plain.py` is the definition: pad, roll, reshape. `gather.py` computes the same as a single indexing operation, on any
-device; compilers and exports use the definition.
+`plain.py` is the definition: pad, roll, reshape. It also runs in exports, in compiled models, and on a GPU, where
+`gather.py`, the same as a single indexing operation, is slower (Swin-T, 800x1066, batch 2, bf16, on an H100: 1.25 of
+the time in inference, 1.01 in training).
 
 Shapes: B batch, H x W pixels of a map, C channels; M windows of w x w pixels, N = w * w.
 """
+
+from types import ModuleType
 
 from torch import Tensor
 
@@ -23,8 +26,7 @@ def window_partition(x: Tensor, window: int, *, shift: int = 0, padding_value: T
     Returns:
         (B * M, N, C).
     """
-    kernel = plain if is_traced() or plain_only() else gather
-    return kernel.window_partition(x, window, shift, padding_value)
+    return _kernel(x).window_partition(x, window, shift, padding_value)
 
 
 def window_reverse(windows: Tensor, window: int, size: tuple[int, int], *, shift: int = 0) -> Tensor:
@@ -38,5 +40,8 @@ def window_reverse(windows: Tensor, window: int, size: tuple[int, int], *, shift
     Returns:
         (B, H, W, C).
     """
-    kernel = plain if is_traced() or plain_only() else gather
-    return kernel.window_reverse(windows, window, size, shift)
+    return _kernel(windows).window_reverse(windows, window, size, shift)
+
+
+def _kernel(x: Tensor) -> ModuleType:
+    return plain if x.device.type != "cpu" or is_traced() or plain_only() else gather

@@ -60,8 +60,7 @@ class _Partition(torch.autograd.Function):
         ctx.save_for_backward(padding_value, targets, padding)
         x = x.index_select(1, sources)
         if padding is not None:
-            # A number would be copied from the host, which waits for the GPU.
-            x[:, padding] = x.new_zeros(()) if padding_value is None else padding_value.to(x.dtype)
+            x[:, padding] = 0 if padding_value is None else padding_value.to(x.dtype)
         return x
 
     @staticmethod
@@ -86,5 +85,5 @@ class _Reverse(torch.autograd.Function):
         sources, padding = ctx.saved_tensors
         grad = grad.index_select(1, sources)
         if padding is not None:
-            grad[:, padding] = grad.new_zeros(())
+            grad[:, padding] = 0
         return grad, None, None, None

@@ -10,10 +10,12 @@ def window_partition(x: Tensor, window: int, shift: int = 0, padding_value: Tens
     rows, columns = num_windows(height, window), num_windows(width, window)
     down, right = rows * window - height, columns * window - width
     if down or right:
-        value = x.new_zeros(()) if padding_value is None else padding_value.to(x.dtype)
-        inside = F.pad(x.new_ones(height, width, 1), (0, 0, 0, right, 0, down)) > 0
-        x = F.pad(x, (0, 0, 0, right, 0, down)).where(inside, value)
-    x = x.roll((-shift, -shift), (1, 2))
+        x = F.pad(x, (0, 0, 0, right, 0, down))
+        if padding_value is not None:
+            inside = F.pad(x.new_ones(height, width, 1), (0, 0, 0, right, 0, down)) > 0
+            x = x.where(inside, padding_value.to(x.dtype))
+    if shift:
+        x = x.roll((-shift, -shift), (1, 2))
     x = x.reshape(batch_size, rows, window, columns, window, channels)
     return x.transpose(2, 3).reshape(batch_size * rows * columns, window**2, channels)
 
@@ -24,7 +26,9 @@ def window_reverse(windows: Tensor, window: int, size: tuple[int, int], shift: i
     rows, columns = num_windows(height, window), num_windows(width, window)
     x = windows.reshape(-1, rows, columns, window, window, windows.shape[-1])
     x = x.transpose(2, 3).reshape(-1, rows * window, columns * window, windows.shape[-1])
-    return x.roll((shift, shift), (1, 2))[:, :height, :width]
+    if shift:
+        x = x.roll((shift, shift), (1, 2))
+    return x[:, :height, :width]
 
 
 def num_windows(length: int, window: int) -> int:
