@@ -8,6 +8,7 @@ from models.test_every_backbone_under_every_head import BACKBONES, HEADS
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from vitkit import load_config
 from vitkit.models import build_model
 from vitkit.registry import HEADS as HEAD_REGISTRY
 from vitkit.structures import FeatureInfo, UncompiledTargets
@@ -35,6 +36,31 @@ def test_a_model_is_one_graph_that_is_compiled_once_for_all_sizes(name):
         outputs = compiled(torch.rand(2, 3, height, width), padding_mask)
     assert outputs["pred_logits"].isfinite().all()
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "rf_detr_n_coco",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("rf_detr_seg_n_coco", "rtdetr_r18", "dfine_n_coco")),
+    ],
+)
+def test_a_real_time_detector_is_one_graph_for_free_sizes(config):
+    spec = load_config(config)["model"] | dict(num_queries=5, num_detections=5, num_classes=3, training_queries=[])
+    spec["head"]["num_decoder_layers"] = 1
+    spec["backbone"]["pretrained"] = False
+    if spec["backbone"]["type"] == "WindowedViT":
+        spec["backbone"].update(d_model=32, num_heads=2, depth=2, out_features=["block1", "block2"], global_blocks=[1])
+    model = build_model(spec).eval()
+    torch._dynamo.reset()
+    # "aot_eager" prepares the graph as for real compilers, which make numbers that depend on sizes into tensors.
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for height, width in SIZES[:2]:
+        images, padding_mask = torch.rand(2, 3, height, width), torch.zeros(2, height, width, dtype=torch.bool)
+        padding_mask[1, height - 9 :] = True
+        with torch.no_grad():
+            expected, got = (run(images, padding_mask)["pred_logits"] for run in (model, compiled))
+        torch.testing.assert_close(got.sort(1)[0], expected.sort(1)[0], rtol=1e-3, atol=1e-4)
 
 
 def targets_of(*counts):
