@@ -1,0 +1,37 @@
+"""Latency of real-time detectors: each form is built and measured."""
+
+import pytest
+import torch
+
+pytest.importorskip("vitkit.tools", reason="vitkit is not installed (pip install -e .)")
+from vitkit.tools.benchmark import latency
+from vitkit.tools.benchmark.timing import Options
+
+SMALL = {"small": latency.Published("quickstart/deformable_detr", 64, 1.5)}
+
+
+def test_every_model_is_measured_by_pytorch_and_as_a_file(monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(latency, "MODELS", SMALL)
+    rows = latency.measure("latency", Options(repeats=1))
+    assert [(row.what, row.name) for row in rows] == [
+        ("small, 64x64 (T4: 1.5 ms)", "PyTorch"),
+        ("small, 64x64 (T4: 1.5 ms)", "ONNX Runtime"),
+    ]
+    assert rows[0].ratio == 1 and all(row.seconds > 0 for row in rows)
+
+
+def test_pytorch_returns_boxes_in_pixels():
+    outputs = latency.by_pytorch("quickstart/deformable_detr", 64, Options())()
+    assert outputs["boxes_xyxy"].shape == (*outputs["scores"].shape, 4)
+    assert 1 < outputs["boxes_xyxy"].abs().max() <= 128
+
+
+def test_on_a_gpu_models_are_also_compiled_as_cuda_graphs(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, mode: modes.append(mode))
+    monkeypatch.setattr(latency, "MODELS", SMALL)
+    monkeypatch.setitem(latency.BUILDERS, "cpu", latency.BUILDERS["cuda"])
+    assert [row.name for row in latency.measure("latency", Options(repeats=1))] == ["PyTorch", "PyTorch, compiled"]
+    assert modes == ["reduce-overhead"]
