@@ -44,7 +44,7 @@ class TrainSettings:
     """Recompute blocks in the backward pass: uses less memory, and about a third more time."""
     compile: bool = False
     """Use torch.compile on the model: the first step takes minutes, and so does the second size of images, whose result
-    then serves all other sizes. On an H100 a step takes 0.7 of the time for DETR-R50, 0.9 for RT-DETR-R18 and D-FINE-S."""
+    then serves all other sizes. On an H100 a step of DETR-R50 takes 0.7 of the time, one of RT-DETR-R18 0.9."""
     channels_last: bool = False
     """Store convolution weights in channels-last layout (faster with bf16 on GPUs)."""
     reference_batch_size: int | None = None
