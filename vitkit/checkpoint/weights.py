@@ -15,8 +15,10 @@ from vitkit.checkpoint.dilation import check_dilation
 from vitkit.checkpoint.files import read_checkpoint
 from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.checkpoint.published import published
+from vitkit.checkpoint.trained_settings import warn_of_other_settings
 from vitkit.errors import CheckpointError
 from vitkit.protocols import AdaptsState, Backbone, HasClassHead, Model
+from vitkit.registry import Spec
 
 logger = logging.getLogger("vitkit")
 
@@ -73,6 +75,7 @@ def load_weights(
     classes: Sequence[str] | None = None,
     new_class_head: bool = False,
     strict: bool = True,
+    spec: Spec | None = None,
 ) -> LoadReport:
     """Load weights into `model`, whatever names they were published under.
 
@@ -87,6 +90,8 @@ def load_weights(
         strict: raise an error for missing or unexpected keys instead of only reporting them. For a backbone of feature
             maps, a classifier's head does not count as unexpected, nor the norms of the maps as missing; the report
             lists them.
+        spec: the `model` section of the model's config, to warn of settings that a run's checkpoint was trained with
+            and that its weights do not show.
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model.
     """
@@ -116,6 +121,8 @@ def load_weights(
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
     check_dilation(model, checkpoint, name, zoo_name=zoo_name, only_start=new_class_head)
+    if spec is not None:
+        warn_of_other_settings(spec, checkpoint, name)
     trained_classes = classes_of(checkpoint, name) or (official and official.classes)
     report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
     if report.reinitialized:

@@ -93,7 +93,8 @@ class Case:
             return None, [Issue("model", "fail", str(error))]
         try:
             if self.options.init:
-                report = load_weights(model, self.options.init, classes=classes, new_class_head=True)
+                init, spec = self.options.init, self.config["model"]
+                report = load_weights(model, init, classes=classes, new_class_head=True, spec=spec)
                 issue = Issue("weights", "ok", str(report))
             else:
                 source = model.load_pretrained() if hasattr(model, "load_pretrained") else None

@@ -23,6 +23,7 @@ from vitkit.losses.class_weights import build_criterion
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.protocols import Criterion, Dataset, Model, child
+from vitkit.registry import Spec
 from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.words import counted
 
@@ -138,11 +139,12 @@ def build_criterion_for(config: Mapping[str, Any], model: Model, classes: Sequen
     return criterion
 
 
-def load_initial_weights(model: nn.Module, init: str | Path | None, classes: Sequence[str] | None) -> None:
-    """Load the initial weights of a new run: those of `--init`, or of a pretrained backbone."""
+def load_initial_weights(model: nn.Module, spec: Spec, init: str | Path | None, classes: Sequence[str] | None) -> None:
+    """Load the initial weights of a new run: those of `--init`, or of a pretrained backbone; `spec` is the config's
+    `model` section."""
     with first_rank_first():
         if init:
-            logger.info(load_weights(model, init, classes=classes, new_class_head=True))
+            logger.info(load_weights(model, init, classes=classes, new_class_head=True, spec=spec))
         elif hasattr(model, "load_pretrained"):
             source = model.load_pretrained()
             logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")

@@ -95,7 +95,7 @@ def evaluate_model(
         model, report = exported_model(weights, model), LoadReport(str(weights))
     else:
         with first_rank_first():
-            report = load_weights(model, weights, classes=dataset.classes)
+            report = load_weights(model, weights, classes=dataset.classes, spec=config["model"])
     print_line(str(report))
     if tta_scales is not None:
         model = MultiScaleFlip(model, scales=tta_scales)

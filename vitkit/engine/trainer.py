@@ -157,7 +157,7 @@ def build_run(
     metadata = build.dataset_metadata(train_set, vocabularies)
     model = build.build_model_for(config, train_set, vocabularies)
     if not folder.checkpoint:
-        build.load_initial_weights(model, init, metadata.get("classes"))
+        build.load_initial_weights(model, config["model"], init, metadata.get("classes"))
         if data.cache_features is not None:
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():

@@ -109,7 +109,7 @@ def load(
     if is_exported(weights):
         model, report = exported_model(weights, model), LoadReport(str(weights))
     else:
-        report = load_weights(model, weights, classes=classes)
+        report = load_weights(model, weights, classes=classes, spec=spec)
     if "source" in vocabularies:
         return Translator(model.to(device), vocabularies, report=report)
     if isinstance(model, CausalLanguageModel):
