@@ -6,13 +6,14 @@ configs/start/detection.py this network has AP50 0.000 after as many steps as th
 0.045.
 
 Run:  python tools/train.py configs/bccd/dino_imagenet.py data.root=DIR    (DIR holds images/ and annotations/)
-Here: AP 0.617, AP50 0.894, AP75 0.671 (seed 42) on the 87 validation images, which also chose the best epoch, the 56th;
-      32 min of one core of an AMD EPYC with AVX-512, evaluation not included; bf16, torch 2.14.1, from Keras's weights
-      (see parts/resnet.py). After 8, 16, 24, 32, 40, 48 and 64 of 64 epochs: AP 0.522 (4 min), 0.577 (9), 0.591 (14),
-      0.598 (18), 0.604 (23), 0.614 (27), 0.615 (37). So these weights help in the first ten minutes; from 15 min on,
-      dino_r18.py is as good. Evaluated in 256 pixels: 0.599.
+Here: AP 0.616, AP50 0.890 on the 87 validation images, means of seeds 42 and 43 (AP 0.615 and 0.618); 37 min of one core
+      of an AMD EPYC with AVX-512, evaluation not included; bf16, torch 2.14.1, from Keras's weights (see
+      parts/resnet.py). After 8, 16, 24, 32, 40, 48 and 56 of 64 epochs: AP 0.482 (4 min), 0.569 (9), 0.589 (14), 0.591
+      (18), 0.602 (23), 0.609 (27), 0.613 (32). So these weights help in the first ten minutes; from 15 min on,
+      dino_r18.py is as good. Evaluated in 256 pixels: 0.599 (seed 42).
       Up to res4 with frozen batch norms, as in configs/start/detection.py, 11.1 M parameters, a step takes 1.9 times as
-      long and more is learned from each: AP 0.578 after 17 min, 0.625 (35), 0.628 (44), 0.637, AP50 0.909 (71).
+      long and more is learned from each: AP 0.571 after 17 min, 0.616 (35), 0.627 (44), 0.632, AP50 0.902 (71; seeds 42
+      and 43: AP 0.637 and 0.627).
       In 272 pixels, trained on 224 to 288, 60 epochs, 47 min: AP 0.609, AP50 0.888; evaluated in 304, which is a choice
       on these images (288 and 336 give 0.611 and 0.614): 0.626, 0.897.
 """
