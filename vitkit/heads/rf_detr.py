@@ -110,7 +110,8 @@ class RFDETRHead(QueryHead):
         """
         levels = flatten_levels(features, None, padding_mask)
         if padding_mask is not None:
-            levels = levels._replace(valid_ratios=unpadded_fractions(padding_mask, len(levels.shapes)))
+            *others, _ = levels
+            levels = Levels(*others, valid_ratios=unpadded_fractions(padding_mask, len(levels.shapes)))
         memory = levels.tokens  # (B, S, d_model)
         stages = [self.proposals, *([] if added is None else added.proposals)]
         selections, boxes = zip(*(stage(memory, levels, self.num_queries) for stage in stages))
