@@ -6,8 +6,8 @@ configs/start/detection.py this network has AP50 0.000 after as many steps as th
 0.045.
 
 Run:  python tools/train.py configs/bccd/dino_imagenet.py data.root=DIR    (DIR holds images/ and annotations/)
-Here: AP 0.616, AP50 0.890 on the 87 validation images, means of seeds 42 and 43 (AP 0.615 and 0.618); 37 min of one core
-      of an AMD EPYC with AVX-512, evaluation not included; bf16, torch 2.14.1, from Keras's weights (see
+Here: AP 0.616, AP50 0.890 on the 87 validation images, means of seeds 42 and 43 (AP 0.615 and 0.618); 37 min of one
+      core of an AMD EPYC with AVX-512, evaluation not included; bf16, torch 2.14.1, from Keras's weights (see
       parts/resnet.py). After 8, 16, 24, 32, 40, 48 and 56 of 64 epochs: AP 0.482 (4 min), 0.569 (9), 0.589 (14), 0.591
       (18), 0.602 (23), 0.609 (27), 0.613 (32). So these weights help in the first ten minutes; from 15 min on,
       dino_r18.py is as good. Evaluated in 256 pixels: 0.599 (seed 42).
