@@ -13,6 +13,9 @@ from vitkit.config import save_config
 from vitkit.structures import ScoreThresholds
 from vitkit.tools import export as export_tool
 
+if torch.__version__ < (2, 7):
+    collect_ignore_glob = ["test_*.py"]  # older versions cannot export
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

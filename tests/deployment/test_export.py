@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from small_exports import CLASSES, IMAGES, export, predictor_of
+from torch.torch_version import TorchVersion
 
 import vitkit
 from vitkit import build_model, load_config, model_zoo
@@ -170,6 +171,12 @@ def test_metadata_contain_the_normalisation_statistics_of_the_model():
 def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(SystemExit, match=r"error: export: needs the package onnx: pip install 'vitkit\[export\]'"):
+        export_tool.main([str(run / "run"), "--out", str(tmp_path / "a.onnx")])
+
+
+def test_a_torch_that_is_too_old_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0+cpu"))
+    with pytest.raises(SystemExit, match=r"PyTorch 2\.6\.0\+cpu cannot export these models; expected 2\.7 or newer"):
         export_tool.main([str(run / "run"), "--out", str(tmp_path / "a.onnx")])
 
 

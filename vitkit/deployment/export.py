@@ -133,6 +133,11 @@ def export(
         CheckpointError: the weights cannot be read, or do not fit the model.
         DataError: there are no such images.
     """
+    if torch.__version__ < (2, 7):
+        raise ConfigError(
+            f"export: PyTorch {torch.__version__} cannot export these models; expected 2.7 or newer: pip install -U torch "
+            "torchvision."
+        )
     settings = ExportSettings(format, precision, size, opset, tolerance, overwrite)
     name = name_of(model)
     out = Path(name + FORMATS[format] if out is None else out)
