@@ -135,8 +135,8 @@ def export(
     """
     if torch.__version__ < (2, 7):
         raise ConfigError(
-            f"export: PyTorch {torch.__version__} cannot export these models; expected 2.7 or newer: pip install -U torch "
-            "torchvision."
+            f"export: PyTorch {torch.__version__} cannot export these models; expected 2.7 or newer: "
+            "pip install -U torch torchvision."
         )
     settings = ExportSettings(format, precision, size, opset, tolerance, overwrite)
     name = name_of(model)
