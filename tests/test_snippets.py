@@ -4,6 +4,7 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -182,6 +183,14 @@ def test_predictions_of_images_and_videos(names, capsys):
     printed = capsys.readouterr().out
     assert "street.jpg: 1 car, 1 person" in printed and printed.count("['car', 'person']") == 3
     assert len(names["cars"]) == 1 and Path("cars.jpg").exists()
+
+
+def test_a_model_is_compiled_as_cuda_graphs(names, monkeypatch):
+    modes = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, mode: modes.append(mode))
+    monkeypatch.setattr(vitkit, "load", lambda name, device, precision: SimpleNamespace(model=TwoObjects()))
+    run("vitkit/inference/README.md", 2, names)
+    assert modes == ["reduce-overhead"]
 
 
 def test_decoder_layers_of_a_run_are_scored(names, monkeypatch, capsys):

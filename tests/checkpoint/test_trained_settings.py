@@ -8,6 +8,8 @@ import pytest
 
 from vitkit import load_config
 from vitkit.checkpoint import load_weights
+from vitkit.checkpoint.trained_settings import warn_of_other_settings
+from vitkit.errors import CheckpointError
 from vitkit.models import build_model
 
 
@@ -44,7 +46,27 @@ def warnings_of(ours, theirs, caplog):
 )
 def test_weights_of_another_variant_are_warned_of(ours, theirs, expected, caplog):
     text = warnings_of(ours, theirs, caplog)
-    assert f"was trained with {expected}. Names and shapes are the same, but results" in text
+    assert f"was trained with {expected}. The weights fit, but the results will not be" in text
+
+
+def test_weights_that_do_not_fit_are_only_an_error(caplog):
+    theirs = dfine()
+    theirs["head"]["num_decoder_layers"] = 2
+    checkpoint = dict(model=build_model(theirs).state_dict(), config=json.dumps(dict(model=theirs)))
+    with pytest.raises(CheckpointError, match=r"head\.decoder\.layers\.1"):
+        load_weights(build_model(dfine()), checkpoint, spec=dfine())
+    assert not caplog.text
+
+
+def test_a_variants_settings_may_be_given_one_by_one(caplog):
+    ours = dict(type="PerPixelClassification", num_classes=3, neck=dict(type="FPN", out_channels=16))
+    ours |= dict(backbone="swin_tiny", head=dict(type="PerPixelHead"))
+    theirs = copy.deepcopy(ours) | dict(backbone=dict(type="Swin", depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24]))
+    warn_of_other_settings(ours, {"config": json.dumps(dict(model=theirs))}, "a.pth")
+    assert not caplog.text
+    theirs["backbone"]["window"] = 4
+    warn_of_other_settings(ours, {"config": json.dumps(dict(model=theirs))}, "a.pth")
+    assert "a.pth: was trained with model.backbone.window=4, this model has 7" in caplog.text
 
 
 def test_settings_without_effect_on_predictions_and_defaults_are_no_difference(caplog):

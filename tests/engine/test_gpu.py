@@ -102,8 +102,11 @@ def test_model_compiled_as_cuda_graphs_predicts_the_same(name, gpu, tmp_path):
     predictor = Predictor(run.model, list("abc"))
     images = list(np.random.default_rng(0).integers(256, size=(2, 320, 320, 3), dtype=np.uint8))
     expected = [predictor(image, threshold=0.0) for image in images]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     predictor.model.compile(**dict(mode="reduce-overhead") if gpu.type == "cuda" else dict(backend="eager"))
     compiled = [predictor(image, threshold=0.0) for image in [*images, images[0]]]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
     for image, prediction in zip((0, 1, 0), compiled):
         # Scores that are equal up to rounding may change places, and their boxes with them.
         torch.testing.assert_close(prediction.scores, expected[image].scores, rtol=0.02, atol=0)

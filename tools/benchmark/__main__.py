@@ -66,7 +66,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "device of all parts except the loader (default: cpu)"
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="for models, attention and text (default: fp32)"
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="for all but ONNX files (default: fp32)"
     )
     parser.add_argument("--no-memory", action="store_true", help="measure only time")
     parser.add_argument(

@@ -121,8 +121,6 @@ def load_weights(
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
     check_dilation(model, checkpoint, name, zoo_name=zoo_name, only_start=new_class_head)
-    if spec is not None:
-        warn_of_other_settings(spec, checkpoint, name)
     trained_classes = classes_of(checkpoint, name) or (official and official.classes)
     report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
     if report.reinitialized:
@@ -156,6 +154,8 @@ def load_weights(
             f"{_shorten(report.not_finite)}. The model's outputs will also be NaN. Get the file again, or use an "
             "earlier checkpoint."
         )
+    if spec is not None:
+        warn_of_other_settings(spec, checkpoint, name)
     return report
 
 
