@@ -101,6 +101,16 @@ def test_curves_are_of_the_last_evaluation_of_arms(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
+def test_seeds_with_other_numbers_of_evaluations_are_averaged_from_the_last_one():
+    def row(seed, *values):
+        points = [dict(epoch=4 - len(values) + i, metrics={"AP": value}) for i, value in enumerate(values, 1)]
+        return dict(arm="DINO", seed=seed, evaluations=points)
+
+    ablation = sets.Ablation("base", ["AP"], {"DINO": {}})
+    curves = pages.values_over_training(ablation, [row(0, 0.1, 0.2, 0.3), row(1, 0.4, 0.5)], "epoch")
+    assert curves == {"DINO": {3: [0.2, 0.4], 4: [0.3, 0.5]}} and list(curves["DINO"]) == [3, 4]
+
+
 @pytest.mark.parametrize(("epochs", "label"), [(4, "epoch"), (6, "processor minutes")])
 def test_arms_of_other_epochs_are_plotted_over_time(epochs, label, tmp_path, monkeypatch):
     def row(arm, epochs):

@@ -141,14 +141,16 @@ def power_laws(curves: Curves) -> dict[str, PowerLaw | str]:
 
 
 def values_over_training(ablation: Ablation, rows: Sequence[Row], x: str) -> Curves:
-    """Return a curve for each arm, with a point for each evaluation; `x` is the mean over seeds."""
+    """Return a curve for each arm, with a point for each evaluation that all seeds have, counted from the last one; `x`
+    is the mean over seeds."""
     metric, curves = ablation.metrics[0], {}
     for arm in ablation.arms:
         runs = [row["evaluations"] for row in rows if row["arm"] == arm]
         if runs:
+            points = [*zip(*map(reversed, runs))][::-1]  # for each evaluation, the records of all seeds
             curves[arm] = {
                 statistics.mean(record[x] for record in point): [_metric(record, metric) for record in point]
-                for point in zip(*runs)  # for each evaluation, the records of all seeds
+                for point in points
             }
     return curves
 
