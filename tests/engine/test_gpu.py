@@ -108,7 +108,7 @@ def test_model_compiled_as_cuda_graphs_predicts_the_same(name, gpu, tmp_path):
     compiled = [predictor(image, threshold=0.0) for image in [*images, images[0]]]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
     for image, prediction in zip((0, 1, 0), compiled):
-        # Scores that are equal up to rounding may change places, and their boxes with them.
+        # Detections whose scores are equal up to rounding may be in another order.
         torch.testing.assert_close(prediction.scores, expected[image].scores, rtol=0.02, atol=0)
     torch.testing.assert_close(compiled[2].boxes, compiled[0].boxes, rtol=0, atol=0.5)
     assert (compiled[1].boxes - compiled[0].boxes).abs().max() > 1

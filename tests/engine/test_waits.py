@@ -64,7 +64,7 @@ WAITS = [
 
 TEXT_MODELS = ["CausalLanguageModel", "MaskedLanguageModel", "PrefixLanguageModel", "Transformer"]
 TOKENS = torch.tensor([[EOS + 1, EOS + 2, EOS + 2, EOS + 1, EOS + 1], [EOS + 2, EOS + 1, EOS + 1, EOS + 2, EOS + 2]])
-SIX_BACKBONES = ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"]
+BACKBONE_NAMES = ["resnet", "vit_windows", "swin", "swinv2", "mvit", "lrnet"]
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ def test_no_text_model_synchronises_in_either_pass(name):
     assert not gpu.waits
 
 
-@pytest.mark.parametrize("name", SIX_BACKBONES)
+@pytest.mark.parametrize("name", BACKBONE_NAMES)
 def test_no_backbone_synchronises_in_either_pass(name):
     with emulated_gpu() as gpu:
         backbone = to_device(REGISTRY.build(BACKBONES[name])).train()
@@ -163,7 +163,7 @@ def test_no_text_model_waits_for_a_real_gpu(name, cuda):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", SIX_BACKBONES)
+@pytest.mark.parametrize("name", BACKBONE_NAMES)
 def test_no_backbone_waits_for_a_real_gpu(name, cuda):
     backbone = REGISTRY.build(BACKBONES[name]).to(cuda).train()
     images = torch.rand(2, 3, 69, 91, device=cuda)

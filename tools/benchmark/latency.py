@@ -71,7 +71,7 @@ def by_pytorch(config: str, side: int, options: Options, *, compiled: bool = Fal
     """Return a call of the model by PyTorch; `compiled`: as CUDA graphs, which takes minutes to build."""
     graph, inputs = graph_and_inputs(config, side, options.device)
     if compiled:
-        torch._dynamo.reset()  # as it compiles the graphs of only a few models, and for free sizes from the second on
+        torch._dynamo.reset()  # a function is compiled for eight models at most, and from the second on for free sizes
         graph.compile(mode="reduce-overhead")
 
     def call() -> Inputs:

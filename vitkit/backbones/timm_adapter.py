@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vitkit.backbones.base import BackboneBase
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import keep_statistics
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, missing
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, padding_to_multiple
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -167,7 +167,10 @@ class TimmBackbone(BackboneBase):
         if self.is_classifier:
             return self._run(images)
         height, width = images.shape[-2:]
-        images = F.pad(images, (0, missing(width, self.total_stride), 0, missing(height, self.total_stride)))
+        images = F.pad(
+            images,
+            (0, padding_to_multiple(width, self.total_stride), 0, padding_to_multiple(height, self.total_stride)),
+        )
         maps = self._run(images)
         if self.channels_last:
             maps = [x.permute(0, 3, 1, 2) for x in maps]

@@ -20,7 +20,7 @@ from vitkit.nn.attention import attend
 from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP
 from vitkit.nn.position import resize_positions_1d, rotate
 from vitkit.nn.relative_attention import attend_relative
-from vitkit.ops.images import missing
+from vitkit.ops.images import padding_to_multiple
 from vitkit.protocols import Backbone
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
@@ -83,7 +83,7 @@ class PatchEmbedding(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Embed (B, C, H, W), zero-padded at the right and bottom to complete patches, as (B, d_model, h, w)."""
         height, width = images.shape[-2:]
-        margins = (0, missing(width, self.patch_size), 0, missing(height, self.patch_size))
+        margins = (0, padding_to_multiple(width, self.patch_size), 0, padding_to_multiple(height, self.patch_size))
         images = F.pad(images, margins) if any(margins) else images
         return self.proj(images if self.stem is None else self.stem(images)[self.name])
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitkit.backbones.vit import Tokens, ViT
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import padding_bias
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, missing
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, padding_to_multiple
 from vitkit.registry import BACKBONES
 from vitkit.structures import FeatureInfo
 
@@ -131,7 +131,7 @@ class WindowedViT(ViT):
         """Divide the patches into windows and give each a copy of the other tokens."""
         (height, width), n = tokens.size, self.num_windows
         others, patches = tokens.x[:, : self.num_tokens], tokens.x[:, self.num_tokens :].unflatten(1, tokens.size)
-        margins = (0, 0, 0, missing(width, n), 0, missing(height, n))
+        margins = (0, 0, 0, padding_to_multiple(width, n), 0, padding_to_multiple(height, n))
         padding = None
         # A graph that is exported for any size has no sizes to decide by.
         if any(isinstance(margin, torch.SymInt) or margin for margin in margins):

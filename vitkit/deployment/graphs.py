@@ -20,7 +20,7 @@ from vitkit.models.eomt import EoMT
 from vitkit.models.mask_classification import MaskClassification
 from vitkit.models.per_pixel import PerPixelClassification
 from vitkit.ops.boxes import scale_boxes
-from vitkit.ops.images import float_statistics, missing, normalize_images
+from vitkit.ops.images import float_statistics, normalize_images, padding_to_multiple
 from vitkit.protocols import OffersExportGraph, child
 
 Axes = Mapping[str, tuple[str | None, ...]]
@@ -149,7 +149,7 @@ class SegmenterGraph(ImageGraph):
     def _semantic(self, outputs: Mapping[str, Tensor], images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         multiple = mask_multiple(self.model)
-        size = (height + missing(height, multiple), width + missing(width, multiple))
+        size = (height + padding_to_multiple(height, multiple), width + padding_to_multiple(width, multiple))
         maps = outputs["pred_masks"] if "pred_masks" in outputs else outputs["pred_semantic"]
         maps = F.interpolate(maps, size=size, mode="bilinear", align_corners=False)[..., :height, :width]
         if "pred_masks" in outputs:

@@ -11,7 +11,7 @@ from vitkit.errors import ConfigError
 from vitkit.models.deformable_detr import DeformableDETR
 from vitkit.models.mask_postprocess import Geometry, query_chunks
 from vitkit.models.mask_results import geometry_of
-from vitkit.ops.images import missing, unpadded_sizes
+from vitkit.ops.images import padding_to_multiple, unpadded_sizes
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections, DetectionTarget
 
@@ -115,7 +115,7 @@ class RFDETRSeg(RFDETR):
         outputs = super().forward(images, padding_mask, targets)
         height, width = images.shape[-2:]
         multiple = self.padding_multiple
-        input_size = (height + missing(height, multiple), width + missing(width, multiple))
+        input_size = (height + padding_to_multiple(height, multiple), width + padding_to_multiple(width, multiple))
         return {**outputs, "input_size": input_size, "image_sizes": image_sizes}
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

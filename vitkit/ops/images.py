@@ -136,8 +136,8 @@ def resize_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(mask[:, None].float(), size=size)[:, 0].bool()
 
 
-def missing(length: int, multiple: int) -> int:
-    """How much a length lacks to the next multiple.
+def padding_to_multiple(length: int, multiple: int) -> int:
+    """Return how much padding makes a length a multiple.
 
     `-length % multiple` is the same, but torch.compile cannot compute with it if the length is free.
     """
@@ -152,7 +152,7 @@ def pad_to_multiple(images: Tensor, padding_mask: Tensor | None, multiple: int) 
         padding_mask: (B, H, W) bool, padded with True.
     """
     height, width = images.shape[-2:]
-    margins = (0, missing(width, multiple), 0, missing(height, multiple))
+    margins = (0, padding_to_multiple(width, multiple), 0, padding_to_multiple(height, multiple))
     return F.pad(images, margins), None if padding_mask is None else F.pad(padding_mask, margins, value=True)
 
 
