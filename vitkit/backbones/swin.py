@@ -18,7 +18,7 @@ from vitkit.nn.attention import attend
 from vitkit.nn.layers import Linear, TokenMLP
 from vitkit.nn.position import resize_positions_2d
 from vitkit.nn.windows import relative_position_index, shift_bias
-from vitkit.ops.images import check_images, padding_to_multiple
+from vitkit.ops.images import check_images, pad_to_multiple
 from vitkit.registry import BACKBONES
 
 TINY = dict(embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), drop_path=0.2)
@@ -64,7 +64,7 @@ class PatchEmbed(nn.Module):
         """(B, C, H, W) -> (B, ceil(H / 4), ceil(W / 4), d_model)."""
         height, width = images.shape[-2:]
         if height % PATCH or width % PATCH:
-            images = F.pad(images, (0, padding_to_multiple(width, PATCH), 0, padding_to_multiple(height, PATCH)))
+            images, _ = pad_to_multiple(images, None, PATCH)
         return self.norm(self.proj(images).permute(0, 2, 3, 1))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv, group_parameters
 from timm.utils.model import freeze_batch_norm_2d
@@ -20,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vitkit.backbones.base import BackboneBase
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.layers import keep_statistics
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, padding_to_multiple
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_images, pad_to_multiple
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
@@ -167,10 +166,7 @@ class TimmBackbone(BackboneBase):
         if self.is_classifier:
             return self._run(images)
         height, width = images.shape[-2:]
-        images = F.pad(
-            images,
-            (0, padding_to_multiple(width, self.total_stride), 0, padding_to_multiple(height, self.total_stride)),
-        )
+        images, _ = pad_to_multiple(images, None, self.total_stride)
         maps = self._run(images)
         if self.channels_last:
             maps = [x.permute(0, 3, 1, 2) for x in maps]
