@@ -1,7 +1,7 @@
 """Show, Attend and Tell with soft attention on Flickr8k (Xu et al. 2015, https://arxiv.org/abs/1502.03044).
 
 The backbone is a ResNet-50 instead of the paper's VGG, pretrained on ImageNet and frozen; its stride of 16 gives the
-paper's 14 x 14 locations. The optimiser is Adam with twice the learning rate of the paper's own code (2e-4).
+paper's 14 x 14 locations. The optimizer is Adam with twice the learning rate of the paper's own code (2e-4).
 
 Run:       python tools/train.py configs/caption_sat_soft_flickr8k.py data.root=data/flickr8k
            data.cache_features=features data.train.transforms=ClassificationEvalTransforms computes features once.

@@ -2,7 +2,7 @@
 epochs.
 
 Queries are learned anchor boxes (DAB-DETR, https://arxiv.org/abs/2201.12329), which each layer refines, in addition to
-five copies of up to 20 targets. The noise moves the corners of a box, rather than its centre and size as in the paper.
+five copies of up to 20 targets. The noise moves the corners of a box, rather than its center and size as in the paper.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/dn_deformable_detr_r50.py
 Reference: 48.6 box AP at 50 epochs (paper, with its noise). Here: not yet run.

@@ -1,7 +1,7 @@
 """DETR-R50 with denoising (DN-DETR, Li et al. 2022, https://arxiv.org/abs/2203.01305) on COCO 2017, 50 epochs.
 
 Five copies of up to 20 targets in addition to DETR's own queries. The paper's models use learned anchor boxes as
-queries (DAB-DETR), unlike this one; the noise moves the corners of a box, rather than its centre and size.
+queries (DAB-DETR), unlike this one; the noise moves the corners of a box, rather than its center and size.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/dn_detr_r50.py
 Reference: none published with these queries; 44.1 box AP at 50 epochs with the paper's. Here: not yet run.

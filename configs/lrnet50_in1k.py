@@ -1,4 +1,4 @@
-"""LR-Net-50 on ImageNet-1k, 7 x 7 neighbourhoods and m = 8 (Hu et al. 2019, https://arxiv.org/abs/1904.11491).
+"""LR-Net-50 on ImageNet-1k, 7 x 7 neighborhoods and m = 8 (Hu et al. 2019, https://arxiv.org/abs/1904.11491).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/lrnet50_in1k.py
 Reference: 77.3 top-1. 23.3 M parameters, 4.3 GMACs. There is no official code: rate, epochs and warm-up

@@ -1,6 +1,6 @@
 """Mask2Former-R50 on Cityscapes semantic segmentation (Cheng et al. 2022, https://arxiv.org/abs/2112.01527).
 
-The original synchronises the backbone's batch norms over the GPUs; here each has its own statistics.
+The original synchronizes the backbone's batch norms over the GPUs; here each has its own statistics.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/mask2former_r50_cityscapes_semantic.py
            train.precision=bf16

@@ -3,7 +3,7 @@
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/transformer_base_wmt14_fr.py
            vitkit average averages the last five checkpoints, as the paper does (section 6.1).
            vitkit test RUN --split test evaluates newstest2014, which sacrebleu downloads.
-Reference: 38.1 tokenised BLEU on newstest2014 after 100 k steps (paper, table 2).
+Reference: 38.1 tokenized BLEU on newstest2014 after 100 k steps (paper, table 2).
            sacrebleu, which this config reports, is on another scale. Here: not yet run.
 """
 

@@ -3,7 +3,7 @@
 Run:       torchrun --nproc-per-node 8 tools/train.py configs/transformer_big_wmt14.py
            vitkit average averages the last 20 checkpoints, as the paper does (section 6.1).
            vitkit test RUN --split test evaluates newstest2014, which sacrebleu downloads.
-Reference: 28.4 tokenised BLEU on newstest2014 after 300 k steps (paper, table 2); 213 M parameters (table 3).
+Reference: 28.4 tokenized BLEU on newstest2014 after 300 k steps (paper, table 2); 213 M parameters (table 3).
            sacrebleu, which this config reports, is on another scale. Here: not yet run.
 """
 

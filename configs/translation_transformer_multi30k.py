@@ -3,7 +3,7 @@
 Run:       python tools/train.py configs/translation_transformer_multi30k.py data.root=data/multi30k
            vitkit test configs/translation_transformer_multi30k.py runs/…/best.pth model.decoding.method=beam
 Reference: none for this size on validation data. The base model overfits 29,000 pairs; this one has 5.5 M parameters,
-           normalises before each block, and drops out more. bf16 takes 0.55 of float32's time on an AMD EPYC with
+           normalizes before each block, and drops out more. bf16 takes 0.55 of float32's time on an AMD EPYC with
            AVX-512 BF16; without that, train.precision=fp32.
 Here:      37.6 BLEU on val greedily, 38.0 with 4 beams (sacrebleu, cased, 13a) for seed 42; an hour of one core of
            an AMD EPYC that other work shared. 7.0 % of the training batches is padding.

@@ -5,14 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitkit.checkpoint.download import cached_file
 from vitkit.errors import CheckpointError
+from vitkit.weights.download import cached_file
 
 _FOLDER = Path(__file__).parent
 
 
 def index() -> dict[str, dict[str, Any]]:
-    """Return the index: model name -> config, URL and checksum of the weights, figures, licence.
+    """Return the index: model name -> config, URL and checksum of the weights, figures, license.
 
     A URL without "https:" is a file in the package, beside the index.
     """

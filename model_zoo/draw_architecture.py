@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
-COLUMNS = {  # title -> text in the box, colour
+COLUMNS = {  # title -> text in the box, color
     "backbones": ("ViT · Swin · Swin V2\nMViT · LR-Net · ResNet\nnon-local · any of timm", "#dbe9f6"),
     "necks": ("projection\npyramid\npixel decoders", "#e2f0d9"),
     "heads": ("DETR · MaskFormer\nDeformable DETR\nMask2Former · per pixel", "#fde9d9"),

@@ -38,7 +38,7 @@ def package(name: str, run: Path, config: str, metrics: list[str]) -> dict:
         url=path.relative_to(FOLDER).as_posix(),
         checksum=f"sha256:{checksum}",
         size_mb=round(path.stat().st_size / 1e6, 2),
-        licence="Apache-2.0",
+        license="Apache-2.0",
         dataset=vitkit.load_config(config)["data"]["val"]["type"],
         measured={metric: round(figures[metric], 3) for metric in metrics},
         processor_minutes=round(last["processor_minutes"], 1),

@@ -15,7 +15,7 @@ END = "<!-- end of {} -->\n"
 def published_table() -> str:
     """Format the models that are downloaded in Markdown: one row for each name."""
     lines = [
-        "| name, with its config | data | published | parameters | licence | weights |",
+        "| name, with its config | data | published | parameters | license | weights |",
         "|---|---|---|--:|---|---|",
     ]
     for name, entry in model_zoo.index().items():
@@ -24,7 +24,7 @@ def published_table() -> str:
         published = ", ".join(f"{metric} {value}" for metric, value in list(entry["published"].items())[:2])
         parameters = f"{entry['parameters'] / 1e6:.1f} M" if "parameters" in entry else ""
         file = f"[file]({entry.get('page', entry['url'])})"
-        cells = f"[`{name}`](../{entry['config']})", entry["dataset"], published, parameters, entry["licence"], file
+        cells = f"[`{name}`](../{entry['config']})", entry["dataset"], published, parameters, entry["license"], file
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

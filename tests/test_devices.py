@@ -51,7 +51,7 @@ def test_memory_and_names_come_from_each_device_module(modules):
     assert (device_name(CPU), device_name(MPS), device_name(XPU)) == ("cpu", "mps", "a card")
 
 
-def test_only_accelerators_are_synchronised(modules):
+def test_only_accelerators_are_synchronized(modules):
     synchronize(CPU)
     assert modules == []
     synchronize(MPS)

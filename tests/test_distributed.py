@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import (
     RatioMeter,
     all_reduce_mean,
@@ -37,11 +36,12 @@ from vitkit.engine.settings import TrainSettings
 from vitkit.engine.trainer import fit
 from vitkit.errors import ConfigError
 from vitkit.structures import Batch
+from vitkit.weights import read_checkpoint
 
 RUNS = {"plain": {}, "ema": {"ema_decay": 0.5}}
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """A model with batch norm, whose running statistics differ between ranks."""
 
     def __init__(self):
@@ -77,7 +77,7 @@ class RankBatches:
 def evaluated_statistics(folder: Path, options: dict) -> torch.Tensor:
     """Return the running means of the model that `train` evaluates on this rank."""
     seen = []
-    model = Normalised()
+    model = Normalized()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if is_main():
         folder.mkdir()

@@ -148,7 +148,7 @@ def test_nothing_imports_tools_or_configs(path):
 
 @pytest.mark.parametrize("room", [room for room in LEVEL if "." in room])
 def test_packages_of_low_rooms_import_nothing(room):
-    # Importing vitkit.data.io also runs vitkit/data/__init__.py.
+    # Importing vitkit.io also runs vitkit/data/__init__.py.
     package = PACKAGE / room.split(".")[0] / "__init__.py"
     assert not [module for module in imports_of(package) if room_of(module)]
 

@@ -11,7 +11,7 @@ import torch
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
 from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, print_line, setup_logging
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 
 def test_ratio_is_that_of_the_sums_not_the_mean_of_ratios():

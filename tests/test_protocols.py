@@ -1,5 +1,5 @@
 import pytest
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 from torch import nn
 
 import vitkit

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.video_files import write_video
 from PIL import Image
 from test_documents import DOCUMENTS, ROOT, name_of
 from torch import nn
-from video_files import write_video
 
 import vitkit
 from vitkit import registry
+from vitkit.apps.inference import Predictor, load
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.writing import write_shapes
-from vitkit.inference import Predictor, load
 from vitkit.models import build_model
 from vitkit.protocols import Model
 from vitkit.registry import CRITERIA, DATASETS
@@ -28,17 +28,17 @@ SNIPPETS = [
     for path in DOCUMENTS
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL), 1)
 ]
-REPORT = "vitkit/evaluation/report"
+REPORT = "vitkit/apps/report"
 ELSEWHERE = {
     ("configs/README.md", "# my_data.py"): "tests/data/test_own_dataset.py",
     ("vitkit/data/README.md", "# my_boxes.py"): "tests/data/test_own_dataset.py",
     ("vitkit/engine/README.md", "# trackers.py"): "tests/engine/test_hooks.py",
     ("vitkit/engine/README.md", "# my_config.py"): "tests/engine/test_hooks.py",
+    ("vitkit/apps/report/README.md", "from typing import NamedTuple"): "tests/apps/report/test_own_evaluators.py",
     (
-        "vitkit/evaluation/report/README.md",
-        "from typing import NamedTuple",
-    ): "tests/evaluation/report/test_own_evaluators.py",
-    ("vitkit/inference/README.md", "from trackers import ByteTrackTracker"): "tests/inference/test_tracking.py",
+        "vitkit/apps/inference/README.md",
+        "from trackers import ByteTrackTracker",
+    ): "tests/apps/inference/test_tracking.py",
 }
 """Document and first line of a snippet -> the test that runs it, with stand-ins for packages that vitkit lacks."""
 TINY_DATA = {"data.train.num_images": 4, "data.val.num_images": 2, "data.num_workers": 0, "data.images_per_gpu": 2}
@@ -120,10 +120,10 @@ def test_own_head_has_the_methods_that_training_queries_need(names):
 
 def test_own_loss_is_computed(names):
     run("configs/README.md", 3, names)
-    spec = names["cfg"]["criterion"] | dict(type="CentreCriterion")
-    criterion = CRITERIA.build(spec | dict(weights=spec["weights"] | dict(centre=1.0)))
+    spec = names["cfg"]["criterion"] | dict(type="CenterCriterion")
+    criterion = CRITERIA.build(spec | dict(weights=spec["weights"] | dict(center=1.0)))
     boxes = torch.tensor([[0.5, 0.5, 0.2, 0.2]])
-    assert criterion.box_losses(boxes, boxes + 0.1)["centre"] == pytest.approx(0.1 * 2**0.5)
+    assert criterion.box_losses(boxes, boxes + 0.1)["center"] == pytest.approx(0.1 * 2**0.5)
 
 
 def test_weights_are_loaded_from_a_file(names, capsys):
@@ -163,7 +163,7 @@ def test_training_and_testing_from_python(names):
 
 
 def test_own_model_is_exported_as_a_graph(names):
-    run("vitkit/deployment/README.md", 1, names)
+    run("vitkit/apps/deployment/README.md", 1, names)
 
     class Mean(names["Heatmap"]):
         def forward(self, images, padding_mask=None):
@@ -179,7 +179,7 @@ def test_own_model_is_exported_as_a_graph(names):
 def test_predictions_of_images_and_videos(names, capsys):
     pytest.importorskip("av", reason="videos need pip install -e '.[video]'")
     write_video(Path("drive.mp4"), 3)
-    run("vitkit/inference/README.md", 1, names)
+    run("vitkit/apps/inference/README.md", 1, names)
     printed = capsys.readouterr().out
     assert "street.jpg: 1 car, 1 person" in printed and printed.count("['car', 'person']") == 3
     assert len(names["cars"]) == 1 and Path("cars.jpg").exists()
@@ -189,7 +189,7 @@ def test_a_model_is_compiled_as_cuda_graphs(names, monkeypatch):
     modes = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, mode: modes.append(mode))
     monkeypatch.setattr(vitkit, "load", lambda name, device, precision: SimpleNamespace(model=TwoObjects()))
-    run("vitkit/inference/README.md", 2, names)
+    run("vitkit/apps/inference/README.md", 2, names)
     assert modes == ["reduce-overhead"]
 
 

@@ -59,7 +59,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    from vitkit.starter.ablations.sets import (
+    from vitkit.apps.starter.ablations.sets import (
         check_arms,
         check_names,
         find_set,
@@ -80,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             print("\n".join(shlex.join(train_command(ablation, arm, args.overrides)) for arm in arms))
             return 0
-        from vitkit.starter.ablations.page import write_page
-        from vitkit.starter.ablations.runs import read_rows, run_all
+        from vitkit.apps.starter.ablations.page import write_page
+        from vitkit.apps.starter.ablations.runs import read_rows, run_all
 
         failures = 0
         if not args.plot_only:

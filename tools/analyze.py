@@ -130,9 +130,9 @@ def _unused(args: argparse.Namespace) -> list[str]:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     import vitkit
-    from vitkit.analysis.reports.api import attention_memory, step_memory
-    from vitkit.analysis.reports.backbones import plot_published_accuracy, variants
-    from vitkit.analysis.reports.text import TextCosts
+    from vitkit.apps.analysis.reports.api import attention_memory, step_memory
+    from vitkit.apps.analysis.reports.backbones import plot_published_accuracy, variants
+    from vitkit.apps.analysis.reports.text import TextCosts
     from vitkit.tools import analyze_tables as tables
 
     model = dict(weights=args.weights, overrides=args.overrides, size=args.size, frames=args.frames)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from vitkit.analysis.reports.api import AttentionMemory, Counted, ImageCosts, StepMemory
-from vitkit.analysis.reports.backbones import clip_costs, count_variant, plot_clip_costs
-from vitkit.analysis.reports.text import TextCosts
-from vitkit.analysis.reports.training import TrainingMacs
+from vitkit.apps.analysis.reports.api import AttentionMemory, Counted, ImageCosts, StepMemory
+from vitkit.apps.analysis.reports.backbones import clip_costs, count_variant, plot_clip_costs
+from vitkit.apps.analysis.reports.text import TextCosts
+from vitkit.apps.analysis.reports.training import TrainingMacs
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1803.05407). The result loads like any checkpoint. If chec
 used, as in evaluation. The statistics of batch norms that are not frozen are averaged like weights.
 
 A single checkpoint is slimmed: OUT has its weights, config and classes, but nothing that is only needed for resuming,
-such as the optimiser's state.
+such as the optimizer's state.
 
 Examples:
     vitkit average runs/detr/step_00009000.pth runs/detr/step_00009500.pth --out averaged.pth
@@ -35,8 +35,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.checkpoint import save_checkpoint
-    from vitkit.checkpoint.averaging import average, find_checkpoints
+    from vitkit.weights import save_checkpoint
+    from vitkit.weights.averaging import average, find_checkpoints
 
     with errors_in_one_line():
         if args.out.exists() and not args.overwrite:

@@ -17,6 +17,7 @@ Examples:
 import argparse
 from pathlib import Path
 
+from vitkit.text_format import counted
 from vitkit.tools.common import (
     MODEL_HELP,
     add_overwrite,
@@ -26,7 +27,6 @@ from vitkit.tools.common import (
     positive,
     split_weights,
 )
-from vitkit.words import counted
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -63,8 +63,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.apps.starter.browsing import browse
     from vitkit.logging import setup_logging
-    from vitkit.starter.browsing import browse
     from vitkit.tools.data.annotations import check_out
 
     with errors_in_one_line():

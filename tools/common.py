@@ -19,11 +19,11 @@ from types import UnionType
 from typing import TYPE_CHECKING
 
 from vitkit.errors import ConfigError, VitkitError, error_line, place_in_own_code
+from vitkit.text_format import printable
 from vitkit.tools.console import printing
-from vitkit.words import printable
 
 if TYPE_CHECKING:
-    from vitkit.inference import Loaded, Tiling
+    from vitkit.apps.inference import Loaded, Tiling
 
 
 def add_device(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
@@ -139,7 +139,7 @@ def add_tiles(
 ) -> None:
     """Add --tiles and --tile-overlap; `tiling_of` reads them."""
     parser.add_argument("--tiles", type=int, metavar="SIZE", required=required, help=text)
-    text = "minimum overlap of neighbouring tiles (default: a quarter of SIZE)"
+    text = "minimum overlap of neighboring tiles (default: a quarter of SIZE)"
     parser.add_argument("--tile-overlap", type=int, metavar="PIXELS", help=text)
 
 
@@ -149,7 +149,7 @@ def tiling_of(size: int | None, overlap: int | None) -> Tiling | None:
     Raises:
         ConfigError: the sizes are out of range, or an overlap is given without a size.
     """
-    from vitkit.inference import Tiling
+    from vitkit.apps.inference import Tiling
 
     if size is None and overlap is not None:
         raise ConfigError("--tile-overlap: the size of the tiles is also needed (--tiles SIZE).")
@@ -257,7 +257,7 @@ def check_out(option: str, path: Path | None) -> None:
 
 def require_images(loaded: Loaded, name: str) -> None:
     """Raise a ConfigError that names the suitable command if a model takes text."""
-    from vitkit.inference import Predictor, Translator
+    from vitkit.apps.inference import Predictor, Translator
 
     if not isinstance(loaded, Predictor):
         command = "translate" if isinstance(loaded, Translator) else "generate"
@@ -266,7 +266,7 @@ def require_images(loaded: Loaded, name: str) -> None:
 
 def require_text_model(loaded: Loaded, name: str, kinds: type | UnionType) -> None:
     """Raise a ConfigError that names the suitable command if a model is of none of these kinds."""
-    from vitkit.inference import Predictor, Translator
+    from vitkit.apps.inference import Predictor, Translator
 
     if isinstance(loaded, kinds):
         return

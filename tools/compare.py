@@ -22,13 +22,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitkit.text_format import counted
 from vitkit.tools.common import add_device, add_trust, check_out, errors_in_one_line, fraction, is_override, new_file
-from vitkit.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from vitkit.evaluation.report.comparison import Comparison
+    from vitkit.apps.report.comparison import Comparison
     from vitkit.evaluation.text import LengthGroup
 
 
@@ -76,7 +76,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.engine import comparing
+    from vitkit.apps.training import comparing
     from vitkit.logging import setup_logging
 
     with errors_in_one_line():
@@ -133,7 +133,7 @@ def print_lengths(groups: Mapping[str, Sequence[LengthGroup]]) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print each model's metrics and their differences from those of the first model."""
-    from vitkit.evaluation.report.comparison import is_better
+    from vitkit.apps.report.comparison import is_better
 
     width = max(map(len, comparison.differences[0]))
     for name, differences in zip(comparison.names[1:], comparison.differences):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
-from vitkit.words import printable
+from vitkit.text_format import printable
 
 
 class _AnyText:

@@ -19,8 +19,8 @@ import argparse
 from pathlib import Path
 
 import vitkit
+from vitkit.text_format import counted
 from vitkit.tools.common import add_model, add_overwrite, add_trust, errors_in_one_line, sort_model
-from vitkit.words import counted
 
 NAMES = ("official", "transformers", "vitkit")
 ANNOTATIONS = ("coco", "yolo", "voc")

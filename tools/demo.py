@@ -30,7 +30,7 @@ from vitkit.errors import ConfigError
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, require_images, sort_model
 
 if TYPE_CHECKING:
-    from vitkit.inference import Loaded
+    from vitkit.apps.inference import Loaded
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -49,7 +49,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.inference import load
+    from vitkit.apps.inference import load
     from vitkit.logging import setup_logging
 
     with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="vitkit_demo_") as folder:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def serve(predictor: Loaded, name: str, gradio: ModuleType, folder: Path, *, host: str, port: int) -> None:
     """Serve a model's page until ctrl-C."""
-    from vitkit.explanations.demo_page import Demo, build_page, launch
+    from vitkit.apps.explanations.demo_page import Demo, build_page, launch
 
     page = build_page(Demo(predictor, folder), name, gradio)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -52,7 +52,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    from vitkit.doctor import CHECKS, diagnose, report
+    from vitkit.apps.doctor import CHECKS, diagnose, report
     from vitkit.logging import setup_logging
 
     if args.list:
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     setup_logging()
     # The issues repeat what datasets log while they are built. The progress of the checks goes to standard error.
     logging.getLogger("vitkit").setLevel(logging.ERROR)
-    logging.getLogger("vitkit.doctor").setLevel(logging.INFO)
+    logging.getLogger("vitkit.apps.doctor").setLevel(logging.INFO)
     with errors_in_one_line():
         issues = diagnose(
             args.config,

@@ -78,7 +78,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dataset", action="store_true", help="draw each query's boxes over the validation data")
     text = "another model, or a config and its weights; its attention distances are drawn alongside"
     parser.add_argument("--compare", nargs="+", default=(), metavar="MODEL", help=text)
-    text = "pixels of the image (default: the best boxes' centres) or of the video's crop (default: where the class "
+    text = "pixels of the image (default: the best boxes' centers) or of the video's crop (default: where the class "
     parser.add_argument("--points", type=point, nargs="+", default=(), metavar="X,Y", help=f"{text}token looks)")
     text = "queries to draw, from 0 (default: the best-scoring ones; with only --dataset, the first 20)"
     parser.add_argument("--queries", type=query_number, nargs="+", default=(), metavar="N", help=text)

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vitkit
-from vitkit.deployment.settings import FORMATS, OPSETS, TOLERANCES
+from vitkit.apps.deployment.settings import FORMATS, OPSETS, TOLERANCES
+from vitkit.text_format import counted
 from vitkit.tools.common import (
     add_model,
     add_overwrite,
@@ -32,10 +33,9 @@ from vitkit.tools.common import (
     positive,
     sort_model,
 )
-from vitkit.words import counted
 
 if TYPE_CHECKING:
-    from vitkit.deployment.export import ExportedPart
+    from vitkit.apps.deployment.export import ExportedPart
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -59,7 +59,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--tolerance", type=float, help=f"allowed difference, relative to the largest value (default: {tolerances})"
     )
     parser.add_argument(
-        "--licence", help="licence of the weights, noted in the file (default: for models of the zoo, the one it lists)"
+        "--license", help="license of the weights, noted in the file (default: for models of the zoo, the one it lists)"
     )
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)

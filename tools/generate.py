@@ -37,7 +37,7 @@ from vitkit.tools.text_arguments import (
 )
 
 if TYPE_CHECKING:
-    from vitkit.inference import Continuation, Filling, MaskFiller, TextContinuer
+    from vitkit.apps.inference import Continuation, Filling, MaskFiller, TextContinuer
     from vitkit.seq2seq.decoding import DecodingSettings
 
 DECODING_OPTIONS = (*SAMPLING_OPTIONS, "greedy", "beams", "max_length", "min_length")
@@ -73,7 +73,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.inference import MaskFiller, TextContinuer, load
+    from vitkit.apps.inference import MaskFiller, TextContinuer, load
     from vitkit.logging import setup_logging
 
     with errors_in_one_line():

@@ -77,8 +77,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.inference import load
-    from vitkit.inference.writing import Output, predict_files
+    from vitkit.apps.inference import load
+    from vitkit.apps.inference.writing import Output, predict_files
     from vitkit.logging import setup_logging
 
     with errors_in_one_line():

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitkit.errors import ConfigError
+from vitkit.text_format import counted
 from vitkit.tools.common import (
     MODEL_HELP,
     add_device,
@@ -39,10 +40,9 @@ from vitkit.tools.common import (
     sort_model,
     tiling_of,
 )
-from vitkit.words import counted
 
 if TYPE_CHECKING:
-    from vitkit.engine.testing import Evaluation
+    from vitkit.apps.training.testing import Evaluation
     from vitkit.structures import ScoreThresholds
 
 
@@ -110,11 +110,11 @@ def scales(text: str) -> tuple[float, ...]:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.apps.inference import find_model, find_trained
+    from vitkit.apps.training.results import score_file, score_results
+    from vitkit.apps.training.testing import evaluate_model
     from vitkit.config import format_config
     from vitkit.distributed import close_distributed, init_distributed, is_main
-    from vitkit.engine.results import score_file, score_results
-    from vitkit.engine.testing import evaluate_model
-    from vitkit.inference import find_model, find_trained
     from vitkit.logging import setup_logging
     from vitkit.models.tta import SCALES
 
@@ -206,7 +206,7 @@ def write_page(evaluator: Any, path: Path | None, facts: Mapping[str, str]) -> N
     """Write the report if it was requested."""
     if path is None:
         return
-    from vitkit.evaluation.report import write_report
+    from vitkit.apps.report import write_report
 
     written = write_report(evaluator, path, title=path.stem, facts=facts)
     print(f"the report is {written} ({written.stat().st_size / 1e6:.1f} MB)")

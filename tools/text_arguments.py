@@ -13,7 +13,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.tools.common import MODEL_HELP, split_weights
 
 if TYPE_CHECKING:
-    from vitkit.seq2seq.vocabulary import Vocabulary
+    from vitkit.text.vocabulary import Vocabulary
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "seed")
 
@@ -33,7 +33,7 @@ def model_and_text(model: str, words: Sequence[str], *, has_input: bool) -> tupl
     Raises:
         ConfigError: there are texts, and --input as well.
     """
-    from vitkit.inference import is_config_only
+    from vitkit.apps.inference import is_config_only
 
     weights, texts = split_weights(words) if is_config_only(model) else (None, list(words))
     if texts and has_input:

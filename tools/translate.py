@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.errors import DataError
+from vitkit.text_format import counted
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, require_text_model
 from vitkit.tools.text_arguments import (
     SAMPLING_OPTIONS,
@@ -35,12 +36,11 @@ from vitkit.tools.text_arguments import (
     read_lines,
     report_unknown,
 )
-from vitkit.words import counted
 
 if TYPE_CHECKING:
-    from vitkit.inference import Translator
+    from vitkit.apps.inference import Translator
     from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis
-    from vitkit.seq2seq.vocabulary import Vocabulary
+    from vitkit.text.vocabulary import Vocabulary
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -73,7 +73,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.inference import Translator, load
+    from vitkit.apps.inference import Translator, load
     from vitkit.logging import setup_logging
 
     with errors_in_one_line():
@@ -108,7 +108,7 @@ def write_translations(
     attention: Path | None,
 ) -> None:
     """Translate lines, write them, and draw what their words attend to if `attention` is a path."""
-    from vitkit.inference.translator import translate
+    from vitkit.apps.inference.translator import translate
 
     results = translate(translator.model, encoded, settings, attention=attention is not None)
     first = list(islice(results, 1))  # an error, such as that of a model without attention, must not empty `out`
@@ -156,7 +156,7 @@ def as_text(hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary, n_best: in
 
 def draw(best: Hypothesis, source: list[int], vocabularies: dict[str, Vocabulary], path: Path) -> None:
     """Save a PNG of a translation's attention to its source."""
-    from vitkit.explanations.text_drawing import draw_alignment
+    from vitkit.apps.explanations.text_drawing import draw_alignment
     from vitkit.structures import EOS
 
     if not best.tokens:

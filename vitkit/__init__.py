@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from vitkit.analysis.reports.api import analyze
-    from vitkit.checkpoint import LoadReport, load_weights
+    from vitkit.apps.analysis.reports.api import analyze
+    from vitkit.apps.deployment.export import export
+    from vitkit.apps.doctor import diagnose
+    from vitkit.apps.explanations.api import Explanation, explain
+    from vitkit.apps.inference import load
+    from vitkit.apps.interop.convert import convert
+    from vitkit.apps.starter.start import start
+    from vitkit.apps.training.api import test, train
+    from vitkit.apps.training.comparing import compare
     from vitkit.config import Config, load_config
     from vitkit.data.loading.loader import build_dataset
-    from vitkit.deployment.export import export
-    from vitkit.doctor import diagnose
-    from vitkit.engine.api import test, train
-    from vitkit.engine.comparing import compare
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
-    from vitkit.explanations.api import Explanation, explain
-    from vitkit.inference import load
-    from vitkit.interop.convert import convert
     from vitkit.models import build_model
     from vitkit.nn.attention import AttentionRecorder
     from vitkit.protocols import Criterion, Dataset, Evaluator, Model
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         SECTIONS,
         TRANSFORMS,
     )
-    from vitkit.starter.starting import start
+    from vitkit.weights import LoadReport, load_weights
 
 _REGISTRIES = (
     "BACKBONES CRITERIA DATASETS EVALUATORS HEADS HOOKS MATCHERS MODELS NECKS OPTIMIZERS SCHEDULES SECTIONS TRANSFORMS"

@@ -5,7 +5,7 @@ import re
 import sysconfig
 import traceback
 
-from vitkit.words import printable
+from vitkit.text_format import printable
 
 
 class VitkitError(ValueError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitkit.distributed import is_main
 from vitkit.errors import VitkitError, error_line
-from vitkit.words import printable
+from vitkit.text_format import printable
 
 LOG_NAME = "log.jsonl"
 CONSOLE_NAME = "console.txt"

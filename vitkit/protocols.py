@@ -46,7 +46,7 @@ class Backbone(Protocol):
         affecting an image's maps.
 
         Args:
-            images: (B, 3, H, W) float, normalised; any H and W.
+            images: (B, 3, H, W) float, normalized; any H and W.
         Returns:
             name -> (B, channels, ceil(H / stride), ceil(W / stride)).
         """
@@ -133,10 +133,10 @@ class GenerativeModel(Protocol):
 
 @runtime_checkable
 class OffersExportGraph(Protocol):
-    """A model that says itself what its exported file takes and returns; see vitkit/deployment/README.md."""
+    """A model that says itself what its exported file takes and returns; see vitkit/apps/deployment/README.md."""
 
     def export_graph(self) -> nn.Module:
-        """Return a `vitkit.deployment.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
+        """Return a `vitkit.apps.deployment.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
 
 
 @runtime_checkable
@@ -163,7 +163,7 @@ class Criterion(nn.Module):
     """Base of the criteria in CRITERIA: `criterion(outputs, targets)` returns the weighted losses of a batch.
 
     `forward` takes the model's outputs and a target for each sample. It returns name -> loss; the sum of the losses is
-    minimised. The names are the same whatever the targets, even without any.
+    minimized. The names are the same whatever the targets, even without any.
     """
 
     class_activation: Literal["softmax", "sigmoid"] | None = None
@@ -368,7 +368,7 @@ class Evaluator(ABC):
         return {type(self).__name__: self.statistics()}
 
     def report_sections(self) -> Sequence[Any] | None:
-        """Return the sections of a report, a list of `vitkit.evaluation.sections.Section`.
+        """Return the sections of a report, a list of `vitkit.apps.report.sections.Section`.
 
         None: the metrics overall and by class, with intervals if there are `statistics`.
         """
@@ -376,7 +376,7 @@ class Evaluator(ABC):
 
     def prediction_image(self, index: int) -> Any:
         """Return how a comparison shows the prediction for a sample of the dataset, a
-        `vitkit.evaluation.sections.Image`; None: only the image."""
+        `vitkit.apps.report.sections.Image`; None: only the image."""
         return None
 
     def write_results(self, path: str | Path) -> list[Path] | None:

@@ -30,7 +30,7 @@ class Sample(TypedDict, total=False):
     """One image as a dataset returns it."""
 
     image: Tensor
-    """uint8 RGB, resized and augmented, not yet normalised: (3, H, W) for an image, (3, T, H, W) for a clip,
+    """uint8 RGB, resized and augmented, not yet normalized: (3, H, W) for an image, (3, T, H, W) for a clip,
     (views, 3, T, H, W) for several views of a video; uint16 (C, H, W) for an image of any channels."""
     target: "DetectionTarget"
 

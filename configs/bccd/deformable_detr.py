@@ -5,7 +5,7 @@
 Run:  python tools/train.py configs/bccd/deformable_detr.py data.root=DIR    (DIR holds images/ and annotations/)
 Here: AP 0.525, AP50 0.756 (seed 42) on the 87 validation images, in 61 min on one core of an AMD EPYC (busy),
       48 min of it processor time. AP by class: RBC 0.510, WBC 0.768, platelets 0.296. Platelets limit it: half of
-      them are under 21 pixels wide at this size, and there are 209 to learn from. Nor is every red cell labelled.
+      them are under 21 pixels wide at this size, and there are 209 to learn from. Nor is every red cell labeled.
 """
 
 

@@ -1,7 +1,7 @@
 """Plain ViTs trained without labels, through timm: DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and
 DINOv3 (Siméoni et al. 2025, https://arxiv.org/abs/2508.10104).
 
-Their weights are downloaded from timm's pages; DINOv3's have a separate licence.
+Their weights are downloaded from timm's pages; DINOv3's have a separate license.
 """
 
 DINOV2 = {

@@ -1,6 +1,6 @@
 """The image transforms of EoMT (Kerssies et al. 2025, appendix A, https://arxiv.org/abs/2503.19108).
 
-Two details differ: the original draws a crop again that shows no object, which is trained on here; and the colours are
+Two details differ: the original draws a crop again that shows no object, which is trained on here; and the colors are
 changed in the ranges of `ColorDistortion`, where the original turns the hue by half as much at most.
 """
 
@@ -13,7 +13,7 @@ def fitted_to_square(data, size):
 
 
 def covering_square(data, size):
-    """Train on jittered crops with changed colours; evaluate with the short side at `size`. Changes `data` in place."""
+    """Train on jittered crops with changed colors; evaluate with the short side at `size`. Changes `data` in place."""
     data["train"]["transforms"] = dict(
         type="LargeScaleJitter", size=size, scale_range=[0.5, 2.0], pad_value=0, color_probability=1.0
     )

@@ -51,8 +51,8 @@ def deim_data(mosaic_from, mosaic_until, strong_until, size=640, size_repeats=No
 def training(epochs, strong_until, restart_ema_decay=0.9999, batch_size=32):
     """The train section of both.
 
-    The run returns to its best average once, when strong augmentation stops, and the optimiser continues. The originals
-    return to the whole state of the best epoch, the optimiser's included, and after that do so again after each
+    The run returns to its best average once, when strong augmentation stops, and the optimizer continues. The originals
+    return to the whole state of the best epoch, the optimizer's included, and after that do so again after each
     evaluation that is not better, with a decay that is lower by 0.0001 each time.
     """
     return dict(

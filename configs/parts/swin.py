@@ -19,7 +19,7 @@ def with_swin(cfg, name):
 
 
 def maskformer_with_swin(cfg, name):
-    """Do the same with the optimiser of MaskFormer's models on Swin: one learning rate for all, and a warm-up."""
+    """Do the same with the optimizer of MaskFormer's models on Swin: one learning rate for all, and a warm-up."""
     cfg = with_swin(cfg, name)
     cfg["optimizer"].update(lr=6e-5, backbone_lr=6e-5, weight_decay=0.01)
     cfg["schedule"]["warmup_steps"] = 1500

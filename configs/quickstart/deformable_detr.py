@@ -4,7 +4,7 @@ A ResNet-18 up to stride 16 from random weights, box refinement and two stages.
 
 Run:  python tools/train.py configs/quickstart/deformable_detr.py
 Here: AP50 0.870 and AP 0.687 for seed 42, in 1600 steps of 0.20 s of one core's processor time; detr.py beside it took
-      4000 steps of 0.12 s for AP50 0.929 and AP 0.659. Both before optimisers were fused, on a shared machine.
+      4000 steps of 0.12 s for AP50 0.929 and AP 0.659. Both before optimizers were fused, on a shared machine.
 """
 
 from vitkit.configs.quickstart.detr import config as detr

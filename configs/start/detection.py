@@ -24,7 +24,7 @@ def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, chann
     A pretrained backbone that `ends_at_res3` learns more in up to half an hour of a core where each class has many
     objects, and finds nothing after 50 photos of COCO. One up to res4 has its first `frozen_stages` and all its batch
     norms frozen: after 515 steps of two images of BCCD that gave AP 0.321, trained batch norms 0.300 in 1.1 times the
-    processor time. With `channels` the images have as many, of 8 or 16 bits, and their colours are not jittered.
+    processor time. With `channels` the images have as many, of 8 or 16 bits, and their colors are not jittered.
     """
     jitter = dict(type="ColorJitter", brightness=0.2, contrast=0.2, saturation=0.2, hue=0.03, p=0.8)
     cfg = bccd_dino_imagenet() if ends_at_res3 else bccd_dino_r18()

@@ -12,7 +12,7 @@ from vitkit.configs.parts.resnet import resnet50_for_transfer
 def config(size=360, pretrained=True, channels=None):
     """Return the config; `size` is the short side in validation, in pixels; crops in training have 0.7 of it.
 
-    With `channels` the images have as many, of 8 or 16 bits, and their colours are not distorted.
+    With `channels` the images have as many, of 8 or 16 bits, and their colors are not distorted.
     """
     cfg = camvid_mask2former()
     if pretrained:

@@ -5,7 +5,7 @@ import re
 import torch
 from torch import nn
 
-from vitkit.data.io.coco_classes import COCO_CLASSES
+from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters.detr import library_backbone, official_backbone
 from vitkit.model_zoo.converters.key_table import Custom, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import DEFORMABLE_DECODER_NORMS, ENCODER_NORMS, library_stack, torch_stack

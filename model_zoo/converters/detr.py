@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
+from vitkit.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.model_zoo.converters.key_table import Alias, Format, KeyTable, Rename, Rule, aliases, below
 from vitkit.model_zoo.converters.layers import DECODER_NORMS, ENCODER_NORMS, library_stack, torch_stack
 from vitkit.model_zoo.converters.resnet import library_resnet

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from vitkit.data.io.coco_classes import COCO_CLASSES
 from vitkit.errors import CheckpointError
 from vitkit.heads.dfine import DFINEDecoder
+from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import TORCH_FEED_FORWARD, library_stack
 from vitkit.model_zoo.converters.rt_detr import (

@@ -8,18 +8,18 @@ from vitkit.model_zoo.converters.key_table import Custom, Drop, Format, KeyTable
 from vitkit.model_zoo.converters.vit import LIBRARY_DINO, join_projections
 
 
-def _check_normalisation(state: State, model: nn.Module) -> State:
-    """Check how pixels are normalised.
+def _check_normalization(state: State, model: nn.Module) -> State:
+    """Check how pixels are normalized.
 
     Raises:
-        CheckpointError: the weights expect another normalisation of pixels than the model's backbone.
+        CheckpointError: the weights expect another normalization of pixels than the model's backbone.
     """
     for name, expected in dict(mean=model.backbone.pixel_mean, std=model.backbone.pixel_std).items():
         values = state.pop(f"encoder.pixel_{name}", None)
         if values is not None and not torch.allclose(values.flatten().float().cpu(), torch.tensor(expected), atol=1e-3):
             raise CheckpointError(
-                f"encoder.pixel_{name}: the weights expect images normalised by {values.flatten().tolist()}; the "
-                f"model normalises by {list(expected)}: set model.backbone.pixel_{name}."
+                f"encoder.pixel_{name}: the weights expect images normalized by {values.flatten().tolist()}; the "
+                f"model normalizes by {list(expected)}: set model.backbone.pixel_{name}."
             )
     return state
 
@@ -56,7 +56,7 @@ OFFICIAL = [
             [
                 Rename("^network.", "^"),
                 Drop("^criterion."),
-                Custom(_check_normalisation),
+                Custom(_check_normalization),
                 Rename("^encoder.backbone.", "^backbone."),
                 Rename("^q.", "^head.query_embed."),
                 Rename("^class_head.", "^head.class_embed."),

@@ -1,6 +1,6 @@
 """Key names and token ids of fairseq's Transformers for translation (https://github.com/facebookresearch/fairseq).
 
-The model is a `Transformer` with `positions="fairseq"`, and with `norm_first=True` if fairseq normalises before each
+The model is a `Transformer` with `positions="fairseq"`, and with `norm_first=True` if fairseq normalizes before each
 block. fairseq's ids are `<s> <pad> </s> <unk>` and its dictionary's tokens, and its decoder starts from `</s>`: the
 rows of the embeddings are put in vitkit's order, with the row of `</s>` for both BOS and EOS. The row of `<s>`, which
 fairseq never uses, is left out.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitkit.errors import DataError
 from vitkit.model_zoo.converters.key_table import Custom, Format, KeyTable, Rename, State
 from vitkit.model_zoo.converters.layers import DECODER_NORMS, ENCODER_NORMS, library_stack
-from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS
+from vitkit.text.vocabulary import SPECIAL_TOKENS
 
 _PAD, _EOS, _UNK = 1, 2, 3
 _ROWS = (_PAD, _UNK, _EOS, _EOS)

@@ -143,7 +143,7 @@ class Format(NamedTuple):
     """The format's name in reports."""
     table: KeyTable
     marks: Sequence[str] = ()
-    """A set of keys that only this format has, by which files are recognised; a key that begins with a dot may have
+    """A set of keys that only this format has, by which files are recognized; a key that begins with a dot may have
     any prefix. Empty if the names are the same as vitkit's."""
     model: str = ""
     """The class of the model that is written in this format (for a classifier, of its backbone); "": only read."""

@@ -8,18 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitkit import model_zoo
-from vitkit.checkpoint import classes_of
-from vitkit.checkpoint.published import PublishedWeights, provide
-from vitkit.data.io.coco_classes import (
-    COCO_CATEGORY_IDS,
-    COCO_CLASSES,
-    COCO_PANOPTIC_CATEGORY_IDS,
-    COCO_PANOPTIC_CLASSES,
-)
-from vitkit.data.io.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
-from vitkit.data.io.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
+from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
+from vitkit.io.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
+from vitkit.io.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
 from vitkit.model_zoo.converters.formats import READ_ORDER
 from vitkit.model_zoo.converters.key_table import Format, State
+from vitkit.weights import classes_of
+from vitkit.weights.published import PublishedWeights, provide
 
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
@@ -56,7 +51,7 @@ _DATASETS_BY_CLASSES = {
 def convert_official(
     state: Mapping[str, Tensor], model: nn.Module, classes: Sequence[str] | None = None
 ) -> tuple[State, Format | None]:
-    """Rename an official state dict for `model`; one that no converter recognises is returned as is.
+    """Rename an official state dict for `model`; one that no converter recognizes is returned as is.
 
     If an official head has a row for each raw COCO id and the model has COCO's 80 classes, or the 133 of its panoptic
     segmentation, the rows of these classes are selected; likewise of a head with a row for each raw Objects365 id.

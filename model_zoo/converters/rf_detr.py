@@ -9,7 +9,7 @@ import re
 import torch
 from torch import nn
 
-from vitkit.data.io.coco_classes import COCO_CLASSES
+from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters.key_table import Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import TORCH_FEED_FORWARD, join_qkv
 

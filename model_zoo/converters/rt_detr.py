@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from vitkit.data.io.coco_classes import COCO_CLASSES
+from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import (
     DEFORMABLE_DECODER_NORMS,

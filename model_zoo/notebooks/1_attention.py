@@ -15,8 +15,8 @@ from torch import nn
 
 import vitkit
 from vitkit import AttentionRecorder
-from vitkit.explanations.text import text_inputs
-from vitkit.explanations.text_drawing import draw_alignment, draw_heads
+from vitkit.apps.explanations.text import text_inputs
+from vitkit.apps.explanations.text_drawing import draw_alignment, draw_heads
 from vitkit.nn.additive_attention import AlignmentAttention
 from vitkit.nn.attention import MultiHeadAttention, attend
 from vitkit.nn.position import sine_positions_1d
@@ -141,7 +141,7 @@ print(additive("one hundred twenty-three"))
 # the source; white is a weight of 1. In German, 23 is *dreiundzwanzig*, three-and-twenty: the units come before the
 # tens, so the path jumps ahead for *drei* and back for *zwanzig*. The model was never told which tokens correspond; the
 # alignment is a by-product of learning to translate. It may be off by a token or so: the encoder reads in both
-# directions, so each of its states also contains information about neighbouring tokens.
+# directions, so each of its states also contains information about neighboring tokens.
 
 # %%
 draw_alignment(*additive.align("one hundred twenty-three"), out / "additive.png")
@@ -306,9 +306,9 @@ print("largest difference", float((ours(x, x, x) - theirs(x, x, x)[0]).abs().max
 
 # %% [markdown]
 # A small task shows the use of a second head: in a sequence of random symbols, predict at each position the symbol to
-# its *left* and the one to its *right*, in this order. One head can spread its weight over both neighbours, but returns
+# its *left* and the one to its *right*, in this order. One head can spread its weight over both neighbors, but returns
 # a single weighted mean, from which it is hard to tell which symbol was on the left. Two heads can attend to one
-# neighbour each. (The sequence is circular: the left neighbour of the first symbol is the last.)
+# neighbor each. (The sequence is circular: the left neighbor of the first symbol is the last.)
 #
 # The model is one attention layer on embeddings with the Transformer's position encoding, which notebook 2 explains.
 
@@ -316,8 +316,8 @@ print("largest difference", float((ours(x, x, x) - theirs(x, x, x)[0]).abs().max
 SYMBOLS, LENGTH, WIDTH = 8, 12, 64
 
 
-class Neighbours(nn.Module):
-    """Predict each symbol's left and right neighbour by one layer of attention."""
+class Neighbors(nn.Module):
+    """Predict each symbol's left and right neighbor by one layer of attention."""
 
     def __init__(self, num_heads):
         super().__init__()
@@ -333,27 +333,27 @@ class Neighbours(nn.Module):
         return self.classify(read).unflatten(-1, (2, SYMBOLS))  # (batch, length, left or right, symbols)
 
 
-def neighbours_of(symbols):
-    """The left and the right neighbour of each symbol, in a ring."""
+def neighbors_of(symbols):
+    """The left and the right neighbor of each symbol, in a ring."""
     return torch.stack((symbols.roll(1, 1), symbols.roll(-1, 1)), dim=-1)
 
 
 maps = {}
 for num_heads in (1, 2):
     torch.manual_seed(1)
-    model = Neighbours(num_heads)
+    model = Neighbors(num_heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(600):
         symbols = torch.randint(SYMBOLS, (64, LENGTH))
-        loss = nn.functional.cross_entropy(model(symbols).flatten(0, 2), neighbours_of(symbols).flatten())
+        loss = nn.functional.cross_entropy(model(symbols).flatten(0, 2), neighbors_of(symbols).flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     symbols = torch.randint(SYMBOLS, (500, LENGTH))
     with torch.no_grad(), AttentionRecorder(model) as recorded:
-        right = (model(symbols).argmax(-1) == neighbours_of(symbols)).float().mean()
+        right = (model(symbols).argmax(-1) == neighbors_of(symbols)).float().mean()
     maps[num_heads] = recorded["attention"][0].mean(0).numpy()  # (heads, length, length), mean of the rows
-    print(f"{num_heads} head(s): {right:.3f} of the neighbours are right, chance is {1 / SYMBOLS:.3f}")
+    print(f"{num_heads} head(s): {right:.3f} of the neighbors are right, chance is {1 / SYMBOLS:.3f}")
 
 # %% [markdown]
 # `AttentionRecorder` collected the weights while the model ran: inside its `with` block, it records the weights of
@@ -361,7 +361,7 @@ for num_heads in (1, 2):
 
 # %%
 positions = [str(n) for n in range(LENGTH)]
-draw_heads([maps[1]], positions, positions, out / "one_head.png", title="One head must mix both neighbours")
+draw_heads([maps[1]], positions, positions, out / "one_head.png", title="One head must mix both neighbors")
 show(out / "one_head.png")
 
 # %%

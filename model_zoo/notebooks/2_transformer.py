@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import vitkit
-from vitkit.explanations.text import draw_beam_tree, text_attention, text_inputs
-from vitkit.explanations.text_drawing import (
+from vitkit.apps.explanations.text import draw_beam_tree, text_attention, text_inputs
+from vitkit.apps.explanations.text_drawing import (
     animate_decoding,
     draw_alignment,
     draw_arcs,
@@ -119,7 +119,7 @@ show(out / "offsets.png")
 # %%
 scores = torch.zeros(1, 1, 6, 6)  # all tokens fit equally well
 is_padding = torch.tensor([[False, False, False, False, True, True]])
-window = (torch.arange(6)[:, None] - torch.arange(6)).abs() > 1  # hides all but the neighbours
+window = (torch.arange(6)[:, None] - torch.arange(6)).abs() > 1  # hides all but the neighbors
 biases = {
     "padding": padding_bias(is_padding),
     "causal": causal_bias(6, scores.device),
@@ -131,7 +131,7 @@ for panel, (name, bias) in zip(panels, biases.items()):
     weights = np.ma.masked_equal(attention_weights(scores, bias)[0, 0].numpy(), 0)
     shown = panel.imshow(weights, vmin=0, vmax=1, cmap=colormaps["viridis"].with_extremes(bad="0.9"))
     panel.set(title=name, xlabel="key", ylabel="query")
-figure.colorbar(shown, ax=panels, label="weight; grey: masked, exactly 0", shrink=0.8)
+figure.colorbar(shown, ax=panels, label="weight; gray: masked, exactly 0", shrink=0.8)
 figure.suptitle("Weights of equal scores under three masks")
 figure.savefig(out / "masks.png", dpi=110)
 show(out / "masks.png")
@@ -143,7 +143,7 @@ show(out / "masks.png")
 # is zero where input $j$ is not seen. The figure shows its magnitude for stacks of one and of three layers with random
 # weights, each row relative to its maximum, and black where it is zero.
 #
-# - A *convolution* of three tokens sees one neighbour on each side, and each further layer one more. Distant tokens
+# - A *convolution* of three tokens sees one neighbor on each side, and each further layer one more. Distant tokens
 #   meet only after many layers.
 # - *Recurrence* sees all tokens before, but only through the states between: the influence of a token fades with every
 #   step, and the steps must be computed one after another.
@@ -329,7 +329,7 @@ show(out / "residuals.png")
 # %% [markdown]
 # Without residual connections, each block replaces the tokens by averages of all tokens, so that they become more alike
 # from block to block, as in the figure of what an output sees. After three such blocks, their differences are as small
-# as the rounding errors. Nothing is left from which the left neighbour could be learned, and the model guesses. With
+# as the rounding errors. Nothing is left from which the left neighbor could be learned, and the model guesses. With
 # residual connections, a token keeps what it was, and twelve blocks learn the task almost as quickly as two.
 #
 # ## Training

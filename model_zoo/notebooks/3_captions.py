@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 import vitkit
-from vitkit.explanations.drawing import draw_word_attention
-from vitkit.explanations.regions import attention_ratio
-from vitkit.explanations.text import caption_attention, draw_beam_tree, word_attention
-from vitkit.explanations.text_drawing import draw_expected
+from vitkit.apps.explanations.drawing import draw_word_attention
+from vitkit.apps.explanations.regions import attention_ratio
+from vitkit.apps.explanations.text import caption_attention, draw_beam_tree, word_attention
+from vitkit.apps.explanations.text_drawing import draw_expected
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.notebooks import show
 
@@ -57,7 +57,7 @@ show(out / "world.png")
 # $$\nabla_\theta \approx \nabla_\theta \log p(y \mid s, a)
 # + \lambda_r (r - b)\, \nabla_\theta \log p(s \mid a) + \lambda_e \nabla_\theta H[s].$$
 #
-# The model attends to a map of 8 x 8 locations. All weights are initialised randomly, including those of the backbone.
+# The model attends to a map of 8 x 8 locations. All weights are initialized randomly, including those of the backbone.
 
 # %%
 MODEL = dict(
@@ -92,14 +92,14 @@ show(soft_run.path / "predictions.png")
 
 # %% [markdown]
 # The predicted caption is above each image, the reference below. After such a short training, the model has learned
-# the grammar, the backgrounds, the colours and their order from left to right. It still mostly guesses the shapes, as
+# the grammar, the backgrounds, the colors and their order from left to right. It still mostly guesses the shapes, as
 # the backbone needs many more images to tell a star from a cross. (`configs/quickstart/captioning.py` takes a quarter
 # of an hour and writes three of four captions without a mistake.)
 #
 # ## Soft attention
 #
 # A caption with the attention map of each word; bright locations have a high weight, and the number is the largest
-# weight. For colours, attention is concentrated on the shapes, the left one first. Words such as *of* need no
+# weight. For colors, attention is concentrated on the shapes, the left one first. Words such as *of* need no
 # information from the image, and their weights are spread out.
 
 # %%
@@ -112,8 +112,8 @@ draw_word_attention(image, words, weights, out / "soft.png")
 show(out / "soft.png")
 
 # %% [markdown]
-# Does a colour's attention lie on its shape? `attention_ratio` is the share of the attention in a mask, relative to the
-# mask's share of the image: 1 for attention that is spread evenly. The first colour of a caption belongs to the left
+# Does a color's attention lie on its shape? `attention_ratio` is the share of the attention in a mask, relative to the
+# mask's share of the image: 1 for attention that is spread evenly. The first color of a caption belongs to the left
 # shape, the second one to the right shape.
 
 # %%
@@ -129,11 +129,11 @@ for index in range(40):
         ratios["the other shape"].append(float(attention_ratio(weights[k], other)))
 means = {name: sum(values) / len(values) for name, values in ratios.items()}
 for name, mean in means.items():
-    print(f"attention of {len(ratios[name])} colours on {name}: {mean:.1f} x uniform")
+    print(f"attention of {len(ratios[name])} colors on {name}: {mean:.1f} x uniform")
 assert means["its own shape"] > 1.2 * max(1.0, means["the other shape"])
 
 # %% [markdown]
-# Next, the probabilities that the model predicted for each word. It is certain about colours and grammar; for the
+# Next, the probabilities that the model predicted for each word. It is certain about colors and grammar; for the
 # shapes, the probabilities show how uncertain it is.
 
 # %%

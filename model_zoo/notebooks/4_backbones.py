@@ -3,7 +3,7 @@
 #
 # Attention between all locations of an image is expensive, because there are many of them. The four backbones deal with
 # this differently: ViT lets all tokens attend to all (Dosovitskiy et al. 2021), Swin attends within shifted windows
-# (Liu et al. 2021), MViT pools keys and values (Li et al. 2022), and LR-Net weighs the neighbours of each pixel (Hu et
+# (Liu et al. 2021), MViT pools keys and values (Li et al. 2022), and LR-Net weighs the neighbors of each pixel (Hu et
 # al. 2019). This notebook counts their cost, and draws the attention of a small model of each on synthetic images.
 
 # %%
@@ -13,9 +13,9 @@ import torch
 
 import vitkit
 from vitkit import BACKBONES
-from vitkit.analysis.macs import count_macs
-from vitkit.analysis.memory import count_parameters
-from vitkit.explanations.backbones import (
+from vitkit.apps.analysis.macs import count_macs
+from vitkit.apps.analysis.memory import count_parameters
+from vitkit.apps.explanations.backbones import (
     attention_distance,
     backbone_attention,
     draw_class_token,
@@ -25,7 +25,7 @@ from vitkit.explanations.backbones import (
     mean_distances,
     rollout_maps,
 )
-from vitkit.explanations.regions import attention_ratio
+from vitkit.apps.explanations.regions import attention_ratio
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.costs import plot_costs
 from vitkit.visualization.curves import plot_distances
@@ -224,13 +224,13 @@ assert nearest > 0.8 * uniform and models["Swin"]["stage 1 block 1"].max() < 0.3
 # merging, until a window covers the image. All heads of this ViT have about the distance of uniform attention: they
 # choose tokens by content, wherever they are. In large ViTs trained on large data sets, some heads of the first layers
 # attend locally (figure 7 of the paper). Two reasons why none does here are known: on few images, such heads are not
-# learned (Raghu et al. 2021), and in hybrids they are rarer, since the ResNet has already mixed neighbours (section 4.5
+# learned (Raghu et al. 2021), and in hybrids they are rarer, since the ResNet has already mixed neighbors (section 4.5
 # of the ViT paper). `vitkit explain vit_base_patch16 --images photos` draws the same plot for the published weights.
 #
 # ## LR-Net: kernels that depend on the image
 #
 # A convolution has the same kernel at all locations. LR-Net replaces it by weights that are computed for each pixel $p$
-# over its neighbours $p + \delta$: a similarity $\Phi$ of query and key, plus a learned prior that depends only on the
+# over its neighbors $p + \delta$: a similarity $\Phi$ of query and key, plus a learned prior that depends only on the
 # offset,
 #
 # $$\omega(p, \delta) = \operatorname{softmax}_{\delta} \bigl( \Phi(q_p, k_{p+\delta}) + G(\delta) \bigr).$$
@@ -238,7 +238,7 @@ assert nearest > 0.8 * uniform and models["Swin"]["stage 1 block 1"].max() < 0.3
 # For each of several layers, the upper row is the softmax of only the prior $G$, and the lower row the kernel at the
 # marked point; each panel is one group of channels. In the first of them, some groups weigh the pixels that are like
 # the point more or less than the prior does; in the others, the kernels mostly follow the prior after such a short
-# training. Windows that reach beyond the map have no weight there (grey). The model has 13 million parameters, so it is
+# training. Windows that reach beyond the map have no weight there (gray). The model has 13 million parameters, so it is
 # trained on fewer and smaller images, until it knows them.
 
 # %%

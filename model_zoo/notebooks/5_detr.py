@@ -17,8 +17,8 @@ from scipy.optimize import linear_sum_assignment
 
 import vitkit
 from vitkit import CRITERIA, MATCHERS, model_zoo
-from vitkit.explanations.images import image_attention, image_sampling
-from vitkit.explanations.queries import draw_query_heads, draw_query_layers
+from vitkit.apps.explanations.images import image_attention, image_sampling
+from vitkit.apps.explanations.queries import draw_query_heads, draw_query_layers
 from vitkit.ops.boxes import cxcywh_to_xyxy, generalized_box_iou
 from vitkit.ops.colors import text_color
 from vitkit.visualization.boxes import draw_detections
@@ -31,7 +31,7 @@ torch.manual_seed(0)
 # %% [markdown]
 # ## Matching by hand
 #
-# A synthetic image with three objects, and six made-up predictions: each query has a box, as centre, width and height
+# A synthetic image with three objects, and six made-up predictions: each query has a box, as center, width and height
 # relative to the image, and a probability for each class.
 
 # %%
@@ -151,7 +151,7 @@ def confident(queries):
 
 
 def boxes_of(index):
-    """The boxes of a validation image's objects and their centres, in pixels."""
+    """The boxes of a validation image's objects and their centers, in pixels."""
     boxes_xyxy = 64 * cxcywh_to_xyxy(val_set[index]["target"]["boxes_cxcywh"])
     return boxes_xyxy.tolist(), ((boxes_xyxy[:, :2] + boxes_xyxy[:, 2:]) / 2).tolist()
 
@@ -166,15 +166,15 @@ def print_ratios(title, ratios):
 # %% [markdown]
 # ## Encoder self-attention
 #
-# What the centres of the objects' boxes attend to in the encoder (figure 3 of the paper): in the last layer, each
-# centre attends to its own object, before any query has asked for it.
+# What the centers of the objects' boxes attend to in the encoder (figure 3 of the paper): in the last layer, each
+# center attends to its own object, before any query has asked for it.
 
 # %%
 EXAMPLE = 6
 image = images[EXAMPLE]
 attention = image_attention(detr, image)
-boxes_xyxy, centres = boxes_of(EXAMPLE)
-attention.draw_points(centres, out / "encoder.png", boxes_xyxy=boxes_xyxy)
+boxes_xyxy, centers = boxes_of(EXAMPLE)
+attention.draw_points(centers, out / "encoder.png", boxes_xyxy=boxes_xyxy)
 show(out / "encoder.png")
 
 # %%
@@ -182,14 +182,14 @@ encoder_ratios = []
 for layer in range(2):
     ratios = []
     for index, other in enumerate(images):
-        boxes_xyxy, centres = boxes_of(index)
-        ratios.append(image_attention(detr, other, encoder_layer=layer).point_ratios(centres, boxes_xyxy))
+        boxes_xyxy, centers = boxes_of(index)
+        ratios.append(image_attention(detr, other, encoder_layer=layer).point_ratios(centers, boxes_xyxy))
     encoder_ratios.append(torch.cat(ratios))
-print_ratios("encoder, attention of a box's centre in the box", torch.stack(encoder_ratios))
+print_ratios("encoder, attention of a box's center in the box", torch.stack(encoder_ratios))
 assert encoder_ratios[-1].mean() > 1.5
 
 # %% [markdown]
-# The first layer hardly prefers the object, the last one does in all heads. In images with two objects of one colour, a
+# The first layer hardly prefers the object, the last one does in all heads. In images with two objects of one color, a
 # part of the attention goes to the other one, since the encoder compares what it sees at two locations.
 
 # %% [markdown]
@@ -235,7 +235,7 @@ assert ratios.mean((1, 2)).min() > 1.5
 #
 # DINO (Zhang et al. 2023) is such a two-stage Deformable DETR with denoising in training. The package has a small one,
 # on one map of stride 8. Each row is a decoder layer. The cross is the reference point, the dots are the sampling
-# points of all heads, coloured by weight, and the green box is the layer's prediction.
+# points of all heads, colored by weight, and the green box is the layer's prediction.
 
 # %%
 dino = vitkit.load("shapes_dino")

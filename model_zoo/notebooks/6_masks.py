@@ -3,7 +3,7 @@
 #
 # The traditional approach to semantic segmentation is to classify each pixel. MaskFormer (Cheng et al. 2021) showed
 # that a model can instead predict a set of masks with one class each, and that the same model then handles semantic,
-# instance and panoptic segmentation. Mask2Former (Cheng et al. 2022) outperformed specialised models by restricting
+# instance and panoptic segmentation. Mask2Former (Cheng et al. 2022) outperformed specialized models by restricting
 # each query's attention to its previously predicted mask. This notebook compares the two losses on one image, trains
 # both kinds of model briefly, and looks inside Mask2Former.
 
@@ -14,9 +14,9 @@ import torch
 
 import vitkit
 from vitkit import CRITERIA
-from vitkit.explanations.images import image_attention
-from vitkit.explanations.masks import draw_loss_points, draw_merging, draw_queries
-from vitkit.explanations.queries import draw_query_heads, draw_query_layers
+from vitkit.apps.explanations.images import image_attention
+from vitkit.apps.explanations.masks import draw_loss_points, draw_merging, draw_queries
+from vitkit.apps.explanations.queries import draw_query_heads, draw_query_layers
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.masks import draw_panoptic, draw_semantic
 from vitkit.visualization.notebooks import show
@@ -46,7 +46,7 @@ show(out / "truth.png")
 # %% [markdown]
 # ## Two losses
 #
-# **Per-pixel classification** minimises the mean cross entropy over the pixels $x$ of the image $\Omega$,
+# **Per-pixel classification** minimizes the mean cross entropy over the pixels $x$ of the image $\Omega$,
 #
 # $$\mathcal{L}_{\text{pixel}} = -\frac{1}{|\Omega|} \sum_{x \in \Omega} \log p_x(c_x).$$
 #
@@ -62,7 +62,7 @@ show(out / "truth.png")
 # = 1 - \frac{2 \sum_x m(x)\, \hat m(x) + 1}{\sum_x m(x) + \sum_x \hat m(x) + 1}.$$
 #
 # (In vitkit, "no object" has a weight of a tenth, and each sum is divided by its number of terms.) To see which errors
-# each loss penalises, we construct predictions by hand from masks and labels.
+# each loss penalizes, we construct predictions by hand from masks and labels.
 
 # %%
 per_pixel_loss = CRITERIA.build(dict(type="PerPixelCriterion"))

@@ -1,13 +1,13 @@
-"""A classifier's checkpoint initialises a backbone of its kind: the head is left out, which is reported."""
+"""A classifier's checkpoint initializes a backbone of its kind: the head is left out, which is reported."""
 
 import pytest
 import timm
 import torchvision
 from torchvision.models.vision_transformer import VisionTransformer
 
-from vitkit.checkpoint import load_weights
 from vitkit.errors import CheckpointError
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 SWIN = dict(type="Swin", embed_dim=16, num_heads=[1, 2, 4, 8], depths=[1, 1, 1, 1], window=4)
 LRNET = dict(type="LRNet", depth=26, pretrained=False)
@@ -50,7 +50,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_classifier_head_is_left_out_and_norms_of_feature_maps_are_initialised(case):
+def test_classifier_head_is_left_out_and_norms_of_feature_maps_are_initialized(case):
     make, spec, left_out, new = CASES[case]
     theirs = make().state_dict()
     model = BACKBONES.build(spec)
@@ -60,7 +60,7 @@ def test_classifier_head_is_left_out_and_norms_of_feature_maps_are_initialised(c
     text = str(report)
     assert f"left out, because feature maps do not need it: {', '.join(left_out)}" in text
     if new:
-        assert "not in it, so these are newly initialised: norm0, norm1, norm2, norm3" in text
+        assert "not in it, so these are newly initialized: norm0, norm1, norm2, norm3" in text
     values = {value.flatten()[0].item() for value in theirs.values() if value.numel()}
     fresh = tuple(report.new_parts) or ("\0",)
     assert {p.flatten()[0].item() for k, p in model.state_dict().items() if not k.startswith(fresh)} <= values

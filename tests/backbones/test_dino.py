@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from vitkit.backbones.vit_blocks import Attention
-from vitkit.checkpoint import load_weights
-from vitkit.checkpoint.weights import state_dict_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
+from vitkit.weights.loading import state_dict_of
 
 build = BACKBONES.build
 SMALL = dict(d_model=48, depth=2, num_heads=4)

@@ -1,4 +1,4 @@
-"""Behaviour that all families of backbones have in common."""
+"""Behavior that all families of backbones have in common."""
 
 import pytest
 import torch

@@ -4,10 +4,10 @@ import pytest
 import torch
 from timm.models import adapt_input_conv
 
-from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import normalize_images
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 SWIN = dict(embed_dim=16, depths=[1, 1, 1, 1], num_heads=[1, 2, 2, 4], window=3)
 SPECS = {
@@ -45,11 +45,11 @@ def test_weights_for_rgb_are_repeated_and_rescaled(name):
     for backbone in (one, six):
         report = load_weights(backbone, {key: value.clone() for key, value in rgb.state_dict().items()})
         assert not report.missing and not report.unexpected
-    grey = torch.rand(shape_of(name, 1))
+    gray = torch.rand(shape_of(name, 1))
     with torch.no_grad():
-        expected = rgb(grey.expand(shape_of(name, 3)))
+        expected = rgb(gray.expand(shape_of(name, 3)))
         for backbone, count in ((one, 1), (six, 6)):
-            for key, value in backbone(grey.expand(shape_of(name, count))).items():
+            for key, value in backbone(gray.expand(shape_of(name, count))).items():
                 torch.testing.assert_close(value, expected[key], atol=1e-4, rtol=1e-4)
 
 
@@ -80,7 +80,7 @@ def test_the_stem_of_a_vit_must_take_its_channels():
     assert BACKBONES.build({**vit, "stem": stem | statistics})(torch.zeros(1, 4, 64, 64))["res4"].shape[1] == 16
 
 
-def test_pixels_of_16_bits_are_normalised_like_the_same_of_8_bits():
+def test_pixels_of_16_bits_are_normalized_like_the_same_of_8_bits():
     pixels = torch.randint(256, (2, 4, 5, 6), dtype=torch.uint8)
     statistics = dict(mean=(0.1, 0.2, 0.3, 0.4), std=(0.4, 0.3, 0.2, 0.1))
     expected = (pixels / 255 - torch.tensor(statistics["mean"])[:, None, None]) / torch.tensor(statistics["std"])[
@@ -88,6 +88,6 @@ def test_pixels_of_16_bits_are_normalised_like_the_same_of_8_bits():
     ]
     for images in (pixels, (pixels.int() * 257).to(torch.uint16)):
         torch.testing.assert_close(normalize_images(images, **statistics), expected, atol=1e-5, rtol=1e-5)
-    assert normalize_images(expected, **statistics) is expected  # float images are already normalised
+    assert normalize_images(expected, **statistics) is expected  # float images are already normalized
     with pytest.raises(DataError, match=r"have 3 channels \(RGB\); expected \(B, 4, H, W\). Set model.backbone.in_ch"):
         normalize_images(pixels[:, :3], **statistics)

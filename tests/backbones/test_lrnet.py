@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from vitkit.analysis.macs import count_macs
+from vitkit.apps.analysis.macs import count_macs
 from vitkit.backbones.lrnet import LRNET_VARIANTS
-from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 build = BACKBONES.build
 

@@ -7,12 +7,12 @@ from torch import nn
 from torchvision.models.video import mvit as tv
 
 from vitkit.backbones.mvit import MVIT_VARIANTS
-from vitkit.checkpoint import load_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.nn.pooling_attention import PoolingAttention
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 TINY = dict(depths=(1, 2, 1, 1), embed_dim=16, num_heads=2, image_size=64)
 

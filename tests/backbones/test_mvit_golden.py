@@ -5,8 +5,8 @@ import torch
 from golden.weights import compare, grad_projection, load_case
 from torch import nn
 
-from vitkit.checkpoint import load_weights
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@ import torch
 import torchvision
 
 from vitkit.backbones.nonlocal_resnet import CLIP_RESNET_VARIANTS, NON_LOCAL_RESNET_VARIANTS
-from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.nn.non_local import PAIRWISE, NonLocalBlock
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 build = BACKBONES.build
 

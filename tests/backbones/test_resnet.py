@@ -8,9 +8,9 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit import load_config
 from vitkit.backbones.resnet import RESNET_VARIANTS
-from vitkit.data.io.image_files import read_image
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.io.image_files import read_image
 from vitkit.models.classifier import Classifier
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES, TRANSFORMS
@@ -194,7 +194,7 @@ KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)
         ("000000516008.jpg", "notebook", 0.50),
     ],
 )
-def test_weights_with_stride_in_the_first_convolution_recognise_photos(shared_data, photo, name, probability):
+def test_weights_with_stride_in_the_first_convolution_recognize_photos(shared_data, photo, name, probability):
     """The file holds Keras's ResNet-50 under torchvision's names, with the deviation folded into its first kernel."""
     if "VITKIT_RESNET50_MSRA" not in os.environ:
         pytest.skip("VITKIT_RESNET50_MSRA is not set to a file of weights")
@@ -230,7 +230,7 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
 
 def test_pretrained_weights_are_taken_from_torch_hubs_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("vitkit.checkpoint.download._check", lambda *_: None)
+    monkeypatch.setattr("vitkit.weights.download._check", lambda *_: None)
     theirs = torchvision.models.resnet18()
     (tmp_path / "checkpoints").mkdir()
     torch.save(theirs.state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
@@ -277,7 +277,7 @@ def test_wrong_arguments_are_named(arguments, message):
         build("ResNet", **arguments)
 
 
-def test_freezing_randomly_initialised_stages_is_warned_about(caplog):
+def test_freezing_randomly_initialized_stages_is_warned_about(caplog):
     build("ResNet", depth=18, frozen_stages=1, pretrained=False).load_pretrained()
     assert "random and frozen" in caplog.text and "model.backbone.frozen_stages=0" in caplog.text
 

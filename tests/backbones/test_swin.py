@@ -6,11 +6,11 @@ from torch import nn
 
 from vitkit.backbones.swin import SWIN_VARIANTS, WindowAttention
 from vitkit.backbones.swinv2 import SWINV2_VARIANTS
-from vitkit.checkpoint import load_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 build = BACKBONES.build
 
@@ -179,7 +179,7 @@ def test_bias_tables_are_resampled_when_the_window_changes():
         )
 
 
-def test_stages_smaller_than_a_window_use_the_centre_of_a_full_bias_table():
+def test_stages_smaller_than_a_window_use_the_center_of_a_full_bias_table():
     sizes = dict(embed_dim=12, depths=(2, 1, 2, 1), num_heads=(1, 2, 3, 4), num_classes=3)
     theirs = randomize(timm.models.swin_transformer.SwinTransformer(img_size=64, window_size=4, **sizes)).eval()
     tables = [len(layer.blocks[0].attn.relative_position_bias_table) for layer in theirs.layers]
@@ -190,7 +190,7 @@ def test_stages_smaller_than_a_window_use_the_centre_of_a_full_bias_table():
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
 
 
-def test_small_feature_map_is_one_window_with_the_centre_of_the_bias_table():
+def test_small_feature_map_is_one_window_with_the_center_of_the_bias_table():
     # Official classifiers have a table for the smaller window; its entries are the central ones of ours.
     theirs = randomize(
         timm.models.SwinTransformer(

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from golden.weights import compare, grad_projection, load_case, normal_for
 
-from vitkit.checkpoint import load_weights
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 build = BACKBONES.build
 

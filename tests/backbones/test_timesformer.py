@@ -6,11 +6,11 @@ from torch import nn
 
 from vitkit.backbones import TIMESFORMER_VARIANTS
 from vitkit.backbones.timesformer import SCHEMES, STEPS, join_groups, split_groups
-from vitkit.checkpoint import load_weights
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 build = BACKBONES.build
 
@@ -147,7 +147,7 @@ def test_loads_transformers_names_and_equals_transformers(scheme):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_original_names_load_into_a_classifier_and_another_head_is_reinitialised():
+def test_original_names_load_into_a_classifier_and_another_head_is_reinitialized():
     source = tiny("divided", num_classes=5)
     official = {"model_state": {f"model.{key}": value for key, value in source.state_dict().items()}, "epoch": 3}
     model = tiny("divided", seed=1, num_classes=5)
@@ -254,7 +254,7 @@ def test_every_parameter_gets_a_finite_gradient_at_any_size(scheme, num_classes)
     assert all(parameters[name].grad is not None and parameters[name].grad.isfinite().all() for name in used)
 
 
-def test_all_attention_steps_but_the_last_are_initialised_to_zero():
+def test_all_attention_steps_but_the_last_are_initialized_to_zero():
     for scheme in SCHEMES:
         model = build("TimeSformer", attention=scheme, **TINY)
         layers = [module for name, module in model.named_modules() if name.endswith("_fc")]

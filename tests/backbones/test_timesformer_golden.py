@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from golden.weights import compare, grad_projection, load_case
 
-from vitkit.checkpoint import load_weights
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 
 @pytest.fixture(scope="module", params=["joint", "space"])
@@ -68,7 +68,7 @@ def test_intermediate_outputs_equal_the_originals(case, model, run):
     assert_golden(case, inner | {"norm": model.norm(last)})
 
 
-def test_dense_map_consists_of_the_normalised_patch_tokens(case, run):
+def test_dense_map_consists_of_the_normalized_patch_tokens(case, run):
     dense = BACKBONES.build(case.name, image_size=112, num_frames=8).eval()
     load_weights(dense, case.torch_state_dict(), strict=False)
     with torch.no_grad():

@@ -5,13 +5,13 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
 from vitkit.backbones.timm_adapter import TimmBackbone
-from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
 from vitkit.engine.optimizers import layer_factors
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 CONV, SWIN, VIT = "convnext_atto", "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224"
 
@@ -251,7 +251,7 @@ def test_patch_size_of_a_network_without_patches_is_an_error():
         BACKBONES.build("timm/resnet18", patch_size=16)
 
 
-def test_pixels_are_normalised_as_the_weights_expect():
+def test_pixels_are_normalized_as_the_weights_expect():
     assert BACKBONES.build(f"timm/{VIT}").pixel_mean == (0.5, 0.5, 0.5)
     assert BACKBONES.build("timm/resnet18").pixel_mean == (0.485, 0.456, 0.406)
 

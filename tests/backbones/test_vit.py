@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from vit_models import SMALL, build, images, randomize
+from helpers.vit_models import SMALL, build, images, randomize
 
 from vitkit.backbones.vit import VIT_VARIANTS
 from vitkit.backbones.vit_blocks import Attention

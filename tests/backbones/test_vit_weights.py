@@ -5,14 +5,14 @@ import pytest
 import timm
 import torch
 import torchvision
+from helpers.vit_models import SMALL, build, images, randomize
 from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
-from vit_models import SMALL, build, images, randomize
 
-from vitkit.checkpoint import load_weights
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 THEIRS = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)
 
@@ -243,7 +243,7 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
         torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, theirs.blocks[2].mlp.fc2.weight)
 
 
-def test_mae_weights_initialise_a_classifier_with_another_norm(tmp_path):
+def test_mae_weights_initialize_a_classifier_with_another_norm(tmp_path):
     state = {k: v for k, v in build("ViT", **SMALL, num_classes=3).state_dict().items() if not k.startswith("head.")}
     torch.save({"model": {**state, "mask_token": torch.zeros(1, 1, 8)}}, tmp_path / "mae.pth")
     model = build(

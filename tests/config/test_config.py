@@ -308,7 +308,7 @@ def config():
         model=dict(type="Detector", num_querys=5, backbone=dict(type="Net", depth="50")),
         criterion=dict(type="Loss", matcher=dict(type="Macth"), weights=dict(labels="one")),
         data=dict(train=dict(type="Folder", transforms=[dict(type="Flip", p="x"), dict(p=1)]), vall=None),
-        optimiser=dict(type="Adam"),
+        optimizer=dict(type="Adam"),
         train=dict(epochs=None),
     )
 """
@@ -322,7 +322,7 @@ def config():
         "data.train.transforms.0.p: got 'x'; expected float",
         "data.train.transforms.1: got {'p': 1} without a 'type'",
         "data.vall: Data has no argument 'vall'. Did you mean 'val'",
-        "unknown key 'optimiser'. Did you mean 'optimizer'",
+        "unknown key 'optimizer'. Did you mean 'optimizer'",
         "train.epochs: got None; expected int",
         "train.seeed: unknown key",
     ]:

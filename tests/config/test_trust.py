@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from vitkit import load_config
+from vitkit.apps.inference import load
 from vitkit.config import save_config, trust
 from vitkit.errors import ConfigError
-from vitkit.inference import load
 from vitkit.logging import setup_logging
 from vitkit.tools import analyze, browse, doctor, explain, predict
 from vitkit.tools import test as test_tool

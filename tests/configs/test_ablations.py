@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from vitkit.apps.starter.ablations.sets import read_set, set_files, summary_of, train_command
 from vitkit.config import load_config
 from vitkit.models import build_model
 from vitkit.models.classifier import Classifier
 from vitkit.nn.additive_attention import SCORES
 from vitkit.registry import CRITERIA, DATASETS, TRANSFORMS
-from vitkit.starter.ablations.sets import read_set, set_files, summary_of, train_command
 
 SETS = {path.stem: read_set(path) for path in set_files()}
 ARMS = [(name, arm) for name, ablation in SETS.items() for arm in ablation.arms]

@@ -1,4 +1,4 @@
-"""Every config of mask classification: valid, of the published size, and with the published optimiser settings."""
+"""Every config of mask classification: valid, of the published size, and with the published optimizer settings."""
 
 from pathlib import Path
 

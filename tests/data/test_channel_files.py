@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.io.channel_files import as_rgb, read_channels, read_shown
-from vitkit.data.io.image_files import is_rotated, pillow_to_array, read_image, upright_size
-from vitkit.data.io.output import link_image
 from vitkit.errors import DataError
+from vitkit.io.channel_files import as_rgb, read_channels, read_shown
+from vitkit.io.image_files import is_rotated, pillow_to_array, read_image, upright_size
+from vitkit.io.output import link_image
 
 RNG = np.random.default_rng(0)
 BITS = pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -34,7 +34,7 @@ def test_png_and_tiff_keep_the_order_of_channels(tmp_path, channels, suffix, dty
     np.testing.assert_array_equal(read_channels(f"{tmp_path}/a{suffix}", channels), in_16_bits(image))
 
 
-def test_grey_with_alpha_has_two_channels(tmp_path):
+def test_gray_with_alpha_has_two_channels(tmp_path):
     image = image_of(2, np.uint8)
     Image.fromarray(image, "LA").save(tmp_path / "a.png")
     np.testing.assert_array_equal(read_channels(tmp_path / "a.png", 2), in_16_bits(image))
@@ -52,7 +52,7 @@ def test_images_are_upright(tmp_path, suffix, orientation):
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_colours_are_not_multiplied_by_the_fourth_channel(tmp_path, suffix, monkeypatch):
+def test_colors_are_not_multiplied_by_the_fourth_channel(tmp_path, suffix, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)  # lower than max_pixels, which holds
     image = image_of(4, np.uint8)
     Image.fromarray(image, "RGBA").save(tmp_path / f"a.{suffix}")
@@ -83,7 +83,7 @@ def test_pages_and_arrays_have_any_number_of_channels(tmp_path, channels, dtype)
         np.testing.assert_array_equal(read_channels(f"{tmp_path}/{name}", channels), in_16_bits(image))
 
 
-def test_samples_that_are_no_colours_are_read_by_tifffile(tmp_path):
+def test_samples_that_are_no_colors_are_read_by_tifffile(tmp_path):
     tifffile = pytest.importorskip("tifffile")
     image = image_of(6, np.uint16)
     settings = dict(photometric="minisblack")
@@ -111,7 +111,7 @@ def test_samples_that_are_no_colours_are_read_by_tifffile(tmp_path):
 
 
 def tiff_of(image, *, photometric=1, planar=1):
-    """Return an uncompressed little-endian TIFF, by default with samples that are not colours."""
+    """Return an uncompressed little-endian TIFF, by default with samples that are not colors."""
     height, width, channels = image.shape
     data, start = image.tobytes(), 8
     bits = np.full(channels, 8 * image.itemsize, "<u2").tobytes()
@@ -126,7 +126,7 @@ def tiff_of(image, *, photometric=1, planar=1):
     return b"II*\0" + np.array([start + len(data) + len(bits)], "<u4").tobytes() + data + bits + directory
 
 
-def test_images_whose_samples_are_no_colours_are_measured_and_linked(tmp_path):
+def test_images_whose_samples_are_no_colors_are_measured_and_linked(tmp_path):
     path = tmp_path / "a.tif"
     path.write_bytes(tiff_of(image_of(5, np.uint16)))
     assert upright_size(path) == (9, 7) and not is_rotated(path)
@@ -222,5 +222,5 @@ def test_images_are_drawn_stretched_from_their_first_channels():
     drawn = as_rgb(dark)
     assert drawn.shape == (10, 10, 3) and not drawn[:, :, [0, 2]].any()
     assert drawn[0, 0, 1] == 0 and drawn[-1, -1, 1] == 255 and 120 < drawn[5, 0, 1] < 136
-    grey = as_rgb(dark[:, :, 1:3])
-    np.testing.assert_array_equal(grey, np.repeat(drawn[:, :, 1:2], 3, axis=2))
+    gray = as_rgb(dark[:, :, 1:3])
+    np.testing.assert_array_equal(gray, np.repeat(drawn[:, :, 1:2], 3, axis=2))

@@ -1,4 +1,4 @@
-"""Colours change as sampled, and each change is sampled about as often as the recipe says."""
+"""Colors change as sampled, and each change is sampled about as often as the recipe says."""
 
 import numpy as np
 
@@ -16,8 +16,8 @@ def test_each_distortion_changes_its_own_property():
     assert distort(image, shift=20).tolist() == [[[220, 120, 70], [30, 40, 255]]]
     assert distort(image, contrast=0.5).tolist() == [[[100, 50, 25], [5, 10, 125]]]
     assert distort(image, contrast=0.5, contrast_first=False).tolist() == [[[100, 50, 25], [5, 10, 125]]]
-    grey = distort(image, saturation=0)
-    assert np.array_equal(grey, image.max(axis=2, keepdims=True).repeat(3, axis=2))  # V of HSV is the largest colour
+    gray = distort(image, saturation=0)
+    assert np.array_equal(gray, image.max(axis=2, keepdims=True).repeat(3, axis=2))  # V of HSV is the largest color
     turned = distort(np.array([[[240, 0, 0]]], np.uint8), rotation=120)
     assert turned.tolist() == [[[0, 240, 0]]]
 

@@ -12,9 +12,9 @@ from pycocotools import mask as coco_mask
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.writing import WRITERS, join_polygons, outlines
-from vitkit.data.io.segmentations import decode_segmentation, encode_segmentation, wrong_segmentation
 from vitkit.data.loading.samplers import TrainBatches
 from vitkit.evaluation.coco import masks_to_rle
+from vitkit.io.segmentations import decode_segmentation, encode_segmentation, wrong_segmentation
 from vitkit.ops.masks import boxes_around_masks
 from vitkit.structures import Batch
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 from torch.nn import functional
 
 from vitkit import train
@@ -153,7 +153,7 @@ def flat(value, labels):
     return Sample(image=torch.full((3, 4, 4), value, dtype=torch.uint8), target=target)
 
 
-def test_mixup_averages_neighbours_with_the_objects_of_both():
+def test_mixup_averages_neighbors_with_the_objects_of_both():
     samples = [flat(0, [1]), flat(100, [2, 3]), flat(200, [])]
     augment = BatchAugmentation(dict(sizes=[4]), dict(probability=1.0, share=[0.25, 0.25]))
     mixed = augment(samples, 0, 0)

@@ -1,4 +1,4 @@
-"""Annotations in a wrong format are recognised and repaired."""
+"""Annotations in a wrong format are recognized and repaired."""
 
 import json
 
@@ -39,7 +39,7 @@ WRITTEN_AS = {
 
 @pytest.mark.parametrize("order", WRITTEN_AS)
 @pytest.mark.parametrize("fractions", [False, True])
-def test_boxes_in_another_format_are_recognised_and_fixed(tmp_path, order, fractions):
+def test_boxes_in_another_format_are_recognized_and_fixed(tmp_path, order, fractions):
     data = dataset(tmp_path)
     right = numbers(data)
     for annotation, box in zip(data.annotations, right):
@@ -59,7 +59,7 @@ def test_few_or_correct_boxes_are_left_unchanged(tmp_path):
     assert likely_order(dataset(tmp_path, num_boxes=0)) == "xywh"
 
 
-def test_corners_in_yolo_are_recognised(tmp_path):
+def test_corners_in_yolo_are_recognized(tmp_path):
     data = dataset(tmp_path, format="yolo")
     for annotation, (x, y, width, height) in zip(data.annotations, numbers(data)):
         x1, y1 = x + width, y + height  # taken for a size

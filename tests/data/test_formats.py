@@ -12,8 +12,8 @@ from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import detect_format, read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages, polygon_box
 from vitkit.data.formats.writing import WRITERS, join_polygons, outlines, write_voc
-from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import DataError
+from vitkit.io.segmentations import decode_segmentation
 
 
 def draw_images(folder, *names, size=(40, 20)):
@@ -203,7 +203,7 @@ def test_wrong_line_of_yolo_is_named(tmp_path, line, message):
 
 
 def test_voc_counts_pixels_from_one_and_keeps_its_flags(tmp_path):
-    draw_images(tmp_path / "JPEGImages", "a.jpg", "unlabelled.jpg")
+    draw_images(tmp_path / "JPEGImages", "a.jpg", "unlabeled.jpg")
     voc(tmp_path / "Annotations", "a", ("dog", 1, 1, 10, 5), ("cat", 3, 2, 3, 2))
     voc(tmp_path / "Annotations", "lost", ("dog", 1, 1, 2, 2))
     data = read_annotations(tmp_path)
@@ -212,7 +212,7 @@ def test_voc_counts_pixels_from_one_and_keeps_its_flags(tmp_path):
     assert data.annotations[0]["difficult"] == 1
     assert data.left_out == {
         "XML files without an image": ["lost.xml"],
-        "images without an XML file": ["unlabelled.jpg"],
+        "images without an XML file": ["unlabeled.jpg"],
     }
 
 
@@ -292,7 +292,7 @@ def test_cvat_boxes_polygons_masks_and_subsets_are_read(tmp_path):
         "ImageID,LabelName,XMin,YMin,XMax,YMax\na,cat,0.25,0.25,0.75,0.75\n",
     ],
 )
-def test_csv_columns_are_recognised(tmp_path, text):
+def test_csv_columns_are_recognized(tmp_path, text):
     draw_images(tmp_path, "a.jpg")
     data = read_annotations(write(tmp_path / "boxes.csv", text))
     assert boxes(data) == [("a.jpg", "cat", [10, 5, 20, 10])]

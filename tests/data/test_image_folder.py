@@ -15,7 +15,7 @@ from vitkit.registry import DATASETS
 
 
 def write_images(folder: Path, counts: dict[str, int], *, size=(40, 30)) -> str:
-    """Images of one colour, by class; `size` is (width, height)."""
+    """Images of one color, by class; `size` is (width, height)."""
     for k, (name, count) in enumerate(counts.items()):
         (folder / name).mkdir(parents=True)
         for i in range(count):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 
 from vitkit.data.loading.image_weights import class_aware_weights, draw, image_weights, repeat_factors
 from vitkit.data.loading.loader import DataSettings

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 
 from vitkit.data.loading.loader import DataSettings, build_dataset, check_same_classes
 from vitkit.errors import ConfigError, DataError

@@ -33,9 +33,9 @@ def folder(tmp_path):
 
 def test_images_have_one_channel_or_three(folder):
     spec = dict(type="MNIST", folder="{root}", split="test")
-    grey = build_dataset(spec, str(folder), channels=1)
-    sample = grey[13]
-    assert len(grey) == 20 and grey.classes == [str(i) for i in range(10)]
+    gray = build_dataset(spec, str(folder), channels=1)
+    sample = gray[13]
+    assert len(gray) == 20 and gray.classes == [str(i) for i in range(10)]
     assert sample["image"].shape == (1, 28, 28) and sample["target"]["label"] == 3
     rgb = build_dataset(spec, str(folder))[13]["image"]
     assert rgb.shape == (3, 28, 28) and (rgb[0] == rgb[2]).all() and rgb[0, 10].min() == 255

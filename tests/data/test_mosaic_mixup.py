@@ -41,7 +41,7 @@ def test_a_mosaic_of_halves_fills_the_canvas():
     assert_masks_fill_boxes(result)
 
 
-def test_mosaic_images_meet_at_the_centre_and_are_cropped_at_the_canvas():
+def test_mosaic_images_meet_at_the_center_and_are_cropped_at_the_canvas():
     # At full size, the first image ends at (2, 4): its columns 6 and 7 and its rows from 4 on are visible.
     first = flat(50, [(0, 0, 8, 8), (0, 0, 6, 8), (4, 0, 8, 8)], [1, 2, 3])
     rest = [flat(90, [], []) for _ in range(3)]

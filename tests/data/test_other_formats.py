@@ -10,8 +10,8 @@ from PIL import Image
 
 from vitkit.data.formats import detect_format, read_annotations
 from vitkit.data.formats.class_files import parse_class_file
-from vitkit.data.io.segmentations import decode_segmentation, mask_annotation, pixels_annotation, region_annotation
 from vitkit.errors import DataError
+from vitkit.io.segmentations import decode_segmentation, mask_annotation, pixels_annotation, region_annotation
 
 BOX = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}
 NUMBER_OF_5000_DIGITS = "9" * 5000
@@ -211,8 +211,8 @@ def test_csv_is_checked(folder, text, message):
         ('["a", "a"]', "two classes are called 'a'"),
         ('{"0": ["a"]}', "expected the name of a class"),
         ('{"x": "a"}', "a number is 'x'"),
-        ('[{"id": 0, "name": "a", "color": [-1, 0, 0]}]', "the colour of 'a' is \\[-1, 0, 0\\]"),
-        ('[{"id": 0, "name": "a", "color": [1, 2]}]', "the colour of 'a'"),
+        ('[{"id": 0, "name": "a", "color": [-1, 0, 0]}]', "the color of 'a' is \\[-1, 0, 0\\]"),
+        ('[{"id": 0, "name": "a", "color": [1, 2]}]', "the color of 'a'"),
         ('[{"id": 0, "name": "a"}, {"id": 0, "name": "b"}]', "two classes have the number 0"),
         ('{"classes": ["a"], "ignore_index": "x"}', "a number as ignore_index"),
     ],
@@ -364,11 +364,11 @@ def test_equal_names_in_coco_are_noted(folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("road:-1,0,0::\nsky:1,2,3::", "the colour of 'road' is [-1, 0, 0]"),
-        (f"road:{NUMBER_OF_5000_DIGITS},0,0::\nsky:1,2,3::", "has no colour NAME:R,G,B"),
+        ("road:-1,0,0::\nsky:1,2,3::", "the color of 'road' is [-1, 0, 0]"),
+        (f"road:{NUMBER_OF_5000_DIGITS},0,0::\nsky:1,2,3::", "has no color NAME:R,G,B"),
     ],
 )
-def test_colours_of_labelmap_are_checked(tmp_path, text, message):
+def test_colors_of_labelmap_are_checked(tmp_path, text, message):
     (tmp_path / "labelmap.txt").write_text(text)
     with pytest.raises(DataError, match=re.escape(message)):
         parse_class_file(tmp_path / "labelmap.txt")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit import files
+from vitkit.apps.inference import Tiling
+from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.merging import merge_datasets, tile_dataset
-from vitkit.inference import Tiling
-from vitkit.starter.annotation_sheet import draw_sheet
+from vitkit.io import atomic
 from vitkit.tools.data.convert import main as convert
 from vitkit.tools.data.merge import main as merge
 from vitkit.tools.data.split import main as split

@@ -17,7 +17,7 @@ def regions(height=120, width=160):
 
 
 def assert_map_follows(image, numbers):
-    """Check that, away from edges, the map agrees with the image's red channel; padding is grey and in no region."""
+    """Check that, away from edges, the map agrees with the image's red channel; padding is gray and in no region."""
     padding = (image == 128).all(axis=2)
     assert not numbers[padding].any()
     inner = cv2.erode(numbers, np.ones((5, 5))) == cv2.dilate(numbers, np.ones((5, 5)))
@@ -37,7 +37,7 @@ def test_jitter_scales_relative_to_the_fitting_size():
     box, label = np.array([[0, 0, 200, 100]], np.float32), np.zeros(1, np.int64)
     sample = regions(100, 200)._replace(boxes_xyxy=box, labels=label)
     small = LargeScaleJitter(size=128, scale_range=(0.5, 0.5), flip_probability=0)(sample, seed=0)
-    # 200 wide becomes 128 by a fit, and 64 by the factor; the rest is grey.
+    # 200 wide becomes 128 by a fit, and 64 by the factor; the rest is gray.
     assert (small.segment_map > 0).sum() == 64 * 32 and (small.segment_map[:32, :64] > 0).all()
     assert (small.image[32:] == 128).all() and (small.image[:, 64:] == 128).all()
     assert small.boxes_xyxy.tolist() == [[0, 0, 64, 32]]
@@ -113,7 +113,7 @@ def test_bad_ranges_are_errors():
         SemanticTrainTransforms(max_class_area=1.5)
 
 
-def test_jitter_changes_colours_of_the_image_but_not_of_the_padding():
+def test_jitter_changes_colors_of_the_image_but_not_of_the_padding():
     options = dict(size=128, scale_range=(0.5, 0.5), flip_probability=0, pad_value=0)
     plain = LargeScaleJitter(**options)(regions(), seed=3)
     changed = LargeScaleJitter(**options, color_probability=1.0)(regions(), seed=3)

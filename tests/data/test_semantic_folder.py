@@ -7,8 +7,8 @@ from PIL import Image
 
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.formats import read_annotations
-from vitkit.data.io.image_files import read_label_map
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.image_files import read_label_map
 
 CLASSES = ["sky", "road", "car"]
 
@@ -84,7 +84,7 @@ def test_a_seed_decides_the_sample(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "1", "I;16"])
-def test_grey_palette_and_16_bit_label_images_are_read(tmp_path, mode):
+def test_gray_palette_and_16_bit_label_images_are_read(tmp_path, mode):
     values = np.array([[0, 1], [1, 0]], np.uint16 if mode == "I;16" else np.uint8)
     image = Image.fromarray(values if mode != "1" else values.astype(bool))
     if mode == "P":
@@ -111,7 +111,7 @@ def test_a_label_image_of_another_size_is_an_error(tmp_path):
         load(tmp_path)[0]
 
 
-def test_a_coloured_label_image_is_an_error(tmp_path):
+def test_a_colored_label_image_is_an_error(tmp_path):
     write(tmp_path, np.zeros((4, 6, 3), np.uint8), size=(4, 6))
     with pytest.raises(DataError, match="mode RGB .* expected one channel"):
         load(tmp_path)[0]
@@ -197,7 +197,7 @@ def test_names_select_images(tmp_path):
         ),
     ],
 )
-def test_label_images_in_the_colours_of_a_class_file(tmp_path, name, text):
+def test_label_images_in_the_colors_of_a_class_file(tmp_path, name, text):
     for part in ("images", "labels"):
         (tmp_path / part).mkdir()
     (tmp_path / name).write_text(text)
@@ -217,5 +217,5 @@ def test_label_images_in_the_colours_of_a_class_file(tmp_path, name, text):
     assert data.format == "semantic_maps" and len(data.annotations) == len(dataset.classes)
     colors[0, 0] = 7
     Image.fromarray(colors).save(tmp_path / "labels" / "a.png")
-    with pytest.raises(DataError, match=r"colour \(7, 7, 7\) at 1 pixels is not one of the 3 in the class file"):
+    with pytest.raises(DataError, match=r"color \(7, 7, 7\) at 1 pixels is not one of the 3 in the class file"):
         dataset.load_semantic(0)

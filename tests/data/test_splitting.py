@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.apps.inference import Tiling
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.merging import merge_datasets, tile_dataset
 from vitkit.data.formats.splitting import split_dataset
-from vitkit.data.io.segmentations import decode_segmentation
-from vitkit.data.recordings import frame_number, group_images, series_of, similar_pairs, stratified, thumbnail
+from vitkit.data.image_groups import frame_number, group_images, series_of, similar_pairs, stratified, thumbnail
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference import Tiling
+from vitkit.io.segmentations import decode_segmentation
 
 
 def noise(path, seed, size=(32, 24)):
@@ -103,7 +103,7 @@ def test_dataset_without_a_readable_image_is_an_error(tmp_path):
         split_dataset(data, {"val": 0.5})
 
 
-def test_bursts_are_recognised_by_camera_time(tmp_path):
+def test_bursts_are_recognized_by_camera_time(tmp_path):
     paths = []
     for k, second in enumerate((1, 2, 30)):
         noise(tmp_path / f"{k}.jpg", k)
@@ -161,7 +161,7 @@ def test_tiles_contain_the_visible_parts_of_objects(tmp_path):
     json.dumps(tiled.content)
 
 
-def test_copies_are_recognised_despite_brightness_and_size_but_plain_images_are_not():
+def test_copies_are_recognized_despite_brightness_and_size_but_plain_images_are_not():
     rng = np.random.default_rng(0)
     images = [np.kron(rng.integers(20, 200, (8, 8, 1), dtype=np.uint8), np.ones((8, 8, 3), np.uint8)) for _ in range(5)]
     plain = np.full((64, 64, 3), 90, np.uint8)

@@ -8,8 +8,8 @@ from vitkit.data.text.datasets import TextLines, VocabularySettings
 from vitkit.data.text.monolingual import MonolingualText
 from vitkit.data.text.pairs import ParallelText, SacrebleuText
 from vitkit.errors import ConfigError, DataError
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
+from vitkit.text.vocabulary import Vocabulary
 
 WORDS = dict(kind="word", shared=False)
 

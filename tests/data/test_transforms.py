@@ -17,7 +17,7 @@ SCALES = set(range(480, 801, 32))
 
 
 def blocks(height=480, width=640):
-    """Return an image with a flat rectangle in each colour channel, with boxes and masks; labels are the channels."""
+    """Return an image with a flat rectangle in each color channel, with boxes and masks; labels are the channels."""
     corners = np.array([(20, 30, 220, 180), (300, 40, 630, 200), (100, 250, 400, 470)])
     boxes = (corners * np.array([width / 640, height / 480] * 2)).round().astype(np.float32)
     image = np.zeros((height, width, 3), np.uint8)
@@ -29,7 +29,7 @@ def blocks(height=480, width=640):
 
 
 def assert_consistent(result):
-    """Check that the box, the mask and the coloured pixels of each object agree within a pixel."""
+    """Check that the box, the mask and the colored pixels of each object agree within a pixel."""
     image, boxes_xyxy, labels, masks, _ = result
     assert len(boxes_xyxy) == len(labels) == len(masks)
     assert masks.shape[1:] == image.shape[:2] and image.dtype == np.uint8 and boxes_xyxy.dtype == np.float32
@@ -190,7 +190,7 @@ def test_invalid_specs_are_errors(spec, message):
         ComposedTransforms(transforms=[spec])
 
 
-def test_normalised_images_are_refused():
+def test_normalized_images_are_refused():
     with pytest.raises(ConfigError, match="not a uint8 RGB image"):
         ComposedTransforms(transforms=[{"type": "Normalize"}])(blocks())
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.video_files import number_of, numbered_frame, write_video
 from PIL import Image
-from video_files import number_of, numbered_frame, write_video
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.loading.loader import DataSettings, build_dataset

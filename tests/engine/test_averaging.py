@@ -8,12 +8,12 @@ import torch
 from engine.test_train import Batches, Regression, run
 from torch import nn
 
-from vitkit.checkpoint import read_checkpoint
 from vitkit.engine import checkpointing
 from vitkit.engine.averaging import MovingAverage
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.weights import read_checkpoint
 
 
 @pytest.mark.parametrize(("decay", "ramp_steps"), [(0.9999, 1000), (0.993, 100), (0.9, 3), (0.9, 0)])
@@ -114,7 +114,7 @@ def test_restart_returns_model_and_average_to_the_best_weights(tmp_path, monkeyp
     after = states[at_restart + 1][1]
     assert after["progress"]["step"] == 18
     optimizer_state = after["optimizer"]["state"][0]["step"]
-    assert float(optimizer_state) == 18  # the optimiser continues
+    assert float(optimizer_state) == 18  # the optimizer continues
 
 
 def test_average_after_a_restart_equals_a_loop(tmp_path, monkeypatch):

@@ -11,15 +11,15 @@ import torch
 
 import vitkit
 from vitkit import load_config
-from vitkit.deployment.export import export_model
-from vitkit.deployment.metadata import describe
-from vitkit.deployment.settings import ExportSettings
-from vitkit.doctor import Options, run_checks
+from vitkit.apps.deployment.export import export_model
+from vitkit.apps.deployment.metadata import describe
+from vitkit.apps.deployment.settings import ExportSettings
+from vitkit.apps.doctor import Options, run_checks
+from vitkit.apps.inference import Predictor, load
+from vitkit.apps.starter import start as starting
+from vitkit.apps.starter.child_runs import StepCost
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference import Predictor, load
 from vitkit.models import build_model
-from vitkit.starter import starting
-from vitkit.starter.child_runs import StepCost
 from vitkit.tools import browse, predict
 from vitkit.tools import test as test_tool
 
@@ -129,14 +129,14 @@ def test_an_exported_file_takes_its_channels(images, format):
         pytest.importorskip("onnxruntime")
     predictor, out = untrained(), Path("model.onnx" if format == "onnx" else "model.pt2")
     config = load_config("config.py")
-    about = describe(predictor, config, name="model", licence=None)
+    about = describe(predictor, config, name="model", license=None)
     export_model(predictor, out, ExportSettings(format), images=[images["image0.png"]], metadata=about)
     exported = load(str(out))
     assert exported.channels == 4
     expected, result = (p("images/image1.tif").fields["scores"] for p in (predictor, exported))
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
     if format == "onnx":
-        onnx_runner = importlib.import_module("vitkit.deployment.onnx_runner")
+        onnx_runner = importlib.import_module("vitkit.apps.deployment.onnx_runner")
         runner = onnx_runner.Runner(out)
         best = expected.sort(descending=True).values
         for source in ("images/image2_pages.tif", "images/image3.npy", images["image1.tif"]):
@@ -222,10 +222,10 @@ def test_start_trains_on_four_channels_and_measures_their_statistics(images, tas
     model = build_model(cfg["model"], classes=train.classes)
     transforms = cfg["data"]["val"]["transforms"]
     predictor = Predictor(model, train.classes, transforms=transforms, channels=4)
-    assert predictor.run([images["image0.png"]]) and describe(predictor, cfg, name="", licence=None)
+    assert predictor.run([images["image0.png"]]) and describe(predictor, cfg, name="", license=None)
 
 
-def test_a_transform_of_colours_is_named(images):
+def test_a_transform_of_colors_is_named(images):
     spec = load_config("config.py")["data"]["train"]
     jitter = dict(type="ComposedTransforms", transforms=[dict(type="ColorDistortion")])
     dataset = vitkit.build_dataset({**spec, "transforms": jitter}, channels=4)
@@ -235,7 +235,7 @@ def test_a_transform_of_colours_is_named(images):
         dataset[(0, 0)]
     hue = dict(type="ComposedTransforms", transforms=[dict(type="HueSaturationValue", p=1.0)])
     dataset = vitkit.build_dataset({**spec, "transforms": hue}, channels=4)
-    with pytest.raises(DataError, match=r"Those of colours need RGB of 8 bits, not 4 channels of 16 bits"):
+    with pytest.raises(DataError, match=r"Those of colors need RGB of 8 bits, not 4 channels of 16 bits"):
         dataset[(0, 0)]
     gamma = dict(type="ComposedTransforms", transforms=[dict(type="RandomGamma", p=1.0)])
     dataset = vitkit.build_dataset({**spec, "transforms": gamma}, channels=4)
@@ -256,7 +256,7 @@ def test_a_transform_of_colours_is_named(images):
     ],
     ids=lambda spec: spec["type"],
 )
-def test_transforms_that_change_no_colours_keep_channels_and_bits(images, transforms):
+def test_transforms_that_change_no_colors_keep_channels_and_bits(images, transforms):
     spec = load_config("config.py")["data"]["train"]
     image = vitkit.build_dataset({**spec, "transforms": transforms}, channels=4)[(0, 1)]["image"]
     assert image.dtype == torch.uint16 and len(image) == 4 and image.int().max() > 20000

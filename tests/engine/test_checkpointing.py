@@ -15,7 +15,6 @@ import pytest
 import torch
 from engine.test_train import Batches, records, run
 
-from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.engine import checkpointing
 from vitkit.engine.checkpointing import (
     BEST_NAME,
@@ -29,6 +28,7 @@ from vitkit.engine.checkpointing import (
 from vitkit.engine.hooks import Interrupted
 from vitkit.engine.run_folder import FolderLock
 from vitkit.errors import CheckpointError
+from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +238,7 @@ def test_run_whose_folder_is_removed_ends_without_writing_into_another(tmp_path,
     assert not folder.exists() or (folder / LAST_NAME).read_text() == "another run's"
 
 
-def test_full_disk_error_of_torch_is_recognised(tmp_path, monkeypatch):
+def test_full_disk_error_of_torch_is_recognized(tmp_path, monkeypatch):
     def save(state, file):
         try:
             full_disk()

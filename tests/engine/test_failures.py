@@ -11,7 +11,6 @@ import torch
 from engine.test_train import CPU, Batches, Regression, SquaredError, records, run
 from torch import nn
 
-from vitkit.checkpoint import read_checkpoint
 from vitkit.engine.checkpointing import LAST_NAME, Progress
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.failures import memory_explained, training_remedies
@@ -21,6 +20,7 @@ from vitkit.errors import TrainingError
 from vitkit.evaluation import LanguageModelEvaluator
 from vitkit.protocols import Evaluator
 from vitkit.structures import Batch
+from vitkit.weights import read_checkpoint
 
 
 class Poisoned(Batches):
@@ -173,11 +173,11 @@ def test_out_of_memory_names_the_batch_and_memory_savings(error):
     assert "precision" not in str(caught.value)
 
 
-def test_out_of_memory_in_the_optimisers_step_is_explained_too(tmp_path, monkeypatch):
+def test_out_of_memory_in_the_optimizers_step_is_explained_too(tmp_path, monkeypatch):
     def step(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)  # the optimiser allocates its state there
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)  # the optimizer allocates its state there
     with pytest.raises(TrainingError, match="out of memory at a batch of images 4x4"):
         run(tmp_path / "run")
 

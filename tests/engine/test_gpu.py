@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from quickstart_runs import REALTIME, quickstart_run
+from helpers.quickstart_runs import REALTIME, quickstart_run
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 import vitkit
+from vitkit.apps.inference.predictor import Predictor
 from vitkit.engine.failures import memory_explained, training_remedies
 from vitkit.engine.parallel import shard
 from vitkit.engine.step import train_step, training_inputs
 from vitkit.errors import TrainingError
-from vitkit.inference.predictor import Predictor
 from vitkit.models.detr import DETR
 
 pytestmark = pytest.mark.gpu
@@ -61,7 +61,7 @@ def test_three_steps_lower_the_loss_in_every_precision(name, precision, gpu, tmp
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_step_synchronises_twice_and_the_forward_pass_never(name, gpu, tmp_path):
+def test_step_synchronizes_twice_and_the_forward_pass_never(name, gpu, tmp_path):
     needs_cuda(gpu)
     run, batch = quickstart_run(name, gpu, tmp_path, ema_decay=0.9)
     train_step(run, iter([batch]), 1)  # allocates what later steps reuse

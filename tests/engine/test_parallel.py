@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import close_distributed, is_main, rank
 from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.evaluate import evaluate
@@ -21,6 +20,7 @@ from vitkit.engine.trainer import fit
 from vitkit.errors import ConfigError
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
+from vitkit.weights import read_checkpoint
 
 CPU = torch.device("cpu")
 needs_newer_torch = pytest.mark.skipif(

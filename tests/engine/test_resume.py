@@ -40,7 +40,7 @@ def mark_as_ended(folder, launches):
         mark.write_text(mark.read_text().replace("process ", "ended process "))
 
 
-def test_repeated_launch_recognises_only_its_own_run(tmp_path, monkeypatch):
+def test_repeated_launch_recognizes_only_its_own_run(tmp_path, monkeypatch):
     for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     for name in ("detr", "detr-2"):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.plain_dataset import PlainDataset
 from PIL import Image
-from plain_dataset import PlainDataset
 
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.loading.samplers import EvalBatches, TrainBatches

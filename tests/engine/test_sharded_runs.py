@@ -15,14 +15,14 @@ from engine.test_parallel import CPU, Blocks, Warnings, needs_newer_torch, run
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
-from vitkit.analysis.memory import training_memory
-from vitkit.checkpoint import load_weights, read_checkpoint
+from vitkit.apps.analysis.memory import training_memory
 from vitkit.distributed import close_distributed
 from vitkit.engine import checkpointing
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME, RunCheckpoints, newest_checkpoint, remove_stale
 from vitkit.engine.parallel import shard, state_of
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.weights import load_weights, read_checkpoint
 
 SHARDED = {"sharded_checkpoints": True}
 multiprocessing.get_context("forkserver").set_forkserver_preload(["vitkit.engine.trainer"])

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from detection_files import write_data
+from helpers.detection_files import write_data
 
 import vitkit
 from vitkit.data.loading.loader import DataSettings

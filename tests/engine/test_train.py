@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import RatioMeter
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME
 from vitkit.engine.hooks import EndAfter
@@ -18,6 +17,7 @@ from vitkit.errors import CheckpointError, ConfigError, TrainingError
 from vitkit.logging import LOG_NAME
 from vitkit.registry import SCHEDULES
 from vitkit.structures import Batch
+from vitkit.weights import read_checkpoint
 
 CPU = torch.device("cpu")
 

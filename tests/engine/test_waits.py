@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from emulated_gpu import DEVICE, emulated_gpu, to_device
 from explanations.test_every_model import text_model
+from helpers.emulated_gpu import DEVICE, emulated_gpu, to_device
+from helpers.quickstart_runs import REALTIME, quickstart_run
 from models.test_every_backbone_under_every_head import BACKBONES
-from quickstart_runs import REALTIME, quickstart_run
 
 from vitkit.data.transforms.mixing import BatchMixing
 from vitkit.engine.step import train_step
@@ -105,7 +105,7 @@ def text_loss(model: torch.nn.Module, name: str, tokens: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize("name", MATCHING)
-def test_step_synchronises_once_for_matching_and_once_for_the_guard(name, tmp_path):
+def test_step_synchronizes_once_for_matching_and_once_for_the_guard(name, tmp_path):
     with emulated_gpu() as gpu:
         run, batch = quickstart_run(name, DEVICE, tmp_path, move=to_device)
         gpu.waits.clear()
@@ -115,7 +115,7 @@ def test_step_synchronises_once_for_matching_and_once_for_the_guard(name, tmp_pa
     assert waits == {MATCHING[name]: 1, "step.py": 1}, gpu.waits
 
 
-def test_moving_average_does_not_synchronise(tmp_path):
+def test_moving_average_does_not_synchronize(tmp_path):
     with emulated_gpu() as gpu:
         run, batch = quickstart_run("detr", DEVICE, tmp_path, move=to_device, ema_decay=0.9)
         for _ in range(2):  # the first update copies
@@ -124,7 +124,7 @@ def test_moving_average_does_not_synchronise(tmp_path):
             assert sum(gpu.waits.values()) == 2, gpu.waits
 
 
-def test_mixing_of_batches_does_not_synchronise():
+def test_mixing_of_batches_does_not_synchronize():
     images = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
     batch = Batch.collate([{"image": images, "target": {"label": label}} for label in range(2)])
     with emulated_gpu() as gpu:
@@ -135,7 +135,7 @@ def test_mixing_of_batches_does_not_synchronise():
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)
-def test_no_text_model_synchronises_in_either_pass(name):
+def test_no_text_model_synchronizes_in_either_pass(name):
     with emulated_gpu() as gpu:
         model = to_device(text_model(name)[0].train())
         tokens = TOKENS.to(DEVICE, non_blocking=True)
@@ -145,7 +145,7 @@ def test_no_text_model_synchronises_in_either_pass(name):
 
 
 @pytest.mark.parametrize("name", BACKBONE_NAMES)
-def test_no_backbone_synchronises_in_either_pass(name):
+def test_no_backbone_synchronizes_in_either_pass(name):
     with emulated_gpu() as gpu:
         backbone = to_device(REGISTRY.build(BACKBONES[name])).train()
         images = torch.rand(2, 3, 69, 91).to(DEVICE, non_blocking=True)
@@ -179,7 +179,7 @@ def test_mixing_of_batches_does_not_wait_for_a_real_gpu(cuda):
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_emulated_gpu_counts_the_synchronisations_of_a_real_one(wait):
+def test_emulated_gpu_counts_the_synchronizations_of_a_real_one(wait):
     with emulated_gpu() as gpu:
         x = torch.tensor([1.0, 2.0, 0.0]).to(DEVICE, non_blocking=True)
         y = (x + 1).where(x > 0, 0).roll(1).index_select(0, x.long()) + torch.zeros(3, device=x.device)

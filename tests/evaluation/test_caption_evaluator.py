@@ -3,7 +3,7 @@ import logging
 
 import numpy as np
 import pytest
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.captions import CaptionEvaluator

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.plain_dataset import PlainDataset
 from matplotlib.figure import Figure
 from PIL import Image
-from plain_dataset import PlainDataset
 
 from vitkit.distributed import close_distributed
 from vitkit.errors import DataError

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -282,7 +282,7 @@ def test_unknown_iou_type_is_an_error(dataset):
         CocoEvaluator(dataset, iou_types=["boxes"])
 
 
-def test_thresholds_maximise_f1_per_class_and_overall():
+def test_thresholds_maximize_f1_per_class_and_overall():
     rng = np.random.default_rng(0)
     annotations, predictions = [], []
     for image_id in (11, 5, 12):

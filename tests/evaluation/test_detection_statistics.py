@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 
 from vitkit.evaluation.bootstrap import bootstrap_weights, estimate, paired_difference
 from vitkit.evaluation.coco import CocoEvaluator, metric_names

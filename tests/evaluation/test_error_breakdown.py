@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 
 from vitkit.evaluation.bootstrap import bootstrap_weights
 from vitkit.evaluation.coco import CocoEvaluator
@@ -41,7 +41,7 @@ def breakdown(objects, predictions, tmp_path):
 OBJECTS = [
     (3, [0, 0, 20, 20]),  # detected, and once more
     (3, [100, 0, 20, 20]),  # taken for a dog
-    (7, [0, 100, 20, 20]),  # badly localised
+    (7, [0, 100, 20, 20]),  # badly localized
     (7, [200, 200, 20, 20]),  # missed
     (3, [200, 0, 40, 40], True),  # a crowd
 ]
@@ -49,7 +49,7 @@ PREDICTIONS = [
     (3, [0, 0, 20, 20], 0.9),  # right
     (3, [0, 0, 20, 18], 0.8),  # duplicate
     (7, [100, 0, 20, 20], 0.7),  # class
-    (7, [10, 100, 20, 20], 0.6),  # localisation: IoU 1/3
+    (7, [10, 100, 20, 20], 0.6),  # localization: IoU 1/3
     (3, [0, 110, 20, 20], 0.5),  # both: IoU 1/3 with a dog
     (3, [150, 150, 20, 20], 0.95),  # background
     (3, [205, 5, 20, 20], 0.4),  # on the crowd: not counted
@@ -73,7 +73,7 @@ def test_ap_without_each_error_kind_by_hand(tmp_path):
     # The cat taken for a dog, corrected, ranks among the cats' predictions: background, right, duplicate, right: 2/4.
     assert fixed["class"] == pytest.approx((51 * 0.5 + 50 * 0.5) / 101 / 2)
     # One dog is right, ranked after the cat taken for a dog: precision 1/2 up to a recall of 1/2.
-    assert fixed["localisation"] == pytest.approx((51 * 0.5 + 51 * 0.5) / 101 / 2)
+    assert fixed["localization"] == pytest.approx((51 * 0.5 + 51 * 0.5) / 101 / 2)
     assert fixed["duplicate"] == fixed["both"] == fixed["none"]
     # The missed dog is no longer counted; the remaining dog predictions are wrong.
     assert fixed["missed"] == pytest.approx(fixed["none"])
@@ -82,8 +82,8 @@ def test_ap_without_each_error_kind_by_hand(tmp_path):
 def test_only_one_of_two_predictions_fixed_to_the_same_object_remains(tmp_path):
     objects = [(3, [0, 0, 20, 20])]
     errors, _ = breakdown(objects, [(3, [10, 0, 20, 20], 0.9), (3, [11, 0, 20, 20], 0.8)], tmp_path)
-    assert errors.counts()["localisation"] == 2 and errors.counts()["missed"] == 0
-    assert errors.fixed_ap(np.ones((1, 1)))["localisation"][0] == pytest.approx(1.0)
+    assert errors.counts()["localization"] == 2 and errors.counts()["missed"] == 0
+    assert errors.fixed_ap(np.ones((1, 1)))["localization"][0] == pytest.approx(1.0)
 
 
 def test_all_objects_are_missed_without_predictions(tmp_path):
@@ -97,9 +97,9 @@ def test_all_objects_are_missed_without_predictions(tmp_path):
     [
         ([], [], "background"),
         ([0.05, 0.09], [True, False], "background"),
-        ([0.3, 0.6], [True, False], "localisation"),
+        ([0.3, 0.6], [True, False], "localization"),
         ([0.05, 0.6], [True, False], "class"),
-        ([0.3, 0.4], [True, False], "localisation"),
+        ([0.3, 0.4], [True, False], "localization"),
         ([0.05, 0.4], [True, False], "both"),
         ([0.7, 0.6], [True, False], "class"),
         ([0.7, 0.3], [True, False], "duplicate"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 
 from vitkit import EVALUATORS, build_dataset
 from vitkit.evaluation.bootstrap import bootstrap_weights

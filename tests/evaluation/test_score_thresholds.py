@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 from pycocotools import mask as coco_mask
 
 from vitkit.evaluation.coco import CocoEvaluator

@@ -6,8 +6,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from helpers.plain_dataset import PlainDataset
 from PIL import Image
-from plain_dataset import PlainDataset
 
 from vitkit import distributed
 from vitkit.errors import ConfigError, DataError
@@ -129,7 +129,7 @@ def test_an_image_without_prediction_counts_as_missed(caplog):
     assert "1 of 2 images have no prediction" in caplog.text
 
 
-def test_metrics_are_undefined_without_labelled_pixels():
+def test_metrics_are_undefined_without_labeled_pixels():
     _, metrics = run(dataset_of({1: [[255, 255]]}), {1: [[0, 0]]})
     assert set(metrics.values()) == {-1.0}
 

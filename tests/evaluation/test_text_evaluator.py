@@ -32,7 +32,7 @@ def test_perplexity_of_extremely_improbable_text_is_infinite():
     assert perplexity(math.log(3)) == pytest.approx(3) and perplexity(1e4) == math.inf
 
 
-def test_too_short_text_is_penalised():
+def test_too_short_text_is_penalized():
     # All n-grams are right; 5 words for 6.
     evaluator = evaluated(["the cat sat on the"], ["the cat sat on the mat"])
     assert evaluator.compute()["bleu"] == pytest.approx(100 * math.exp(1 - 6 / 5), abs=1e-9)

@@ -98,8 +98,8 @@ def check_nothing_lost(given: Any, dataset: Any, samples: list, truth: dict[str,
             size = np.array([image["width"], image["height"]] * 2)
             boxes = np.array([a["bbox"] for a in mine], np.float64).reshape(-1, 4)
             corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).clip(0, size)
-            centre, extent = (target["boxes_cxcywh"].numpy() * size).reshape(-1, 2, 2).swapaxes(0, 1)
-            assert np.allclose(np.concatenate([centre - extent / 2, centre + extent / 2], axis=1), corners, atol=1e-3)
+            center, extent = (target["boxes_cxcywh"].numpy() * size).reshape(-1, 2, 2).swapaxes(0, 1)
+            assert np.allclose(np.concatenate([center - extent / 2, center + extent / 2], axis=1), corners, atol=1e-3)
 
 
 def check_evaluation(dataset: Any, truth: dict[str, Any], *, masks: bool) -> None:
@@ -125,7 +125,7 @@ def check_evaluation(dataset: Any, truth: dict[str, Any], *, masks: bool) -> Non
 
 def encoded_for_results(segmentation: Any, truth: dict[str, Any], image_id: int) -> dict[str, Any]:
     """Return a segmentation as run lengths in the form of results files."""
-    from vitkit.data.io.segmentations import encode_segmentation
+    from vitkit.io.segmentations import encode_segmentation
 
     image = next(image for image in truth["images"] if image["id"] == image_id)
     encoded = encode_segmentation(segmentation, image["height"], image["width"])

@@ -17,9 +17,9 @@ from safetensors.torch import save as save_safetensors
 from torch import nn
 
 from vitkit import load_weights
-from vitkit.checkpoint import classes_of, read_checkpoint
 from vitkit.errors import CheckpointError
-from vitkit.seq2seq.vocabulary import Vocabulary, vocabularies_from_json
+from vitkit.text.vocabulary import Vocabulary, vocabularies_from_json
+from vitkit.weights import classes_of, read_checkpoint
 
 CLASSES = ["cat", "dog"]
 _TEXTS = (

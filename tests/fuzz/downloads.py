@@ -13,8 +13,8 @@ from typing import Any
 from fuzz.formats import Format
 from fuzz.guard import OPTIONS, guarded
 
-from vitkit.checkpoint.download import cached_file
 from vitkit.errors import CheckpointError
+from vitkit.weights.download import cached_file
 
 CONTENT = bytes(range(256)) * 300
 _DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -20,11 +20,11 @@ from fuzz.mutate import mutate_bytes, mutate_json
 
 import vitkit
 from vitkit import build_model
-from vitkit.deployment.export import export_model
-from vitkit.deployment.metadata import describe
-from vitkit.deployment.settings import ExportSettings
+from vitkit.apps.deployment.export import export_model
+from vitkit.apps.deployment.metadata import describe
+from vitkit.apps.deployment.settings import ExportSettings
+from vitkit.apps.inference import Predictor
 from vitkit.errors import VitkitError
-from vitkit.inference import Predictor
 
 try:
     import onnx
@@ -43,7 +43,7 @@ def sound() -> dict[str, bytes]:
     torch.manual_seed(0)
     config = dict(model=dict(type="Classifier", backbone=_BACKBONE))
     predictor = Predictor(build_model(config["model"], classes=["cat", "dog"]), ["cat", "dog"])
-    about = describe(predictor, config, name="tiny", licence=None)
+    about = describe(predictor, config, name="tiny", license=None)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(folder, _FILE)
@@ -150,7 +150,7 @@ def sound_onnx() -> bytes:
     torch.manual_seed(0)
     config = dict(model=dict(type="Classifier", backbone=_BACKBONE))
     predictor = Predictor(build_model(config["model"], classes=["cat", "dog"]), ["cat", "dog"])
-    about = describe(predictor, config, name="tiny", licence=None)
+    about = describe(predictor, config, name="tiny", license=None)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, _ONNX)
         export_model(predictor, path, ExportSettings("onnx"), images=[np.zeros((32, 32, 3), np.uint8)], metadata=about)

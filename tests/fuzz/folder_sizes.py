@@ -15,9 +15,9 @@ from fuzz.mutate import mutate_json, places
 
 import vitkit
 from vitkit import build_model
+from vitkit.apps.inference import Predictor
+from vitkit.apps.interop.transformers_writing import write_folder
 from vitkit.errors import VitkitError
-from vitkit.inference import Predictor
-from vitkit.interop.transformers_writing import write_folder
 
 _NUMBERS = (
     0,

@@ -30,9 +30,9 @@ from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import AnnotatedImages, read_annotations
 from vitkit.data.formats.class_files import parse_class_file
 from vitkit.data.formats.fixing import FIXES
-from vitkit.data.io.image_files import MAX_PIXELS
-from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.errors import VitkitError
+from vitkit.io.image_files import MAX_PIXELS
+from vitkit.io.segmentations import decode_segmentation
 from vitkit.tools.data import convert, merge, split, tile
 
 _TREE_IMAGES = ["images/train/0.jpg", "images/train/1.jpg", "images/val/2.jpg"]
@@ -311,16 +311,16 @@ def write_coco(rng: random.Random, folder: Path, world: Path) -> None:
 def write_images(rng: random.Random, folder: Path, world: Path) -> None:
     """Write label images of instances or classes, and a file of classes."""
     format = rng.choice(["instance_maps", "semantic_maps"])
-    coloured = rng.random() < 0.3
+    colored = rng.random() < 0.3
     values = {"instance_maps": (0, 1, 2, 1001, 60_000), "semantic_maps": (0, 1, 2, 255)}[format]
     for k in range(3):
         ids = np.zeros((HEIGHT, WIDTH), np.uint16)
         for _ in range(3):
             y, x = rng.randrange(HEIGHT - 8), rng.randrange(WIDTH - 8)
             ids[y : y + rng.randrange(1, 9), x : x + rng.randrange(1, 9)] = rng.choice(values)
-        if coloured:
-            colours = np.array([[0, 0, 0], [0, 0, 200], [0, 200, 0], [9, 9, 9]], np.uint8)
-            photo = colours[np.minimum(ids, 3)]
+        if colored:
+            colors = np.array([[0, 0, 0], [0, 0, 200], [0, 200, 0], [9, 9, 9]], np.uint8)
+            photo = colors[np.minimum(ids, 3)]
         else:
             photo = ids if ids.max() > 255 else ids.astype(np.uint8)
         path = _data(folder, f"labels/{k}{rng.choice(['', '', '_mask'])}.png")
@@ -328,17 +328,17 @@ def write_images(rng: random.Random, folder: Path, world: Path) -> None:
         if k == 0 and rng.random() < 0.5:
             path.write_bytes(odd_image(path, rng))
     if rng.random() < 0.8:
-        name, data = odd_classes(rng, coloured=coloured)
+        name, data = odd_classes(rng, colored=colored)
         _data(folder, rng.choice(["", "labels/"]) + name).write_bytes(data)
     _finish(rng, folder, source="labels", images="images", photos=_FLAT_IMAGES, format=format, world=world)
 
 
-def odd_classes(rng: random.Random, *, coloured: bool) -> tuple[str, bytes]:
+def odd_classes(rng: random.Random, *, colored: bool) -> tuple[str, bytes]:
     """Return the name and the bytes of a file of classes, which is changed."""
-    names, colours = ["background", "cat", "dog"], [[0, 0, 0], [200, 0, 0], [0, 200, 0]]
-    entries: Any = [{"id": k, "name": name, "color": colours[k]} for k, name in enumerate(names)]
+    names, colors = ["background", "cat", "dog"], [[0, 0, 0], [200, 0, 0], [0, 200, 0]]
+    entries: Any = [{"id": k, "name": name, "color": colors[k]} for k, name in enumerate(names)]
     if rng.random() < 0.5:
-        lines = [[f"{name}:{','.join(map(str, colours[k]))}::"] if coloured else [name] for k, name in enumerate(names)]
+        lines = [[f"{name}:{','.join(map(str, colors[k]))}::"] if colored else [name] for k, name in enumerate(names)]
         odd = (
             "cat:256,0,0",
             "cat:-1,0,0",
@@ -351,7 +351,7 @@ def odd_classes(rng: random.Random, *, coloured: bool) -> tuple[str, bytes]:
         lines = mutate_tokens(lines, rng, (*NAMES, *odd, *names))
         text = "\n".join(" ".join(line) for line in lines)
         return rng.choice(["classes.txt", "labels.txt", "labelmap.txt"]), encoded(text, rng)
-    if not coloured:
+    if not colored:
         entries = rng.choice([names, {str(k): name for k, name in enumerate(names)}, entries])
     if rng.random() < 0.3:
         entries = {"classes": entries, "ignore_index": 255}
@@ -360,13 +360,13 @@ def odd_classes(rng: random.Random, *, coloured: bool) -> tuple[str, bytes]:
 
 def write_classes(rng: random.Random, folder: Path, world: Path) -> None:
     """Write a file of classes."""
-    name, data = odd_classes(rng, coloured=rng.random() < 0.5)
+    name, data = odd_classes(rng, colored=rng.random() < 0.5)
     _data(folder, name).write_bytes(data)
     (folder / OPTIONS).write_text(json.dumps({"source": name}))
 
 
 def check_classes(folder: Path, world: Path) -> None:
-    """Check that names are text, and values and colours are in their ranges."""
+    """Check that names are text, and values and colors are in their ranges."""
     with guarded(folder, world) as options:
         names, colors, ignored = parse_class_file(folder / "data" / options["source"])
         assert names and all(isinstance(number, int) and number >= 0 for number in names), names

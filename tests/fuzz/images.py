@@ -15,8 +15,8 @@ from PIL import Image, PngImagePlugin
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.data.datasets.semantic import SemanticFolder
-from vitkit.data.io.image_files import MAX_PIXELS, is_rotated, read_header, read_image
 from vitkit.errors import DataError
+from vitkit.io.image_files import MAX_PIXELS, is_rotated, read_header, read_image
 
 _MODES = ("L", "1", "RGBA", "LA", "CMYK", "F", "P", "I;16", "I")
 _PNG_START = b"\x89PNG\r\n\x1a\n"

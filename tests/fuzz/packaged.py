@@ -18,9 +18,9 @@ from fuzz.mutate import mutate_bytes, mutate_json, mutate_value
 from safetensors.torch import load
 
 from vitkit import model_zoo
-from vitkit.checkpoint.folders import METADATA
 from vitkit.errors import VitkitError
 from vitkit.tools import predict, train, translate
+from vitkit.weights.folders import METADATA
 
 _NAMES = ("shapes_vit", "shapes_vit", "shapes_dino", "shapes_mask2former", "shapes_captioner", "numbers_translator")
 _FILE = "data/model.safetensors"

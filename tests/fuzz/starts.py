@@ -18,9 +18,9 @@ from fuzz.mutate import mutate_json
 from fuzz.world import HEIGHT, WIDTH, make_world, read_json
 
 import vitkit
+from vitkit.apps.starter import start as starting
+from vitkit.apps.starter.child_runs import StepCost
 from vitkit.errors import VitkitError
-from vitkit.starter import starting
-from vitkit.starter.child_runs import StepCost
 from vitkit.tools.start import main
 
 _WRITERS = (annotations.write_yolo, annotations.write_voc, annotations.write_labelme, annotations.write_cvat)
@@ -76,7 +76,7 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
         for name in ("images", "labels"):
             shutil.copytree(world / name, data / name)
         if rng.random() < 0.7:
-            name, content = annotations.odd_classes(rng, coloured=rng.random() < 0.2)
+            name, content = annotations.odd_classes(rng, colored=rng.random() < 0.2)
             (data / "labels" / name).write_bytes(content)
         if rng.random() < 0.3:
             (data / "labels" / "0.png").write_bytes(odd_image(world / "labels" / "0.png", rng))

@@ -15,7 +15,7 @@ from fuzz.world import read_json
 from vitkit.data.text.monolingual import MonolingualText
 from vitkit.data.text.pairs import ParallelText
 from vitkit.errors import CheckpointError, VitkitError
-from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS, Vocabulary, normalize_text
+from vitkit.text.vocabulary import SPECIAL_TOKENS, Vocabulary, normalize_text
 
 _LINES = (
     "A dog runs.",
@@ -59,7 +59,7 @@ def check_vocabulary(folder: Path, world: Path) -> None:
 
 
 def check_round_trip(vocabulary: Vocabulary, line: str) -> None:
-    """Check that `decode(encode(line))` is the normalised line if each token is in the vocabulary."""
+    """Check that `decode(encode(line))` is the normalized line if each token is in the vocabulary."""
     ids = vocabulary.encode(line)
     assert all(0 <= index < len(vocabulary) for index in ids)
     decoded = vocabulary.decode(ids)

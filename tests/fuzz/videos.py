@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from fuzz.formats import Format, naming
 from fuzz.mutate import mutate_bytes, mutate_json
-from video_files import write_video
+from helpers.video_files import write_video
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.video import SomethingSomething, VideoList
-from vitkit.data.io.image_files import MAX_PIXELS
-from vitkit.data.io.video_files import open_video
 from vitkit.errors import DataError
+from vitkit.io.image_files import MAX_PIXELS
+from vitkit.io.video_files import open_video
 
 try:
     import av

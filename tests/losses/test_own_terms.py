@@ -16,9 +16,9 @@ from vitkit.registry import CRITERIA, parameters_of
 
 GUIDE = Path(__file__).resolve().parents[2] / "configs" / "README.md"
 BOX_SPEC = dict(
-    type="CentreCriterion",
+    type="CenterCriterion",
     matcher=dict(type="HungarianMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=2.0),
-    weights=dict(labels=1.0, l1=5.0, giou=2.0, centre=3.0),
+    weights=dict(labels=1.0, l1=5.0, giou=2.0, center=3.0),
     no_object_weight=0.1,
 )
 MASK_SPEC = dict(
@@ -34,7 +34,7 @@ from vitkit.configs.quickstart.detr import config as quickstart
 def config():
     cfg = quickstart()
     cfg["imports"] = ["my_loss.py"]
-    cfg["criterion"] |= dict(type="CentreCriterion", weights=dict(labels=1.0, l1=5.0, giou=2.0, centre=1.0))
+    cfg["criterion"] |= dict(type="CenterCriterion", weights=dict(labels=1.0, l1=5.0, giou=2.0, center=1.0))
     cfg["data"]["train"]["num_images"], cfg["data"]["val"]["num_images"] = 32, 2
     cfg["train"] |= dict(epochs=1)
     return cfg
@@ -80,11 +80,11 @@ def test_the_guides_term_is_short_and_adds_to_every_layer():
     targets = [{"labels": torch.tensor([1]), "boxes_cxcywh": torch.tensor([[0.2, 0.2, 0.2, 0.2]])}]
     outputs = {**layer, "aux_outputs": [layer]}
     losses = CRITERIA.build(BOX_SPEC)(outputs, targets)
-    assert losses["centre"].item() == pytest.approx(3 * 0.5)  # weight times the hypotenuse of 0.3 and 0.4
-    assert losses["aux0_centre"].item() == pytest.approx(3 * 0.5)
+    assert losses["center"].item() == pytest.approx(3 * 0.5)  # weight times the hypotenuse of 0.3 and 0.4
+    assert losses["aux0_center"].item() == pytest.approx(3 * 0.5)
     plain = dict(BOX_SPEC, type="SetCriterion", weights=dict(labels=1.0, l1=5.0, giou=2.0))
     unchanged = CRITERIA.build(plain)(outputs, targets)
-    assert {name: loss.item() for name, loss in losses.items() if "centre" not in name} == {
+    assert {name: loss.item() for name, loss in losses.items() if "center" not in name} == {
         name: loss.item() for name, loss in unchanged.items()
     }
 
@@ -94,7 +94,7 @@ def test_the_guides_term_trains(tmp_path, monkeypatch):
     Path("my_loss.py").write_text(guide_block("# my_loss.py"))
     Path("my_config.py").write_text(CONFIG)
     vitkit.train("my_config.py", run_dir="run", device="cpu")
-    assert '"centre"' in Path("run/log.jsonl").read_text()
+    assert '"center"' in Path("run/log.jsonl").read_text()
 
 
 def mask_losses_of(spec, *, num_targets: int) -> dict[str, torch.Tensor]:

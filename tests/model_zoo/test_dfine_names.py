@@ -5,14 +5,14 @@ import torch
 from models.test_dfine import dfine
 
 from vitkit.backbones.timm_adapter import TimmBackbone
-from vitkit.checkpoint import load_weights
 from vitkit.configs.rtdetr_r18 import config as rtdetr
-from vitkit.data.io.coco_classes import COCO_CLASSES
-from vitkit.data.io.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.io.coco_classes import COCO_CLASSES
+from vitkit.io.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
 from vitkit.model_zoo.converters import written
 from vitkit.models import build_model
 from vitkit.registry import BACKBONES
+from vitkit.weights import load_weights
 
 
 def official(num_classes):

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.checkpoint import load_weights, read_checkpoint
+from vitkit.apps.inference.translator import translate
 from vitkit.errors import CheckpointError, DataError
-from vitkit.inference.translator import translate
 from vitkit.model_zoo.converters.fairseq import fairseq_dictionary
 from vitkit.nn.position import fairseq_positions_1d
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings
-from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS
 from vitkit.structures import BOS, EOS, PAD, UNK
+from vitkit.text.vocabulary import SPECIAL_TOKENS
+from vitkit.weights import load_weights, read_checkpoint
 
 D = 8
 

@@ -10,9 +10,9 @@ from torch import nn
 
 import vitkit
 from vitkit import model_zoo
+from vitkit.apps.inference import find_model
 from vitkit.config import load_config
 from vitkit.errors import CheckpointError
-from vitkit.inference import find_model
 from vitkit.model_zoo import write_table
 from vitkit.models import build_model
 
@@ -56,7 +56,7 @@ def test_each_entry_is_complete(name):
     file = entry.get("file") or entry["url"].rsplit("/", 1)[-1]
     assert re.fullmatch(r"[\w.\-]+\.(pth|pyth|pkl)", file)
     assert entry["published"] and entry["published_in"] and entry["dataset"]
-    assert entry["licence"] in ("Apache-2.0", "MIT", "BSD-3-Clause", "CC-BY-NC-4.0")
+    assert entry["license"] in ("Apache-2.0", "MIT", "BSD-3-Clause", "CC-BY-NC-4.0")
     if entry["checksum"]:  # it is the checksum in the file's name
         assert entry["checksum"].partition(":")[2] in file
 

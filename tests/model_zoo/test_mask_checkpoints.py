@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
-from vitkit.data.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.errors import CheckpointError
+from vitkit.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
+from vitkit.weights import load_weights
 
 TESTS = Path(__file__).resolve().parents[1]
 GOLDEN = {"mask2former": "mask2former_r50_coco_instance", "maskformer": "maskformer_r50_ade20k_semantic"}
@@ -235,26 +235,26 @@ def test_ids_and_names_of_panoptic_classes_correspond():
     assert (name_of[92], name_of[149], name_of[184], name_of[200]) == ("banner", "road", "tree-merged", "rug-merged")
 
 
-def test_mask_head_is_initialised_on_a_trained_detr():
+def test_mask_head_is_initialized_on_a_trained_detr():
     names = [f"class {i}" for i in range(5)]
     detr, model = small("DETR", 5), small("DETRSegmentation", 5)
     fresh = {key: value.clone() for key, value in model.state_dict().items() if key.startswith(model.new_parts)}
     report = load_weights(model, {"model": detr.state_dict(), "classes": names}, classes=names, new_class_head=True)
-    assert "not in it, so these are newly initialised: bbox_attention, mask_head" in str(report) and not report.missing
+    assert "not in it, so these are newly initialized: bbox_attention, mask_head" in str(report) and not report.missing
     for key, value in model.state_dict().items():
         assert torch.equal(value, fresh[key] if key in fresh else detr.state_dict()[key]), key
     # Such a model must not be evaluated.
     assert "missing" in refusal(model, detr.state_dict())
 
 
-def test_frozen_class_head_cannot_be_reinitialised():
+def test_frozen_class_head_cannot_be_reinitialized():
     message = refusal(
         small("DETRSegmentation", 133),
         official_detr(small("DETR", 91)),
         classes=COCO_PANOPTIC_CLASSES,
         new_class_head=True,
     )
-    assert "head.class_embed.weight, head.class_embed.bias would be newly initialised, but are not trained" in message
+    assert "head.class_embed.weight, head.class_embed.bias would be newly initialized, but are not trained" in message
     assert "model.freeze_detr=false" in message
 
 

@@ -48,7 +48,7 @@ def test_there_are_six_notebooks():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS)
-def test_numbers_in_a_colour_map_can_be_read(path):
+def test_numbers_in_a_color_map_can_be_read(path):
     calls = re.findall(r"axes\.text\(.*", path.read_text(encoding="utf-8"))
     assert all("color=text_color(shown.to_rgba(value))" in call for call in calls)
 

@@ -9,10 +9,10 @@ import pytest
 
 import vitkit
 from vitkit import load_config, model_zoo
+from vitkit.apps.deployment.export import zoo_license
+from vitkit.apps.inference.load import find_model
 from vitkit.data.synthetic.writing import write_shapes
-from vitkit.deployment.export import zoo_licence
 from vitkit.errors import CheckpointError
-from vitkit.inference.load import find_model
 from vitkit.tools import test as test_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,12 +75,12 @@ def test_entry_describes_its_file(name):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert entry["checksum"] == f"sha256:{digest[:8]}" and path.name == f"{name}-{digest[:8]}.safetensors"
     assert entry["size_mb"] == round(path.stat().st_size / 1e6, 2)
-    assert entry["licence"] == "Apache-2.0" and entry["measured"] and entry["processor_minutes"] > 0
+    assert entry["license"] == "Apache-2.0" and entry["measured"] and entry["processor_minutes"] > 0
     model = vitkit.load(name).model
     assert entry["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     # The file also loads by itself, with the same config.
     assert find_model(path).config["model"] == find_model(name).config["model"]
-    assert zoo_licence(find_model(name).weights) == entry["licence"]
+    assert zoo_license(find_model(name).weights) == entry["license"]
 
 
 def test_all_models_together_are_at_most_10_mb():

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
+from helpers.transformers_models import build_theirs
 from torch import nn
-from transformers_models import build_theirs
 
 import vitkit
 from vitkit import CheckpointError, ConfigError, build_model, load_weights, model_zoo
 from vitkit.config import load_config
-from vitkit.data.io.coco_classes import COCO_CLASSES
+from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters import written
 
 BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
@@ -239,9 +239,9 @@ def test_settings_that_vitkit_lacks_are_named(changes, message, tmp_path):
 
 
 def test_settings_that_the_library_lacks_are_named(tmp_path):
-    transformers_writing = pytest.importorskip("vitkit.interop.transformers_writing")
+    transformers_writing = pytest.importorskip("vitkit.apps.interop.transformers_writing")
     cfg = config("rtdetrv2_r18", num_points=[2, 4, 4])
-    loaded = vitkit.inference.Predictor(random_model(cfg, classes=COCO_CLASSES), COCO_CLASSES)
+    loaded = vitkit.apps.inference.Predictor(random_model(cfg, classes=COCO_CLASSES), COCO_CLASSES)
     with pytest.raises(
         CheckpointError, match=r"model.head.num_points=\[2, 4, 4\]: the transformers library's model has"
     ):

@@ -223,7 +223,7 @@ def test_too_small_images_are_an_error(name, isolate_padding):
         build(name, isolate_padding=isolate_padding)(torch.zeros(1, 3, 20, 31, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize(("channels", "words"), [(1, r"1 channels \(grey\)"), (4, r"4 channels \(RGB and alpha\)")])
+@pytest.mark.parametrize(("channels", "words"), [(1, r"1 channels \(gray\)"), (4, r"4 channels \(RGB and alpha\)")])
 @pytest.mark.parametrize("name", ["detr", "mask2former", "per_pixel"])
 def test_images_with_another_number_of_channels_are_an_error_that_names_it(name, channels, words):
     with pytest.raises(DataError, match=rf"{words}; expected \(B, 3, H, W\), RGB"):

@@ -15,7 +15,7 @@ def images_of(*size):
     return torch.randint(256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def test_logits_equal_those_of_the_backbone_on_normalised_images():
+def test_logits_equal_those_of_the_backbone_on_normalized_images():
     model = build_model(SPEC, classes=CLASSES).eval()
     images = images_of(2, 3, 45, 61)
     outputs = model(images, torch.zeros(2, 45, 61, dtype=torch.bool))
@@ -48,16 +48,16 @@ CLIP_BACKBONES = {
 
 @pytest.mark.parametrize("name", CLIP_BACKBONES)
 @pytest.mark.parametrize("pixels", [dict(), dict(pixel_mean=(0.45,) * 3, pixel_std=(0.225,) * 3)])
-def test_uint8_clips_are_normalised_and_classified(name, pixels):
+def test_uint8_clips_are_normalized_and_classified(name, pixels):
     spec = dict(type="Classifier", backbone=CLIP_BACKBONES[name], **pixels)
     model = build_model(spec, classes=CLASSES).eval()
     clips = images_of(2, 3, 4, 32, 32)
-    normalised = normalize_images(clips)
+    normalized = normalize_images(clips)
     if pixels:
-        normalised = (clips / 255 - 0.45) / 0.225
+        normalized = (clips / 255 - 0.45) / 0.225
     with torch.no_grad():
         outputs = model(clips)
-        torch.testing.assert_close(outputs["logits"], model.backbone(normalised), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(outputs["logits"], model.backbone(normalized), atol=1e-4, rtol=1e-4)
     scores = model.postprocess(outputs, [(32, 32)] * 2)
     assert len(scores) == 2 and scores[0]["class_scores"].shape == (10,)
     with pytest.raises(DataError, match=r"expected \(B, 3, T, H, W\)"):
@@ -86,7 +86,7 @@ def test_published_weights_load_and_reproduce_the_original_logits():
     torch.testing.assert_close(model(images)["logits"], original(images), rtol=1e-4, atol=1e-5)
 
 
-def test_head_for_other_classes_is_reinitialised_only_on_request():
+def test_head_for_other_classes_is_reinitialized_only_on_request():
     state = {"model": build_model(SPEC, classes=CLASSES).state_dict(), "classes": CLASSES}
     same = build_model(SPEC, classes=CLASSES)
     assert not load_weights(same, state, classes=CLASSES).reinitialized

@@ -1,15 +1,15 @@
 import pytest
 import torch
 
-from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
-from vitkit.data.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.models import build_model
 from vitkit.nn.deformable_transformer import flatten_levels, in_padded_maps
 from vitkit.nn.detection import boxes_around
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import CRITERIA
+from vitkit.weights import load_weights
 
 VARIANTS = {"plain": dict(), "refine": dict(refine_boxes=True), "two_stage": dict(refine_boxes=True, two_stage=True)}
 
@@ -279,7 +279,7 @@ def test_official_weights_with_other_classes_are_not_taken_for_coco():
     assert report.converter and not report.reinitialized
 
 
-def test_other_classes_reinitialise_only_the_class_heads():
+def test_other_classes_reinitialize_only_the_class_heads():
     torch.manual_seed(0)
     theirs = build_model(small_spec(head=VARIANTS["two_stage"]))
     ours = build_model({**small_spec(head=VARIANTS["two_stage"]), "num_classes": 5})

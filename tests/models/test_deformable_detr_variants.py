@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from vitkit.checkpoint import load_weights
 from vitkit.models import build_model
 from vitkit.registry import CRITERIA
+from vitkit.weights import load_weights
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
 

@@ -53,15 +53,15 @@ def test_outputs_have_the_promised_shapes_and_ranges():
     assert len(outputs["aux_outputs"]) == 2
 
 
-def test_pixels_are_normalised_inside_and_padding_is_zero_afterwards():
+def test_pixels_are_normalized_inside_and_padding_is_zero_afterwards():
     images, mask = small_batch()
-    normalised = normalize_images(images, mask)
+    normalized = normalize_images(images, mask)
     expected = (images[0, :, 5, 7] / 255 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
-    torch.testing.assert_close(normalised[0, :, 5, 7], expected)
-    assert normalised[1, :, 40:].abs().max() == 0
+    torch.testing.assert_close(normalized[0, :, 5, 7], expected)
+    assert normalized[1, :, 40:].abs().max() == 0
     model = build_model(small_spec()).eval()
-    torch.testing.assert_close(model(images, mask)["pred_boxes"], model(normalised, mask)["pred_boxes"])
-    assert normalize_images(normalised, mask) is normalised
+    torch.testing.assert_close(model(images, mask)["pred_boxes"], model(normalized, mask)["pred_boxes"])
+    assert normalize_images(normalized, mask) is normalized
 
 
 def test_pixel_mean_and_deviation_of_the_backbone_are_used():

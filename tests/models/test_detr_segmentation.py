@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError
 from vitkit.models import build_model, mask_postprocess
 from vitkit.models.detr_masks import instance_masks, mask_argmax, panoptic_map
 from vitkit.registry import CRITERIA
+from vitkit.weights import load_weights
 
 NAMES = (
     (r"^detr\.model\.backbone\.(?:conv_encoder\.)?model\.", "detr.backbone.0.body."),

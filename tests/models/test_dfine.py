@@ -38,7 +38,7 @@ HGNET = {
 
 def dfine(size, *, num_classes=80, num_queries=300, activation="relu", **changes):
     spec = dfine_model(size, activation) | changes
-    # Float images are normalised by ImageNet's statistics.
+    # Float images are normalized by ImageNet's statistics.
     backbone = spec["backbone"] | dict(pretrained=False, pixel_mean=IMAGENET_MEAN, pixel_std=IMAGENET_STD)
     return build_model(spec | dict(backbone=backbone, num_classes=num_classes, num_queries=num_queries))
 

@@ -9,15 +9,15 @@ from models import test_deformable_detr, test_detr
 from models.test_deformable_detr import small_batch
 from torch.nn.parallel import DistributedDataParallel
 
-from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
-from vitkit.data.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.distributed import close_distributed
 from vitkit.engine.step import training_inputs
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.models import build_model
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
+from vitkit.weights import load_weights
 
 DENOISING = dict(type="BoxDenoising", num_queries=6)
 SMALL = dict(
@@ -244,7 +244,7 @@ def test_official_names_load_with_the_rows_of_the_coco_classes():
     assert torch.equal(model.training_queries.denoising.label_embed.weight, state["label_enc.weight"][[*ids, 91]])
 
 
-def test_other_classes_reinitialise_the_label_embedding_and_the_class_heads():
+def test_other_classes_reinitialize_the_label_embedding_and_the_class_heads():
     spec = make_spec("dino") | dict(training_queries=[DENOISING])
     trained, model = build_model(spec), build_model(spec | dict(num_classes=5))
     report = load_weights(model, trained.state_dict(), new_class_head=True)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.checkpoint import load_weights
 from vitkit.engine.hooks import MaskAnnealing
 from vitkit.engine.step import Decision
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -18,6 +17,7 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.ops.images import normalize_images
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import CRITERIA
+from vitkit.weights import load_weights
 
 VIT = dict(type="ViT", patch_size=8, d_model=24, depth=4, num_heads=2, image_size=32, num_registers=2)
 DINOV3 = dict(type="vit_small_patch16_dinov3_qkvb", d_model=24, depth=4, num_heads=2, image_size=64)
@@ -64,7 +64,7 @@ def test_pixel_statistics_of_the_backbone_are_used_also_for_black_padding():
     torch.testing.assert_close(prepared[0, :, 20:], torch.full((3, 12, 32), -2.0))
 
 
-def test_normalised_images_are_padded_with_black_too():
+def test_normalized_images_are_padded_with_black_too():
     model = build()
     padded, mask = batch(*images((20, 32), (32, 10)))
     with torch.no_grad():
@@ -294,7 +294,7 @@ def test_official_names_load_with_positions_of_another_size(prefix):
 def test_weights_for_other_pixel_statistics_are_refused():
     state = official(build())
     state["encoder.pixel_mean"] = torch.full((1, 3, 1, 1), 0.5)
-    with pytest.raises(CheckpointError, match=r"encoder.pixel_mean: the weights expect images normalised by \[0.5"):
+    with pytest.raises(CheckpointError, match=r"encoder.pixel_mean: the weights expect images normalized by \[0.5"):
         load_weights(build(), state)
 
 

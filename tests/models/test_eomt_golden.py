@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from golden.weights import compare, grad_projection, load_case, rng_for
 
-from vitkit.checkpoint import load_weights
 from vitkit.engine.hooks import MaskAnnealing
 from vitkit.engine.optimizers import adamw
 from vitkit.model_zoo.converters import convert_official
@@ -14,6 +13,7 @@ from vitkit.models.mask_postprocess import Geometry, PanopticRules, panoptic, up
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import CRITERIA, SCHEDULES
+from vitkit.weights import load_weights
 
 NAMES = ["", "block_-3_", "block_-2_", "block_-1_"]
 """Golden prefixes of the predictions in our order: the last, then the earlier ones."""
@@ -78,7 +78,7 @@ def test_every_prediction_equals_the_original(case, model, outputs):
     torch.testing.assert_close(outputs["pred_masks"], mask_logits(outputs["mask_embed"], outputs["mask_features"]))
 
 
-def test_pixels_may_come_normalised(case, model, images):
+def test_pixels_may_come_normalized(case, model, images):
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
     with torch.no_grad():
         outputs = model((images / 255 - mean) / std)

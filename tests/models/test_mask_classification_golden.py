@@ -48,7 +48,7 @@ def model(case):
 
 
 def batch(case, *names):
-    """Return a batch, normalised and then padded with 0 to a common size, as in the original."""
+    """Return a batch, normalized and then padded with 0 to a common size, as in the original."""
     mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (IMAGENET_MEAN, IMAGENET_STD))
     inputs = case.torch_inputs()
     images = [(inputs[name] - mean) / std for name in names]

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.checkpoint import load_weights
 from vitkit.engine.step import training_inputs
 from vitkit.models import build_model
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
+from vitkit.weights import load_weights
 
 SIZE = (61, 90)
 """(height, width) of the images, which are padded to 64 x 96."""
@@ -175,7 +175,7 @@ def test_denoising_queries_and_query_groups_can_be_combined():
     assert "dn_labels" in losses and not any(name.startswith("group") for name in losses)
 
 
-def test_weights_without_denoising_queries_initialise_a_model_with_them():
+def test_weights_without_denoising_queries_initialize_a_model_with_them():
     model, plain = make_model(), make_plain()
     with torch.no_grad():
         plain.head.query_feat.weight.add_(1)

@@ -87,7 +87,7 @@ def test_test_time_augmentation_uses_its_scores(model):
     assert [tuple(m["semantic"].shape) for m in maps] == [(70, 61), (50, 40)]
 
 
-def test_the_loss_is_the_cross_entropy_of_labelled_pixels(model):
+def test_the_loss_is_the_cross_entropy_of_labeled_pixels(model):
     criterion = CRITERIA.build("PerPixelCriterion")
     outputs = model(*padded_batch())
     targets = [target([0, None, 4], (70, 61)), target([2], (50, 40))]
@@ -104,7 +104,7 @@ def test_the_loss_is_the_cross_entropy_of_labelled_pixels(model):
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-def test_loss_is_zero_with_the_same_keys_without_labelled_pixels(model):
+def test_loss_is_zero_with_the_same_keys_without_labeled_pixels(model):
     criterion = CRITERIA.build("PerPixelCriterion")
     outputs = model(*padded_batch())
     losses = criterion(outputs, [target([], (70, 61)), target([None], (50, 40))])

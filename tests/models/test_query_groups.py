@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
 from vitkit.errors import ConfigError, DataError
 from vitkit.models import build_model
 from vitkit.registry import CRITERIA
+from vitkit.weights import load_weights
 
 SMALL = dict(d_model=32, num_heads=2, d_ffn=32, dropout=0.0, num_decoder_layers=2)
 PYRAMID = dict(type="PyramidProjection", in_features=["res3", "res4"], out_channels=32, num_groups=4)

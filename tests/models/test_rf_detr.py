@@ -8,9 +8,8 @@ from torch import nn
 
 from vitkit import build_model
 from vitkit.backbones import WindowedViT
-from vitkit.checkpoint import load_weights
-from vitkit.data.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.model_zoo.converters import written
 from vitkit.model_zoo.converters.rf_detr import TRANSFORMERS
 from vitkit.models.mask_postprocess import Geometry
@@ -19,6 +18,7 @@ from vitkit.necks import C2fProjection
 from vitkit.registry import CRITERIA
 from vitkit.structures import FeatureInfo
 from vitkit.training_queries import OneToManyQueries
+from vitkit.weights import load_weights
 
 SIZES = {
     "n": dict(resolution=384, layers=2),
@@ -61,7 +61,7 @@ def library_model(transformers, *, resolution, layers, queries=300, windows=2, p
     return kind(config).eval()
 
 
-def randomise(model):
+def randomize(model):
     torch.manual_seed(0)
     for key, value in model.named_parameters():
         is_scale = "lambda1" in key or ("norm" in key and key.endswith("weight"))
@@ -83,7 +83,7 @@ def randomise(model):
 def test_outputs_equal_the_librarys(size, changes):
     transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
     theirs, ours = library_model(transformers, **changes), rf_detr(**changes).eval()
-    randomise(theirs)
+    randomize(theirs)
     table = next(form.table for form in TRANSFORMERS if form.is_of(ours))
     ours.load_state_dict(table.read(theirs.state_dict(), ours))
     written = table.write(ours.state_dict(), ours)

@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitkit.checkpoint import load_weights
 from vitkit.config import load_config
 from vitkit.errors import ConfigError
 from vitkit.models import build_model
 from vitkit.necks.simple_pyramid import SimpleFeaturePyramid
 from vitkit.registry import BACKBONES, NECKS
 from vitkit.structures import FeatureInfo
+from vitkit.weights import load_weights
 
 build = BACKBONES.build
 VIT = dict(patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, windows=dict(size=2, relative_positions=4))

@@ -2,10 +2,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit.checkpoint import load_weights
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.non_local import PAIRWISE, NonLocalBlock
+from vitkit.weights import load_weights
 
 
 def block(*, seed=0, **options):

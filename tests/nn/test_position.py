@@ -31,12 +31,12 @@ def test_2d_encoding_counts_only_unpadded_locations():
     assert torch.isfinite(code).all()
 
 
-def test_offset_is_added_to_locations_before_normalisation():
+def test_offset_is_added_to_locations_before_normalization():
     code = sine_positions_2d((3, 3), 4, offset=-0.5)
     assert abs(code[0, 0, 0, 0] - math.sin(2 * math.pi * 0.5 / 3)) < 1e-5
 
 
-def test_rotations_turn_pairs_of_channels_by_the_location_of_their_centre():
+def test_rotations_turn_pairs_of_channels_by_the_location_of_their_center():
     rotations = rotary_positions_2d((2, 4), 8, temperature=100.0)
     x = torch.randn(8, 8)
     turned = rotate(x, rotations)

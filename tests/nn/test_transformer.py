@@ -30,7 +30,7 @@ def test_encoder_without_positions_equals_pytorchs(norm_first):
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_decoder_without_positions_equals_pytorchs_and_normalises_every_layer(norm_first):
+def test_decoder_without_positions_equals_pytorchs_and_normalizes_every_layer(norm_first):
     ours = TransformerDecoder(2, D, **(OPTIONS | dict(norm_first=norm_first))).eval()
     layer = nn.TransformerDecoderLayer(D, HEADS, FFN, 0.0, batch_first=True, norm_first=norm_first)
     theirs = nn.TransformerDecoder(layer, 2, nn.LayerNorm(D)).eval()

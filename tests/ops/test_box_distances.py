@@ -47,7 +47,7 @@ def test_boxes_at_distances_equal_the_original():
     torch.testing.assert_close(boxes_at_distances(INITIAL, distances, 4.0), expected)
 
 
-def test_distance_zero_is_the_initial_box_and_minus_half_the_scale_its_centre():
+def test_distance_zero_is_the_initial_box_and_minus_half_the_scale_its_center():
     torch.testing.assert_close(boxes_at_distances(INITIAL, torch.zeros(2, 4), 4.0), INITIAL)
     collapsed = boxes_at_distances(INITIAL, torch.full((2, 4), -2.0), 4.0)
     torch.testing.assert_close(collapsed, torch.cat([INITIAL[:, :2], torch.zeros(2, 2)], dim=1))
@@ -63,7 +63,7 @@ def test_bins_of_boxes_equal_the_original():
 
 def test_distances_and_boxes_convert_back_and_forth():
     torch.manual_seed(0)
-    initial, distances = torch.rand(7, 3, 4) + 0.1, torch.rand(7, 3, 4) * 4 - 1.9  # no edge beyond the centre
+    initial, distances = torch.rand(7, 3, 4) + 0.1, torch.rand(7, 3, 4) * 4 - 1.9  # no edge beyond the center
     boxes = boxes_at_distances(initial, distances, 4.0)
     torch.testing.assert_close(distances_of_boxes(initial, cxcywh_to_xyxy(boxes), 4.0), distances, rtol=1e-4, atol=1e-5)
 

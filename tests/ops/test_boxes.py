@@ -57,7 +57,7 @@ def test_giou_gradient_equals_finite_differences():
     assert torch.autograd.gradcheck(generalized_box_iou, (a, b))
 
 
-def test_negative_sizes_are_clamped_around_the_centre():
+def test_negative_sizes_are_clamped_around_the_center():
     boxes = torch.tensor([[0.5, 0.4, -0.2, 0.6], [-0.1, 0.2, 0.3, -0.1]])
     assert clamp_sizes(boxes).tolist() == torch.tensor([[0.5, 0.4, 0, 0.6], [-0.1, 0.2, 0.3, 0]]).tolist()
 

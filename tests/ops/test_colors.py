@@ -1,4 +1,4 @@
-"""Text on a colour is black or white, whichever can be read."""
+"""Text on a color is black or white, whichever can be read."""
 
 import pytest
 from matplotlib import colormaps

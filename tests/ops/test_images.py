@@ -5,7 +5,7 @@ from vitkit.errors import DataError
 from vitkit.ops.images import normalize_images
 
 
-def test_clip_frames_are_normalised_like_images():
+def test_clip_frames_are_normalized_like_images():
     clips = torch.randint(256, (2, 3, 4, 6, 5), dtype=torch.uint8)
     padding_mask = torch.zeros(2, 6, 5, dtype=torch.bool)
     padding_mask[1, :, 3:] = True
@@ -21,7 +21,7 @@ def test_clip_frames_are_normalised_like_images():
         ((2, 4, 3, 6, 5), r"clips of shape \(2, 4, 3, 6, 5\): expected \(B, 3, T, H, W\).*clips.transpose\(1, 2\)"),
         ((2, 1, 4, 6, 5), r"clips of shape \(2, 1, 4, 6, 5\): expected \(B, 3, T, H, W\), RGB. Convert them"),
         ((2, 3, 6), r"shape \(2, 3, 6\): expected \(B, 3, H, W\), or \(B, 3, T, H, W\) of clips"),
-        ((2, 1, 6, 5), r"1 channels \(grey\); expected \(B, 3, H, W\)"),
+        ((2, 1, 6, 5), r"1 channels \(gray\); expected \(B, 3, H, W\)"),
     ],
 )
 def test_other_shapes_are_named(shape, message):
@@ -32,6 +32,6 @@ def test_other_shapes_are_named(shape, message):
 def test_half_precision_images_keep_their_dtype_whatever_the_pixel_statistics():
     images = torch.full((1, 3, 2, 2), 0.25, dtype=torch.float16)
 
-    normalised = normalize_images(images, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    normalized = normalize_images(images, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
-    assert normalised.dtype == torch.float16
+    assert normalized.dtype == torch.float16

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 from pycocotools import mask as coco_mask
 
 from vitkit.evaluation.coco import masks_to_rle

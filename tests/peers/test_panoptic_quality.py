@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.plain_dataset import PlainDataset
 from PIL import Image
-from plain_dataset import PlainDataset
 
 from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.evaluation.panoptic import PanopticEvaluator

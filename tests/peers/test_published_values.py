@@ -11,9 +11,9 @@ import torch
 from peers.coco_cases import Case
 from pycocotools import mask as coco_mask
 
-from vitkit.data.io.segmentations import encode_segmentation
 from vitkit.evaluation.coco import CocoEvaluator, masks_to_rle
 from vitkit.evaluation.text import TextEvaluator
+from vitkit.io.segmentations import encode_segmentation
 from vitkit.losses.class_losses import focal_loss
 from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.matchers.hungarian_masks import HungarianMaskMatcher
@@ -37,11 +37,11 @@ def test_pairwise_iou_of_detectron2():
 
 
 def test_box_formats_of_detectron2():
-    """The same file: boxes of angle 0, by centre and size, and their corners."""
-    centred = torch.tensor([[50.0, 50, 30, 20], [1, 1, 2, 2], [65, 60, 30, 20]])
+    """The same file: boxes of angle 0, by center and size, and their corners."""
+    centerd = torch.tensor([[50.0, 50, 30, 20], [1, 1, 2, 2], [65, 60, 30, 20]])
     corners = torch.tensor([[35.0, 40, 65, 60], [0, 0, 2, 2], [50, 50, 80, 70]])
-    assert torch.equal(cxcywh_to_xyxy(centred), corners)
-    assert torch.equal(xyxy_to_cxcywh(corners), centred)
+    assert torch.equal(cxcywh_to_xyxy(centerd), corners)
+    assert torch.equal(xyxy_to_cxcywh(corners), centerd)
 
 
 def test_boxes_around_masks_of_detectron2():

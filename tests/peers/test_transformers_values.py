@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.transformers_models import build_theirs
 from PIL import Image
 from torch import Tensor
 from torchvision.ops import box_iou
-from transformers_models import build_theirs
 
 import vitkit
 from vitkit import model_zoo
@@ -40,7 +40,7 @@ class Expected:
     logits: list
     """Those of the first three classes, for the first queries or for the image."""
     boxes: list | None = None
-    """Centre and width of the first queries' boxes."""
+    """Center and width of the first queries' boxes."""
     masks: list | None = None
     """The corner of the first query's mask."""
     found: list | None = None
@@ -144,7 +144,7 @@ def outputs_of(predictor, source, image) -> tuple[dict[str, Tensor], list[tuple[
     and the same classes in vitkit, which leaves out ids without a class."""
     transformers = pytest.importorskip("transformers")
     processor = transformers.AutoImageProcessor.from_pretrained(source)
-    # The model normalises by itself.
+    # The model normalizes by itself.
     pixels = processor(images=image, return_tensors="pt", do_rescale=False, do_normalize=False)
     padding_mask = pixels["pixel_mask"] == 0 if "pixel_mask" in pixels else None
     images = pixels["pixel_values"].round().clamp(0, 255).to(torch.uint8)
@@ -177,7 +177,7 @@ def test_outputs_are_those_that_the_librarys_tests_state(name, photo):
 
 
 def logits_of_clip(folder, frames, size) -> Tensor:
-    """Return vitkit's logits of a clip, prepared and normalised as the library's test does, not as the folder says."""
+    """Return vitkit's logits of a clip, prepared and normalized as the library's test does, not as the folder says."""
     transformers = pytest.importorskip("transformers")
     processor = transformers.VideoMAEImageProcessor(**size, do_rescale=False, do_normalize=False)
     pixels = processor(frames, return_tensors="pt")["pixel_values"]

@@ -9,8 +9,8 @@ import torch
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import DecodingSettings, State, decode
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
+from vitkit.text.vocabulary import Vocabulary
 
 SIZE = 40
 SMALL = dict(num_layers=2, d_model=32, num_heads=4, d_ffn=48)

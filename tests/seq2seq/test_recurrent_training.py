@@ -8,9 +8,9 @@ import torch
 from vitkit.engine.hooks import ScheduledSampling
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import MODELS
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.seq2seq.word_vectors import load_word_vectors
 from vitkit.structures import BOS
+from vitkit.text.vocabulary import Vocabulary
 
 SIZES = dict(source_size=9, target_size=9, d_embedding=4, d_hidden=8)
 

@@ -9,8 +9,8 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import MODELS
 from vitkit.seq2seq.language_models import prefix_mask
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
+from vitkit.text.vocabulary import Vocabulary
 
 SIZE = 30
 SIZES = dict(source_size=SIZE, target_size=SIZE)
@@ -97,7 +97,7 @@ def test_embedding_tables_are_shared_as_configured():
     assert tables(tied_output=False) == {target, "decoder.output.weight"}
 
 
-def test_scaled_embeddings_are_initialised_with_unit_variance():
+def test_scaled_embeddings_are_initialized_with_unit_variance():
     model = make("Transformer", source_size=2000, target_size=2000, **{**SMALL, "d_model": 64})
     scaled = model.decoder.embedding(torch.arange(2000))
     assert scaled.std().item() == pytest.approx(1, abs=0.02)

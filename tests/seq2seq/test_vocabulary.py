@@ -5,10 +5,11 @@ import time
 import unicodedata
 
 import pytest
-from plain_dataset import PlainDataset
+from helpers.plain_dataset import PlainDataset
 
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.seq2seq.vocabulary import (
+from vitkit.structures import BOS, EOS, PAD, UNK
+from vitkit.text.vocabulary import (
     SPECIAL_TOKENS,
     Vocabulary,
     normalize_text,
@@ -16,7 +17,6 @@ from vitkit.seq2seq.vocabulary import (
     vocabularies_from_json,
     vocabularies_of,
 )
-from vitkit.structures import BOS, EOS, PAD, UNK
 
 TEXTS = [
     "A dog runs.",
@@ -77,7 +77,7 @@ def test_training_twice_gives_the_same_vocabulary(vocabulary):
 
 def test_subwords_are_the_same_in_another_process():
     code = (
-        "import json, sys; from vitkit.seq2seq.vocabulary import Vocabulary; texts = json.loads(sys.argv[1]);"
+        "import json, sys; from vitkit.text.vocabulary import Vocabulary; texts = json.loads(sys.argv[1]);"
         "print([Vocabulary.train(kind, texts, size=90).tokens for kind in ('bpe', 'unigram')])"
     )
     found = subprocess.run([sys.executable, "-c", code, json.dumps(TEXTS)], capture_output=True, text=True, check=True)

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from vitkit.apps.starter.ablations import page as pages
+from vitkit.apps.starter.ablations import runs, sets
 from vitkit.errors import ConfigError, TrainingError
-from vitkit.starter.ablations import page as pages
-from vitkit.starter.ablations import runs, sets
 from vitkit.tools import ablate, train
 
 SET = """
@@ -118,7 +118,9 @@ def test_arms_of_other_epochs_are_plotted_over_time(epochs, label, tmp_path, mon
         return dict(arm=arm, seed=0, epochs=epochs, evaluations=[point])
 
     figures = []
-    monkeypatch.setattr("vitkit.starter.ablations.page.save_figure", lambda figure, *args, **_: figures.append(figure))
+    monkeypatch.setattr(
+        "vitkit.apps.starter.ablations.page.save_figure", lambda figure, *args, **_: figures.append(figure)
+    )
     ablation = sets.Ablation("base", ["AP"], {"large": {}, "small": {}})
     pages.plot(ablation, [row("large", 4), row("small", epochs)], tmp_path / "sizes.png")
     assert figures[0].axes[0].get_xlabel() == label
@@ -152,7 +154,9 @@ def ablation():
     assert "- short: a power law needs points at three or more x; got 2" in page
 
     figures = []
-    monkeypatch.setattr("vitkit.starter.ablations.page.save_figure", lambda figure, *args, **_: figures.append(figure))
+    monkeypatch.setattr(
+        "vitkit.apps.starter.ablations.page.save_figure", lambda figure, *args, **_: figures.append(figure)
+    )
     pages.plot(ablation, rows, tmp_path / "losses.png")
     (axes,) = figures[0].axes
     labels = [text.get_text() for text in figures[0].legends[0].get_texts()]

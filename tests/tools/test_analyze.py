@@ -10,13 +10,12 @@ from torch import nn
 
 import vitkit
 from vitkit import build_model, load_config
-from vitkit.analysis import memory as analysis
-from vitkit.analysis.clips import clip_cost
-from vitkit.analysis.macs import count_macs
-from vitkit.analysis.reports.backbones import count_variant, variants
-from vitkit.analysis.reports.published import published
-from vitkit.analysis.reports.training import TrainingMacs
-from vitkit.checkpoint import save_checkpoint
+from vitkit.apps.analysis import memory as analysis
+from vitkit.apps.analysis.clips import clip_cost
+from vitkit.apps.analysis.macs import count_macs
+from vitkit.apps.analysis.reports.backbones import count_variant, variants
+from vitkit.apps.analysis.reports.published import published
+from vitkit.apps.analysis.reports.training import TrainingMacs
 from vitkit.errors import ConfigError
 from vitkit.kernels import use_kernels
 from vitkit.kernels.deformable_attention import deformable_attend
@@ -24,6 +23,7 @@ from vitkit.nn.attention import MultiHeadAttention
 from vitkit.nn.local_relation import local_relation
 from vitkit.registry import BACKBONES
 from vitkit.tools import analyze, analyze_tables
+from vitkit.weights import save_checkpoint
 
 
 class Calls(nn.Module):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from vitkit import build_model
-from vitkit.checkpoint import save_checkpoint
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.text.vocabulary import Vocabulary
 from vitkit.tools import analyze
+from vitkit.weights import save_checkpoint
 
 D, FFN, SIZE = 8, 16, 10
 SMALL = dict(d_model=D, d_ffn=FFN, num_heads=2, num_layers=1, max_length=12)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from vitkit import load_weights
-from vitkit.checkpoint import read_checkpoint
 from vitkit.tools import average
+from vitkit.weights import read_checkpoint
 
 
 class Model(nn.Module):

@@ -11,20 +11,20 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.checkpoint import read_checkpoint
+from vitkit.apps.explanations.explain_options import shown_image
+from vitkit.apps.inference import load
 from vitkit.config import load_config
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.world import World
 from vitkit.engine.feature_cache import cache_features, check_not_random
 from vitkit.engine.hooks import Hook
 from vitkit.errors import ConfigError, DataError
-from vitkit.explanations.request import shown_image
-from vitkit.inference import load
 from vitkit.models import build_model
-from vitkit.seq2seq.vocabulary import vocabularies_of
+from vitkit.text.vocabulary import vocabularies_of
 from vitkit.tools import explain
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
+from vitkit.weights import read_checkpoint
 
 pytestmark = pytest.mark.smoke
 

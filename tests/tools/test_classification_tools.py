@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.checkpoint import read_checkpoint
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
+from vitkit.weights import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -92,7 +92,7 @@ def test_resumed_run_equals_an_uninterrupted_one(photos):
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
-def test_other_classes_are_an_error_but_reinitialise_the_head_with_init(photos):
+def test_other_classes_are_an_error_but_reinitialize_the_head_with_init(photos):
     train(photos, "--run-dir", "run", "train.epochs=1")
     for split in ("train", "val"):
         Path(f"photos/{split}/dog").rename(f"photos/{split}/horse")

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
-from vitkit.engine.comparing import draw_lengths, score_models
-from vitkit.engine.results import ScoredResults
+from vitkit.apps.training.comparing import draw_lengths, score_models
+from vitkit.apps.training.results import ScoredResults
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.text import TextEvaluator
 from vitkit.tools import compare
@@ -101,7 +101,7 @@ def test_records_that_are_not_of_a_run_are_named(tmp_path, changes):
     assert "\n" not in str(stopped.value)
 
 
-def test_each_term_of_the_loss_has_a_colour_of_its_own(tmp_path):
+def test_each_term_of_the_loss_has_a_color_of_its_own(tmp_path):
     for count in (3, 10, 25):
         assert len({str(color) for color in _colors(count)}) == count
 
@@ -154,6 +154,6 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_work(tool, tmp_pa
 
 
 def test_all_names_are_looked_up_before_the_first_model_runs(monkeypatch):
-    monkeypatch.setattr("vitkit.engine.comparing.test", lambda *_, **__: pytest.fail("a model ran"))
+    monkeypatch.setattr("vitkit.apps.training.comparing.test", lambda *_, **__: pytest.fail("a model ran"))
     with pytest.raises(ConfigError, match="'nosuch' is neither a model of the zoo"):
         score_models(["shapes_dino", "nosuch"])

@@ -6,15 +6,15 @@ import torch
 
 import vitkit
 from vitkit import load
-from vitkit.checkpoint import read_checkpoint, save_checkpoint
-from vitkit.checkpoint.writing import write_safetensors
+from vitkit.apps.interop.convert import NAMES
 from vitkit.config import load_config
 from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.interop.convert import NAMES
 from vitkit.models import build_model
-from vitkit.seq2seq.vocabulary import SPECIAL_TOKENS, Vocabulary
+from vitkit.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from vitkit.tools import convert
+from vitkit.weights import read_checkpoint, save_checkpoint
+from vitkit.weights.writing import write_safetensors
 
 pytestmark = pytest.mark.smoke
 

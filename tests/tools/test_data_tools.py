@@ -124,7 +124,7 @@ def test_tile_writes_tiles_in_any_format(capsys):
     tile.main(["a", "--tiles", "40", "--tile-overlap", "0", "--to", "yolo", "--out", "t"])
     printed = capsys.readouterr()
     assert len(list(Path("t/labels").rglob("*.txt"))) == 4 and "tiles" not in printed.err
-    assert "cat         1 ->        4\n" in printed.out  # it lies in the centre, so in four tiles
+    assert "cat         1 ->        4\n" in printed.out  # it lies in the center, so in four tiles
     assert {Image.open(path).size for path in Path("t/images/all").iterdir()} == {(40, 40)}
 
 

@@ -16,16 +16,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from browser import chromium
+from helpers.browser import chromium
 from PIL import Image
 
 from vitkit import build_model, load_config
-from vitkit.checkpoint import save_checkpoint
+from vitkit.apps.explanations.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
+from vitkit.apps.inference import MaskFiller, Translator, load
 from vitkit.config import save_config
-from vitkit.explanations.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
-from vitkit.inference import MaskFiller, Translator, load
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.text.vocabulary import Vocabulary
 from vitkit.tools import demo
+from vitkit.weights import save_checkpoint
 
 SMALL = dict(d_model=32, num_heads=2, d_ffn=64)
 

@@ -14,9 +14,9 @@ from pycocotools import mask as coco_mask
 
 import vitkit
 from vitkit import load_config
+from vitkit.apps.doctor import CHECKS, VERDICTS, Case, Issue, Options, run_checks
+from vitkit.apps.doctor.training_checks import memory
 from vitkit.data.loading.loader import DataSettings
-from vitkit.doctor import CHECKS, VERDICTS, Case, Issue, Options, run_checks
-from vitkit.doctor.training_checks import memory
 from vitkit.losses.class_weights import build_criterion
 from vitkit.tools import doctor
 
@@ -231,7 +231,7 @@ def test_unreadable_and_non_rgb_images_are_reported(coco):
     issues = check_config(checks=["images"])
     verdict, message = worst(issues, "images")
     assert verdict == "fail" and "2 of 12 images cannot be read" in message and "0_image3.png" in message
-    assert worst(issues, "colour formats")[1].startswith("1 grey")
+    assert worst(issues, "color formats")[1].startswith("1 gray")
 
 
 def test_leakage_by_file_pixels_and_appearance_is_reported(coco):
@@ -249,7 +249,7 @@ def test_leakage_by_file_pixels_and_appearance_is_reported(coco):
 
 
 def test_recordings_in_both_splits_are_reported(coco):
-    """Frames that are different images are recognised by their names."""
+    """Frames that are different images are recognized by their names."""
     for split, names in (("train", "ab"), ("val", "bc")):
         content = json.loads(Path(f"{split}.json").read_text())
         for k, image in enumerate(content["images"]):
@@ -502,7 +502,7 @@ def test_slow_checks_and_the_steps_of_overfitting_are_shown_beside_the_report(co
         yield Issue("slow", "ok", "has run")
 
     monkeypatch.setitem(CHECKS, "slow_check", slow)
-    monkeypatch.setattr("vitkit.doctor.training_checks._LOG_SECONDS", 0.0)
+    monkeypatch.setattr("vitkit.apps.doctor.training_checks._LOG_SECONDS", 0.0)
     arguments = ["--only", "queries", "slow_check", "overfit", "--json", "--overfit-steps", "2", "--device", "cpu"]
     doctor.main(["config.py", *arguments])
     shown, errors = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The doctor recognises annotations in a wrong format, and the command that it prints repairs them."""
+"""The doctor recognizes annotations in a wrong format, and the command that it prints repairs them."""
 
 import json
 import re
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.io.json_files import read_json
-from vitkit.doctor import Case, Options, run_checks
-from vitkit.doctor.training_checks import queries
+from vitkit.apps.doctor import Case, Options, run_checks
+from vitkit.apps.doctor.training_checks import queries
 from vitkit.errors import DataError
+from vitkit.io.json_files import read_json
 from vitkit.tools.data import convert
 
 WIDTH, HEIGHT = 120, 80
@@ -63,14 +63,14 @@ def fixed(issue):
     ("change", "what"),
     [
         (lambda b: [b[0], b[1], b[0] + b[2], b[1] + b[3]], "two corners"),
-        (lambda b: [b[0] + b[2] / 2, b[1] + b[3] / 2, b[2], b[3]], "centre and size"),
+        (lambda b: [b[0] + b[2] / 2, b[1] + b[3] / 2, b[2], b[3]], "center and size"),
         (
             lambda b: [b[0] / WIDTH, b[1] / HEIGHT, b[2] / WIDTH, b[3] / HEIGHT],
             "fractions of the image, corner and size",
         ),
         (
             lambda b: [(b[0] + b[2] / 2) / WIDTH, (b[1] + b[3] / 2) / HEIGHT, b[2] / WIDTH, b[3] / HEIGHT],
-            "fractions of the image, centre and size",
+            "fractions of the image, center and size",
         ),
     ],
 )

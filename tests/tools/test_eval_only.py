@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from vitkit import EVALUATORS, build_dataset, build_model, load_config
-from vitkit.checkpoint import LoadReport
-from vitkit.engine.testing import Evaluation
+from vitkit.apps.training.testing import Evaluation
 from vitkit.errors import ConfigError
 from vitkit.protocols import Evaluator
 from vitkit.tools import test as test_tool
+from vitkit.weights import LoadReport
 
 CONFIG = """
 def config():

@@ -10,15 +10,15 @@ from PIL import Image
 from torch import nn
 
 from vitkit import AttentionRecorder, build_model, load_config
-from vitkit.checkpoint import save_checkpoint
+from vitkit.apps.explanations import api, dense, images
+from vitkit.apps.explanations.explain_options import Explanation, Request
 from vitkit.data.synthetic.world import THINGS
 from vitkit.errors import ConfigError
-from vitkit.explanations import api, dense, images
-from vitkit.explanations.request import Explanation, Request
 from vitkit.nn.deformable_attention import SamplingRecorder
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import ScoreThresholds
+from vitkit.text.vocabulary import Vocabulary
 from vitkit.tools import explain
+from vitkit.weights import save_checkpoint
 
 DETR = """
 from vitkit.configs.quickstart.detr import config as quickstart

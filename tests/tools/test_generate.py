@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from vitkit import build_model
-from vitkit.checkpoint import save_checkpoint
-from vitkit.inference import MaskFiller, TextContinuer, load
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.apps.inference import MaskFiller, TextContinuer, load
+from vitkit.text.vocabulary import Vocabulary
 from vitkit.tools import explain, export, generate, predict, translate
+from vitkit.weights import save_checkpoint
 
 SMALL = dict(d_model=16, num_heads=2, d_ffn=16, num_layers=1, max_length=40)
 WORDS = Vocabulary.train("word", ["one two three four five six seven eight ."], mask=True)

@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from real_runs import assert_same, finish, log_of, of_ranks, start, wait_for_step
+from helpers.real_runs import assert_same, finish, log_of, of_ranks, start, wait_for_step
 
-from vitkit.checkpoint import read_checkpoint
+from vitkit.weights import read_checkpoint
 
 SLOW = pytest.mark.slow
 # Four epochs of six batches, two batches per step: without augmentation, with mosaics and mixup, without those, and

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import CONFIG, LAST_STEP, assert_same, finish, of_ranks, reached, start, wait_for_step
+from helpers.real_runs import CONFIG, LAST_STEP, assert_same, finish, of_ranks, reached, start, wait_for_step
 
-from vitkit.checkpoint import read_checkpoint
 from vitkit.engine import validation
 from vitkit.engine.hooks import Interrupted
+from vitkit.weights import read_checkpoint
 
 train = pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")
 
@@ -138,7 +138,7 @@ def wait_for_save(run: str, processes: list) -> None:
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_signal_ends_the_run_after_its_step_with_a_checkpoint_and_the_resume_command(ranks, number):
-    run = f"signalled{ranks}"
+    run = f"signaled{ranks}"
     Path("output.txt").unlink(missing_ok=True)
     processes = start(
         "tiny.py",

@@ -5,8 +5,8 @@ import re
 from collections import Counter
 
 import pytest
-from browser import open_page
-from detection_files import CONFIG, write_data
+from helpers.browser import open_page
+from helpers.detection_files import CONFIG, write_data
 
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.fixing import apply_corrections

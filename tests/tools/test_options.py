@@ -3,8 +3,8 @@
 from collections import defaultdict
 
 import pytest
-from command_options import options_of
-from option_vocabulary import OPTIONS
+from helpers.command_options import options_of
+from helpers.option_vocabulary import OPTIONS
 
 cli = pytest.importorskip("vitkit.tools.cli", reason="vitkit is not installed (pip install -e .)")
 

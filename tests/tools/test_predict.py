@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 
 from vitkit import build_dataset, build_model, load_config
-from vitkit.checkpoint import save_checkpoint
 from vitkit.config import save_config
-from vitkit.data.io.image_files import read_label_map
 from vitkit.evaluation.maps import read_ids
+from vitkit.io.image_files import read_label_map
 from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.tools import predict
 from vitkit.visualization.videos import VideoWriter
+from vitkit.weights import save_checkpoint
 
 pytestmark = pytest.mark.smoke
 
@@ -175,7 +175,7 @@ def test_file_at_the_output_folder_is_a_one_line_error(run, capsys):
 
 
 def test_url_is_read_like_a_file(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitkit.inference.inputs.download", lambda url: tmp_path / "b.png")
+    monkeypatch.setattr("vitkit.apps.inference.inputs.download", lambda url: tmp_path / "b.png")
     entry = predictions(run, "--input", "https://example.org/street.png")["images"][0]
     assert entry["drawn"] == "street.jpg"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitkit.checkpoint import read_checkpoint
+from vitkit.weights import read_checkpoint
 
 train = pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")
 evaluate = pytest.importorskip("vitkit.tools.test", reason="vitkit is not installed (pip install -e .)")

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_runs import CONFIG, LAST_STEP, finish, log_of, reached, start, wait_for_step
+from helpers.real_runs import CONFIG, LAST_STEP, finish, log_of, reached, start, wait_for_step
 
-from vitkit.checkpoint import read_checkpoint
+from vitkit.weights import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 

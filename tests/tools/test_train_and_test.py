@@ -16,14 +16,14 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from vitkit import BACKBONES, build_dataset
-from vitkit.checkpoint import read_checkpoint
+from vitkit.apps.inference import load
 from vitkit.evaluation.coco import CocoEvaluator
-from vitkit.inference import load
 from vitkit.structures import ScoreThresholds
 from vitkit.tools import analyze, browse, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
 from vitkit.visualization.curves import read_log
+from vitkit.weights import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = """
@@ -213,12 +213,12 @@ def test_users_data_need_only_their_paths(coco_config, tmp_path, capsys, ids):
     assert saved["classes"] == ["cat", "dog", "cow"] and saved["category_ids"] == list(ids)
 
 
-def test_fine_tuning_to_other_classes_reinitialises_only_the_class_head(tiny, coco_config, tmp_path, capsys):
+def test_fine_tuning_to_other_classes_reinitializes_only_the_class_head(tiny, coco_config, tmp_path, capsys):
     train(tiny, "--run-dir", "shapes")
     train(
         coco_config, *write_coco(tmp_path / "data"), "--init", "shapes/last.pth", "optimizer.lr=0.0", "--run-dir", "own"
     )
-    assert "newly initialised: head.class_embed.weight, head.class_embed.bias" in capsys.readouterr().err
+    assert "newly initialized: head.class_embed.weight, head.class_embed.bias" in capsys.readouterr().err
     before, after = (read_checkpoint(f"{name}/last.pth")["model"] for name in ("shapes", "own"))
     assert torch.equal(before["head.bbox_embed.layers.0.weight"], after["head.bbox_embed.layers.0.weight"])
     assert before["head.class_embed.weight"].shape == (7, 32) and after["head.class_embed.weight"].shape == (4, 32)

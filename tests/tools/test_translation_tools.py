@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitkit.checkpoint import read_checkpoint
+from vitkit.apps.inference import load
+from vitkit.apps.inference.translator import BATCH
 from vitkit.errors import DataError
-from vitkit.inference import load
-from vitkit.inference.translator import BATCH
 from vitkit.tools import predict, translate
 from vitkit.tools import test as evaluate_tool
 from vitkit.tools import train as train_tool
+from vitkit.weights import read_checkpoint
 
 pytestmark = pytest.mark.smoke
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.video_files import number_of, numbered_frame, write_video
 from PIL import Image
-from video_files import number_of, numbered_frame, write_video
 
+from vitkit.apps.inference import load
+from vitkit.apps.inference.videos import classify_video
 from vitkit.config import load_config
 from vitkit.data.datasets.video import VideoFolder
-from vitkit.data.io.video_files import open_video
 from vitkit.engine.validation import merge_views
 from vitkit.errors import ConfigError, DataError
-from vitkit.inference import load
-from vitkit.inference.videos import classify_video
+from vitkit.io.video_files import open_video
 from vitkit.tools import browse, doctor, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool

@@ -20,7 +20,7 @@ def has_color(image: np.ndarray, color: tuple[int, int, int]) -> bool:
     return bool((image == color).all(axis=-1).any())
 
 
-def test_boxes_are_drawn_at_their_location_in_their_class_colour():
+def test_boxes_are_drawn_at_their_location_in_their_class_color():
     image = np.zeros((400, 500, 3), np.uint8)
     drawn = draw_detections(image, [[100, 120, 200, 240]], [1], NAMES, scores=[0.9])
     assert drawn.shape == image.shape
@@ -53,7 +53,7 @@ def test_a_float_image_is_refused():
         draw_detections(np.zeros((4, 4, 3)), [], [], NAMES)
 
 
-def test_neighbouring_classes_have_distinct_colours():
+def test_neighboring_classes_have_distinct_colors():
     colors = np.array([class_color(label) for label in range(24)], float)
     distances = np.linalg.norm(colors[:, None] - colors[None], axis=2) + 1e3 * np.eye(24)
     assert distances.min() > 20

@@ -12,7 +12,7 @@ BLACK = np.zeros((400, 500, 3), np.uint8)
 
 
 def on_black(label):
-    """Return the colour of a class on black, with the opacity of an overlay."""
+    """Return the color of a class on black, with the opacity of an overlay."""
     return tuple(np.rint(np.array(named_color(label, NAMES)) * 0.35).tolist())
 
 
@@ -20,7 +20,7 @@ def has_color(image, color):
     return bool((image == color).all(axis=-1).any())
 
 
-def test_masks_are_coloured_with_a_legend_below():
+def test_masks_are_colored_with_a_legend_below():
     masks = np.zeros((1, 400, 500), bool)
     masks[0, 100:300, 50:250] = True
     drawn = draw_masks(BLACK, masks, [1], NAMES, scores=[0.9])
@@ -53,7 +53,7 @@ def test_image_without_masks_is_unchanged():
     assert np.array_equal(draw_masks(image, np.zeros((0, 400, 400), bool), [], NAMES), image)
 
 
-def test_ignored_and_void_pixels_stay_uncoloured():
+def test_ignored_and_void_pixels_stay_uncolored():
     labels = np.full((400, 500), 255, np.uint8)
     labels[:, :250] = 1
     drawn = draw_semantic(BLACK, labels, NAMES)
@@ -92,11 +92,11 @@ def test_ground_truth_may_have_another_size_than_the_image(tmp_path):
     assert (tmp_path / "a.png").is_file()
 
 
-def test_classes_have_their_conventional_colours():
+def test_classes_have_their_conventional_colors():
     names = ["person", "Sky", "sky-other-merged", "tree", "zebra"]
     sky, tree = named_color(1, names), named_color(3, names)
     assert sky[2] > sky[1] > sky[0] and tree[1] > max(tree[0], tree[2])
-    # A second sky gets another colour than the first, and names without an expected colour get that of their number.
+    # A second sky gets another color than the first, and names without an expected color get that of their number.
     assert named_color(2, names) == class_color(2) and named_color(4, names) == class_color(4)
     assert len({named_color(label, names) for label in range(5)}) == 5
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 import torch
+from helpers.plain_dataset import PlainDataset
 from PIL import Image
-from plain_dataset import PlainDataset
 
 from vitkit.visualization.predictions import draw_predictions
 
 
 def images(classes=()):
-    """A dataset of five grey images."""
+    """A dataset of five gray images."""
     return PlainDataset(
         has_images=True,
         image_ids=[7, 8, 9, 10, 11],
@@ -22,9 +22,9 @@ def test_every_image_is_shown_with_its_classes(tmp_path):
     samples = [({"class_scores": torch.tensor([0.3, 0.7])}, {"label": i % 2, "image_id": 7 + i}) for i in range(5)]
     assert draw_predictions(samples, images(["cat", "dog"]), tmp_path / "new" / "figure.png")
     pixels = np.asarray(Image.open(tmp_path / "new" / "figure.png").convert("RGB")).reshape(-1, 3)
-    colours = {tuple(pixel) for pixel in np.unique(pixels, axis=0).tolist()}
-    assert {(40 * i,) * 3 for i in range(5)} <= colours
-    assert {(0, 128, 0), (178, 34, 34)} <= colours  # right and wrong titles
+    colors = {tuple(pixel) for pixel in np.unique(pixels, axis=0).tolist()}
+    assert {(40 * i,) * 3 for i in range(5)} <= colors
+    assert {(0, 128, 0), (178, 34, 34)} <= colors  # right and wrong titles
 
 
 def test_every_image_is_shown_with_its_caption(tmp_path):
@@ -41,8 +41,8 @@ def test_four_frames_of_a_video_are_shown(tmp_path):
     samples = [({"class_scores": torch.tensor([0.3, 0.7])}, {"label": 1, "image_id": 7})]
     assert draw_predictions(samples, videos, tmp_path / "figure.png")
     pixels = np.asarray(Image.open(tmp_path / "figure.png").convert("RGB")).reshape(-1, 3)
-    colours, counts = np.unique(pixels, axis=0, return_counts=True)
-    areas = {tuple(colour): count for colour, count in zip(colours.tolist(), counts.tolist())}
+    colors, counts = np.unique(pixels, axis=0, return_counts=True)
+    areas = {tuple(color): count for color, count in zip(colors.tolist(), counts.tolist())}
     assert all(areas[(50 * i,) * 3] > 5000 for i in range(1, 5))
 
 

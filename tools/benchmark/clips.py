@@ -14,9 +14,9 @@ from torchvision.models.video import mvit_v2_s
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.video import read_clips
-from vitkit.data.io.video_files import open_video
 from vitkit.data.transforms.clips import ClipTrainTransforms
 from vitkit.errors import VitkitError
+from vitkit.io.video_files import open_video
 from vitkit.registry import BACKBONES
 from vitkit.tools.benchmark.models import import_transformers
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare

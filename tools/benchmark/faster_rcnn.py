@@ -29,7 +29,7 @@ from torchvision.models.resnet import resnet50
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.transforms import v2
 
-from vitkit.checkpoint.files import read_checkpoint
+from vitkit.weights.reading import read_checkpoint
 
 WARMUP_STEPS = 100
 

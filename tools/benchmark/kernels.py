@@ -86,7 +86,7 @@ def attention(name: str, case: DeformableCase, options: Options) -> Call:
 def deformable_inputs(case: DeformableCase, options: Options) -> list[Tensor]:
     """Return values, locations a few cells around the references, and weights, for 8 heads with 4 points per level."""
     generator = torch.Generator().manual_seed(0)
-    # The centres of all locations, (S, 2) as (x, y) in 0..1.
+    # The centers of all locations, (S, 2) as (x, y) in 0..1.
     rows_and_columns = [[(torch.arange(length) + 0.5) / length for length in shape] for shape in case.shapes]
     references = torch.cat([torch.cartesian_prod(*centers).flip(-1) for centers in rows_and_columns])
     num_locations = len(references)

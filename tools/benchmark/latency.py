@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 
 from vitkit import build_model, load_config
-from vitkit.deployment.checks import Inputs, run_graph
-from vitkit.deployment.export import Part, image_example, write_part
-from vitkit.deployment.exported import open_exported
-from vitkit.deployment.graphs import ExportGraph, image_graph
-from vitkit.deployment.settings import ExportSettings
+from vitkit.apps.deployment.checks import Inputs, run_graph
+from vitkit.apps.deployment.export import Part, image_example, write_part
+from vitkit.apps.deployment.exported import open_exported
+from vitkit.apps.deployment.graphs import ExportGraph, image_graph
+from vitkit.apps.deployment.settings import ExportSettings
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 
 

@@ -14,11 +14,11 @@ import torchvision.transforms.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.io.image_files import read_image, to_tensor
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.crops import resized_size
 from vitkit.data.transforms.pipelines import DETRTrainTransforms
 from vitkit.errors import DataError
+from vitkit.io.image_files import read_image, to_tensor
 from vitkit.structures import Batch
 from vitkit.tools.benchmark.timing import Options, Row
 
@@ -98,7 +98,7 @@ def _vitkit_batch(paths: list[Path]) -> object:
 
 
 def _pillow_batch(paths: list[Path]) -> object:
-    """Apply the recipe step by step to Pillow images, normalise them to float on the CPU, and pad them."""
+    """Apply the recipe step by step to Pillow images, normalize them to float on the CPU, and pad them."""
     loaded = [_pillow_sample(path) for path in paths]
     height, width = (max(image.shape[axis] for image, _ in loaded) for axis in (1, 2))
     images = torch.zeros(len(loaded), 3, height, width)
@@ -126,8 +126,8 @@ def _pillow_sample(path: Path) -> tuple[Tensor, Tensor]:
         boxes = corners[(corners[:, 1] > corners[:, 0]).all(dim=1)].reshape(-1, 4)
     image, boxes = _pillow_resize(image, boxes, random.choice(_SCALES), 1333)
     tensor = F.normalize(F.to_tensor(image), [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-    centres_and_sizes = torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], dim=1)
-    return tensor, centres_and_sizes / torch.tensor([image.width, image.height] * 2)
+    centers_and_sizes = torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], dim=1)
+    return tensor, centers_and_sizes / torch.tensor([image.width, image.height] * 2)
 
 
 def _pillow_resize(

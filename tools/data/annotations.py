@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import left_out_lines
 from vitkit.data.formats.writing import WRITERS, Lost
 from vitkit.errors import DataError
-from vitkit.starter.annotation_sheet import draw_sheet
 
 
 def read_source(

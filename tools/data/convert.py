@@ -5,7 +5,7 @@ numbers before and after are printed, and what was left out or lost and why; a s
 check. --fix repairs what vitkit doctor finds:
 
   fractions             boxes are fractions of their images
-  xyxy, cxcywh, xywh    boxes are corners; centre and size; corner and size
+  xyxy, cxcywh, xywh    boxes are corners; center and size; corner and size
   sizes                 images have another width and height than listed, such as exchanged ones
   classes               class names differ by case, blanks or plural, or two ids have one name
   empty                 boxes have no area inside their image
@@ -45,7 +45,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.data.io.coco_schema import raise_faults, segmentation_faults
+    from vitkit.io.coco_schema import raise_faults, segmentation_faults
     from vitkit.tools.data.annotations import check_out, read_source, write_annotations
 
     with errors_in_one_line():

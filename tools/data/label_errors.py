@@ -16,6 +16,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from vitkit.text_format import counted
 from vitkit.tools.common import (
     add_device,
     add_model,
@@ -26,7 +27,6 @@ from vitkit.tools.common import (
     positive,
     sort_model,
 )
-from vitkit.words import counted
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -54,9 +54,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.apps.starter.label_errors import check_labels
     from vitkit.distributed import close_distributed, init_distributed
     from vitkit.logging import setup_logging
-    from vitkit.starter.label_errors import check_labels
 
     try:
         with errors_in_one_line():

@@ -17,9 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from vitkit.errors import DataError
+from vitkit.text_format import counted
 from vitkit.tools.common import errors_in_one_line
 from vitkit.tools.data.options import SOURCE_HELP, add_out, add_source
-from vitkit.words import counted
 
 if TYPE_CHECKING:
     from vitkit.data.formats import AnnotatedImages
@@ -92,7 +92,7 @@ def print_splits(data: AnnotatedImages, noun: str) -> None:
 
 def write_names(data: AnnotatedImages, out: Path) -> None:
     """Write the names of each split's images, without extensions."""
-    from vitkit.data.io.output import write_text
+    from vitkit.io.output import write_text
 
     for split in data.splits:
         names = [PurePosixPath(image["file_name"]).with_suffix("").as_posix() for image in data.split(split).images]

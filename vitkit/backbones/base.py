@@ -12,15 +12,15 @@ import torch
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from vitkit.checkpoint import load_weights
-from vitkit.checkpoint.download import cached_file
-from vitkit.checkpoint.folders import is_transformers_folder
-from vitkit.checkpoint.hub import hub_folder, is_hub_name
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, pixel_statistics
 from vitkit.protocols import Backbone
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
+from vitkit.weights import load_weights
+from vitkit.weights.download import cached_file
+from vitkit.weights.folders import is_transformers_folder
+from vitkit.weights.hub import hub_folder, is_hub_name
 
 logger = logging.getLogger("vitkit")
 
@@ -92,7 +92,7 @@ def drop_path_rates(drop_path: float, num_blocks: int) -> list[float]:
 
 
 def init_linear(module: nn.Module) -> None:
-    """Initialise a linear layer as the transformers' official code does; for `nn.Module.apply`."""
+    """Initialize a linear layer as the transformers' official code does; for `nn.Module.apply`."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -171,7 +171,7 @@ def load_pretrained(backbone: Backbone) -> str | None:
 class BackboneBase(nn.Module):
     """Base of vitkit's backbones: `backbone(images: (B, C, H, W)) -> dict[str, Tensor]`, or a classifier's logits.
 
-    Images are float, normalised, of any height and width not below the first map's stride. The maps are those in
+    Images are float, normalized, of any height and width not below the first map's stride. The maps are those in
     `feature_info`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to coarse; a classifier returns
     (B, num_classes). Images of another shape, or too small ones, raise a DataError.
 
@@ -189,7 +189,7 @@ class BackboneBase(nn.Module):
             URL with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default of
             the backbone's family.
         pixel_mean, pixel_std: mean and standard deviation of the values of each channel, in 0..1, that the weights
-            expect; models normalise images by them.
+            expect; models normalize images by them.
         in_channels: number of channels of the images, 3 for RGB. Weights for RGB are repeated over the channels and
             rescaled (or summed, for one channel) when they are loaded, as timm does.
 

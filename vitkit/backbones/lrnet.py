@@ -155,7 +155,7 @@ class LRNet(BackboneBase):
 
 
 def _init_weights(module: nn.Module) -> None:
-    """Initialise convolutions as He et al. do; those of queries and keys get small values, for a flat softmax."""
+    """Initialize convolutions as He et al. do; those of queries and keys get small values, for a flat softmax."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     if isinstance(module, LocalRelation):

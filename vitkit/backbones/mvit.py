@@ -339,7 +339,7 @@ class MViT(BackboneBase):
         """Compute the features, or a classifier's logits.
 
         Args:
-            images: (B, 3, H, W) float, normalised, any H and W from 4; for clips (B, 3, T, H, W), any T.
+            images: (B, 3, H, W) float, normalized, any H and W from 4; for clips (B, 3, T, H, W), any T.
         Returns:
             the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), for clips (B,
             channels, ceil(T / 2), ...), fine to coarse; a classifier returns (B, num_classes) logits.

@@ -251,7 +251,7 @@ class ClipResNet(BackboneBase):
         """Compute the features, or a classifier's logits.
 
         Args:
-            clips: (B, in_channels, T, H, W) float, normalised; any H and W from 4, and T from 2 if the number of frames
+            clips: (B, in_channels, T, H, W) float, normalized; any H and W from 4, and T from 2 if the number of frames
                 is halved.
         Returns:
             the maps named by `out_features`, each (B, channels, frames, ceil(H / stride), ceil(W / stride)), fine to

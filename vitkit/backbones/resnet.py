@@ -202,7 +202,7 @@ class ResNet(BackboneBase, tv.ResNet):
         """Compute the feature maps, or a classifier's logits.
 
         Args:
-            images: (B, in_channels, H, W) float, normalised; any H and W.
+            images: (B, in_channels, H, W) float, normalized; any H and W.
             padding_mask: (B, H, W) bool, True = padding, which is set to zero before every kernel reads it, so that an
                 image's part of the maps is the same as without padding. None: padding is treated like the image.
         """

@@ -160,7 +160,7 @@ class SwinV2(Swin):
         for layer, trained_window in zip(self.layers, trained_windows):
             for block in layer.blocks:
                 block.attn.trained_window = trained_window
-                # Initialising branches at zero makes deep networks train stably.
+                # Initializing branches at zero makes deep networks train stably.
                 nn.init.zeros_(block.norm1.weight)
                 nn.init.zeros_(block.norm2.weight)
 

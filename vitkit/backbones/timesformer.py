@@ -85,7 +85,7 @@ def split_groups(x: Tensor, step: str) -> Tensor:
     margins = [count * length - n for n, count, length in zip(size, counts, lengths)]
     if any(margins):
         x = F.pad(x, (0, 0, *(end for margin in reversed(margins) for end in (0, margin))))
-    # Each axis becomes two: (groups, tokens of a group), or (tokens, groups) if neighbours are in different groups.
+    # Each axis becomes two: (groups, tokens of a group), or (tokens, groups) if neighbors are in different groups.
     for axis, (kind, count) in enumerate(zip(STEPS[step], counts)):
         x = x.unflatten(1 + 2 * axis, (-1, count) if kind == "every second" else (count, -1))
     x = x.permute(0, *_grouped_axes(step), 7)  # (B, groups of rows, of columns, of frames, rows, columns, frames, C)
@@ -117,7 +117,7 @@ class Block(nn.Module):
     """Pre-norm transformer layer with one attention for each step of the scheme.
 
     The last step uses the names of a ViT, `norm1` and `attn`; the others are named after the step
-    (`temporal_norm1`, `temporal_attn`) and have a final layer (`temporal_fc`) that is initialised to zero, so that a
+    (`temporal_norm1`, `temporal_attn`) and have a final layer (`temporal_fc`) that is initialized to zero, so that a
     new network starts as a ViT.
 
     As in the original, the class token takes no part in the temporal step. In the other steps every group includes it,
@@ -186,7 +186,7 @@ class TimeSformer(BackboneBase):
     """TimeSformer: a classifier of clips, or one map of them, "res4" for patches of 16; loads official weights.
 
     `load_pretrained` also accepts weights of an image ViT, or of a TimeSformer whose blocks lack the earlier steps. As
-    in the original, the attention of these steps is then initialised as a copy of the ViT's, and their final layer as
+    in the original, the attention of these steps is then initialized as a copy of the ViT's, and their final layer as
     zeros.
 
     An `AttentionRecorder` gets, for each attention, (B * G, heads, S, S), or 1 + S with the class token, where groups
@@ -274,7 +274,7 @@ class TimeSformer(BackboneBase):
         """Compute the map, or a classifier's logits.
 
         Args:
-            clips: (B, in_channels, T, H, W) float, normalised; any T, and any H and W from one patch.
+            clips: (B, in_channels, T, H, W) float, normalized; any T, and any H and W from one patch.
         Returns:
             the map, (B, d_model, T, ceil(H / patch_size), ceil(W / patch_size)), under its name; a classifier returns
             (B, num_classes) logits.
@@ -386,7 +386,7 @@ class TimeSformer(BackboneBase):
 
 
 def _resize_frames(table: Tensor, num_frames: int) -> Tensor:
-    """Resample (1, T, C) to (1, num_frames, C) by nearest neighbour."""
+    """Resample (1, T, C) to (1, num_frames, C) by nearest neighbor."""
     if table.shape[1] == num_frames:
         return table
     return F.interpolate(table.mT, size=num_frames, mode="nearest").mT

@@ -153,7 +153,7 @@ class TimmBackbone(BackboneBase):
         """Compute the feature maps, or a classifier's logits.
 
         Args:
-            images: (B, in_channels, H, W) float, normalised; zero-padded internally to a multiple of the total stride.
+            images: (B, in_channels, H, W) float, normalized; zero-padded internally to a multiple of the total stride.
         Returns:
             the maps named by `out_features`, each (B, channels, ceil(H / stride), ceil(W / stride)), fine to
             coarse; a classifier returns (B, num_classes) logits.

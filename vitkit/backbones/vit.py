@@ -100,7 +100,7 @@ _TORCHVISION = {
     (1024, 32): ("vit_l_32", "IMAGENET1K_V1"),
     (1280, 14): ("vit_h_14", "IMAGENET1K_SWAG_LINEAR_V1"),
 }
-"""Published weights trained on images that are normalised as in vitkit, by (width, patch size)."""
+"""Published weights trained on images that are normalized as in vitkit, by (width, patch size)."""
 
 
 _POOLINGS = ("token", "mean", "mean_norm")
@@ -135,8 +135,8 @@ class ClassifierOptions(TypedDict, total=False):
     """What a classifier reads and how; ignored without `num_classes`."""
 
     pooling: Literal["token", "mean", "mean_norm"]
-    """"token" (the default): the class token; "mean": the mean of the normalised patches (Beyer et al. 2022,
-    https://arxiv.org/abs/2205.01580); "mean_norm": the normalised mean of the patches (MAE)."""
+    """"token" (the default): the class token; "mean": the mean of the normalized patches (Beyer et al. 2022,
+    https://arxiv.org/abs/2205.01580); "mean_norm": the normalized mean of the patches (MAE)."""
     hidden_layer: bool
     """Whether there is a hidden layer with tanh, as in ViT's pre-training (section 3.1); default False."""
 

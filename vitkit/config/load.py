@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.config.check import COMMAND_LINE, find_problems, raise_if_any
-from vitkit.config.neighbours import importable
+from vitkit.config.local_imports import importable
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy
 from vitkit.config.trust import ImportedCode, remember, require_trust
@@ -96,9 +96,9 @@ def _resolve(
             own = [item for item in code if not is_saved or named & {"imports", item.key}]
             if not trust:
                 require_trust([item for item in code if item not in own], path)
-            neighbours = _import_code(code, own, path=path, trust=trust)
+            neighbors = _import_code(code, own, path=path, trust=trust)
             if code:
-                remember([*code, *neighbours], own=own)
+                remember([*code, *neighbors], own=own)
                 # Paths are made absolute, so that they are valid for the saved config in any working directory.
                 cfg["imports"] = [item.name for item in code]
 
@@ -258,15 +258,15 @@ def _import_code(
         path: the config, for errors.
         trust: whether files beside untrusted code may run.
     """
-    neighbours = []
+    neighbors = []
 
     def admit(importer: ImportedCode, file: Path, source: bytes) -> None:
-        neighbour = ImportedCode(f"imported by {importer.name}", str(file), source)
+        neighbor = ImportedCode(f"imported by {importer.name}", str(file), source)
         if importer in own:
-            own.append(neighbour)
+            own.append(neighbor)
         elif not trust:
-            require_trust([neighbour], path)
-        neighbours.append(neighbour)
+            require_trust([neighbor], path)
+        neighbors.append(neighbor)
 
     for item in code:
         if item.source is not None:
@@ -280,7 +280,7 @@ def _import_code(
                 f"{item.key}: importing {item.name!r} failed: {type(error).__name__}: {error}. "
                 "Name an installed module, or a file that ends in .py."
             ) from error
-    return neighbours
+    return neighbors
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -128,7 +128,7 @@ class _Literals(ast.NodeTransformer):
         return ast.Dict(names, [self.visit(keyword.value) for keyword in node.keywords])
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        word = ast.get_source_segment(self.text, node)  # node.id is normalised, so it may differ from the text
+        word = ast.get_source_segment(self.text, node)  # node.id is normalized, so it may differ from the text
         return ast.Constant(_WORDS.get(word.lower(), word))
 
 

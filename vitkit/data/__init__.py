@@ -1,7 +1,7 @@
 """Datasets, transforms, collation and loading.
 
 `vitkit.protocols.Dataset` says what the other parts require of a dataset; datasets of images share `BaseImageDataset`,
-those of text `TextDataset`. This package imports none of its parts, so that vitkit.data.io stays free of the others.
+those of text `TextDataset`. This package imports none of its parts, so that vitkit.io stays free of the others.
 """
 
 import os

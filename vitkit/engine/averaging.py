@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from vitkit.checkpoint import read_checkpoint
 from vitkit.distributed import broadcast, broadcast_object, is_main
 from vitkit.engine.checkpointing import BEST_NAME
 from vitkit.errors import CheckpointError
 from vitkit.logging import print_line
+from vitkit.weights import read_checkpoint
 
 if TYPE_CHECKING:
     from vitkit.engine.run import TrainRun
@@ -67,7 +67,7 @@ def restore_average(run: "TrainRun") -> None:
 def restart_from_best(run: "TrainRun") -> None:
     """Continue from the best weights so far, with a new moving average of them, and save that state.
 
-    The optimiser and the schedule continue as they are. All ranks must call it.
+    The optimizer and the schedule continue as they are. All ranks must call it.
 
     Raises:
         CheckpointError: there is no best.pth of this part of the run, or the state cannot be saved.

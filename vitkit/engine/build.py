@@ -1,4 +1,4 @@
-"""Builds what a config names, through the registries: data, model, criterion, optimiser and schedule."""
+"""Builds what a config names, through the registries: data, model, criterion, optimizer and schedule."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitkit.apps.deployment.exported import checkpoint_of, is_exported
 from vitkit.backbones.base import in_channels
-from vitkit.checkpoint import load_weights, read_checkpoint
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
 from vitkit.data.loading.loader import DataSettings, check_same_classes
 from vitkit.data.loading.transformed import TransformedLoader
-from vitkit.deployment.exported import checkpoint_of, is_exported
 from vitkit.distributed import broadcast_object, first_rank_first, is_main
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
@@ -24,8 +23,9 @@ from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.protocols import Criterion, Dataset, Model, child
 from vitkit.registry import Spec
-from vitkit.seq2seq.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
-from vitkit.words import counted
+from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
+from vitkit.text_format import counted
+from vitkit.weights import load_weights, read_checkpoint
 
 logger = logging.getLogger("vitkit")
 

@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vitkit.checkpoint import link_checkpoint, read_checkpoint, save_checkpoint
-from vitkit.checkpoint.files import shards_folder_of
-from vitkit.checkpoint.sharded import SHARDS_SUFFIX, check_shards, read_local, write_shards
 from vitkit.devices import accelerator_rng_state, set_accelerator_rng_state
 from vitkit.distributed import RatioMeter, broadcast_object, gather_objects, is_main, rank, world_size
 from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.files import TEMPORARY_SUFFIX
+from vitkit.io.atomic import TEMPORARY_SUFFIX
+from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
+from vitkit.weights.reading import shards_folder_of
+from vitkit.weights.sharded import SHARDS_SUFFIX, check_shards, read_local, write_shards
 
 logger = logging.getLogger("vitkit")
 LAST_NAME, BEST_NAME = "last.pth", "best.pth"
@@ -43,7 +43,7 @@ class Progress:
     epoch: int = 0
     """Number of completed epochs, including their evaluation."""
     step: int = 0
-    """Number of optimiser steps taken."""
+    """Number of optimizer steps taken."""
     best: float = -math.inf
     """The best metric so far, negated if lower is better."""
     worse_in_a_row: int = 0
@@ -57,7 +57,7 @@ class Progress:
     bad_in_a_row: int = 0
     """Number of the latest consecutive steps that were skipped because something was not finite."""
     restart_step: int = 0
-    """Number of optimiser steps that had been taken at the return to the best weights; 0 before it."""
+    """Number of optimizer steps that had been taken at the return to the best weights; 0 before it."""
 
 
 @dataclass
@@ -108,7 +108,7 @@ class RunCheckpoints:
             return
         model = self.parts["model"]
         weights = _num_bytes([*model.parameters(), *model.buffers()])
-        # The first checkpoint is smaller than the later ones, as the optimiser has no state yet.
+        # The first checkpoint is smaller than the later ones, as the optimizer has no state yet.
         state = optimizer_state_bytes(self.parts["optimizer"])
         full = weights + state + (weights if "ema" in self.parts else 0)
         # A checkpoint is written before the one that it replaces is removed, so for a moment there is one more.
@@ -118,7 +118,7 @@ class RunCheckpoints:
             average = " and their average" if "ema" in self.parts else ""
             raise ConfigError(
                 f"{self.run_dir}: its disk has {_format(room)} for checkpoints, and they will take {_format(needed)}: "
-                f"{number} of {_format(full)} (weights{average}, and {_format(state)} of the optimiser's state), one "
+                f"{number} of {_format(full)} (weights{average}, and {_format(state)} of the optimizer's state), one "
                 f"being written, and the best weights. Free some space, choose another folder with --run-dir, or keep "
                 f"fewer (train.keep_checkpoints={self.keep})."
             )
@@ -272,7 +272,7 @@ class RunCheckpoints:
 
     def _load(self, name: str, part: Any, path: Path, state: Mapping[str, Any]) -> None:
         model, stored = self.parts["model"], state[name]
-        # A sharded model's optimiser has no state before its first step.
+        # A sharded model's optimizer has no state before its first step.
         in_shards = "shards" in state and (name == "model" or (name == "optimizer" and "state" in stored))
         if in_shards:
             stored = read_local(path, state, name, local_state(part, model))
@@ -335,9 +335,9 @@ def remove_unused_shards(folder: Path) -> None:
 
 
 def optimizer_state_bytes(optimizer: Optimizer) -> int:
-    """Return the size of an optimiser's state in bytes, or an estimate of it before the first step.
+    """Return the size of an optimizer's state in bytes, or an estimate of it before the first step.
 
-    Optimisers other than SGD and Adam, such as a user's own, are counted as Adam.
+    Optimizers other than SGD and Adam, such as a user's own, are counted as Adam.
     """
     state = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     if state:
@@ -441,7 +441,7 @@ def _advance(schedule: LRScheduler, rates: Sequence[float], steps: int) -> None:
     for group, rate in zip(schedule.optimizer.param_groups, rates):
         group["lr"] = rate
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch expects a step of the optimiser before each
+        warnings.simplefilter("ignore")  # torch expects a step of the optimizer before each
         for _ in range(steps):
             schedule.step()
 

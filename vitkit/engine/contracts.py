@@ -51,7 +51,7 @@ def check_sample(dataset: Dataset, key: str, *, needs_targets: Sequence[str]) ->
     boxes = target.get("boxes_cxcywh")
     if boxes is not None and boxes.numel() and not 0 <= boxes.min() <= boxes.max() <= 1.001:
         raise DataError(
-            f"{name}: target has boxes_cxcywh from {boxes.min():.4g} to {boxes.max():.4g}; expected centre, width and "
+            f"{name}: target has boxes_cxcywh from {boxes.min():.4g} to {boxes.max():.4g}; expected center, width and "
             f"height in 0..1 of the image. {_DATASET}"
         )
 

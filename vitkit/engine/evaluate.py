@@ -17,7 +17,7 @@ from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols import Evaluator, GenerativeModel
 from vitkit.structures import Batch, ImageSizes
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 
 @torch.no_grad()

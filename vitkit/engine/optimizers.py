@@ -1,4 +1,4 @@
-"""Optimisers: the trainable parameters in groups of equal learning rate and weight decay, given to torch's own."""
+"""Optimizers: the trainable parameters in groups of equal learning rate and weight decay, given to torch's own."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -103,7 +103,7 @@ def parameter_groups(
     layer_decay_rule: LayerDecayRule = "beit",
     full_rate_blocks: int = 0,
 ) -> list[dict]:
-    """Return the trainable parameters in groups of equal learning rate and weight decay, as torch's optimisers expect.
+    """Return the trainable parameters in groups of equal learning rate and weight decay, as torch's optimizers expect.
 
     Names in `no_weight_decay` and `lr_multipliers` that match no parameter have no effect and are logged as a warning,
     so that a recipe may be used with another backbone.
@@ -112,7 +112,7 @@ def parameter_groups(
         lr: the base learning rate, for parameters without a rate or factor below.
         no_weight_decay: parameters without weight decay: parts of their names, such as "pos_embed", or kinds of
             parameters: "vectors" (all with at most one dimension: biases, scales of norms), "norms" (all of
-            normalisation layers), "embeddings"; or a kind below a part of the names, such as "backbone.vectors".
+            normalization layers), "embeddings"; or a kind below a part of the names, such as "backbone.vectors".
         backbone_lr: learning rate of the parameters below `backbone`; 0 freezes them.
         lr_multipliers: part of a parameter's dotted name -> factor on `lr`; the first match applies.
         layer_decay: factor on the learning rate from each block of the backbone to the one below it, see

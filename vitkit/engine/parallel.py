@@ -31,7 +31,7 @@ _SHARDED = StateDictOptions()
 
 
 def shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """Shard a model's weights among the ranks, in place; to be called before building its optimiser, which is then
+    """Shard a model's weights among the ranks, in place; to be called before building its optimizer, which is then
     sharded too.
 
     A block's weights are gathered only while it computes. Blocks are those that support activation checkpointing.
@@ -75,7 +75,7 @@ def wrap(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.
 
 
 def no_sync(trained: nn.Module) -> AbstractContextManager:
-    """Keep gradients local to each rank in this context; a later backward pass of the same step synchronises them."""
+    """Keep gradients local to each rank in this context; a later backward pass of the same step synchronizes them."""
     if isinstance(trained, DistributedDataParallel):
         return trained.no_sync()
     return _no_sync_of_shards(trained) if is_sharded(trained) else nullcontext()
@@ -119,7 +119,7 @@ def state_of(part: Any, model: nn.Module, *, full: bool = True) -> Mapping[str, 
 
 
 def local_state(part: Any, model: nn.Module, *, options: StateDictOptions = _SHARDED) -> Mapping[str, Any]:
-    """Return the state of a sharded model, or of its optimiser, as each rank's shards, to be overwritten in place."""
+    """Return the state of a sharded model, or of its optimizer, as each rank's shards, to be overwritten in place."""
     if part is model:
         return get_model_state_dict(model, options=options)
     return get_optimizer_state_dict(model, part, options=options)
@@ -134,7 +134,7 @@ def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, full: b
         if "state" in state:
             set_optimizer_state_dict(model, part, optim_state_dict=dict(state), options=options)
     elif isinstance(part, Optimizer):
-        # This run chooses the optimiser's kernels, not the saved one, which may predate the fused kernels.
+        # This run chooses the optimizer's kernels, not the saved one, which may predate the fused kernels.
         groups, saved = part.param_groups, state["param_groups"]
         if len(groups) == len(saved):  # otherwise torch reports the error
             kernels = [{"fused": group["fused"]} if "fused" in group else {} for group in groups]
@@ -146,9 +146,9 @@ def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, full: b
 
 
 def _lay_out_as_parameters(optimizer: Optimizer) -> None:
-    """Convert optimiser state to the memory format of its parameter, which `train.channels_last` may have changed.
+    """Convert optimizer state to the memory format of its parameter, which `train.channels_last` may have changed.
 
-    torch's fused optimisers read parameter, gradient and state in memory order.
+    torch's fused optimizers read parameter, gradient and state in memory order.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():

@@ -1,4 +1,4 @@
-"""Learning-rate schedules with warm-up, built on torch's own: one learning rate per optimiser step."""
+"""Learning-rate schedules with warm-up, built on torch's own: one learning rate per optimizer step."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -170,7 +170,7 @@ class _InverseSqrt(LambdaLR):
 def inverse_sqrt_lr(
     optimizer: Optimizer, steps_per_epoch: int, *, epochs: int, warmup_steps: int = 0, warmup_epochs: float = 0.0
 ) -> LRScheduler:
-    """Increase the rate linearly to the optimiser's, then decrease it as 1 / sqrt(step) (Vaswani et al. 2017, section
+    """Increase the rate linearly to the optimizer's, then decrease it as 1 / sqrt(step) (Vaswani et al. 2017, section
     5.3, https://arxiv.org/abs/1706.03762).
 
     The paper's peak rate is (d_model * warmup_steps) ** -0.5: 7e-4 for the base model's 512 channels and 4000 steps.
@@ -222,7 +222,7 @@ def two_stage_warmup_poly_lr(
         warmup_steps: steps from zero to the full rate for all but the backbone, whose rate is zero meanwhile.
         backbone_warmup_steps: steps of the backbone's warm-up after that.
     Raises:
-        ConfigError: the optimiser has no backbone groups, or the warm-ups leave no steps at the full rate.
+        ConfigError: the optimizer has no backbone groups, or the warm-ups leave no steps at the full rate.
     """
     if all(group.get("part") != BACKBONE for group in optimizer.param_groups):
         raise ConfigError(

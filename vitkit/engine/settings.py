@@ -28,7 +28,7 @@ class TrainSettings:
     """Under "bf16" and "fp16", autocast chooses per operation; "fp16" also scales the loss. "auto": bf16 on a device
     with instructions for it, otherwise fp32; a run keeps what it was started with."""
     accumulate: int = 1
-    """Number of batches whose gradients are averaged before each optimiser step; a criterion that divides by the number
+    """Number of batches whose gradients are averaged before each optimizer step; a criterion that divides by the number
     of objects still does so per batch."""
     ema_decay: float | None = None
     """Decay of an exponential moving average of the weights, evaluated and exported instead; None: no average."""
@@ -48,7 +48,7 @@ class TrainSettings:
     channels_last: bool = False
     """Store convolution weights in channels-last layout (faster with bf16 on GPUs)."""
     reference_batch_size: int | None = None
-    """Images per optimiser step for which `optimizer.lr` is meant; a run with a different number warns."""
+    """Images per optimizer step for which `optimizer.lr` is meant; a run with a different number warns."""
     log_every: int = 50
     """Steps between records of the log; the console also gets a line after the first step, and every 20 seconds."""
     eval_every: int = 1
@@ -64,7 +64,7 @@ class TrainSettings:
     keep_checkpoints: int = 0
     """Number of the newest checkpoints to keep under separate names, besides the last and the best."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """"ddp": every GPU holds the full model; "fsdp": weights, gradients and the optimiser's state are sharded over the
+    """"ddp": every GPU holds the full model; "fsdp": weights, gradients and the optimizer's state are sharded over the
     GPUs, for models that do not fit on one."""
     sharded_checkpoints: bool = False
     """With "fsdp": each GPU writes its shards, into a folder that the checkpoint refers to, so that no process holds
@@ -113,7 +113,7 @@ class TrainSettings:
             )
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Warn if `batch_size`, the images per optimiser step, is not the one that the learning rate is meant for."""
+        """Warn if `batch_size`, the images per optimizer step, is not the one that the learning rate is meant for."""
         reference = self.reference_batch_size
         if reference is not None and reference != batch_size:
             logger.warning(

@@ -1,4 +1,4 @@
-"""One optimiser step, and the decision of all ranks whether it is taken: not if a loss or gradient is not finite."""
+"""One optimizer step, and the decision of all ranks whether it is taken: not if a loss or gradient is not finite."""
 
 import logging
 import math
@@ -31,7 +31,7 @@ class Decision(NamedTuple):
     """What to do once a step's gradients are complete; the same on all ranks."""
 
     step: bool
-    """Take the optimiser step; otherwise skip it."""
+    """Take the optimizer step; otherwise skip it."""
     save: bool
     """Save after the step."""
     stop: bool
@@ -39,7 +39,7 @@ class Decision(NamedTuple):
 
 
 def train_step(run: "TrainRun", batches: Iterator[Batch], num_batches: int) -> Decision:
-    """Train on the next `num_batches` batches: accumulate their gradients, clip them, and take an optimiser step.
+    """Train on the next `num_batches` batches: accumulate their gradients, clip them, and take an optimizer step.
 
     Returns:
         what all ranks decided: whether the step was taken, and whether to save or stop after it.
@@ -49,7 +49,7 @@ def train_step(run: "TrainRun", batches: Iterator[Batch], num_batches: int) -> D
     run.targets, run.losses = [], []
     for index, batch in enumerate(_timed(run, islice(batches, num_batches)), start=1):
         run.batch = batch = batch.to(run.device)
-        # Ranks synchronise their gradients once per step, in its last backward pass.
+        # Ranks synchronize their gradients once per step, in its last backward pass.
         with nullcontext() if index == num_batches else no_sync(run.wrapped_model):
             with run.autocast:
                 outputs = run.wrapped_model(**training_inputs(run.model, batch))

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vitkit.apps.inference import find_weights
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
 from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import default_device, resolve_precision
@@ -39,13 +40,12 @@ from vitkit.engine.run_folder import (
 )
 from vitkit.engine.settings import TrainSettings, require, slow_precision
 from vitkit.engine.step import train_step
-from vitkit.inference import find_weights
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.text.vocabulary import Vocabulary
+from vitkit.text_format import counted
 from vitkit.visualization.curves import plot_training
-from vitkit.words import counted
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -241,7 +241,7 @@ def fit(
     """Train until `settings.epochs`, with evaluations and checkpoints in between.
 
     A run that is interrupted or killed at any moment and then resumed ends with the same weights as an uninterrupted
-    one: a checkpoint holds the state between two optimiser steps, including the position in the epoch.
+    one: a checkpoint holds the state between two optimizer steps, including the position in the epoch.
 
     Args:
         validate: takes the model to evaluate, returns metrics (an empty dict on ranks other than the main one).

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.io.json_files import read_json
 from vitkit.distributed import gather_dicts, is_main
 from vitkit.errors import ConfigError
 from vitkit.evaluation.bootstrap import SampleStatistics
+from vitkit.io.json_files import read_json
 from vitkit.protocols import Dataset, Evaluator, require_base, require_parts
 
 logger = logging.getLogger("vitkit")

@@ -1,7 +1,7 @@
 """Metrics of captions against several references: BLEU, ROUGE-L and CIDEr-D.
 
 BLEU, ROUGE-L and CIDEr-D are defined as the COCO caption evaluation computes them
-(Chen et al. 2015, https://arxiv.org/abs/1504.00325). Only the tokeniser differs from it; see
+(Chen et al. 2015, https://arxiv.org/abs/1504.00325). Only the tokenizer differs from it; see
 `tokenize_caption`.
 
 Throughout, `candidates` are N captions and `references` N lists of one or more captions; a caption is a list of tokens.
@@ -36,7 +36,7 @@ def tokenize_caption(text: str) -> list[str]:
 
     Clitics become tokens (it 's, do n't); hyphenated words and numbers (3,000) are one token. Brackets, quotes, dashes
     and marks that end or divide a sentence are left out; symbols (&, %, $) are tokens. The COCO evaluation runs
-    Stanford's tokeniser, which does the same but also recognises abbreviations (it keeps the period of "st."),
+    Stanford's tokenizer, which does the same but also recognizes abbreviations (it keeps the period of "st."),
     emoticons and addresses.
     """
     text = text.lower().replace("’", "'").replace("‘", "'").replace("cannot", "can not")

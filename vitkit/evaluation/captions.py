@@ -8,13 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.io.coco_schema import caption_result_faults, raise_faults
-from vitkit.data.io.output import write_text
-from vitkit.errors import ConfigError
-from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
-from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tokenize_caption
-from vitkit.evaluation.sample_statistics import CaptionStatistics
-from vitkit.evaluation.sections import (
+from vitkit.apps.report.sections import (
     Gallery,
     Image,
     Section,
@@ -24,6 +18,12 @@ from vitkit.evaluation.sections import (
     ranked_titles,
     resampled,
 )
+from vitkit.errors import ConfigError
+from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
+from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tokenize_caption
+from vitkit.evaluation.sample_statistics import CaptionStatistics
+from vitkit.io.coco_schema import caption_result_faults, raise_faults
+from vitkit.io.output import write_text
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 

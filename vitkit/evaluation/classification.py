@@ -12,12 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitkit.data.io.coco_schema import is_number
-from vitkit.data.io.output import write_text
-from vitkit.errors import DataError
-from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
-from vitkit.evaluation.sample_statistics import ClassificationStatistics
-from vitkit.evaluation.sections import (
+from vitkit.apps.report.sections import (
     ConfusionMatrix,
     Gallery,
     Image,
@@ -30,10 +25,15 @@ from vitkit.evaluation.sections import (
     resampled,
     value_rows,
 )
+from vitkit.errors import DataError
+from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
+from vitkit.evaluation.sample_statistics import ClassificationStatistics
+from vitkit.io.coco_schema import is_number
+from vitkit.io.output import write_text
 from vitkit.ops.colors import text_color
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 _NUM_BEST = 5
 _MAX_NAMED = 40  # with more classes, the figure does not name them

@@ -16,16 +16,16 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
-from vitkit.data.io.coco_schema import raise_faults, result_faults
-from vitkit.data.io.output import write_text
-from vitkit.data.io.segmentations import encode_segmentation
+from vitkit.apps.report.detection_sections import TITLES, Evaluated, detection_sections
+from vitkit.apps.report.sections import BoxOverlay, Image, Section
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
-from vitkit.evaluation.detection_sections import TITLES, Evaluated, detection_sections
 from vitkit.evaluation.detection_statistics import DetectionStatistics
 from vitkit.evaluation.matching import IOUS
 from vitkit.evaluation.score_thresholds import robust_threshold
-from vitkit.evaluation.sections import BoxOverlay, Image, Section
+from vitkit.io.coco_schema import raise_faults, result_faults
+from vitkit.io.output import write_text
+from vitkit.io.segmentations import encode_segmentation
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds

@@ -201,7 +201,7 @@ class DetectionStatistics:
         return correct[::-1].cumsum(axis=0)[::-1], predicted[::-1].cumsum(axis=0)[::-1], num_objects
 
     def sample_scores(self) -> tuple[str, np.ndarray]:
-        """Return the F1 of each image at the threshold that maximises F1 over all images; 1 for an empty image."""
+        """Return the F1 of each image at the threshold that maximizes F1 over all images; 1 for an empty image."""
         correct, predicted, num_objects = self.threshold_counts()
         best = int(f1_score(correct.sum(axis=1), predicted.sum(axis=1), num_objects.sum()).argmax())
         return "F1", f1_score(correct[best], predicted[best], num_objects)

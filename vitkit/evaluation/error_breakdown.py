@@ -3,7 +3,7 @@
 Each wrong prediction has one kind of error, determined by its IoU with the objects of its image: the first that
 applies, in the order of TIDE's own code.
 
-    localisation  0.1 to 0.5 with an object of its class, and not more with another one of its class
+    localization  0.1 to 0.5 with an object of its class, and not more with another one of its class
     class         at least 0.5 with an object of another class
     duplicate     at least 0.5 with an object of its class that is matched to a better prediction
     background    below 0.1 with every object
@@ -20,7 +20,7 @@ from vitkit.evaluation.bootstrap import mean_of_finite
 from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking, average_precision
 from vitkit.evaluation.matching import overlaps_of
 
-KINDS = ("class", "localisation", "both", "duplicate", "background", "missed")
+KINDS = ("class", "localization", "both", "duplicate", "background", "missed")
 BACKGROUND = 0.1
 
 
@@ -86,7 +86,7 @@ class ErrorBreakdown:
     def fixed_ap(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Return kind -> (R,) AP at the statistics' IoU without the errors of that kind; "none" -> the actual AP.
 
-        Class and localisation errors are made correct if no better prediction detects their object, and else removed;
+        Class and localization errors are made correct if no better prediction detects their object, and else removed;
         both, duplicate and background errors are removed; missed objects no longer have to be detected.
         """
         return {kind: self._average_precision(kind, weights) for kind in ("none", *KINDS)}
@@ -97,7 +97,7 @@ class ErrorBreakdown:
         kept = np.ones(len(labels), bool)
         if kind in ("both", "duplicate", "background"):
             kept = predictions.kind != KINDS.index(kind)
-        elif kind in ("class", "localisation"):
+        elif kind in ("class", "localization"):
             fixed = np.flatnonzero(predictions.kind == KINDS.index(kind))
             free = set(np.flatnonzero(~objects.detected).tolist())
             for position in sorted(fixed.tolist(), key=lambda k: -predictions.scores[k]):
@@ -142,7 +142,7 @@ class ErrorBreakdown:
                 label, target, kind = self._label_of[result["category_id"]], owner[number], -1
                 if target < 0:
                     kind, best = error_kind(row, true == label, self.statistics.iou)
-                    if kind in (KINDS.index("class"), KINDS.index("localisation")):
+                    if kind in (KINDS.index("class"), KINDS.index("localization")):
                         target = theirs[best]
                         fixable.add(target)
                 rows.append((result["score"], label, position, target, kind))
@@ -189,7 +189,7 @@ def error_kind(overlaps: np.ndarray, same_class: np.ndarray, iou: float = 0.5) -
         return KINDS.index("background"), -1
     same, other = (np.where(mask, overlaps, -1.0) for mask in (same_class, ~same_class))
     if BACKGROUND <= same.max() < iou:
-        return KINDS.index("localisation"), int(same.argmax())
+        return KINDS.index("localization"), int(same.argmax())
     if other.max() >= iou:
         return KINDS.index("class"), int(other.argmax())
     if same.max() >= iou:
@@ -197,7 +197,7 @@ def error_kind(overlaps: np.ndarray, same_class: np.ndarray, iou: float = 0.5) -
     return KINDS.index("both"), int(other.argmax())
 
 
-def neighbour_overlaps(truth: Mapping[str, Any], objects: Objects, statistics: DetectionStatistics) -> np.ndarray:
+def neighbor_overlaps(truth: Mapping[str, Any], objects: Objects, statistics: DetectionStatistics) -> np.ndarray:
     """Return the largest IoU of each object with another one of its image, of any class, (M,); 0 without others."""
     sizes = {image["id"]: (image["height"], image["width"]) for image in truth["images"]}
     largest = np.zeros(len(objects.labels))

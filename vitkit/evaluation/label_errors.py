@@ -101,7 +101,7 @@ class _Image:
         self.among, _ = overlaps_of(ours, [{**result, "iscrowd": 0} for result in ours], "bbox", (0, 0))
 
     def correct(self) -> np.ndarray:
-        """Return (N,) bool, whether each prediction is the best of its class on a labelled object."""
+        """Return (N,) bool, whether each prediction is the best of its class on a labeled object."""
         candidates = np.where(self.same & (self.overlaps >= _SAME), self.scores[:, None], -1.0)
         correct = np.zeros(len(self.scores), bool)
         if candidates.size:

@@ -7,8 +7,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vitkit.data.io.image_files import MAX_PIXELS, read_image
 from vitkit.errors import DataError
+from vitkit.io.image_files import MAX_PIXELS, read_image
 from vitkit.ops.label_maps import colors_to_ids, ids_to_colors
 from vitkit.structures import IGNORE_INDEX
 
@@ -17,12 +17,12 @@ BOUNDARY_WIDTH = 0.02
 
 
 def encode_labels(labels: np.ndarray) -> bytes:
-    """Encode an (H, W) uint8 or uint16 map as a grey PNG."""
+    """Encode an (H, W) uint8 or uint16 map as a gray PNG."""
     return _encode(labels)
 
 
 def encode_ids(ids: np.ndarray) -> bytes:
-    """Encode an (H, W) map of segment ids below 2^24 as a PNG whose colours are the ids: R + 256 G + 65536 B."""
+    """Encode an (H, W) map of segment ids below 2^24 as a PNG whose colors are the ids: R + 256 G + 65536 B."""
     return _encode(cv2.cvtColor(ids_to_colors(ids), cv2.COLOR_RGB2BGR))
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from vitkit.data.io.segmentations import encode_segmentation
+from vitkit.io.segmentations import encode_segmentation
 
 IouType = Literal["bbox", "segm"]
 IOUS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)

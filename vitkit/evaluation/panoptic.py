@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.data.io.coco_schema import panoptic_result_faults, raise_faults
-from vitkit.data.io.image_files import MAX_PIXELS, check_inside
-from vitkit.data.io.output import write_text
+from vitkit.apps.report.map_sections import MapPair, error_image, panoptic_pair, panoptic_sections
+from vitkit.apps.report.sections import Image, Section, missing_samples
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, read_results, require_annotations
-from vitkit.evaluation.map_sections import MapPair, error_image, panoptic_pair, panoptic_sections
 from vitkit.evaluation.maps import (
     check_size,
     decode_ids,
@@ -24,7 +22,9 @@ from vitkit.evaluation.maps import (
     write_map,
 )
 from vitkit.evaluation.sample_statistics import PanopticStatistics
-from vitkit.evaluation.sections import Image, Section, missing_samples
+from vitkit.io.coco_schema import panoptic_result_faults, raise_faults
+from vitkit.io.image_files import MAX_PIXELS, check_inside
+from vitkit.io.output import write_text
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS

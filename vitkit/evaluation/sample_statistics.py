@@ -121,10 +121,8 @@ class ClassificationStatistics(NamedTuple):
 
     def _by_label(self, weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return the (R, C) sums of the weights of the images with each label; negative labels are ignored."""
-        labelled = np.flatnonzero(labels >= 0)
-        of_label = csr_array(
-            (np.ones(len(labelled)), (labels[labelled], labelled)), (len(self.class_names), len(labels))
-        )
+        labeled = np.flatnonzero(labels >= 0)
+        of_label = csr_array((np.ones(len(labeled)), (labels[labeled], labeled)), (len(self.class_names), len(labels)))
         return (of_label @ weights.T).T
 
     def sample_scores(self) -> tuple[str, np.ndarray]:

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.data.io.image_files import MAX_PIXELS, read_label_map
-from vitkit.data.io.output import write_text
+from vitkit.apps.report.map_sections import MapPair, error_image, semantic_pair, semantic_sections
+from vitkit.apps.report.sections import Image, Section, missing_samples
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, require_annotations
-from vitkit.evaluation.map_sections import MapPair, error_image, semantic_pair, semantic_sections
 from vitkit.evaluation.maps import (
     boundary_counts,
     check_size,
@@ -23,7 +22,8 @@ from vitkit.evaluation.maps import (
     write_map,
 )
 from vitkit.evaluation.sample_statistics import SemanticStatistics
-from vitkit.evaluation.sections import Image, Section, missing_samples
+from vitkit.io.image_files import MAX_PIXELS, read_label_map
+from vitkit.io.output import write_text
 from vitkit.ops.label_maps import count_values
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
@@ -123,7 +123,7 @@ class SemanticEvaluator(SampleEvaluator):
         return self._counts(truth, np.full_like(truth, IGNORE_INDEX))
 
     def _compute(self) -> dict[str, float]:
-        """Return mIoU, pixel_accuracy, mean_accuracy and boundary_mIoU in 0..1; -1 if no pixel is labelled."""
+        """Return mIoU, pixel_accuracy, mean_accuracy and boundary_mIoU in 0..1; -1 if no pixel is labeled."""
         self._warn_of_missing(len(self._position_of))
         return self._metrics_of(self.statistics())
 

@@ -11,12 +11,12 @@ import sacrebleu
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitkit.data.io.coco_schema import raise_faults, sentence_faults
-from vitkit.data.io.output import write_text
+from vitkit.apps.report.sections import Section, Table, overall_section, ranked_titles, resampled, value_rows
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import LikelihoodStatistics, TextStatistics, sacrebleu_sums
-from vitkit.evaluation.sections import Section, Table, overall_section, ranked_titles, resampled, value_rows
+from vitkit.io.coco_schema import raise_faults, sentence_faults
+from vitkit.io.output import write_text
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
 
@@ -54,17 +54,17 @@ class TextEvaluator(SampleEvaluator):
     BLEU counts up to four words in a row, so shorter texts have none: leave it out of `metrics` if most texts are
     short.
 
-    Texts are compared as they are, cased and not tokenised: sacrebleu tokenises both sides itself, and its signature,
+    Texts are compared as they are, cased and not tokenized: sacrebleu tokenizes both sides itself, and its signature,
     at the end of the table, says how. Every sentence of the dataset counts once.
 
     Args:
         dataset: the evaluated dataset.
-        tokenize: sacrebleu's tokeniser for BLEU: "13a" (WMT's) for most languages, "zh", "ja-mecab", "char", "none", …
+        tokenize: sacrebleu's tokenizer for BLEU: "13a" (WMT's) for most languages, "zh", "ja-mecab", "char", "none", …
         lowercase: ignore case in comparisons.
         smallest_group: minimum number of sentences per group in scores by source length; smaller groups are merged.
         metrics: the keys of METRICS to report; the first one also by source length.
     Raises:
-        ConfigError: there is no such metric or tokeniser.
+        ConfigError: there is no such metric or tokenizer.
     """
 
     def __init__(

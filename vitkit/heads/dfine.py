@@ -279,7 +279,7 @@ class DFINEDecoderLayer(nn.Module):
 
 
 class Gate(nn.Module):
-    """Normalised sum of two inputs, weighted per channel by sigmoids of both (section 4.3); initially their mean."""
+    """Normalized sum of two inputs, weighted per channel by sigmoids of both (section 4.3); initially their mean."""
 
     def __init__(self, d_model: int):
         super().__init__()

@@ -145,7 +145,7 @@ class DINODecoder(nn.Module):
         Args:
             memory: (B, S, d_model), the encoded `levels`.
         Returns:
-            for each layer, the normalised states (B, L, d_model), the boxes (B, L, 4) that it attended in, and the
+            for each layer, the normalized states (B, L, d_model), the boxes (B, L, 4) that it attended in, and the
             boxes that it predicts, cxcywh in 0..1.
         """
         x, references = queries.content, queries.references

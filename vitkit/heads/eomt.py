@@ -48,7 +48,7 @@ class EoMTHead(nn.Module):
         self.upscale = nn.Sequential(*(ScaleBlock(d_model) for _ in range(num_doublings)))
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> dict[str, Tensor]:
-        """Predict from normalised tokens.
+        """Predict from normalized tokens.
 
         Args:
             x: (B, L, d_model), queries first and patches last.

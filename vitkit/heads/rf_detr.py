@@ -173,7 +173,7 @@ class RFDETRDecoder(nn.Module):
         init_xavier(self.ref_point_head)
 
     def forward(self, queries: Queries, memory: Tensor, levels: Levels) -> list[Tensor]:
-        """Return the normalised states (B, L, d_model) of the queries after each layer."""
+        """Return the normalized states (B, L, d_model) of the queries after each layer."""
         x, states = queries.content, []
         reference_points = in_padded_maps(queries.references, levels.valid_ratios)
         # The original encodes boxes of padded maps, but makes all images square, without padding. Boxes of the image

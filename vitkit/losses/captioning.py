@@ -26,7 +26,7 @@ class CaptionLoss(Criterion):
 
     reinforce and entropy (section 4.1) train hard attention. The first follows the gradient of the log weights of the
     sampled locations, multiplied by the amount by which the caption's log probability exceeds its moving average; the
-    second maximises the entropy of the weights.
+    second maximizes the entropy of the weights.
 
     As in the paper, each term is per caption, like the log probability of all its words; all are divided by the
     number of words, as is the cross entropy.

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA, Spec, nearest
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 ClassWeights = Sequence[float] | Mapping[str, float]
 """A weight for each class; or weights by name, 1 for other classes, which `build_criterion` turns into a list."""

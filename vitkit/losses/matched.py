@@ -1,4 +1,4 @@
-"""What set prediction losses share: sets of queries, their matches with targets, the class term, normalisers."""
+"""What set prediction losses share: sets of queries, their matches with targets, the class term, normalizers."""
 
 import itertools
 import logging
@@ -203,7 +203,7 @@ class MatchedCriterion(Criterion):
             class_weights[:-1] = self.class_weights
         class_weights[-1].fill_(self.no_object_weight)  # assigning the number would wait for the GPU
         losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), class_weights, reduction="none")
-        # The normaliser is 0 if no rank has queries in this set, as in denoising without targets.
+        # The normalizer is 0 if no rank has queries in this set, as in denoising without targets.
         return losses.view(len(logits), -1).sum(1) / matched.class_normalizer.clamp(min=1e-6)
 
     def _warn_of_surplus(self, targets: Sequence[Mapping[str, Any]], num_queries: int) -> None:
@@ -310,7 +310,7 @@ def normalizers(
         # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
         return [sums[0], sums[1].clamp(min=1)]
     # The original averages the cross entropy per rank, and clamps the mean number of targets at 1. With sums over all
-    # ranks as normalisers, the gradients averaged by DDP equal those of a single process on the joined batch; on one
+    # ranks as normalizers, the gradients averaged by DDP equal those of a single process on the joined batch; on one
     # rank both definitions are the same.
     classes, targets = all_reduce_mean(sums)
     return [classes, targets.clamp(min=1 / world_size())]

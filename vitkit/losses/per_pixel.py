@@ -20,7 +20,7 @@ _NO_CLASS = -1
 
 @CRITERIA.register
 class PerPixelCriterion(Criterion):
-    """Mean cross entropy over the labelled pixels of all ranks, for every decoder layer.
+    """Mean cross entropy over the labeled pixels of all ranks, for every decoder layer.
 
     `meters["pixel_accuracy"]` counts the pixels whose class has the highest logit in the last layer.
 
@@ -54,9 +54,9 @@ class PerPixelCriterion(Criterion):
         """
         size, device = outputs["input_size"], outputs["pred_semantic"].device
         labels = torch.stack([label_map(target, size) for target in targets])  # (B, H, W)
-        num_labelled = _count_labelled(labels, targets, num_classes=outputs["pred_semantic"].shape[1])
+        num_labeled = _count_labeled(labels, targets, num_classes=outputs["pred_semantic"].shape[1])
         weight_sum = 0 if self.class_weights is None else self.class_weights[labels[labels != _NO_CLASS]].sum()
-        weighted, unweighted = normalizers(weight_sum, num_labelled, device, training=self.training)
+        weighted, unweighted = normalizers(weight_sum, num_labeled, device, training=self.training)
         normalizer = unweighted if self.class_weights is None else weighted.clamp(min=1e-6)
         losses = {}
         with torch.autocast(device.type, enabled=False):
@@ -66,7 +66,7 @@ class PerPixelCriterion(Criterion):
                 losses[f"{prefix}semantic"] = total / normalizer
                 if not prefix:
                     correct = (logits.detach().argmax(1) == labels).sum()
-                    self.meters["pixel_accuracy"].add(correct, torch.full_like(correct, num_labelled))
+                    self.meters["pixel_accuracy"].add(correct, torch.full_like(correct, num_labeled))
         return losses
 
 
@@ -80,7 +80,7 @@ def label_map(target: DetectionTarget, size: tuple[int, int]) -> Tensor:
     return F.pad(labels, (0, size[1] - width, 0, size[0] - height), value=_NO_CLASS)
 
 
-def _count_labelled(labels: Tensor, targets: Sequence[DetectionTarget], *, num_classes: int) -> int:
+def _count_labeled(labels: Tensor, targets: Sequence[DetectionTarget], *, num_classes: int) -> int:
     """Return the number of pixels with a class.
 
     Raises:
@@ -88,7 +88,7 @@ def _count_labelled(labels: Tensor, targets: Sequence[DetectionTarget], *, num_c
     """
     wrong = (labels < _NO_CLASS) | (labels >= num_classes)
     # One transfer from the device for both.
-    num_wrong, num_labelled = torch.stack([wrong.sum(), (labels != _NO_CLASS).sum()]).tolist()
+    num_wrong, num_labeled = torch.stack([wrong.sum(), (labels != _NO_CLASS).sum()]).tolist()
     if num_wrong:
         image = int(wrong.flatten(1).any(1).nonzero()[0])
         target = targets[image]
@@ -96,4 +96,4 @@ def _count_labelled(labels: Tensor, targets: Sequence[DetectionTarget], *, num_c
             f"cross entropy: {describe_image(image, target)} has labels {target['labels'].unique().tolist()}; "
             f"expected 0..{num_classes - 1}. Is the model's num_classes that of the dataset?"
         )
-    return num_labelled
+    return num_labeled

@@ -104,7 +104,7 @@ class HungarianMatcher(Matcher):
             "giou": generalized_box_iou(cxcywh_to_xyxy(clamp_sizes(boxes)), cxcywh_to_xyxy(target_boxes)[:, None]),
         }
         cost = sum(self.weights[name] * term for name, term in terms.items())
-        # `forward` recognises an invalid label by its NaN, without another transfer.
+        # `forward` recognizes an invalid label by its NaN, without another transfer.
         return cost.masked_fill(~is_class[:, None], torch.nan), terms
 
     def _num_classes(self, logits: Tensor) -> int:

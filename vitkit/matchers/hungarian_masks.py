@@ -121,7 +121,7 @@ class HungarianMaskMatcher(Matcher):
         labels = target["labels"]
         is_class = (labels >= 0) & (labels < probabilities.shape[-1] - 1)
         cost_labels = -probabilities[:, labels.where(is_class, 0)].T
-        # An invalid label is recognised later by its NaN, without another transfer.
+        # An invalid label is recognized later by its NaN, without another transfer.
         cost_labels = cost_labels.masked_fill(~is_class[:, None], torch.nan)
         return {"labels": cost_labels, "mask": cost_mask, "dice": dice_of_pairs(logits, target_masks)}
 

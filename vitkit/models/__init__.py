@@ -21,7 +21,7 @@ from vitkit.models import (  # noqa: F401
     rt_detr_v2,
 )
 from vitkit.registry import MODELS, Spec, parameters_of
-from vitkit.seq2seq.vocabulary import Vocabulary
+from vitkit.text.vocabulary import Vocabulary
 
 
 def build_model(

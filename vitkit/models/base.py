@@ -31,9 +31,9 @@ class ModelOnBackbone(Model):
 class DensePredictionModel(ModelOnBackbone):
     """A model of backbone, neck and head.
 
-    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised by ImageNet's
+    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalized by ImageNet's
     mean and standard deviation, even if the backbone's differ. For a backbone with other `in_channels` they have that
-    many channels, uint16 or uint8, or float, already normalised by the backbone's. Their padding mask is (B, H, W)
+    many channels, uint16 or uint8, or float, already normalized by the backbone's. Their padding mask is (B, H, W)
     bool, True = padding; None if no image is padded. A DataError is raised for images with other channels, or smaller
     than one location of the coarsest map.
 
@@ -100,7 +100,7 @@ class DensePredictionModel(ModelOnBackbone):
         return self.training_queries is not None
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Normalise images and pad them as the model requires; if padding is isolated, a mask is always returned."""
+        """Normalize images and pad them as the model requires; if padding is isolated, a mask is always returned."""
         images = normalize_images(images, padding_mask, **pixel_statistics(self.backbone))
         stride = max(info.stride for info in self.neck.feature_info.values())
         height, width = images.shape[-2:]
@@ -141,7 +141,7 @@ class DensePredictionModel(ModelOnBackbone):
                 continue
             if ours:
                 difference = "has another shape in the weights" if theirs else "is not in the weights"
-                logger.info("%s%s is used only in training, and %s: it is newly initialised", start, part, difference)
+                logger.info("%s%s is used only in training, and %s: it is newly initialized", start, part, difference)
             for key in theirs:
                 del state[key]
             state |= ours

@@ -51,7 +51,7 @@ class Classifier(ModelOnBackbone):
         """Predict class logits.
 
         Args:
-            images: (B, 3, H, W), or (B, 3, T, H, W) for clips, uint8 RGB; or float, normalised by ImageNet's mean and
+            images: (B, 3, H, W), or (B, 3, T, H, W) for clips, uint8 RGB; or float, normalized by ImageNet's mean and
                 standard deviation. Views of the same video are clips of the batch, whose scores the caller averages.
             padding_mask: ignored; every batch of images has it, but a classifier's images have one size and no padding.
         Returns:

@@ -26,7 +26,7 @@ class EoMT(WindowedMaskResults, ModelOnBackbone):
     query. `attn_mask_probs` has the fraction of queries, chosen at random, for which each block does this; training
     decreases it from one to zero (the hook `MaskAnnealing`), after which inference is that of a plain ViT.
 
-    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalised. As in the
+    Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalized. As in the
     original, they are padded with black to the size that the backbone is made for, `image_size`. Larger images are
     evaluated in windows if the only task is "semantic"; otherwise their sides must be multiples of the patch size.
 
@@ -119,11 +119,11 @@ class EoMT(WindowedMaskResults, ModelOnBackbone):
         return {**last, "aux_outputs": aux_outputs, "input_size": input_size, "image_sizes": image_sizes, **extra}
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """Normalise images and pad them with black, as the backbone requires."""
+        """Normalize images and pad them with black, as the backbone requires."""
         is_normalized = images.is_floating_point()
         statistics = float_statistics(self.backbone)
         images = normalize_images(images, **statistics)
-        # Black is not 0 after normalisation.
+        # Black is not 0 after normalization.
         black = -per_channel(statistics["mean"], images) / per_channel(statistics["std"], images)
         if is_normalized and padding_mask is not None:
             images = torch.where(padding_mask[:, None], black, images)

@@ -72,7 +72,7 @@ class MaskClassification(MaskResults, DensePredictionModel):
     ) -> dict[str, Any]:
         """Predict class logits and a mask per query.
 
-        As in the originals, padding is attended to unless it is isolated; its pixels are 0 after normalisation.
+        As in the originals, padding is attended to unless it is isolated; its pixels are 0 after normalization.
 
         Args:
             targets: only in training, see `uses_targets`.

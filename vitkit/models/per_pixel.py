@@ -40,7 +40,7 @@ class PerPixelClassification(DensePredictionModel):
         self.stride = next(iter(self.neck.feature_info.values())).stride
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
-        """Predict class logits per pixel. Unless padding is isolated, it is only set to 0 after normalisation.
+        """Predict class logits per pixel. Unless padding is isolated, it is only set to 0 after normalization.
 
         Returns:
             the head's outputs: pred_semantic (B, num_classes, h, w) logits, and aux_outputs if it has any.

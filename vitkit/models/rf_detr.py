@@ -50,7 +50,7 @@ class RFDETR(DeformableDETR):
         return f"of {layers} decoder layers with{'' if 'head.mask_head.bias' in names else 'out'} masks"
 
     def prepare(self, images: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Normalise images, and pad them to complete patches."""
+        """Normalize images, and pad them to complete patches."""
         if padding_mask is None and any(side % self.padding_multiple for side in images.shape[-2:]):
             padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
         return super().prepare(images, padding_mask)

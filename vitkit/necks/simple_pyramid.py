@@ -38,7 +38,7 @@ class ConvLayerNorm(nn.Conv2d):
         self.norm = LayerNorm2d(out_channels, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve and normalise: (B, in_channels, H, W) -> (B, out_channels, H, W)."""
+        """Convolve and normalize: (B, in_channels, H, W) -> (B, out_channels, H, W)."""
         return self.norm(super().forward(x))
 
 

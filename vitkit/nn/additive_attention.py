@@ -70,7 +70,7 @@ class PlainCosineScore(DotScore):
     """
 
     def keys(self, keys: Tensor) -> Tensor:
-        """Return the normalised keys, for `compare`."""
+        """Return the normalized keys, for `compare`."""
         return F.normalize(keys, dim=-1)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:

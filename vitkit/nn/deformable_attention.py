@@ -75,10 +75,10 @@ class MultiScaleDeformableAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise with equal weights at 1, 2, ... pixels from the reference point, each head in a different
+        """Initialize with equal weights at 1, 2, ... pixels from the reference point, each head in a different
         direction.
 
-        A model that initialises all its matrices in the same way has to call this again afterwards.
+        A model that initializes all its matrices in the same way has to call this again afterwards.
         """
         angles = torch.arange(self.num_heads, dtype=torch.float32) * (2 * math.pi / self.num_heads)
         directions = torch.stack((angles.cos(), angles.sin()), dim=-1)

@@ -41,7 +41,7 @@ class Levels(NamedTuple):
         return [height * width for height, width in self.shapes]
 
     def centers(self) -> Tensor:
-        """Return the centre of every token, relative to the un-padded image.
+        """Return the center of every token, relative to the un-padded image.
 
         Returns:
             (B, S, 2) float32 as (x, y); above 1 in the padding.
@@ -243,7 +243,7 @@ class DeformableDecoderLayer(nn.Module):
 
 
 def init_deformable(*stacks: nn.Module) -> None:
-    """Initialise layers as the original does: by Xavier's distribution, but deformable attention by its own rule."""
+    """Initialize layers as the original does: by Xavier's distribution, but deformable attention by its own rule."""
     init_xavier(*stacks)
     for module in (module for stack in stacks for module in stack.modules()):
         if isinstance(module, MultiScaleDeformableAttention):
@@ -251,15 +251,15 @@ def init_deformable(*stacks: nn.Module) -> None:
 
 
 def anchor_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
-    """Return the initial box of each location: around its centre, 0.05 of the image wide, doubling with each level.
+    """Return the initial box of each location: around its center, 0.05 of the image wide, doubling with each level.
 
     Returns:
         boxes_cxcywh: (B, S, 4) in 0..1 of the un-padded image.
         unusable: (B, S, 1) bool: padding, or a coordinate within 0.01 of 0 or 1.
     """
-    centres = levels.centers()
-    widths = torch.cat([centres.new_full((n, 2), 0.05 * 2**level) for level, n in enumerate(levels.sizes())])
-    boxes = torch.cat([centres, widths.expand_as(centres)], dim=-1)
+    centers = levels.centers()
+    widths = torch.cat([centers.new_full((n, 2), 0.05 * 2**level) for level, n in enumerate(levels.sizes())])
+    boxes = torch.cat([centers, widths.expand_as(centers)], dim=-1)
     unusable = ((boxes <= 0.01) | (boxes >= 0.99)).any(-1, keepdim=True)
     if levels.padding_mask is not None:
         unusable = unusable | levels.padding_mask[..., None]

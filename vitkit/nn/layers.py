@@ -19,7 +19,7 @@ from vitkit.kernels import linear, plain_only, relu_dropout
 
 
 def init_xavier(*modules: nn.Module) -> None:
-    """Initialise all matrices and kernels, but not vectors, from Xavier's uniform distribution."""
+    """Initialize all matrices and kernels, but not vectors, from Xavier's uniform distribution."""
     for module in modules:
         for parameter in module.parameters():
             if parameter.dim() > 1:

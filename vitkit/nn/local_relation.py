@@ -67,7 +67,7 @@ class GeometryPrior(nn.Module):
     Args:
         num_groups: number of scores per position.
         kernel_size: side of the window. The number of the network's parameters does not depend on it.
-        dilation: distance between neighbouring locations of the window.
+        dilation: distance between neighboring locations of the window.
     """
 
     positions: Tensor
@@ -93,9 +93,9 @@ class LocalRelation(nn.Module):
     Args:
         channels: number of input and output channels.
         kernel_size: side of the window; odd.
-        channels_per_weight: m, the number of neighbouring channels that share a weight. The last group may have fewer.
+        channels_per_weight: m, the number of neighboring channels that share a weight. The last group may have fewer.
         stride: distance between outputs on the map.
-        dilation: distance between neighbouring locations of the window.
+        dilation: distance between neighboring locations of the window.
         similarity: one of `SIMILARITIES`.
     Raises:
         ConfigError: a size is impossible, or the similarity is unknown.

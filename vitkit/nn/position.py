@@ -111,7 +111,7 @@ def rotary_positions_2d(
     """Return DINOv3's rotations for a map's locations (Simeoni et al. 2025, section 3.2,
     https://arxiv.org/abs/2508.10104; rotary positions: Su et al. 2021, https://arxiv.org/abs/2104.09864).
 
-    Row and column of each location's centre, from -1 to 1 over the map, rotate pairs of channels at decreasing
+    Row and column of each location's center, from -1 to 1 over the map, rotate pairs of channels at decreasing
     frequencies: the first quarter of the channels by the row, the next by the column; the second half holds the
     partners of the first.
 
@@ -123,9 +123,9 @@ def rotary_positions_2d(
         (2, H * W, channels) float32, cosines and sines, for `rotate`.
     """
     y, x = ((torch.arange(n, dtype=torch.float32, device=device) + 0.5) / n * 2 - 1 for n in size)
-    centres = torch.cartesian_prod(y, x) * scale  # (H * W, 2)
+    centers = torch.cartesian_prod(y, x) * scale  # (H * W, 2)
     exponents = torch.arange(0, channels, 4, dtype=torch.float32, device=device) / channels
-    angles = (2 * math.pi * centres[:, :, None] / temperature**exponents).flatten(1).repeat(1, 2)
+    angles = (2 * math.pi * centers[:, :, None] / temperature**exponents).flatten(1).repeat(1, 2)
     return torch.stack((angles.cos(), angles.sin()))
 
 

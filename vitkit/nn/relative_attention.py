@@ -1,7 +1,7 @@
 """Attention with relative positions that are a sum over the axes (Li et al. 2022, https://arxiv.org/abs/2112.01526,
 section 4.1; ViTDet, https://arxiv.org/abs/2203.16527).
 
-It is defined by a bias, and computed with one if that is small. A large bias is never materialised: without it,
+It is defined by a bias, and computed with one if that is small. A large bias is never materialized: without it,
 MViTv2-S on clips of 16 frames takes 0.82 of the time in inference, 0.85 in a training step, and stores 0.82 of the
 memory for the backward pass (CPU seconds of one thread of an Intel Xeon). For images the bias is faster: 0.94 of a
 training step's time of MViTv2-T at 480x640, 0.96 in inference (on an AMD EPYC).

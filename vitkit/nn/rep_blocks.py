@@ -45,7 +45,7 @@ class RepBlock(nn.Module):
         if torch.is_grad_enabled() or x.is_cuda or not is_fixed(self.conv1[1]):
             return F.silu(self.conv1(x, padding_mask) + self.conv2(x))
         (weight, bias), (weight2, bias2) = merged(*self.conv1), merged(*self.conv2)
-        # A 1x1 convolution is a 3x3 one whose weights are zero but in the centre.
+        # A 1x1 convolution is a 3x3 one whose weights are zero but in the center.
         weight, bias = weight + F.pad(weight2, [1, 1, 1, 1]), bias + bias2
         return F.silu(F.conv2d(zero_padding(x, padding_mask), weight, bias, padding=1), inplace=True)
 

@@ -7,7 +7,7 @@ Dropout follows each attention and feed-forward network. All layers and stacks t
     num_heads: number of attention heads, a divisor of `d_model`.
     d_ffn: channels inside the feed-forward network.
     dropout: fraction dropped after each attention and feed-forward network, and inside both, in training.
-    norm_first: False: normalise after each residual sum (post-norm, as originally published); True: the input of each
+    norm_first: False: normalize after each residual sum (post-norm, as originally published); True: the input of each
         branch, and the output of the stack once (pre-norm, Xiong et al. 2020, https://arxiv.org/abs/2002.04745).
     activation: "relu" (as originally published), "gelu", "gelu_tanh" (its approximation in GPT-2) or "silu", between
         the feed-forward network's layers.
@@ -148,8 +148,8 @@ class TransformerEncoder(nn.Module):
     """A stack of encoder layers.
 
     Args:
-        final_norm: whether the output is normalised; None: only with `norm_first`, as published. PyTorch's own
-            `nn.Transformer` always normalises it.
+        final_norm: whether the output is normalized; None: only with `norm_first`, as published. PyTorch's own
+            `nn.Transformer` always normalizes it.
     """
 
     layer_class: type[TransformerEncoderLayer] = TransformerEncoderLayer
@@ -183,7 +183,7 @@ class TransformerDecoder(nn.Module):
     """A stack of decoder layers.
 
     Args:
-        final_norm: whether the output is normalised, by one norm shared by the outputs of all layers; None: only with
+        final_norm: whether the output is normalized, by one norm shared by the outputs of all layers; None: only with
             `norm_first`.
         all_layers: whether to return the outputs of all layers, for losses after each of them.
     """
@@ -225,7 +225,7 @@ class TransformerDecoder(nn.Module):
         Args:
             memory_positions: (B or 1, S, d_model). The other arguments are as in a layer.
         Returns:
-            (layers, B, L, d_model), every layer's output, normalised; without `all_layers` (B, L, d_model), the last
+            (layers, B, L, d_model), every layer's output, normalized; without `all_layers` (B, L, d_model), the last
             layer's.
         """
         memory_keys = with_positions(memory, memory_positions)

@@ -1,7 +1,7 @@
 """Boxes as distances of their edges from an initial box (D-FINE, Peng et al. 2024, https://arxiv.org/abs/2410.13842).
 
 A distance is measured from the initial box's edge, outwards, in units of its width or height divided by `reg_scale`:
-0 is the edge itself, and -reg_scale / 2 the centre. Distances are ordered left, top, right, bottom. A head predicts
+0 is the edge itself, and -reg_scale / 2 the center. Distances are ordered left, top, right, bottom. A head predicts
 them as a distribution over bins, which are dense around 0.
 """
 
@@ -49,10 +49,10 @@ def boxes_at_distances(initial_cxcywh: Tensor, distances: Tensor, reg_scale: flo
     Returns:
         (..., 4) cxcywh. The width or height is negative where opposite edges have crossed.
     """
-    centre, size = initial_cxcywh.split(2, dim=-1)
+    center, size = initial_cxcywh.split(2, dim=-1)
     before, after = (distances + 0.5 * reg_scale).split(2, dim=-1)
     unit = size / reg_scale
-    return torch.cat([centre + 0.5 * (after - before) * unit, (before + after) * unit], dim=-1)
+    return torch.cat([center + 0.5 * (after - before) * unit, (before + after) * unit], dim=-1)
 
 
 def distances_of_boxes(initial_cxcywh: Tensor, boxes_xyxy: Tensor, reg_scale: float) -> Tensor:
@@ -64,10 +64,10 @@ def distances_of_boxes(initial_cxcywh: Tensor, boxes_xyxy: Tensor, reg_scale: fl
     Returns:
         (..., 4) left, top, right, bottom; finite also for an initial box without area.
     """
-    centre, size = initial_cxcywh.split(2, dim=-1)
+    center, size = initial_cxcywh.split(2, dim=-1)
     top_left, bottom_right = boxes_xyxy.split(2, dim=-1)
-    from_centre = torch.cat([centre - top_left, bottom_right - centre], dim=-1)
-    return from_centre / (size / reg_scale).clamp(min=MIN_SIZE).tile(2) - 0.5 * reg_scale
+    from_center = torch.cat([center - top_left, bottom_right - center], dim=-1)
+    return from_center / (size / reg_scale).clamp(min=MIN_SIZE).tile(2) - 0.5 * reg_scale
 
 
 def neighboring_bins(distances: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:

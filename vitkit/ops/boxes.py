@@ -1,6 +1,6 @@
 """Box formats, scaling, IoU and GIoU.
 
-xyxy is (left, top, right, bottom); cxcywh is (centre x, centre y, width, height). The IoU here is element-wise;
+xyxy is (left, top, right, bottom); cxcywh is (center x, center y, width, height). The IoU here is element-wise;
 for all pairs, use torchvision's `box_iou`.
 """
 
@@ -22,9 +22,9 @@ def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
 
 
 def clamp_sizes(boxes_cxcywh: Tensor) -> Tensor:
-    """Return (..., 4) boxes around the same centres whose negative widths and heights are 0."""
-    centre, size = boxes_cxcywh.split(2, dim=-1)
-    return torch.cat([centre, size.clamp(min=0)], dim=-1)
+    """Return (..., 4) boxes around the same centers whose negative widths and heights are 0."""
+    center, size = boxes_cxcywh.split(2, dim=-1)
+    return torch.cat([center, size.clamp(min=0)], dim=-1)
 
 
 def scale_boxes(boxes: Tensor, image_sizes: Sequence[tuple[int, int]] | Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Colours of text that can be read on what lies behind it."""
+"""Colors of text that can be read on what lies behind it."""
 
 from collections.abc import Sequence
 

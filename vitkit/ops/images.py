@@ -1,4 +1,4 @@
-"""Image tensors on the device: normalisation and padding."""
+"""Image tensors on the device: normalization and padding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def pixel_statistics(backbone: Backbone) -> dict[str, Sequence[float]]:
 
 
 def float_statistics(backbone: Any) -> dict[str, Sequence[float]]:
-    """Return the `mean` and `std` that images in float are already normalised by: ImageNet's for RGB, or else those of
+    """Return the `mean` and `std` that images in float are already normalized by: ImageNet's for RGB, or else those of
     the backbone, or of a classifier."""
     statistics = pixel_statistics(backbone)
     return statistics if len(statistics["mean"]) != 3 else dict(mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -77,15 +77,15 @@ def normalize_images(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> Tensor:
-    """Normalise pixels by a mean and a standard deviation, by default those of ImageNet backbones.
+    """Normalize pixels by a mean and a standard deviation, by default those of ImageNet backbones.
 
     Args:
         images: (B, C, H, W), or (B, C, T, H, W) for clips: uint8 in 0..255, or uint16 in 0..65535; or float, already
-            normalised: RGB by ImageNet's mean and standard deviation, other channels by `mean` and `std`.
-        padding_mask: (B, H, W) bool, True = padding; padded pixels are 0 after normalisation.
+            normalized: RGB by ImageNet's mean and standard deviation, other channels by `mean` and `std`.
+        padding_mask: (B, H, W) bool, True = padding; padded pixels are 0 after normalization.
         mean, std: statistics of the C channels, those of RGB by default, with pixel values in 0..1.
     Returns:
-        the normalised images, float, in the shape of `images`.
+        the normalized images, float, in the shape of `images`.
     Raises:
         DataError: the images have a wrong number of channels or axes.
     """
@@ -96,7 +96,7 @@ def normalize_images(
         remedy = "Put channels before frames: clips.transpose(1, 2)." if is_swapped else "Convert them."
         raise DataError(f"clips of shape {tuple(images.shape)}: expected (B, {channels}, T, H, W){kind}. {remedy}")
     if images.shape[1:2] != (channels,):
-        kinds = {1: " (grey)", 2: " (grey and alpha)", 3: " (RGB)", 4: " (RGB and alpha)"}
+        kinds = {1: " (gray)", 2: " (gray and alpha)", 3: " (RGB)", 4: " (RGB and alpha)"}
         got = f"{images.shape[1]} channels{kinds.get(images.shape[1], '')}" if images.ndim > 1 else "no channels"
         is_rgb = "Convert them, such as by Pillow's image.convert('RGB')."
         remedy = is_rgb if channels == 3 else "Set model.backbone.in_channels and data.channels to that of the images."
@@ -125,14 +125,14 @@ def normalize_images(
 
 def per_channel(values: Sequence[float], images: Tensor) -> Tensor:
     """Return a value for each channel, shaped to broadcast over images (B, C, H, W) or clips (B, C, T, H, W)."""
-    # torch.tensor(values, device=...) would synchronise with the GPU.
+    # torch.tensor(values, device=...) would synchronize with the GPU.
     dtype = images.dtype if images.is_floating_point() else torch.float32
     values = torch.tensor(values, dtype=dtype).to(images.device, non_blocking=True)
     return values.view(-1, *(1,) * (images.ndim - 2))
 
 
 def resize_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a (B, H, W) bool mask to (B, *size) by nearest neighbour, as the official detectors do."""
+    """Resize a (B, H, W) bool mask to (B, *size) by nearest neighbor, as the official detectors do."""
     return F.interpolate(mask[:, None].float(), size=size)[:, 0].bool()
 
 

@@ -91,7 +91,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
         """Compute the feature map, or take it from `features`.
 
         Args:
-            images: (B, 3, H, W) uint8 RGB, zero-padded at the right and bottom; or float, already normalised.
+            images: (B, 3, H, W) uint8 RGB, zero-padded at the right and bottom; or float, already normalized.
             padding_mask: (B, H, W) bool, True = padding; None if no image is padded.
             features: (B, C, h, w), an earlier result of this method for the images.
             features_key: int64, the `weights_key()` of the model that computed them.
@@ -102,8 +102,8 @@ class Captioner(ModelOnBackbone, TextGenerator):
             self._check_features(features, features_key)
             return FeatureMap(features, None)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_backbone):
-            normalised = normalize_images(images, padding_mask, **pixel_statistics(self.backbone))
-            map_ = self.backbone(normalised)[self.feature]
+            normalized = normalize_images(images, padding_mask, **pixel_statistics(self.backbone))
+            map_ = self.backbone(normalized)[self.feature]
         return FeatureMap(map_, None if padding_mask is None else resize_mask(padding_mask, map_.shape[-2:]))
 
     @staticmethod

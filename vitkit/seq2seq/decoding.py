@@ -18,8 +18,8 @@ from vitkit.distributed import accumulation_dtype
 from vitkit.errors import ConfigError
 from vitkit.protocols import Model
 from vitkit.registry import check_names
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import BOS, EOS, PAD
+from vitkit.text.vocabulary import Vocabulary
 
 METHODS = ("greedy", "beam", "sample")
 
@@ -298,7 +298,7 @@ def _worth_dropping(left: int, rows: int) -> bool:
 def _log_probs(logits: Tensor, *, may_end: bool) -> Tensor:
     """Return log probabilities (N, V) float32, -inf for tokens that must not follow."""
     log_probs = logits.float().log_softmax(dim=-1)
-    # The other tokens are not renormalised, so that a text's score is the model's probability of it.
+    # The other tokens are not renormalized, so that a text's score is the model's probability of it.
     log_probs[:, [PAD, BOS] if may_end else [PAD, BOS, EOS]] = float("-inf")
     return log_probs
 

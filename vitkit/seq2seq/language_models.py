@@ -30,9 +30,9 @@ from vitkit.seq2seq.transformer import (
     have_same_tokens,
     init_matrices,
 )
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.seq2seq.word_vectors import init_embedding
 from vitkit.structures import BOS, EOS, PAD
+from vitkit.text.vocabulary import Vocabulary
 
 
 @dataclass
@@ -287,7 +287,7 @@ class MaskedLanguageModel(Model):
         target_vocabulary: a run sets its dataset's; it must have a mask token (`vocabulary.mask_id`).
         target_size, mask_id: number of tokens and id of the mask token, if there is no vocabulary.
         mask_share: fraction of chosen tokens, 0.15 in the paper.
-        embedding_norm: whether embeddings and positions are normalised before the first layer.
+        embedding_norm: whether embeddings and positions are normalized before the first layer.
         class_token: whether the model puts BOS, as BERT's [CLS], before each text; its output is not returned.
         norm_eps, scale_embedding: see `vitkit.seq2seq.language_models`.
         The other arguments: see `Transformer`; the logits always have a bias.

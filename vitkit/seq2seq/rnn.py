@@ -11,8 +11,8 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.nn.additive_attention import AlignmentAttention, needs_equal_sizes
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.seq2seq.word_vectors import init_embedding
+from vitkit.text.vocabulary import Vocabulary
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -238,7 +238,7 @@ class RNNTranslator(TextGenerator):
 
     With `attention`, this is RNNsearch (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473): the encoder reads in
     both directions, and before each token the decoder's state attends to the source tokens. Without, the source is
-    encoded as one vector that initialises the decoder and enters each of its steps (Cho et al. 2014,
+    encoded as one vector that initializes the decoder and enters each of its steps (Cho et al. 2014,
     https://arxiv.org/abs/1406.1078).
 
     Args:
@@ -256,7 +256,7 @@ class RNNTranslator(TextGenerator):
             predictions (Bengio et al. 2015, https://arxiv.org/abs/1506.03099); the hook `ScheduledSampling` increases
             it.
         max_source_length: the number of source tokens that "location" can attend to; it ignores those after them.
-        word_vectors: a file of word vectors (see vitkit.seq2seq.word_vectors) to initialise the encoder's embeddings
+        word_vectors: a file of word vectors (see vitkit.seq2seq.word_vectors) to initialize the encoder's embeddings
             with.
         options: the arguments of `TextGenerator`.
     Raises:

@@ -24,15 +24,15 @@ from vitkit.nn.transformer import TransformerEncoder
 from vitkit.registry import MODELS
 from vitkit.seq2seq.decoding import State, TextGenerator, vocabulary_size
 from vitkit.seq2seq.incremental import IncrementalDecoder, KeyValueCache
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.seq2seq.word_vectors import init_embedding
+from vitkit.text.vocabulary import Vocabulary
 
 PositionEncoding = Literal["sine", "fairseq", "learned"]
 POSITION_CODES = {"sine": sine_positions_1d, "fairseq": fairseq_positions_1d}
 
 
 class ScaledEmbedding(nn.Embedding):
-    """Token embeddings times sqrt(d_model), initialised so that the products have variance 1 (section 3.4).
+    """Token embeddings times sqrt(d_model), initialized so that the products have variance 1 (section 3.4).
 
     Args:
         scale: False: without the factor, as in BERT and GPT-2, and with their initial standard deviation of 0.02.
@@ -52,7 +52,7 @@ class TextPositions(nn.Module):
     """Adds position encodings to embeddings, then applies dropout (section 5.4).
 
     Args:
-        norm: whether to normalise the sums before the dropout, as BERT does.
+        norm: whether to normalize the sums before the dropout, as BERT does.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ def causal_bias(length: int, device: torch.device) -> Tensor:
 
 
 def init_matrices(module: nn.Module) -> None:
-    """Initialise all matrices except embeddings by Xavier's uniform distribution, and biases of linear layers by 0."""
+    """Initialize all matrices except embeddings by Xavier's uniform distribution, and biases of linear layers by 0."""
     for part in module.modules():
         if isinstance(part, nn.Embedding):
             continue

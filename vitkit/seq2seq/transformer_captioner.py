@@ -115,7 +115,7 @@ class TransformerCaptioner(Captioner):
         features, padding_mask = map_.annotations(), map_.padding()
         size, d_model = map_.features.shape[-2:], self.projection.out_features
         codes = sine_positions_2d(size, d_model, padding_mask=map_.padding_mask, device=features.device)
-        # Normalised, so that the positions have an effect whatever the scale of the backbone's features.
+        # Normalized, so that the positions have an effect whatever the scale of the backbone's features.
         x = self.norm(self.projection(features))
         x = x + codes.flatten(1, 2).to(x.dtype)
         return self.encoder(x, bias=padding_bias(padding_mask)), padding_mask

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.seq2seq.vocabulary import SPACE, Vocabulary
+from vitkit.text.vocabulary import SPACE, Vocabulary
 
 
 def init_embedding(
     embedding: nn.Embedding, vocabulary: Vocabulary | None, path: str | None, *, factor: float = 1.0
 ) -> str | None:
-    """Initialise a model's embeddings with the vectors of a file, as its argument `word_vectors` says.
+    """Initialize a model's embeddings with the vectors of a file, as its argument `word_vectors` says.
 
     Args:
         factor: see `load_word_vectors`.

@@ -1,4 +1,4 @@
-"""Shared parts of all drawings on images: colours of classes, name tags, figures of images side by side."""
+"""Shared parts of all drawings on images: colors of classes, name tags, figures of images side by side."""
 
 import colorsys
 import io
@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from vitkit.data.io.channel_files import as_rgb
-from vitkit.data.io.output import write_bytes, writing
+from vitkit.io.channel_files import as_rgb
+from vitkit.io.output import write_bytes, writing
 from vitkit.ops.colors import text_color
 
 Labels = Sequence[int] | np.ndarray | Tensor
@@ -48,14 +48,14 @@ _KNOWN_COLORS = {
     (235, 240, 250): ("snow",),
     (150, 110, 60): ("earth", "soil", "dirt", "mountain"),
 }
-"""RGB -> names of the classes that people expect in this colour."""
+"""RGB -> names of the classes that people expect in this color."""
 _COLOR_OF_NAME = {name: color for color, names in _KNOWN_COLORS.items() for name in names}
 
 
 def named_color(label: int, class_names: Sequence[str]) -> tuple[int, int, int]:
     """Return the RGB of a class: blue for sky, green for plants, ..., if its name is known, or else `class_color`.
 
-    If several classes have the same expected colour, such as tree and bush, only the first gets it.
+    If several classes have the same expected color, such as tree and bush, only the first gets it.
     """
     colors = [_COLOR_OF_NAME.get(_plain_name(name)) for name in class_names]
     color = colors[label] if label < len(colors) else None
@@ -63,7 +63,7 @@ def named_color(label: int, class_names: Sequence[str]) -> tuple[int, int, int]:
 
 
 def _plain_name(name: str) -> str:
-    """Normalise a class name: "sky-other-merged" and "Sky" become "sky"."""
+    """Normalize a class name: "sky-other-merged" and "Sky" become "sky"."""
     return re.sub(r"[-_](other|merged|stuff).*$", "", name.casefold()).strip()
 
 
@@ -119,7 +119,7 @@ def font_for(image: Image.Image) -> ImageFont.FreeTypeFont:
 def draw_tag(
     draw: ImageDraw.ImageDraw, box: Sequence[float], text: str, font: ImageFont.FreeTypeFont, color: Sequence[int]
 ) -> None:
-    """Draw a name in `box` (xyxy) on a background of its colour."""
+    """Draw a name in `box` (xyxy) on a background of its color."""
     draw.rectangle(tuple(box), fill=tuple(color))
     fill = text_color([value / 255 for value in color])
     draw.text((box[0] + 3, box[1] + 1), text, fill=fill, font=font, anchor="la")
@@ -152,7 +152,7 @@ def save_grid(
         images: (H, W, 3) uint8 RGB of any sizes, at least one.
         titles: one for each image; long titles are wrapped.
         path: the PNG's path; its folder is made.
-        colors: the colour of each title; none: black.
+        colors: the color of each title; none: black.
         per_line: images per row.
         panel: the maximum length of an image's longer side in pixels.
     """

@@ -28,7 +28,7 @@ def draw_strip(frames: Sequence[np.ndarray] | Tensor, *, height: int = 112, per_
     frames = list(frames.unbind(1)) if isinstance(frames, Tensor) else frames
     shown = [to_pil(frame) for frame in frames]
     width = max(1, round(height * shown[0].width / shown[0].height))
-    # Nearest-neighbour resampling keeps enlarged pixels sharp.
+    # Nearest-neighbor resampling keeps enlarged pixels sharp.
     resample = Image.Resampling.LANCZOS if shown[0].height > height else Image.Resampling.NEAREST
     columns = min(per_line, len(shown))
     lines = -(-len(shown) // columns)

@@ -103,7 +103,7 @@ def plot_runs(
     smoothing: float | None = None,
     x: Literal["epoch", "step"] = "epoch",
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Save a PNG that compares runs: a panel for each loss and each validation metric, a colour for each run.
+    """Save a PNG that compares runs: a panel for each loss and each validation metric, a color for each run.
 
     Args:
         logs: the name of a run in the figure -> its log; see `plot_training`.
@@ -145,7 +145,7 @@ def plot_runs(
 
 
 def _colors(count: int) -> list[Any]:
-    """Return a different colour for each of `count` curves."""
+    """Return a different color for each of `count` curves."""
     if count <= 10:
         return [f"C{number}" for number in range(count)]
     return [colormaps["turbo"](0.05 + 0.9 * number / (count - 1)) for number in range(count)]
@@ -230,7 +230,7 @@ def _draw_curve(axes: Axes, line: Line, smoothing: float | None) -> None:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Return the centred moving average of (K,) values, over fewer values near the ends."""
+    """Return the centerd moving average of (K,) values, over fewer values near the ends."""
     kernel = np.ones(window)
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 

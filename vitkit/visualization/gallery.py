@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.io.output import write_text
+from vitkit.io.output import write_text
 from vitkit.visualization.html import jpeg_url, render_page
 
 

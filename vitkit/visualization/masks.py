@@ -24,7 +24,7 @@ from vitkit.visualization.canvas import (
 )
 
 _OPACITY = 0.35
-"""The opacity of masks, low enough to see the image below; their edges are drawn in full colour."""
+"""The opacity of masks, low enough to see the image below; their edges are drawn in full color."""
 _MIN_NAMED = 0.002  # regions below this fraction of the image get no name
 
 
@@ -37,7 +37,7 @@ def draw_masks(
     *,
     min_side: int = 320,
 ) -> np.ndarray:
-    """Colour masks on a copy of the image, write their names on them, and add a legend of the classes below.
+    """Color masks on a copy of the image, write their names on them, and add a legend of the classes below.
 
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
@@ -84,11 +84,11 @@ def _region(mask: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[
 
 
 def draw_semantic(image: np.ndarray | Tensor, semantic: np.ndarray | Tensor, class_names: Sequence[str]) -> np.ndarray:
-    """Colour every pixel by its class; see `draw_masks`.
+    """Color every pixel by its class; see `draw_masks`.
 
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
-        semantic: (H, W) indices into `class_names`; other values, such as 255, stay uncoloured.
+        semantic: (H, W) indices into `class_names`; other values, such as 255, stay uncolored.
     """
     semantic = torch.as_tensor(semantic).cpu().numpy()
     labels, _ = count_values(semantic)
@@ -102,11 +102,11 @@ def draw_panoptic(
     segments_info: Sequence[SegmentInfo],
     class_names: Sequence[str],
 ) -> np.ndarray:
-    """Colour every segment by its class; see `draw_masks`.
+    """Color every segment by its class; see `draw_masks`.
 
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
-        panoptic: (H, W) segment ids; those that are not in `segments_info`, such as 0, stay uncoloured.
+        panoptic: (H, W) segment ids; those that are not in `segments_info`, such as 0, stay uncolored.
         segments_info: the id of each segment, and its label, an index into `class_names`.
     """
     ids = np.array([segment["id"] for segment in segments_info], np.int64)
@@ -136,7 +136,7 @@ def _write_names(
 
 
 def _with_legend(drawing: Image.Image, labels: Sequence[int], class_names: Sequence[str]) -> np.ndarray:
-    """Add one or more lines with the classes' colours and names below an image."""
+    """Add one or more lines with the classes' colors and names below an image."""
     if not labels:
         return np.asarray(drawing)
     font = font_for(drawing)

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from torch import Tensor
 
-from vitkit.data.io.channel_files import as_rgb
+from vitkit.io.channel_files import as_rgb
 from vitkit.protocols import Dataset
 from vitkit.structures import ScoreThresholds
 from vitkit.visualization.boxes import draw_detections, target_boxes_xyxy

@@ -115,7 +115,7 @@ class ConditionalDecoder(nn.Module):
     def forward(
         self, queries: Queries, memory: Tensor, *, memory_positions: Tensor, memory_bias: Tensor | None
     ) -> list[Tensor]:
-        """Return the normalised states after each layer, (B, L, d_model)."""
+        """Return the normalized states after each layer, (B, L, d_model)."""
         x = queries.content
         # The row comes first, as in the positions of the memory.
         points = sine_positions_boxes(queries.references.flip(-1), x.shape[-1]).to(x.dtype)  # (B, L, d_model)

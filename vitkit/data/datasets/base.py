@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.io.channel_files import read_channels
-from vitkit.data.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
 from vitkit.data.transforms.annotated_image import (
     AnnotatedImage,
     ImageSource,
@@ -18,6 +16,8 @@ from vitkit.data.transforms.annotated_image import (
 )
 from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.channel_files import read_channels
+from vitkit.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols import Dataset
 from vitkit.registry import Spec

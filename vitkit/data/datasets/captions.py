@@ -14,16 +14,16 @@ import torch
 from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.coco_file import first_images
 from vitkit.data.datasets.image_features import FeatureFile
-from vitkit.data.io.coco_schema import caption_faults, raise_faults
-from vitkit.data.io.image_files import check_inside, to_tensor
-from vitkit.data.io.json_files import read_json
 from vitkit.data.text.datasets import decoder_inputs
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.coco_schema import caption_faults, raise_faults
+from vitkit.io.image_files import check_inside, to_tensor
+from vitkit.io.json_files import read_json
 from vitkit.registry import DATASETS, Spec
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import EOS, Batch
-from vitkit.words import counted
+from vitkit.text.vocabulary import Vocabulary
+from vitkit.text_format import counted
 
 logger = logging.getLogger("vitkit")
 
@@ -31,7 +31,7 @@ _PUNCTUATION = re.compile(r"[^\w\s'-]|_|(?<!\w)['-]|['-](?!\w)")
 
 
 def caption_words(text: str) -> str:
-    """Normalise a caption for training: its words in lower case, without the punctuation between them."""
+    """Normalize a caption for training: its words in lower case, without the punctuation between them."""
     return " ".join(_PUNCTUATION.sub(" ", text.lower().replace("’", "'")).split())
 
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
 from vitkit.data.datasets.semantic import paired_names
-from vitkit.data.io.image_files import read_header, read_label_map
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.image_files import read_header, read_label_map
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 logger = logging.getLogger("vitkit")
 

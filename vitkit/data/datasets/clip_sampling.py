@@ -25,7 +25,7 @@ class ClipSampling:
 
     num_frames: int = 8
     sampling_rate: int | None = 32
-    """Distance in frames between neighbouring frames of a clip; None: one frame from each segment of the video."""
+    """Distance in frames between neighboring frames of a clip; None: one frame from each segment of the video."""
     frame_rate: float = 30.0
     """Frames per second of the videos that `sampling_rate` refers to."""
     temporal_jitter: bool = False

@@ -14,14 +14,14 @@ import numpy as np
 
 from vitkit.data.datasets.base import DetectionDataset, ListedImages, require_folders
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile, read_coco_file
-from vitkit.data.io.image_files import is_rotated
-from vitkit.data.io.json_files import gc_paused
-from vitkit.data.io.segmentations import decode_segmentation
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.image_files import is_rotated
+from vitkit.io.json_files import gc_paused
+from vitkit.io.segmentations import decode_segmentation
 from vitkit.registry import DATASETS, Spec
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 logger = logging.getLogger("vitkit")
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from vitkit.data.formats import AnnotatedImages, detect_format, read_annotations
 from vitkit.data.formats.annotated import UNREADABLE, matches_any
-from vitkit.data.io.coco_schema import Fault, bad_box_faults, detection_faults, raise_faults, segmentation_faults
-from vitkit.data.io.json_files import read_json
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.coco_schema import Fault, bad_box_faults, detection_faults, raise_faults, segmentation_faults
+from vitkit.io.json_files import read_json
 
 logger = logging.getLogger("vitkit")
 

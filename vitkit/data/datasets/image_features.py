@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.data.io.json_files import read_json
 from vitkit.errors import DataError
-from vitkit.files import TEMPORARY_SUFFIX
+from vitkit.io.atomic import TEMPORARY_SUFFIX
+from vitkit.io.json_files import read_json
 
 _REMEDY = "Leave `features` out of this dataset: data.cache_features=FOLDER computes them before training."
 

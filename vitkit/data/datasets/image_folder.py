@@ -10,15 +10,15 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.formats.annotated import SPLIT_NAMES
-from vitkit.data.io.image_files import to_tensor
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
+from vitkit.io.image_files import to_tensor
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
 
 
 class ClassificationDataset(BaseImageDataset):
-    """Base of datasets of images with one class each. A subclass sets `image_ids` and implements `load_labelled`.
+    """Base of datasets of images with one class each. A subclass sets `image_ids` and implements `load_labeled`.
 
     A sample's target holds
         label: int, index into `classes`,
@@ -42,7 +42,7 @@ class ClassificationDataset(BaseImageDataset):
             self.batch_transforms = self.transforms.for_batches(len(self.classes))
         self._size: tuple[int, int] | None = None
 
-    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+    def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         """Load an image before any transform, (H, W, 3) uint8 RGB, and its label; `index` is in range."""
         raise NotImplementedError
 
@@ -52,7 +52,7 @@ class ClassificationDataset(BaseImageDataset):
         Raises:
             DataError: the image cannot be read, or has another size than earlier images after the transforms.
         """
-        original, label = self.load_labelled(index)
+        original, label = self.load_labeled(index)
         image = self.transform(AnnotatedImage(original), seed).image
         self._check_size(image.shape[:2], index)
         target = {
@@ -80,7 +80,7 @@ class ClassificationDataset(BaseImageDataset):
 
     def load_image(self, index: int) -> np.ndarray:
         """See `BaseImageDataset`."""
-        return self.load_labelled(index)[0]
+        return self.load_labeled(index)[0]
 
     def aspect_ratios(self) -> np.ndarray:
         """Return 1 for every image, float64 (len(self),): after the transforms all images have one size."""
@@ -148,7 +148,7 @@ class ImageFolder(ListedFiles):
                 f"{f', nor do {len(empty) - 1} others' if len(empty) > 1 else ''}. Add images, or remove the folder."
             )
 
-    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+    def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         """See `ClassificationDataset`."""
         return self.read_image(self.image_path(index)), self.label(index)
 

@@ -7,15 +7,15 @@ import numpy as np
 import torchvision.datasets
 
 from vitkit.data.datasets.image_folder import ClassificationDataset
-from vitkit.data.io.channel_files import check_channels
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import DataError
+from vitkit.io.channel_files import check_channels
 from vitkit.registry import DATASETS, Spec
 
 
 @DATASETS.register
 class MNIST(ClassificationDataset):
-    """Grey images of 28 x 28 pixels in ten classes, from IDX files (LeCun et al. 1998); torchvision reads them.
+    """Gray images of 28 x 28 pixels in ten classes, from IDX files (LeCun et al. 1998); torchvision reads them.
 
     With `data.channels=1` they have one channel, otherwise three equal ones.
 
@@ -56,7 +56,7 @@ class MNIST(ClassificationDataset):
                 f"as many of each, and labels from 0 to {len(classes) - 1}. Get the files again."
             )
 
-    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+    def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         """See `ClassificationDataset`; (28, 28, 1) uint16 with `channels`, as `read_channels` returns it."""
         image, label = self._images[index], int(self._labels[index])
         if self.channels is not None:

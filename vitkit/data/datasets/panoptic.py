@@ -9,16 +9,16 @@ import numpy as np
 from vitkit.data.datasets.base import ListedImages, require_folders
 from vitkit.data.datasets.coco_file import first_images
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
-from vitkit.data.io.coco_schema import panoptic_faults, raise_faults
-from vitkit.data.io.image_files import check_inside, read_image
-from vitkit.data.io.json_files import read_json
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import DataError
+from vitkit.io.coco_schema import panoptic_faults, raise_faults
+from vitkit.io.image_files import check_inside, read_image
+from vitkit.io.json_files import read_json
 from vitkit.ops.label_maps import colors_to_ids, count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 logger = logging.getLogger("vitkit")
 
@@ -32,7 +32,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
 
     Args:
         images: folder of the images.
-        maps: folder of the maps, PNG files whose colours are segment ids (R + 256 G + 65536 B), 0 being void.
+        maps: folder of the maps, PNG files whose colors are segment ids (R + 256 G + 65536 B), 0 being void.
         annotations: the JSON file.
         task, transforms: see `SegmentationDataset`.
         first: use only the first `first` images of the file, for instance to check that a model can overfit them.
@@ -148,7 +148,7 @@ def check_segment_ids(ids: np.ndarray, listed_ids: list[int], map_name: str, lis
     if unlisted:
         raise DataError(
             f"{map_name}: segment id {unlisted[0]} ({pixels[unlisted[0]]} pixels) is not in {list_name}"
-            f"{_and_others(unlisted)}. The map belongs to another file, or was saved with other colours (such as JPEG "
+            f"{_and_others(unlisted)}. The map belongs to another file, or was saved with other colors (such as JPEG "
             "or a palette)."
         )
     if missing:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from vitkit.data.datasets.base import BaseImageDataset
-from vitkit.data.io.image_files import to_tensor
-from vitkit.data.io.segmentations import mask_annotation
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError
+from vitkit.io.image_files import to_tensor
+from vitkit.io.segmentations import mask_annotation
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.ops.label_maps import count_values, replace_values
 from vitkit.ops.masks import boxes_around_masks

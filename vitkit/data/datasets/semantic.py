@@ -11,14 +11,14 @@ from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
 from vitkit.data.formats.class_files import parse_class_file, read_colored_labels
 from vitkit.data.formats.label_images import has_one_channel
-from vitkit.data.io.image_files import read_header, read_label_map
-from vitkit.data.io.text_files import read_lines
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.image_files import read_header, read_label_map
+from vitkit.io.text_files import read_lines
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import IGNORE_INDEX, Sample
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 logger = logging.getLogger("vitkit")
 
@@ -35,7 +35,7 @@ class SemanticFolder(BaseImageDataset):
 
     Args:
         images: folder of the images.
-        labels: folder of the label maps: one channel (grey or palette) whose values are classes; or RGB in the colours
+        labels: folder of the label maps: one channel (gray or palette) whose values are classes; or RGB in the colors
             that the class file names.
         classes: names of the classes; or a file that lists them, shared by all splits (see `parse_class_file`).
         values: the pixel value of each class; None: the values in the class file, or 0, 1, 2, … in order, or 1, 2, 3, …
@@ -43,7 +43,7 @@ class SemanticFolder(BaseImageDataset):
         ignore: pixel values without a class, which are neither trained on nor evaluated; values that are neither here
             nor in `values` are errors.
         zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K): in a file of names with
-            colours, which numbers them, the class numbered 0 is left out.
+            colors, which numbers them, the class numbered 0 is left out.
         image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png".
         names: use only images whose ids match one of these patterns, such as "0001TP_*"; or a text file with one id per
             line, as `vitkit data split` writes it; None: all.
@@ -202,11 +202,11 @@ def paired_names(images: str | Path, labels: str | Path, *, image_suffix: str, l
     )
     if not names:
         raise DataError(f"images: '{images}' contains no file that ends in '{image_suffix}'. Set image_suffix.")
-    unlabelled = sorted(names - label_names)
-    if unlabelled:
-        name = unlabelled[0]
+    unlabeled = sorted(names - label_names)
+    if unlabeled:
+        name = unlabeled[0]
         raise DataError(
-            f"labels: {len(unlabelled)} of {len(names)} images have no label image, such as "
+            f"labels: {len(unlabeled)} of {len(names)} images have no label image, such as "
             f"'{images / name}{image_suffix}', which needs '{labels / name}{label_suffix}'. Add the files, "
             "or set label_suffix."
         )

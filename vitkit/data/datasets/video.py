@@ -17,15 +17,15 @@ from torch import Tensor
 from vitkit.data.datasets.base import require_folders
 from vitkit.data.datasets.clip_sampling import ClipSampling, OnShort
 from vitkit.data.datasets.image_folder import ClassificationDataset, ListedFiles, class_folders
-from vitkit.data.io.image_files import check_inside, to_tensor
-from vitkit.data.io.json_files import read_json
-from vitkit.data.io.text_files import read_lines
-from vitkit.data.io.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
+from vitkit.io.image_files import check_inside, to_tensor
+from vitkit.io.json_files import read_json
+from vitkit.io.text_files import read_lines
+from vitkit.io.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 logger = logging.getLogger("vitkit")
 OnMissing = Literal["raise", "skip"]
@@ -43,7 +43,7 @@ class ClipDataset(ClassificationDataset):
     Args:
         classes: see `ClassificationDataset`.
         transforms: image transforms; all frames of a video get the same random numbers, and so the same crop and
-            colours. Transforms with `views`, such as `ClipEvalTransforms`, give several crops.
+            colors. Transforms with `views`, such as `ClipEvalTransforms`, give several crops.
         sampling: how frames are chosen for a clip.
     """
 
@@ -97,7 +97,7 @@ class ClipDataset(ClassificationDataset):
         with self.open(index) as video:
             return next(video.frames([len(video.times) // 2]))
 
-    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+    def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         """See `ClassificationDataset`."""
         return self.load_image(index), self.label(index)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.detecting import FORMATS, detect_format
-from vitkit.data.io.coco_schema import detection_faults, raise_faults, segmentation_faults
-from vitkit.data.io.image_files import MAX_PIXELS, check_inside
-from vitkit.data.io.values import check_count
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.coco_schema import detection_faults, raise_faults, segmentation_faults
+from vitkit.io.image_files import MAX_PIXELS, check_inside
+from vitkit.io.parsing import check_count
 from vitkit.registry import nearest
 
 

@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from vitkit.data.io.coco_schema import is_number
-from vitkit.data.io.image_files import upright_size
-from vitkit.data.io.segmentations import wrong_segmentation
-from vitkit.data.io.values import class_name
 from vitkit.errors import DataError
-from vitkit.words import counted
+from vitkit.io.coco_schema import is_number
+from vitkit.io.image_files import upright_size
+from vitkit.io.parsing import class_name
+from vitkit.io.segmentations import wrong_segmentation
+from vitkit.text_format import counted
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
 UNREADABLE = "images whose file cannot be read"
@@ -166,7 +166,7 @@ class AnnotatedImages:
         return self.selected(next(iter(self.splits.values())) if name is None else self.splits[name])
 
     def summary(self) -> str:
-        """Summarise the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
+        """Summarize the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
         parts = ", ".join(f"{len(ids)} {name}" for name, ids in self.splits.items())
         text = f"{counted(len(self.images), 'images')}{f' ({parts})' if parts else ''}, "
         text += f"{counted(len(self.annotations), 'objects')} of {counted(len(self.categories), 'classes')}"
@@ -194,7 +194,7 @@ class AnnotationFormat(NamedTuple):
 
 
 def read_head(path: Path) -> bytes:
-    """Return the first kilobytes of a file, by which a format is recognised."""
+    """Return the first kilobytes of a file, by which a format is recognized."""
     with path.open("rb") as file:
         return file.read(_HEAD)
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.data.io.image_files import MAX_PIXELS, read_image
-from vitkit.data.io.json_files import read_json
-from vitkit.data.io.text_files import read_lines
-from vitkit.data.io.values import check_distinct, class_name, class_number
 from vitkit.errors import DataError
+from vitkit.io.image_files import MAX_PIXELS, read_image
+from vitkit.io.json_files import read_json
+from vitkit.io.parsing import check_distinct, class_name, class_number
+from vitkit.io.text_files import read_lines
 from vitkit.ops.label_maps import colors_to_ids, replace_values
 
 CLASS_FILES = ("classes.txt", "classes.json", "labels.txt", "labelmap.txt")
@@ -26,7 +26,7 @@ class ClassFile(NamedTuple):
     names: dict[int, str]
     """Pixel value (or number) of each class -> its name."""
     colors: dict[int, int]
-    """R + 256 G + 65536 B in colour-coded label images -> pixel value; empty if the file names no colours."""
+    """R + 256 G + 65536 B in color-coded label images -> pixel value; empty if the file names no colors."""
     ignored: int | None
     """The pixel value that has no class, or None if the file does not state it."""
 
@@ -37,7 +37,7 @@ def read_class_file(path: str | Path) -> dict[int, str]:
 
 
 def parse_class_file(path: str | Path) -> ClassFile:
-    """Read the names and, if the file has them, the colours of classes.
+    """Read the names and, if the file has them, the colors of classes.
 
     Args:
         path: a text file with one name per line, the first for 0, or `NAME:R,G,B` as CVAT writes labelmap.txt; or
@@ -74,14 +74,14 @@ def parse_class_file(path: str | Path) -> ClassFile:
 
 
 def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Read a colour-coded label image.
+    """Read a color-coded label image.
 
     Args:
         colors: see `ClassFile`.
     Returns:
         (H, W) uint16 values.
     Raises:
-        DataError: the file cannot be read, or contains a colour that is not in `colors`.
+        DataError: the file cannot be read, or contains a color that is not in `colors`.
     """
     ids = colors_to_ids(read_image(path, "labels", max_pixels=max_pixels))
     values = replace_values(ids, colors, dtype=np.uint16, default=_NO_VALUE)
@@ -89,7 +89,7 @@ def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int =
         wrong = int(ids[values == _NO_VALUE][0])
         rgb = wrong & 255, wrong >> 8 & 255, wrong >> 16
         raise DataError(
-            f"labels '{path}': colour {rgb} at {int((ids == wrong).sum())} pixels is not one of the "
+            f"labels '{path}': color {rgb} at {int((ids == wrong).sum())} pixels is not one of the "
             f"{len(colors)} in the class file. Add it there, or save the image without smoothing, as PNG."
         )
     return values
@@ -114,14 +114,14 @@ def _numbered(names: list | dict, context: str) -> list[tuple[int, str]]:
 
 
 def _entries_of(lines: list[str], context: str) -> list[Any]:
-    """Return names or, if every line has a colour, objects with `id`, `name` and `color`."""
+    """Return names or, if every line has a color, objects with `id`, `name` and `color`."""
     lines = [line for line in lines if not line.startswith("#")]
     matches = [_COLORED_LINE.fullmatch(line) for line in lines]
     if not any(matches):
         return lines
     if not all(matches):
         wrong = reprlib.repr(lines[matches.index(None)])
-        raise DataError(f"{context}: {wrong} has no colour NAME:R,G,B, and other lines have. Correct it.")
+        raise DataError(f"{context}: {wrong} has no color NAME:R,G,B, and other lines have. Correct it.")
     return [{"id": k, "name": match[1], "color": [int(match[i]) for i in (2, 3, 4)]} for k, match in enumerate(matches)]
 
 
@@ -134,7 +134,7 @@ def _colors(entries: list | dict, context: str) -> dict[int, int]:
         is_color = isinstance(color, list) and len(color) == 3
         if not is_color or not all(type(value) is int and 0 <= value <= 255 for value in color):
             raise DataError(
-                f"{context}: the colour of {entry.get('name')!r:.50} is {reprlib.repr(color)}; expected three numbers, "
+                f"{context}: the color of {entry.get('name')!r:.50} is {reprlib.repr(color)}; expected three numbers, "
                 "0 to 255. Correct it."
             )
         red, green, blue = color
@@ -142,7 +142,7 @@ def _colors(entries: list | dict, context: str) -> dict[int, int]:
     if max(packed.values(), default=0) >= _NO_VALUE:
         raise DataError(f"{context}: the number {max(packed.values())} is too large; expected less than {_NO_VALUE}.")
     if len(packed) < len(entries):
-        raise DataError(f"{context}: two classes have the same colour. Give each a unique colour.")
+        raise DataError(f"{context}: two classes have the same color. Give each a unique color.")
     return packed
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, AnnotatedImages, ImageFiles
-from vitkit.data.io.coco_schema import detection_faults, raise_faults
-from vitkit.data.io.json_files import gc_paused, read_json
 from vitkit.errors import DataError
+from vitkit.io.coco_schema import detection_faults, raise_faults
+from vitkit.io.json_files import gc_paused, read_json
 
 # "latest.json" has no test images.
 _SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)).replace("test", "(?<![a-z])test"))

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, single_file
-from vitkit.data.io.values import coordinate
 from vitkit.errors import DataError
+from vitkit.io.parsing import coordinate
 
 _FILE = ("filename", "file_name", "file", "image", "image_path", "path", "img", "image_name", "imageid", "image_id")
 _CLASS = ("class", "label", "category", "class_name", "name", "labelname", "category_name")

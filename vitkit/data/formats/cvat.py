@@ -19,9 +19,9 @@ from vitkit.data.formats.annotated import (
     read_head,
     single_file,
 )
-from vitkit.data.io.segmentations import is_side, region_annotation
-from vitkit.data.io.values import check_count, coordinate, read_xml
 from vitkit.errors import DataError
+from vitkit.io.parsing import check_count, coordinate, read_xml
+from vitkit.io.segmentations import is_side, region_annotation
 
 _CORNERS_OF_ELLIPSE = 32
 

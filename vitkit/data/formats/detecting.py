@@ -13,9 +13,9 @@ from vitkit.data.formats.label_images import CLASS_FACTOR, has_one_channel, read
 from vitkit.data.formats.labelme import is_labelme_file, read_labelme
 from vitkit.data.formats.voc import is_voc_file, read_voc
 from vitkit.data.formats.yolo import is_yolo_text, is_yolo_yaml, read_yolo
-from vitkit.data.io.image_files import read_label_map
-from vitkit.data.io.json_files import read_json
 from vitkit.errors import DataError
+from vitkit.io.image_files import read_label_map
+from vitkit.io.json_files import read_json
 
 FORMATS = {
     "coco": AnnotationFormat("COCO's JSON of boxes", read_coco, {".json": is_coco_file}),

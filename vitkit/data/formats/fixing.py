@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, rounded
-from vitkit.data.io.coco_schema import bad_box_faults, is_box
-from vitkit.data.io.image_files import upright_size
-from vitkit.data.io.json_files import read_json
 from vitkit.errors import DataError
+from vitkit.io.coco_schema import bad_box_faults, is_box
+from vitkit.io.image_files import upright_size
+from vitkit.io.json_files import read_json
 
 ORDERS = ("xywh", "xyxy", "cxcywh")
 """What the four numbers of a box can stand for."""
@@ -172,7 +172,7 @@ FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
     "fractions": (fix_fractions, "boxes multiplied by the sizes of their images"),
     "xywh": (lambda data: _fix_order(data, "xywh"), "boxes read as x, y, width, height"),
     "xyxy": (lambda data: _fix_order(data, "xyxy"), "boxes read as x0, y0, x1, y1"),
-    "cxcywh": (lambda data: _fix_order(data, "cxcywh"), "boxes read as centre x, y, width, height"),
+    "cxcywh": (lambda data: _fix_order(data, "cxcywh"), "boxes read as center x, y, width, height"),
     "sizes": (fix_sizes, "sizes of images set to those of the files"),
     "classes": (fix_classes, "classes merged into one of nearly the same name"),
     "empty": (fix_empty, "boxes without an area inside their image removed"),

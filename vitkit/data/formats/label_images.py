@@ -1,6 +1,6 @@
 """Folders of label images, one for each image, read as objects with masks.
 
-Instances in one label image: every value, or colour, is an object, except 0 (black); values from 1000 on are CLASS
+Instances in one label image: every value, or color, is an object, except 0 (black); values from 1000 on are CLASS
 * 1000 + NUMBER, as in Cityscapes. Semantic label images: every connected region of a class is an object.
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
 from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_colored_labels
-from vitkit.data.io.image_files import ONE_CHANNEL_MODES, read_header, read_image, read_label_map
-from vitkit.data.io.segmentations import pixels_annotation
-from vitkit.data.io.values import check_count
 from vitkit.errors import DataError
+from vitkit.io.image_files import ONE_CHANNEL_MODES, read_header, read_image, read_label_map
+from vitkit.io.parsing import check_count
+from vitkit.io.segmentations import pixels_annotation
 from vitkit.ops.label_maps import colors_to_ids
 from vitkit.structures import IGNORE_INDEX
 
@@ -56,7 +56,7 @@ def read_semantic_maps(annotations: Path, images: Path | None, *, regions: bool 
 
 
 def has_one_channel(path: Path) -> bool:
-    """Return whether a label image holds numbers rather than colours."""
+    """Return whether a label image holds numbers rather than colors."""
     try:
         return read_header(path, "labels").mode in ONE_CHANNEL_MODES
     except DataError:
@@ -128,7 +128,7 @@ def _image_of(label_name: str, files: ImageFiles) -> str | None:
 
 
 def _read_values(path: Path) -> np.ndarray:
-    """Read a label image as (H, W) numbers; a coloured one as R + 256 G + 65536 B."""
+    """Read a label image as (H, W) numbers; a colored one as R + 256 G + 65536 B."""
     if has_one_channel(path):
         return read_label_map(path)
     return colors_to_ids(read_image(path, "labels"))

@@ -15,10 +15,10 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.formats.annotated import AnnotatedImages, ImageFiles, add_image_file, polygon_fields
-from vitkit.data.io.json_files import read_json
-from vitkit.data.io.segmentations import is_side, region_annotation
-from vitkit.data.io.values import check_count, class_name, coordinate
 from vitkit.errors import DataError
+from vitkit.io.json_files import read_json
+from vitkit.io.parsing import check_count, class_name, coordinate
+from vitkit.io.segmentations import is_side, region_annotation
 
 _CORNERS_OF_CIRCLE = 32
 _POINTS = ("point", "points", "line", "linestrip")

@@ -11,11 +11,11 @@ import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.writing import check_size, image_files
-from vitkit.data.io.channel_files import narrowed, read_channels
-from vitkit.data.io.image_files import path_inside, read_image
-from vitkit.data.io.output import link_image, write_bytes
-from vitkit.data.io.segmentations import decode_segmentation, mask_annotation
 from vitkit.errors import DataError
+from vitkit.io.channel_files import narrowed, read_channels
+from vitkit.io.image_files import path_inside, read_image
+from vitkit.io.output import link_image, write_bytes
+from vitkit.io.segmentations import decode_segmentation, mask_annotation
 from vitkit.registry import nearest
 
 _LOSSLESS = (".png", ".bmp", ".tif", ".tiff")

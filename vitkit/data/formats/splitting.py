@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, matches_any
-from vitkit.data.recordings import group_images, series_of, stratified
+from vitkit.data.image_groups import group_images, series_of, stratified
 from vitkit.errors import ConfigError, DataError
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 _BLOCKS = 10
 """Number of parts that a recording is cut into if there are too few recordings to keep each in one piece."""

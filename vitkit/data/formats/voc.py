@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, read_head
 from vitkit.data.formats.class_files import read_class_file
-from vitkit.data.io.text_files import read_lines
-from vitkit.data.io.values import coordinate, read_xml
 from vitkit.errors import DataError
+from vitkit.io.parsing import coordinate, read_xml
+from vitkit.io.text_files import read_lines
 
 _FLAGS = ("difficult", "truncated", "occluded")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")

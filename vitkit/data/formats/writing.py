@@ -16,11 +16,11 @@ import numpy as np
 import yaml
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, rounded
-from vitkit.data.io.image_files import path_inside, upright_size
-from vitkit.data.io.output import link_image, write_bytes, write_text
-from vitkit.data.io.segmentations import decode_segmentation
-from vitkit.data.io.values import check_distinct, is_name
 from vitkit.errors import DataError
+from vitkit.io.image_files import path_inside, upright_size
+from vitkit.io.output import link_image, write_bytes, write_text
+from vitkit.io.parsing import check_distinct, is_name
+from vitkit.io.segmentations import decode_segmentation
 
 Lost = dict[str, list[str]]
 """Kind of information that is lost -> names of the images or objects that lost it."""
@@ -219,7 +219,7 @@ def _targets(data: AnnotatedImages) -> dict[int, list[PurePosixPath]]:
 
 
 def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost) -> list[float]:
-    """Return the numbers after the class: a box's centre and size, or a polygon, in fractions of the image."""
+    """Return the numbers after the class: a box's center and size, or a polygon, in fractions of the image."""
     width, height = image["width"], image["height"]
     x, y, box_width, box_height = _clipped(annotation, image, lost)
     if not with_masks:

@@ -22,10 +22,10 @@ from vitkit.data.formats.annotated import (
     read_head,
 )
 from vitkit.data.formats.class_files import read_class_file
-from vitkit.data.io.text_files import read_lines
-from vitkit.data.io.values import check_count, check_distinct, class_name, class_number, is_name, read_yaml
 from vitkit.errors import DataError
-from vitkit.words import counted
+from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, is_name, read_yaml
+from vitkit.io.text_files import read_lines
+from vitkit.text_format import counted
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
 _MAX_BYTES = 1 << 25

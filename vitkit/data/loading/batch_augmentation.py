@@ -7,9 +7,9 @@ import cv2
 import numpy as np
 import torch
 
-from vitkit.data.io.image_files import to_tensor
 from vitkit.data.transforms.crops import resize_image
 from vitkit.errors import ConfigError
+from vitkit.io.image_files import to_tensor
 from vitkit.structures import Sample
 
 

@@ -18,7 +18,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from vitkit.data.datasets.base import BaseImageDataset
-from vitkit.data.io.image_files import MAX_PIXELS
 from vitkit.data.loading.batch_augmentation import BatchAugmentation, MixupOptions, SquareOptions
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
@@ -27,10 +26,11 @@ from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.io.image_files import MAX_PIXELS
 from vitkit.protocols import Dataset, require_base
 from vitkit.registry import DATASETS, SECTIONS, Spec, parameters_of
 from vitkit.structures import Batch, Sample
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 logger = logging.getLogger("vitkit")
 _MAX_LOGGED = 20
@@ -84,7 +84,7 @@ class DataSettings:
     """Largest width x height of an image file; larger ones, perhaps built to exhaust the memory, are not decoded."""
     channels: int | None = None
     """Number of channels of the images, which are then read as they are stored, of 8 or 16 bits (see
-    vitkit.data.io.channel_files); model.backbone.in_channels is the same number. None: RGB of 8 bits, whatever the
+    vitkit.io.channel_files); model.backbone.in_channels is the same number. None: RGB of 8 bits, whatever the
     files have."""
     start_workers: StartMethod | None = None
     """How worker processes are started; None: the system's default."""

@@ -7,10 +7,10 @@ import numpy as np
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.video import ClipDataset
-from vitkit.data.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo
 from vitkit.data.synthetic.world import World
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import ConfigError
+from vitkit.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo
 from vitkit.registry import DATASETS, Spec, nearest
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}

@@ -9,10 +9,10 @@ from vitkit.data.datasets.base import BaseImageDataset, DetectionDataset
 from vitkit.data.datasets.captions import CaptionDataset
 from vitkit.data.datasets.image_folder import ClassificationDataset
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
-from vitkit.data.io.segmentations import mask_annotation
 from vitkit.data.synthetic.world import COLORS, GROUNDS, THINGS, Scene, World, panoptic_categories, thing_categories
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError
+from vitkit.io.segmentations import mask_annotation
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
 
@@ -178,7 +178,7 @@ class ShapesClassification(_Shapes, ClassificationDataset):
         world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
         self.use_world(num_images, world)
 
-    def load_labelled(self, index: int) -> tuple[np.ndarray, int]:
+    def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         """See `ClassificationDataset`."""
         scene = self.scene(index)
         return scene.image, int(scene.labels[0])

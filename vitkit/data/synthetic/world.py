@@ -87,9 +87,9 @@ class Shape:
     color: str
     """Name in COLORS."""
     rgb: tuple[int, int, int]
-    """The colour as drawn, R, G and B in 0..255."""
+    """The color as drawn, R, G and B in 0..255."""
     x: float
-    """Centre, in pixels; y likewise."""
+    """Center, in pixels; y likewise."""
     y: float
     radius: float
     """Radius of the circle around the shape, in pixels."""
@@ -301,8 +301,8 @@ class World:
 
 
 def _draw_ground(rng: np.random.Generator, name: str, height: int, width: int) -> np.ndarray:
-    """Draw a ground as a blend of two greyish colours, from which any shape stands out: (H, W, 3) uint8."""
-    grey, contrast = rng.uniform(70, 150), rng.uniform(25, 50)
+    """Draw a ground as a blend of two grayish colors, from which any shape stands out: (H, W, 3) uint8."""
+    gray, contrast = rng.uniform(70, 150), rng.uniform(25, 50)
     tint = rng.uniform(-18, 18, 3)
     angle = rng.uniform(0, 2 * math.pi)
     side = min(height, width)
@@ -320,7 +320,7 @@ def _draw_ground(rng: np.random.Generator, name: str, height: int, width: int) -
     else:
         coarse = rng.random((height * 8 // side + 1, width * 8 // side + 1), np.float32)
         blend = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR)
-    palette = grey + tint + contrast * np.linspace(0, 1, 256)[:, None]
+    palette = gray + tint + contrast * np.linspace(0, 1, 256)[:, None]
     level = (blend * 255).astype(np.uint8)
     return cv2.LUT(cv2.merge([level] * 3), palette.astype(np.uint8)[None])
 
@@ -337,7 +337,7 @@ def _render(ground: int, backdrop: np.ndarray, grain: np.ndarray, shapes: Sequen
     panoptic = np.full((height, width), len(shapes) + 1, np.int32)
     windows = []
     for segment_id, shape in enumerate(shapes, start=1):
-        # The darker outline separates overlapping shapes of the same colour.
+        # The darker outline separates overlapping shapes of the same color.
         _paint(image, shape.contours(), shape.rgb, tuple(0.55 * channel for channel in shape.rgb))
         window, mask = shape.mask(height, width)
         panoptic[window][mask] = segment_id

@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from vitkit.data.io.output import write_bytes, write_text
 from vitkit.data.synthetic.shapes import image_record, instance_annotations
 from vitkit.data.synthetic.world import World, panoptic_categories, thing_categories
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.output import write_bytes, write_text
 from vitkit.ops.label_maps import ids_to_colors
 
 _SETTINGS = "shapes.json"

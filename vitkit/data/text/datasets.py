@@ -19,8 +19,8 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols import Dataset
 from vitkit.registry import check_names
-from vitkit.seq2seq.vocabulary import Vocabulary, VocabularyKind
 from vitkit.structures import BOS, EOS, PAD
+from vitkit.text.vocabulary import Vocabulary, VocabularyKind
 
 logger = logging.getLogger("vitkit")
 

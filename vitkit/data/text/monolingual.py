@@ -9,8 +9,8 @@ import torch
 from vitkit.data.text.datasets import TextDataset, TextLines, UnfitLines, VocabularySettings, pad_tokens
 from vitkit.errors import ConfigError
 from vitkit.registry import DATASETS
-from vitkit.seq2seq.vocabulary import MASK_TOKEN, Vocabulary
 from vitkit.structures import BOS, PAD, Batch
+from vitkit.text.vocabulary import MASK_TOKEN, Vocabulary
 
 Objective = Literal["causal", "masked"]
 

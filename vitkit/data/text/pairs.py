@@ -7,8 +7,8 @@ from typing import Any
 from vitkit.data.text.datasets import TextDataset, TextLines, UnfitLines, VocabularySettings, decoder_inputs, pad_tokens
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import DATASETS, nearest
-from vitkit.seq2seq.vocabulary import Vocabulary
 from vitkit.structures import PAD, Batch
+from vitkit.text.vocabulary import Vocabulary
 
 
 class SentencePairs(TextDataset):

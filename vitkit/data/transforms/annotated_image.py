@@ -45,7 +45,7 @@ class AnnotatedImage(NamedTuple):
 
 
 def check_rgb(image: np.ndarray, name: str) -> None:
-    """Raise a ConfigError that begins with `name` unless an image is RGB of 8 bits, for transforms of colours."""
+    """Raise a ConfigError that begins with `name` unless an image is RGB of 8 bits, for transforms of colors."""
     if image.dtype != np.uint8 or image.shape[2:] != (3,):
         raise ConfigError(
             f"{name}: needs RGB of 8 bits, and the images have {image.shape[2]} channels of 16 bits (data.channels). "

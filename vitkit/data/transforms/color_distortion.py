@@ -1,4 +1,4 @@
-"""The colour augmentation of SSD, as an albumentation."""
+"""The color augmentation of SSD, as an albumentation."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from vitkit.data.transforms.annotated_image import check_rgb
 
 
 class ColorDistortion(A.ImageOnlyTransform):
-    """The colour augmentation of SSD (Liu et al. 2016, https://arxiv.org/abs/1512.02325).
+    """The color augmentation of SSD (Liu et al. 2016, https://arxiv.org/abs/1512.02325).
 
     Brightness is shifted, contrast and saturation are scaled and the hue is rotated, each with probability 0.5;
     contrast changes either before or after saturation and hue.

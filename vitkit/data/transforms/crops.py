@@ -89,7 +89,7 @@ class _CropAndResize(A.DualTransform):
         return _pad(resize_image(img[y0:y1, x0:x1], crop.size), crop, self.pad_value)
 
     def apply_to_mask(self, mask: np.ndarray, *, crop: Crop, **params: Any) -> np.ndarray:
-        """Crop, resize and pad a mask or segment map with nearest-neighbour interpolation."""
+        """Crop, resize and pad a mask or segment map with nearest-neighbor interpolation."""
         x0, y0, x1, y1 = crop.box
         return _pad(cv2.resize(mask[y0:y1, x0:x1], crop.size[::-1], interpolation=cv2.INTER_NEAREST_EXACT), crop, 0)
 

@@ -16,7 +16,7 @@ _MIN_BOX_SIDE = 1e-3
 
 
 class Affine(NamedTuple):
-    """A rotation and scaling around the centre of a canvas, then a shift."""
+    """A rotation and scaling around the center of a canvas, then a shift."""
 
     degrees: float
     """Clockwise."""
@@ -28,8 +28,8 @@ class Affine(NamedTuple):
         """Return the (2, 3) matrix that moves points of a canvas, in pixels from the corner of the top left one."""
         cosine, sine = (self.scale * f(math.radians(self.degrees)) for f in (math.cos, math.sin))
         turned = np.array([[cosine, -sine], [sine, cosine]])
-        centre = np.array([width / 2, height / 2])
-        return np.column_stack([turned, centre + self.shift - turned @ centre])
+        center = np.array([width / 2, height / 2])
+        return np.column_stack([turned, center + self.shift - turned @ center])
 
 
 @TRANSFORMS.register
@@ -144,7 +144,7 @@ def move(sample: AnnotatedImage, affine: Affine, visibility: Visibility, pad_val
     """Rotate, scale and shift an image on a canvas of its own size; a box becomes the one around its moved corners."""
     height, width = sample.image.shape[:2]
     matrix = affine.matrix(height, width)
-    # OpenCV counts from the centre of the top left pixel.
+    # OpenCV counts from the center of the top left pixel.
     in_pixels = matrix.copy()
     in_pixels[:, 2] += matrix[:, :2].sum(axis=1) / 2 - 0.5
     border = pad_value_of(sample.image, pad_value)

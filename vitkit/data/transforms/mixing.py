@@ -30,9 +30,9 @@ class BatchMixing:
         """Erase and mix the images of a batch; all frames of a clip are treated the same.
 
         Args:
-            batch: images or clips, uint8, or float and already normalised; targets with `label`.
+            batch: images or clips, uint8, or float and already normalized; targets with `label`.
         Returns:
-            the batch with images float, normalised; if they are mixed, targets also have `class_weights`,
+            the batch with images float, normalized; if they are mixed, targets also have `class_weights`,
             (num_classes,) float32 that sum to 1.
         Raises:
             ConfigError: images are to be mixed in pairs, but their number is odd.

@@ -15,7 +15,7 @@ from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
 _MIN_BOX_SIDE = 1e-3
-_CENTRES = (0.25, 0.75)
+_CENTERS = (0.25, 0.75)
 """Range of the point where a mosaic's four images meet, as fractions of its height and width."""
 _PASTED_SHARE = 0.5
 """Probability that an object of the other image is pasted."""
@@ -130,7 +130,7 @@ class MultiImageTransforms:
 
     def _make_mosaic(self, samples: list[AnnotatedImage], random: np.random.Generator) -> AnnotatedImage:
         height, width = samples[0].image.shape[:2]
-        x, y = (min(max(round(random.uniform(*_CENTRES) * extent), 1), extent - 1) for extent in (width, height))
+        x, y = (min(max(round(random.uniform(*_CENTERS) * extent), 1), extent - 1) for extent in (width, height))
         scales = random.uniform(*self.mosaic_scale, size=4)
         ordered = [samples[i] for i in random.permutation(4)]
         return make_mosaic(ordered, (height, width), (x, y), scales, self.visibility, self.pad_value)
@@ -145,7 +145,7 @@ def another_image(source: ImageSource, random: np.random.Generator) -> Annotated
 def make_mosaic(
     samples: list[AnnotatedImage],
     size: tuple[int, int],
-    centre: tuple[int, int],
+    center: tuple[int, int],
     scales: np.ndarray,
     visibility: Visibility,
     pad_value: int = 128,
@@ -155,11 +155,11 @@ def make_mosaic(
     Args:
         samples: top left, top right, bottom left, bottom right.
         size: (height, width) of the result.
-        centre: (x, y) of the point, inside the canvas.
+        center: (x, y) of the point, inside the canvas.
         scales: scale of each image, 1 for the largest that fits the canvas.
         pad_value: value of pixels without an image.
     """
-    (height, width), (x, y) = size, centre
+    (height, width), (x, y) = size, center
     first = samples[0].image
     canvas = np.full((height, width, first.shape[2]), pad_value_of(first, pad_value), first.dtype)
     parts = []

@@ -8,12 +8,12 @@ import albumentations as A
 import numpy as np
 from albumentations.core.type_definitions import Targets
 
-from vitkit.data.io.image_files import OPENCV_CHANNELS
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.color_distortion import ColorDistortion
 from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resize_antialiased, resized_size
 from vitkit.data.transforms.ssd import PhotometricDistort, RandomIoUCrop, RandomZoomOut
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.image_files import OPENCV_CHANNELS
 from vitkit.registry import TRANSFORMS, check_names, nearest
 
 # Boxes thinner than this (in pixels) are removed: they are rounding errors of boxes that end where a crop begins.
@@ -86,7 +86,7 @@ class _Pipeline:
             raise DataError(
                 f"transforms: {type(error).__name__} on an image of {width}x{height} pixels (width x height) with "
                 f"{len(boxes_xyxy)} boxes: {error}. Correct their arguments."
-                + ("" if is_rgb else f" Those of colours need RGB of 8 bits, not {channels} channels of 16 bits.")
+                + ("" if is_rgb else f" Those of colors need RGB of 8 bits, not {channels} channels of 16 bits.")
                 + f" Many need at most {OPENCV_CHANNELS} channels." * (channels > OPENCV_CHANNELS)
             ) from error
         image, boxes = result["image"], result["bboxes"].reshape(-1, 5)
@@ -98,7 +98,7 @@ class _Pipeline:
         ):
             kind = "a uint8 RGB image" if is_rgb else f"an image of uint16 with {sample.image.shape[2]} channels"
             raise ConfigError(
-                f"transforms: the result is not {kind}. Normalisation and conversion to tensors happen "
+                f"transforms: the result is not {kind}. Normalization and conversion to tensors happen "
                 "in the model and the dataset: leave Normalize, ToFloat, ToTensorV2 and the like out"
                 + ("." if is_rgb else ", and transforms that need RGB of 8 bits, such as RandomGamma.")
             )
@@ -158,8 +158,8 @@ class DETRTrainTransforms(_Pipeline):
 class LargeScaleJitter(_Pipeline):
     """Flip, scale and crop or pad to a fixed size, as Mask2Former trains on COCO (Cheng et al. 2022, appendix A).
 
-    As in the original, the padding is part of the image: it is grey (about the mean colour, and so about 0 after
-    normalisation), is in no mask, and is not in the batch's padding mask.
+    As in the original, the padding is part of the image: it is gray (about the mean color, and so about 0 after
+    normalization), is in no mask, and is not in the batch's padding mask.
 
     Args:
         size: height and width of every result, in pixels.
@@ -198,7 +198,7 @@ class LargeScaleJitter(_Pipeline):
 
 @TRANSFORMS.register
 class SemanticTrainTransforms(_Pipeline):
-    """Scale, crop, flip and colour distortion, as MaskFormer and Mask2Former train on ADE20K and Cityscapes.
+    """Scale, crop, flip and color distortion, as MaskFormer and Mask2Former train on ADE20K and Cityscapes.
 
     An image smaller than the crop is padded, as in `LargeScaleJitter`.
 
@@ -207,7 +207,7 @@ class SemanticTrainTransforms(_Pipeline):
         short_sides: sizes that the short side is resized to; None: from half to twice the crop's longer side in steps
             of a tenth of it, as in the originals.
         max_size: upper bound of the long side before the crop; None: four times the crop's longer side.
-        max_class_area: largest fraction of a crop's labelled pixels that one class may take, with ten attempts (0.75 in
+        max_class_area: largest fraction of a crop's labeled pixels that one class may take, with ten attempts (0.75 in
             most recipes; the published MaskFormer and Mask2Former weights were trained with 1, which means no bound).
         flip_probability: probability of a horizontal flip.
         color_probability: probability of `ColorDistortion`.

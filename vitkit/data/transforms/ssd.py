@@ -12,7 +12,7 @@ from albumentations.core.type_definitions import Targets
 from vitkit.data.transforms.annotated_image import check_rgb
 from vitkit.data.transforms.crops import pad_image
 
-_GREY = np.array([[0.2989, 0.587, 0.114]])
+_GRAY = np.array([[0.2989, 0.587, 0.114]])
 """Weights of R, G and B in a pixel's brightness, as in torchvision."""
 
 
@@ -65,12 +65,12 @@ class RandomZoomOut(A.DualTransform):
 class RandomIoUCrop(A.DualTransform):
     """Crop a part of the image that overlaps an object by at least a drawn IoU.
 
-    Objects whose centre lies outside the crop are removed. An image without objects is left as it is.
+    Objects whose center lies outside the crop are removed. An image without objects is left as it is.
 
     Args:
         scale_range: range of the crop's width and height, relative to the image's.
         aspect_range: range of the width divided by the height, both relative to the image's.
-        min_ious: the minimum IoU of the crop with any of the objects whose centres it contains; one of them is drawn
+        min_ious: the minimum IoU of the crop with any of the objects whose centers it contains; one of them is drawn
             for each attempt, and 1 or more means no crop.
         trials: crops that are drawn before the next attempt.
     Raises:
@@ -116,7 +116,7 @@ class RandomIoUCrop(A.DualTransform):
                 crop = self._draw_crop(height, width)
                 if crop is None:
                     continue
-                inside = _centres_inside(boxes, crop)
+                inside = _centers_inside(boxes, crop)
                 if inside.any() and _ious(boxes[inside], crop).max() >= min_iou:
                     return {"crop": crop, "inside": inside}
         return whole
@@ -149,9 +149,9 @@ class RandomIoUCrop(A.DualTransform):
         return moved
 
 
-def _centres_inside(boxes_xyxy: np.ndarray, crop: tuple[int, int, int, int]) -> np.ndarray:
-    centres = (boxes_xyxy[:, :2] + boxes_xyxy[:, 2:]) / 2
-    return ((centres > crop[:2]) & (centres < crop[2:])).all(axis=1)
+def _centers_inside(boxes_xyxy: np.ndarray, crop: tuple[int, int, int, int]) -> np.ndarray:
+    centers = (boxes_xyxy[:, :2] + boxes_xyxy[:, 2:]) / 2
+    return ((centers > crop[:2]) & (centers < crop[2:])).all(axis=1)
 
 
 def _ious(boxes_xyxy: np.ndarray, crop: tuple[int, int, int, int]) -> np.ndarray:
@@ -222,7 +222,7 @@ class PhotometricDistort(A.ImageOnlyTransform):
         levels = np.arange(256, dtype=np.float32)
 
         def scale_contrast(image: np.ndarray) -> np.ndarray:
-            mean = float(cv2.transform(image, _GREY).mean())
+            mean = float(cv2.transform(image, _GRAY).mean())
             return cv2.LUT(image, _levels(contrast * levels + (1 - contrast) * mean))
 
         if brightness != 1:
@@ -230,8 +230,8 @@ class PhotometricDistort(A.ImageOnlyTransform):
         if contrast != 1 and contrast_first:
             img = scale_contrast(img)
         if saturation != 1:
-            grey = cv2.transform(img, np.repeat(_GREY, 3, axis=0))
-            img = cv2.addWeighted(img, saturation, grey, 1 - saturation, 0)
+            gray = cv2.transform(img, np.repeat(_GRAY, 3, axis=0))
+            img = cv2.addWeighted(img, saturation, gray, 1 - saturation, 0)
         if hue:
             hsv = cv2.cvtColor(img, cv2.COLOR_RGB2HSV_FULL)  # a full turn is 256 levels
             hsv[..., 0] += np.uint8(round(256 * hue) % 256)

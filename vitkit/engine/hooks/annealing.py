@@ -21,7 +21,7 @@ class MaskAnnealing(Hook):
     `set_mask_probabilities(probabilities)`, which sets the fraction of queries that each of them masks.
 
     Args:
-        start_steps, end_steps: optimiser steps for each block, first to last. None: a sixth of the run each, spread
+        start_steps, end_steps: optimizer steps for each block, first to last. None: a sixth of the run each, spread
             evenly from a sixth to five sixths of it, as in the original's schedules.
     Raises:
         ConfigError: only one of the two is set, their lengths differ, an end is not after its start, or the power is

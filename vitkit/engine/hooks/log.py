@@ -18,7 +18,7 @@ from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
 from vitkit.engine.run import Hook, TrainRun
 from vitkit.engine.step import Decision
 from vitkit.logging import LOG_NAME, print_line
-from vitkit.words import counted
+from vitkit.text_format import counted
 
 _MAX_SECONDS = 20.0
 """Longest time between two lines on the console, in seconds."""

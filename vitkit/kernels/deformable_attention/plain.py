@@ -27,7 +27,7 @@ def deformable_attend(
     output = values.new_zeros(batch_size, weights.shape[1], heads, channels, dtype=dtype)
     for group, level in enumerate(range(len(shapes)) if levels is None else levels):
         height, width = shapes[level]
-        # The centre of the first pixel is at half a pixel.
+        # The center of the first pixel is at half a pixel.
         x = locations[:, :, :, group, :, 0] * width - 0.5
         y = locations[:, :, :, group, :, 1] * height - 0.5
         left, top = x.floor(), y.floor()

@@ -73,7 +73,7 @@ def _launch(name: str, tables: tuple[Tensor, ...], maps: Tensor, queries: tuple[
     if weights.numel() == 0:
         return
     sizes = constants(heads, groups, points, values.shape[3], **LAUNCHES[name])
-    # Programs for heads of the same queries are neighbours, because they read the same pixels.
+    # Programs for heads of the same queries are neighbors, because they read the same pixels.
     grid = (triton.cdiv(num_queries, sizes["BLOCK_QUERIES"]) * heads, batch_size)
     on_device = torch.cuda.device(values.device) if values.device.type == "cuda" else contextlib.nullcontext()
     with on_device:

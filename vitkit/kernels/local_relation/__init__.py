@@ -1,6 +1,6 @@
 """Local relation (Hu et al. 2019, https://arxiv.org/abs/1904.11491): a weighted mean of each output's window.
 
-The fast form multiplies shifted maps without materialising windows, and has its own gradients, since the gradient of
+The fast form multiplies shifted maps without materializing windows, and has its own gradients, since the gradient of
 each of n slices would be as large as the map. Inference of LR-Net-50 (224x224, batch 2) takes 0.23 of the plain form's
 time on one thread of an AMD EPYC with AVX-512, torch 2.14.1; earlier, a training step took 0.29 with 2 threads.
 """
@@ -40,9 +40,9 @@ def local_relation(
         key: (B, G * c + S, H, W). The last S channels, if any, are saliency: channel `g * S // G` is added to the
             similarity of each of group g's c channels, unscaled.
         value: (B, G * channels, H, W).
-        prior: (G, k, k), over rows and columns of the window, whose centre is location k // 2.
+        prior: (G, k, k), over rows and columns of the window, whose center is location k // 2.
         stride: distance between outputs on the map.
-        dilation: distance between neighbouring locations of the window.
+        dilation: distance between neighboring locations of the window.
         similarity: one of `SIMILARITIES`.
     Returns:
         (B, G * channels, h, w), in the dtype of the value.

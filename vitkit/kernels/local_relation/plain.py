@@ -1,4 +1,4 @@
-"""Local relation (Hu et al. 2019, https://arxiv.org/abs/1904.11491) with all windows materialised in memory.
+"""Local relation (Hu et al. 2019, https://arxiv.org/abs/1904.11491) with all windows materialized in memory.
 
 Shapes: G groups of channels that share weights, (H, W) the map, (h, w) the output, L = h * w, k the side of the window,
 n = k * k.
@@ -71,7 +71,7 @@ def window_sum(weights: Tensor, value: Tensor, *, stride: int, dilation: int) ->
 
 
 def unfold(x: Tensor, side: int, stride: int, dilation: int) -> Tensor:
-    """Return the window of each output, whose centre is location side // 2: (B, C, H, W) -> (B, C, n, L)."""
+    """Return the window of each output, whose center is location side // 2: (B, C, H, W) -> (B, C, n, L)."""
     before, after = dilation * (side // 2), dilation * ((side - 1) // 2)
     windows = F.unfold(F.pad(x, (before, after, before, after)), side, dilation=dilation, stride=stride)
     return windows.unflatten(1, (x.shape[1], side**2))

@@ -1,4 +1,4 @@
-"""Local relation without materialising windows: a product with one shifted map for each location of the window.
+"""Local relation without materializing windows: a product with one shifted map for each location of the window.
 
 Shapes: N maps, one for each image and group of channels that share weights, (H, W) the map, (h, w) the output, k the
 side of the window, n = k * k.
@@ -21,7 +21,7 @@ from vitkit.kernels.local_relation.plain import OUTSIDE
 
 # exp(OUTSIDE) is below the smallest normal float, and processors are slow with such numbers.
 _MIN_SCORE = -70.0
-"""Scores that are this far below the score of the window's centre, or further, get no weight."""
+"""Scores that are this far below the score of the window's center, or further, get no weight."""
 
 
 class Layout(NamedTuple):

@@ -1,0 +1,327 @@
+"""Export: what is written, for which models and sizes, and what is refused."""
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.small_exports import CLASSES, IMAGES, export, predictor_of
+from PIL import Image
+from torch.torch_version import TorchVersion
+
+import vitkit
+from vitkit import build_model, load_config, model_zoo
+from vitkit.apps.deployment import export as export_module
+from vitkit.apps.deployment.checks import differences, image_inputs, image_size
+from vitkit.apps.deployment.export import ExportSettings, Part, check_out, read_images, runner_path, write_part
+from vitkit.apps.deployment.exported import open_exported
+from vitkit.apps.deployment.graphs import ExportGraph, image_graph
+from vitkit.apps.deployment.metadata import describe
+from vitkit.apps.inference import Translator, load
+from vitkit.errors import ConfigError
+from vitkit.kernels.windows import window_partition, window_reverse
+from vitkit.structures import ImageSizes
+from vitkit.text.vocabulary import Vocabulary
+from vitkit.tools import export as export_tool
+from vitkit.weights import save_checkpoint
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+onnx_runner = importlib.import_module("vitkit.apps.deployment.onnx_runner")
+
+
+def test_export_prints_no_line_of_its_libraries(run, tmp_path):
+    command = [sys.executable, "-m", "vitkit.tools.export", str(run / "run"), "--out", str(tmp_path / "tiny.onnx")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "wrote " in printed.stdout and "folding" not in printed.stdout + printed.stderr
+
+
+def test_quantization_prints_no_advice_of_its_library(tmp_path):
+    import onnx
+    from onnx import helper
+
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 8]) for name in "xy")
+    weight = onnx.numpy_helper.from_array(torch.randn(8, 8).numpy(), "weight")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "weight"], ["y"])], "product", [x], [y], [weight])
+    path = tmp_path / "product.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    code = f"import pathlib; from vitkit.apps.deployment.export import quantize; quantize(pathlib.Path({str(path)!r}))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout + printed.stderr == ""
+    assert "MatMulInteger" in [node.op_type for node in onnx.load(path).graph.node]
+
+
+def test_exported_file_has_named_dynamic_axes_and_metadata(run):
+    import onnx
+
+    graph = onnx.load(run / "out" / "tiny.onnx").graph
+    axes = {x.name: [d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim] for x in graph.input}
+    assert axes == {
+        "images": ["batch", 3, "height", "width"],
+        "padding_mask": ["batch", "height", "width"],
+        "image_sizes": ["batch", 2],
+    }
+    metadata = open_exported(run / "out" / "tiny.onnx").metadata
+    assert metadata["classes"] == CLASSES and metadata["license"] == "CC0" and metadata["type"] == "DETR"
+    assert metadata["preprocessing"]["resize"] == {"short_side": 64, "max_size": 96, "rounding": "detr"}
+    assert metadata["preprocessing"]["mean"] == [0.485, 0.456, 0.406]
+    assert metadata["thresholds"]["origin"] == "chosen" and metadata["config"]["model"]["type"] == "DETR"
+
+
+def test_file_that_exceeds_the_tolerance_is_not_written(run, tmp_path, monkeypatch):
+    # Tracing again would take too long.
+    monkeypatch.setattr(export_module, "write_part", lambda _, path, *__: shutil.copyfile(run / "out/tiny.onnx", path))
+    with pytest.raises(
+        SystemExit, match=r"export: b.onnx is not written, as it differs .* pred_logits: .* larger tolerance"
+    ):
+        export_tool.main([str(run / "run"), "--out", str(tmp_path / "b.onnx"), "--tolerance", "0"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_compared_on_the_first_images_of_a_folder(tmp_path):
+    for k in range(4):
+        Image.fromarray(IMAGES[0]).save(tmp_path / f"{k}.png")
+    predictor = SimpleNamespace(channels=None, to_array=lambda path, _: Path(path).name)
+    assert read_images(tmp_path, predictor, 3) == ["0.png", "1.png", "2.png"]
+    assert export_tool.parse_args(["detr_r50", "--images", str(tmp_path)]).max_images == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--precision", "int8", "--format", "torch"], "precision int8 needs format onnx; got torch"),
+        (["--opset", "3"], "got opset 3; expected 18 to 23"),
+        (["--tolerance", "-1"], "got tolerance -1; expected 0 or more"),
+        (["--format", "torch"], "a.onnx; expected a name that ends in .pt2"),
+        (["--images", "nowhere"], "cannot read 'nowhere'"),
+        (["data.val.transforms=dict(type='DETRTrainTransforms')"], "DETRTrainTransforms, which a file cannot describe"),
+    ],
+)
+def test_unsupported_exports_are_one_line_errors(run, tmp_path, arguments, message):
+    out = ["--out", str(tmp_path / "a.onnx")]
+    with pytest.raises(SystemExit, match=message):
+        export_tool.main([str(run / "run"), *arguments, *out])
+    assert not list(tmp_path.iterdir())
+
+
+def test_existing_files_are_replaced_only_on_request(run, tmp_path):
+    out, settings = tmp_path / "a.onnx", ExportSettings()
+    check_out(out, settings)
+    # The program finds its file by its own name, less "run_".
+    assert [runner_path(Path(name)).name for name in ("a.onnx", "run_a.onnx")] == ["run_a.py", "run_run_a.py"]
+    (tmp_path / "run_a.py").touch()
+    with pytest.raises(ConfigError, match=r"run_a.py exists already. Choose another name .out., or set overwrite"):
+        check_out(out, settings)
+    check_out(out, ExportSettings(overwrite=True))
+    with pytest.raises(ConfigError, match=r"run_a.py is a file; expected a folder"):
+        check_out(tmp_path / "run_a.py" / "b.onnx", settings)
+    out.mkdir()
+    with pytest.raises(ConfigError, match=r"a.onnx is a folder; expected a file"):
+        check_out(out, ExportSettings(overwrite=True))
+    with pytest.raises(SystemExit, match=r"a.onnx is a folder"):
+        export_tool.main(["no_such_model", "--out", str(out)])
+
+
+def test_classifier_is_exported_only_for_the_size_of_its_crop():
+    crop = dict(transforms=dict(type="ClassificationEvalTransforms", size=32))
+    predictor, _ = predictor_of("quickstart/classifier", **crop)
+    with pytest.raises(ConfigError, match=r"got size 96x96, but the classifier's images are cropped to 32x32"):
+        image_size(predictor, (96, 96))
+    assert image_size(predictor, None) is None and image_size(predictor, (32, 32)) == (32, 32)
+    batch = image_inputs(predictor, IMAGES, (32, 32))[0]
+    assert torch.equal(batch["images"], predictor.prepare(IMAGES[:1]).inputs["images"])
+    predictor, _ = predictor_of("quickstart/classifier", image_sizes=ImageSizes(32, 32, 32, 32))
+    with pytest.raises(ConfigError, match=r"images are of any size .*ClassificationEvalTransforms"):
+        image_size(predictor, (32, 32))
+
+
+def test_fixed_size_file_is_compared_on_padded_images():
+    predictor, _ = predictor_of("quickstart/detr")
+    batch = image_inputs(predictor, IMAGES, (100, 45))[0]  # of 70x90
+    assert batch["images"].shape == (1, 3, 100, 45) and not batch["images"][..., 35:, :].any()
+    assert not batch["padding_mask"][0, :35].any() and batch["padding_mask"][0, 35:].all()
+    runner = object.__new__(onnx_runner.Runner)
+    runner.inputs, runner.info = ["padding_mask"], {"size": (100, 45), "preprocessing": {"resize": None}}
+    assert np.array_equal(runner.prepare(IMAGES[0])["padding_mask"], batch["padding_mask"])
+
+
+def test_license_of_the_zoo_applies_only_to_its_own_weights(tmp_path):
+    assert export_module.zoo_license("detr_r50") == model_zoo.index()["detr_r50"]["license"] is not None
+    (tmp_path / "detr_r50").mkdir()
+    assert export_module.zoo_license(tmp_path / "detr_r50") is None
+
+
+def test_metadata_contain_the_normalization_statistics_of_the_model():
+    predictor, cfg = predictor_of("quickstart/classifier")
+    predictor.model.backbone.pixel_mean, predictor.model.pixel_mean = (0.1, 0.1, 0.1), (0.5, 0.4, 0.3)
+    assert describe(predictor, cfg, name="a", license=None)["preprocessing"]["mean"] == [0.5, 0.4, 0.3]
+    predictor, cfg = predictor_of("quickstart/detr")
+    predictor.model.backbone.pixel_mean, predictor.model.backbone.pixel_std = (0.5,) * 3, (0.25,) * 3
+    preprocessing = describe(predictor, cfg, name="a", license=None)["preprocessing"]
+    assert preprocessing["mean"] == [0.5, 0.5, 0.5] and preprocessing["std"] == [0.25, 0.25, 0.25]
+
+
+def test_a_missing_package_is_named_with_the_extra(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(SystemExit, match=r"error: export: needs the package onnx: pip install 'vitkit\[export\]'"):
+        export_tool.main([str(run / "run"), "--out", str(tmp_path / "a.onnx")])
+
+
+def test_a_torch_that_is_too_old_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0+cpu"))
+    with pytest.raises(SystemExit, match=r"PyTorch 2\.6\.0\+cpu cannot export these models; expected 2\.7 or newer"):
+        export_tool.main([str(run / "run"), "--out", str(tmp_path / "a.onnx")])
+
+
+def test_an_operation_that_a_format_lacks_is_named(tmp_path):
+    cfg = load_config("translation_rnnsearch_multi30k", ["model.d_hidden=8", "model.d_embedding=8"])
+    vocabulary = Vocabulary.train("word", ["a b c"])
+    model = build_model(cfg["model"], vocabularies=dict(source=vocabulary, target=vocabulary))
+    with pytest.raises(ConfigError, match="no graph is defined for RNNTranslator: .*pack_padded_sequence"):
+        export(Translator(model, dict(source=vocabulary, target=vocabulary)), cfg, tmp_path / "a.onnx")
+
+
+class Decomposition(ExportGraph):
+    """Eigenvalues, which ONNX has no operation for."""
+
+    axes = {"x": ("batch", None, None)}
+
+    def forward(self, x):
+        return {"y": torch.linalg.eigvalsh(x)}
+
+
+def test_an_operation_that_onnx_lacks_is_named(tmp_path):
+    part = Part("", Decomposition(torch.nn.Identity()), [], {"x": torch.eye(3).repeat(2, 1, 1)})
+    with pytest.raises(ConfigError, match=r"export: ONNX does not support the operation aten\._linalg_eigh"):
+        write_part(part, tmp_path / "a.onnx", ExportSettings(), {})
+
+
+def test_fixed_size_models_are_exported_for_their_size():
+    swin = dict(type="Swin", embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 1, 2, 2], pretrained=False)
+    crop = dict(transforms=dict(type="ClassificationEvalTransforms", size=32))
+    predictor, _ = predictor_of("swin_tiny_in1k", [f"model.backbone={swin}"], **crop)
+    assert image_size(predictor, None) == (32, 32)
+    predictor.transforms = None
+    with pytest.raises(ConfigError, match=r"a classifier on Swin has windows that depend on the size of its images"):
+        image_size(predictor, None)
+    predictor, _ = predictor_of("quickstart/eomt")
+    assert image_size(predictor, None) == (96, 96)
+    with pytest.raises(ConfigError, match=r"got size 64x96, but EoMT pads images to 96x96 .* Leave size out"):
+        image_size(predictor, (64, 96))
+
+
+class Scored(ExportGraph):
+    """Two detections, and one that is not compared."""
+
+    axes = {"x": ("batch",)}
+
+    def forward(self, x):
+        return {"scores": self.model.scores, "labels": torch.tensor([[0, 1, 2]])}
+
+
+class Swapped:
+    """A file that has the first two detections in the other order."""
+
+    def run(self, inputs):
+        return {"scores": torch.tensor([[0.9, 0.9, 0.1]]), "labels": torch.tensor([[1, 0, 2]])}
+
+
+@pytest.mark.parametrize(("second", "expected"), [(0.9, 0.0), (0.9 - 1e-7, 0.0), (0.8, 1.0)])
+def test_order_of_detections_with_equal_scores_is_not_a_difference(second, expected):
+    model = torch.nn.Module()
+    model.scores = torch.tensor([[0.9, second, 0.1]])
+    scores, labels = differences(Scored(model), Swapped(), [{"x": torch.zeros(1)}], 1e-3)
+    assert labels.output == "labels" and labels.largest == expected
+    assert scores.largest == pytest.approx(0.9 - second, abs=1e-6)
+
+
+OWN_MODEL = """
+from torch import nn
+
+from vitkit import MODELS, Model
+from vitkit.apps.deployment.graphs import ImageGraph
+from vitkit.ops.images import normalize_images
+
+
+@MODELS.register
+class OwnHeatmap(Model):
+    def __init__(self, num_classes=2):
+        super().__init__()
+        self.layer = nn.Conv2d(3, num_classes, 8, stride=8)
+
+    def forward(self, images, padding_mask=None):
+        return {"heat": self.layer(normalize_images(images, padding_mask))}
+
+    def postprocess(self, outputs, image_sizes):
+        return [{"semantic": heat.argmax(0)} for heat in outputs["heat"]]
+
+    def export_graph(self):
+        return ImageGraph(self, outputs=["heat"])
+
+
+def config():
+    return dict(model=dict(type="OwnHeatmap"))
+"""
+
+
+def test_a_users_model_says_itself_what_its_file_returns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "heatmap.py").write_text(OWN_MODEL)
+    torch.manual_seed(0)
+    model = build_model(load_config("heatmap.py")["model"], classes=["left", "right"])
+    state = {"model": model.state_dict(), "classes": ["left", "right"], "config": json.dumps(load_config("heatmap.py"))}
+    save_checkpoint("heatmap.pth", state)
+    export = vitkit.export("heatmap.pth", precision="fp16")
+    assert export.path == Path("heatmap.onnx") and export.runner == Path("run_heatmap.py")
+    assert [difference.output for difference in export.parts[0].differences] == ["heat"]
+    expected, actual = (load(name)(IMAGES[0]).fields["semantic"] for name in ("heatmap.pth", "heatmap.onnx"))
+    assert expected.shape == (8, 11) and (actual == expected).float().mean() > 0.9
+    with pytest.raises(ConfigError, match="no graph is defined for Identity.* Give the model a method export_graph"):
+        image_graph(torch.nn.Identity())
+
+
+class Windows(torch.nn.Module):
+    """Cuts maps into windows, shifted ones with padding, and joins them again."""
+
+    def forward(self, x):
+        windows = window_partition(x, 7, shift=3, padding_value=torch.ones(1))
+        return windows, window_reverse(2 * windows, 7, x.shape[1:3], shift=3)
+
+
+def test_windowed_models_are_traced_for_maps_of_any_size():
+    free = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(Windows(), (torch.randn(2, 65, 129, 1),), dynamic_shapes=free, strict=False)
+    for size in ((1, 16, 22, 1), (3, 15, 30, 1)):
+        x = torch.randn(size)
+        for a, b in zip(program.module()(x), Windows()(x)):
+            assert torch.equal(a, b)
+
+
+def test_products_with_a_vector_are_not_quantized(tmp_path):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    helper, path = onnx.helper, tmp_path / "a.onnx"
+    weight, (vector, *_) = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["hidden"], name="matrix"),
+        helper.make_node("MatMul", ["hidden", "vector"], ["y"], name="vector"),
+    ]
+    shapes = {"x": ["rows", 8], "y": ["rows"]}
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    weights = [onnx.numpy_helper.from_array(weight, "weight"), onnx.numpy_helper.from_array(vector, "vector")]
+    graph = helper.make_graph(nodes, "products", [x], [y], weights)
+    opset = helper.make_opsetid("", 20)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    export_module.quantize(path)
+    products = [node.op_type for node in onnx.load(path).graph.node if "MatMul" in node.op_type]
+    assert products == ["MatMulInteger", "MatMul"]
+    rows = np.random.default_rng(1).standard_normal((5, 8)).astype(np.float32)
+    (found,) = onnxruntime.InferenceSession(path).run(None, {"x": rows})
+    expected = rows @ weight @ vector
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()

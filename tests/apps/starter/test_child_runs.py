@@ -1,0 +1,46 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vitkit.apps.starter.child_runs import run_to_end
+from vitkit.errors import TrainingError
+
+PARENT = """
+import subprocess, sys
+from vitkit.apps.starter.child_runs import _end_with_parent
+print(subprocess.Popen(["sleep", "60"], preexec_fn=_end_with_parent, stdout=subprocess.DEVNULL).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().split(")")[1].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_tool_ends_when_its_parent_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pid = int(parent.stdout.readline())
+    assert is_running(pid)
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 10
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(pid)
+
+
+def test_error_of_a_tool_is_repeated_without_its_prefix(tmp_path):
+    with pytest.raises(TrainingError, match=r"^no config file 'none\.py'.*\(.*run\.txt\)$"):
+        run_to_end(["vitkit", "train", "none.py"], tmp_path / "run")
+
+
+def test_a_clone_in_the_working_directory_does_not_hide_vitkit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vitkit").mkdir()
+    with pytest.raises(TrainingError, match="no config file 'nosuch.py'"):
+        run_to_end(["vitkit", "train", "nosuch.py"], tmp_path / "run")

@@ -1,0 +1,121 @@
+"""A user's data as `vitkit start` reads it: classes of label images, existing splits."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.apps.starter.own_data import read_own_data
+from vitkit.data.datasets.semantic import SemanticFolder
+from vitkit.errors import DataError
+
+
+def images(folder, *names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng([seed, len(folder.name)]).integers(0, 255, (8, 8, 3), np.uint8)
+        Image.fromarray(pixels).resize((64, 48)).save(folder / name)
+
+
+def label_images(folder, values, count=6):
+    folder.mkdir(parents=True)
+    for k in range(count):
+        labels = np.resize(np.array(values, np.uint8), (48, 64))
+        Image.fromarray(labels).save(folder / f"{k}.png")
+
+
+def settings_of(data, split):
+    """Run the lines of the config; return the settings of a split."""
+    cfg = {"data": {"train": {}, "val": {}}}
+    exec("\n".join(data.config_lines), {"cfg": cfg})
+    return cfg["data"][split]
+
+
+def semantic(tmp_path, values, **options):
+    images(tmp_path / "images", *(f"{k}.jpg" for k in range(6)))
+    label_images(tmp_path / "masks", values)
+    return read_own_data("semantic", tmp_path / "images", tmp_path / "masks", share=0.3, out=tmp_path / "out")
+
+
+def test_masks_of_0_and_255_give_two_classes(tmp_path):
+    settings = settings_of(semantic(tmp_path, [0, 255]), "train")
+    assert settings["values"] == [0, 255] and settings["ignore"] == []
+    labels = SemanticFolder(**settings).load_semantic(0)
+    assert sorted(np.unique(labels)) == [0, 1]
+
+
+def test_255_is_ignored_beside_two_other_values(tmp_path):
+    settings = settings_of(semantic(tmp_path, [0, 3, 255]), "train")
+    assert settings["values"] == [0, 3] and settings["ignore"] == [255]
+
+
+def test_values_missing_from_the_class_file_are_reported(tmp_path):
+    (tmp_path / "classes.txt").write_text("sky\nroad\n")
+    data = semantic(tmp_path, [0, 1, 7])
+    assert "classes.txt, and ignored: values 7" in data.summary
+    assert settings_of(data, "train")["ignore"] == [7, 255]
+
+
+def test_class_file_that_contradicts_the_values_is_an_error(tmp_path):
+    (tmp_path / "classes.txt").write_text("background\nobject\n")
+    with pytest.raises(DataError, match="values 0, 255, of which fewer than two are classes of .*classes.json"):
+        semantic(tmp_path, [0, 255])
+
+
+def test_images_with_another_extension_are_reported(tmp_path, capsys):
+    images(tmp_path / "images", "x.PNG", "y.jpeg")
+    semantic(tmp_path, [0, 1])
+    assert "left out: 2 images" in capsys.readouterr().out
+
+
+def test_split_folders_are_not_taken_for_classes(tmp_path):
+    names = [f"{split}/{name}/{k}.png" for split in ("train", "valid", "test") for name in "ab" for k in range(3)]
+    images(tmp_path / "roboflow", *names)
+    data = read_own_data("classification", tmp_path / "roboflow", None, share=0.2, out=tmp_path / "out")
+    assert data.num_train == data.num_val == 6
+    assert settings_of(data, "val")["folder"] == str(tmp_path / "roboflow/valid")
+    assert data.summary.endswith("of 2 classes")
+
+
+def test_images_that_cannot_be_read_are_reported(tmp_path, capsys):
+    images(tmp_path / "flowers", *(f"{name}/{k}.png" for name in ("daisy", "tulip") for k in range(6)))
+    broken = tmp_path / "flowers/daisy/0.png"
+    broken.write_bytes(broken.read_bytes()[:500])
+    data = read_own_data("classification", tmp_path / "flowers", None, share=0.2, out=tmp_path / "out")
+    assert data.num_train + data.num_val == 11
+    printed = capsys.readouterr().out
+    assert "  left out: 1 " in printed and "flowers/daisy/0.png" in printed
+
+
+def test_class_of_too_few_images_for_both_splits_is_named(tmp_path):
+    images(tmp_path / "flowers", *(f"{name}/{k}.png" for name in ("daisy", "tulip") for k in range(6)), "rare/0.png")
+    with pytest.raises(DataError, match="class folder '.*flowers/rare' gives no image to (val|train): it has too few"):
+        read_own_data("classification", tmp_path / "flowers", None, share=0.2, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_test_images_are_neither_trained_nor_validated_on(tmp_path):
+    names = [f"{split}/images/{k}.png" for split in ("train", "test") for k in range(6)]
+    images(tmp_path / "cells", *names)
+    for split in ("train", "test"):
+        (tmp_path / "cells" / split / "labels").mkdir()
+        for k in range(6):
+            (tmp_path / "cells" / split / "labels" / f"{k}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (tmp_path / "cells/data.yaml").write_text("train: train/images\ntest: test/images\nnames: [cell]\n")
+    data = read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.3, out=tmp_path / "out")
+    assert data.num_train + data.num_val == 6
+    assert '"test/' not in (tmp_path / "out/train.json").read_text() + (tmp_path / "out/val.json").read_text()
+    (tmp_path / "cells/data.yaml").write_text("test: test/images\nnames: [cell]\n")
+    with pytest.raises(DataError, match=r"data.yaml' has test images \(6\), but none to train on. Give"):
+        read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.3, out=tmp_path / "out")
+
+
+def test_train_and_val_of_the_same_images_are_split(tmp_path, capsys):
+    images(tmp_path / "cells", *(f"images/all/{k}.png" for k in range(10)))
+    (tmp_path / "cells/labels/all").mkdir(parents=True)
+    for k in range(10):
+        (tmp_path / f"cells/labels/all/{k}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (tmp_path / "cells/data.yaml").write_text("train: images/all\nval: images/all\nnames: [cell]\n")
+    data = read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.2, out=tmp_path / "out")
+    assert (data.num_train, data.num_val) == (8, 2)
+    assert "train and val are the same images, which are therefore split" in capsys.readouterr().out

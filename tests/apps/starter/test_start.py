@@ -1,0 +1,452 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import vitkit
+from vitkit import load_config
+from vitkit.apps.starter import child_runs, own_data
+from vitkit.apps.starter import starting as start
+from vitkit.apps.starter.child_runs import StepCost
+from vitkit.apps.starter.recipes import RECIPES
+from vitkit.apps.starter.start import imagenet_weights
+from vitkit.backbones.resnet import ResNet
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.tools.data.make_shapes import main as make_shapes
+from vitkit.tools.start import main
+from vitkit.visualization import curves
+
+ROOT = Path(__file__).parents[2]
+RANDOM = "model.backbone.pretrained=false"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Return the synthetic world in COCO's layout: 24 + 8 images of 64 pixels."""
+    out = tmp_path_factory.mktemp("start") / "shapes"
+    make_shapes(["--out", str(out), "--num-train", "24", "--num-val", "8", "--image-size", "64"])
+    return out
+
+
+@pytest.fixture
+def step_cost(monkeypatch, tmp_path):
+    """Let steps take the time in `costs`: seconds by precision, at 224 pixels; proportionally more at larger sizes."""
+    monkeypatch.chdir(tmp_path)
+    costs, timed = {"fp32": 1.0, "bf16": 2.0}, []
+
+    def time_steps(command, folder, minutes):
+        config = load_config(command[2], [word for word in command[3:] if "=" in word])
+        size = config["data"]["val"]["transforms"].get("short_side", 224)
+        precision = config["train"]["precision"]
+        timed.append((size, precision))
+        minutes = costs[precision] * (size / 224) ** 2 / 60
+        return StepCost(minutes, minutes, len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2)
+
+    monkeypatch.setattr(start, "time_steps", time_steps)
+    monkeypatch.setattr(start, "has_bfloat16", lambda device: True)
+    return costs, timed
+
+
+def detection(world, *args):
+    main([str(world / "train2017"), str(world / "annotations/instances_train2017.json"), RANDOM, "--dry-run", *args])
+    return load_config(Path("runs/start/config.py"))
+
+
+@pytest.mark.parametrize(
+    ("network", "steps", "metrics"),
+    [
+        ("small", 10, "AP 0.429, AP50 0.750"),
+        ("small", 1647, "AP 0.429, AP50 0.750"),
+        ("small", 1648, "AP 0.550, AP50 0.837"),
+        ("small", 10**6, "AP 0.627, AP50 0.902"),
+        ("resnet50", 2500, "AP 0.601, AP50 0.874"),
+        ("res3", 2500, "AP 0.585, AP50 0.879"),
+    ],
+)
+def test_measured_figure_with_the_most_steps_of_at_most_the_chosen_ones_is_shown(network, steps, metrics):
+    few, many = (start.OwnData("", 17, 7, 64, [], fewest_objects=count) for count in (99, 100))
+    recipe = RECIPES["detection"]
+    assert recipe.evidence(network, steps, many).startswith(metrics) and "COCO" not in recipe.evidence(
+        network, steps, many
+    )
+    assert recipe.evidence(network, steps, few) == f"{recipe.evidence(network, steps, many)}: {recipe.few_objects}"
+    assert "recipe has not been measured" in RECIPES["classification"].evidence(network, steps, few)
+
+
+def test_recipe_for_many_objects_is_the_best_of_the_table_for_short_runs():
+    measured = RECIPES["detection"].measured
+    for figure in measured:
+        if figure.network == "res3" and figure.minutes <= 15:
+            others = [f.metrics for f in measured if f.network != "res3" and f.minutes <= figure.minutes]
+            assert all(figure.metrics > metrics for metrics in others)
+
+
+@pytest.mark.parametrize(
+    ("fewest", "device", "hours", "network"),
+    [
+        (100, "cpu", 1, "res3"),
+        (99, "cpu", 1, "resnet50"),
+        (100, "cuda", 1, "resnet50"),
+        (100, "cpu", 2.05, "res3"),  # of one second a step, 0.8 of the time
+        (100, "cpu", 2.15, "resnet50"),
+    ],
+)
+def test_backbone_follows_the_numbers_of_objects_and_steps(
+    world, step_cost, monkeypatch, fewest, device, hours, network, capsys
+):
+    read = start.read_own_data
+    monkeypatch.setattr(
+        start, "read_own_data", lambda *args, **kwargs: replace(read(*args, **kwargs), fewest_objects=fewest)
+    )
+    monkeypatch.setattr(start, "imagenet_weights", lambda request: (True, "ImageNet weights"))
+    monkeypatch.setattr(start, "check", lambda path, request: None)
+    images, annotations = str(world / "train2017"), str(world / "annotations/instances_train2017.json")
+    start.start(images, annotations, hours=hours, dry_run=True, device=device)
+    cfg = load_config(Path("runs/start/config.py"))
+    is_short = network == "res3"
+    assert cfg["model"]["backbone"]["out_features"] == (["res3"] if is_short else ["res3", "res4"])
+    assert cfg["model"]["backbone"]["depth"] == 50 and cfg["model"]["neck"]["num_levels"] == (2 if is_short else 3)
+    assert cfg["optimizer"]["backbone_lr"] == (2e-4 if is_short else 1e-4)
+    out = capsys.readouterr().out
+    assert ("up to res3: each class that has training objects has at least 100" in out) == is_short
+    assert ("up to res4: there is time for 6000 steps of a smaller network" in out) == (hours == 2.15)
+    start.start(
+        images, annotations, hours=1, dry_run=True, device=device, overrides=start.UP_TO_RES4.split(), run_dir="longer"
+    )
+    assert "up to res3" not in capsys.readouterr().out
+    longer = load_config(Path("longer/config.py"), [RANDOM])
+    for cfg in (load_config(Path("runs/start/config.py"), [RANDOM]), longer):
+        vitkit.build_model(cfg["model"], classes=["a"])
+
+
+def test_figures_of_recipes_are_those_of_the_table():
+    rows = (ROOT / "configs/bccd/README.md").read_text().splitlines()
+    names = {"small": "| `dino_r18.py`", "resnet50": "| the same on a ResNet-50 up to res4", "res3": "| "}
+    for figure in RECIPES["detection"].measured:
+        values = figure.metrics.removeprefix("AP ").replace(", AP50 ", " / ")
+        values += f" ({figure.minutes:g})"
+        assert any(row.startswith(names[figure.network]) and values in row for row in rows)
+    header = (ROOT / "configs/start/detection.py").read_text()
+    facts = ("AP50 0.008 to 0.045", "50 photos of COCO with 49 classes", "936 steps")
+    assert all(fact in RECIPES["detection"].few_objects and fact in header for fact in facts)
+    (figure,) = RECIPES["semantic"].measured
+    header = (ROOT / "configs/start/semantic.py").read_text()
+    assert all(text in header for text in (f"{figure.steps} steps", f"{figure.minutes} min", "mIoU 0.677"))
+    assert figure.metrics == "mIoU 0.677"
+
+
+def test_epochs_fill_the_time_in_the_faster_precision(world, step_cost, capsys):
+    config = detection(world, "--hours", "0.1")
+    steps_per_epoch = len(json.loads(Path("runs/start/data/train.json").read_text())["images"]) / 2
+    assert config["train"]["epochs"] == int(0.1 * 3600 * 0.8 / steps_per_epoch)
+    assert config["train"]["precision"] == "fp32"
+    assert step_cost[1] == [(224, "fp32"), (224, "bf16")]
+    out = capsys.readouterr().out
+    assert "timed     224 pixels, bf16: 2.00 s a step" in out and "24 images (17 train, 7 val)" in out
+    assert "chosen    DINO on ResNet-18 from random weights, 224 pixels, fp32" in out
+    assert "measured  AP 0.429, AP50 0.750 on 205 photos of blood cells" in out and "after 824 steps, 5 min" in out
+    assert config["schedule"] == dict(
+        type="FlatCosineLR",
+        warmup_steps=int(config["train"]["epochs"] * steps_per_epoch / 20),
+        flat_until_share=0.6,
+        end_factor=0.02,
+    )
+    assert "train it  vitkit train runs/start/config.py\n" in out and config["model"]["backbone"]["pretrained"] is False
+
+
+def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(world, step_cost, monkeypatch):
+    monkeypatch.setattr(start, "imagenet_weights", lambda request: (True, "ImageNet weights"))
+    timed = step_cost[1]
+
+    def time_steps(command, folder, minutes):
+        config = load_config(command[2])
+        frozen = config["model"]["backbone"]["frozen_stages"]
+        timed.append((frozen, config["train"]["precision"], config["train"]["epochs"]))
+        return StepCost(1 / 60 if frozen == 1 else 0.5 / 60, 1.0, 10)
+
+    monkeypatch.setattr(start, "time_steps", time_steps)
+    images, annotations = str(world / "train2017"), str(world / "annotations/instances_train2017.json")
+    main([images, annotations, "--dry-run", "--hours", "0.1"])
+    assert timed == [(1, "fp32", 1000), (1, "bf16", 1000), (3, "fp32", 1000)]
+    config = load_config(Path("runs/start/config.py"))
+    assert config["model"]["backbone"]["frozen_stages"] == 3 and config["train"]["epochs"] == 57
+    assert "frozen up to res3, which halves a step's time" in Path("runs/start/config.py").read_text()
+    main([images, annotations, "--dry-run", "--hours", "1", "--run-dir", "long"])
+    config = load_config(Path("long/config.py"))
+    assert config["model"]["backbone"]["frozen_stages"] == 1 and config["train"]["epochs"] == 288
+
+
+def test_bfloat16_is_not_timed_where_it_is_emulated(world, step_cost, monkeypatch):
+    monkeypatch.setattr(start, "has_bfloat16", lambda device: False)
+    detection(world, "--hours", "0.1")
+    assert step_cost[1] == [(224, "fp32")]
+
+
+def test_config_explains_its_choices_and_names_its_command(world, step_cost):
+    detection(world, "--hours", "0.1", "--val-share", "0.3")
+    text = Path("runs/start/config.py").read_text()
+    assert f"{RANDOM} --task detection --hours 0.1 --val-share 0.3\n" in text
+    assert "# random weights, as model.backbone.pretrained=false says" in text
+    assert "1.00 s a step" in text and "--hours 0.1" in text and "# the image with the most objects has" in text
+
+
+@pytest.mark.parametrize(("minutes", "num_records"), [(0.0, 3), (1.0, 6)])
+def test_steps_are_timed_for_at_least_the_time_asked_for(monkeypatch, tmp_path, minutes, num_records):
+    class Child:
+        def __init__(self, *_):
+            (tmp_path / "timing").mkdir()
+            self.process = SimpleNamespace(poll=lambda: None)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    log = [{"step": 5 * k, "epoch": k, "minutes": 0.2 * k * k / 5, "processor_minutes": k} for k in range(1, 100)]
+    lengths = iter(range(2, 100))
+    monkeypatch.setattr(child_runs, "Child", Child)
+    monkeypatch.setattr(curves, "read_log", lambda path: (log[: next(lengths)], []))
+    monkeypatch.setattr(child_runs.time, "sleep", lambda seconds: None)
+    cost = child_runs.time_steps(["vitkit", "train"], tmp_path / "timing", minutes=minutes)
+    assert next(lengths) == num_records + 1
+    assert cost.minutes == pytest.approx((log[num_records - 1]["minutes"] - log[0]["minutes"]) / 5 / (num_records - 1))
+
+
+def test_larger_images_are_chosen_if_the_time_allows_enough_steps(world, step_cost, monkeypatch):
+    monkeypatch.setattr(start, "read_own_data", with_short_side(start.read_own_data, 500))
+    step_cost[0]["fp32"] = 0.01
+    config = detection(world, "--hours", "0.16")
+    assert config["data"]["val"]["transforms"]["short_side"] == 416  # 512 is larger than the images
+    assert step_cost[1][-1] == (416, "fp32")
+
+
+def with_short_side(read, short_side):
+    def changed(*args, **kwargs):
+        data = read(*args, **kwargs)
+        return type(data)(data.summary, data.num_train, data.num_val, short_side, data.config_lines)
+
+    return changed
+
+
+def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(world, step_cost, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        detection(world, "--hours", "0.001")
+    assert "too short for one epoch of 17 images" in str(stopped.value) and "The minimum is --hours 0.0" in str(
+        stopped.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "annotations", "model"),
+    [
+        ("instance", "instances_train2017.json", "Mask2Former"),
+        ("semantic", "semantic_train2017", "Mask2Former"),
+        ("panoptic", "panoptic_train2017.json", "Mask2Former"),
+    ],
+)
+def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annotations, model):
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 10))
+    main(
+        [str(world / "train2017"), str(world / "annotations" / annotations), RANDOM, "--task", task, "--dry-run"]
+        + ["--hours", "0.05"]
+    )
+    config = load_config(Path("runs/start/config.py"))
+    assert config["model"]["type"] == model and config["model"]["tasks"] == [task]
+
+
+def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 1))
+    images = sorted((world / "train2017").glob("*.png"))
+    for k, image in enumerate(images):
+        folder = tmp_path / "flowers" / ("rose", "tulip")[k % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / image.name).write_bytes(image.read_bytes())
+    main([str(tmp_path / "flowers"), "--task", "classification", RANDOM, "--dry-run", "--hours", "0.05"])
+    config = load_config(Path("runs/start/config.py"))
+    folders = [Path(config["data"][split]["folder"]) for split in ("train", "val")]
+    counts = [[len(list((folder / name).iterdir())) for name in ("rose", "tulip")] for folder in folders]
+    assert [sum(column) for column in zip(*counts)] == [12, 12] and all(counts[1])
+
+
+def test_next_start_gets_a_new_folder(world, step_cost, monkeypatch):
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 10))
+    detection(world, "--hours", "0.05")
+    detection(world, "--hours", "0.05")
+    assert Path("runs/start-2/config.py").is_file()
+
+
+def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monkeypatch, capsys):
+    def unreachable(self):
+        raise CheckpointError("cannot download resnet50.pth (no route).")
+
+    monkeypatch.setattr(ResNet, "load_pretrained", unreachable)
+
+    def weights(*overrides):
+        return imagenet_weights(start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", overrides))
+
+    pretrained, why = weights()
+    assert not pretrained and "random weights" in why and "model.backbone.pretrained=FILE" in why
+    assert "no route" in capsys.readouterr().out
+    assert weights("model.backbone.pretrained=mine.pth") == (True, "weights of mine.pth")
+    assert weights("model.backbone.pretrained=none") == (
+        False,
+        "random weights, as model.backbone.pretrained=none says",
+    )
+    with pytest.raises(CheckpointError, match="no route"):
+        weights("model.backbone.pretrained=true")
+    assert weights("model.backbone=swin_tiny") == (False, "those that model.backbone=swin_tiny has by default")
+
+
+def test_what_is_printed_and_written_with_overrides_is_true(world, step_cost, capsys):
+    detection(world, "--hours", "0.1", "train.epochs=3")
+    out, text = capsys.readouterr().out, Path("runs/start/config.py").read_text()
+    assert "3 epochs: 26 steps of 1.00 s, 0 min\n" in out  # a dry run, and epochs that are given, measure nothing again
+    assert "measured  AP 0.429" in out and "% of 0.1 h" not in text
+    assert "pixels are chosen where" not in text  # the images have 64 pixels
+    assert load_config(Path("runs/start/config.py"))["train"]["eval_every"] == 1
+    main(
+        [str(world / "train2017"), str(world / "annotations/instances_train2017.json"), "model.backbone=swin_tiny"]
+        + ["--dry-run", "--hours", "0.1", "--device", "cpu", "--run-dir", "other"]
+    )
+    out = capsys.readouterr().out
+    assert (
+        "weights   those that model.backbone=swin_tiny has by default" in out and "chosen    DINO on swin_tiny, " in out
+    )
+    assert "measured  without the overrides: AP 0.429" in out
+
+
+def test_a_precision_that_is_given_is_the_only_one_that_is_timed_and_named(world, step_cost, capsys):
+    detection(world, "--hours", "0.1", "train.precision='bf16'")
+    assert step_cost[1] == [(224, "bf16")]
+    assert "random weights, 224 pixels, bf16, " in capsys.readouterr().out
+    assert "the faster one" not in Path("runs/start/config.py").read_text()
+
+
+def test_steps_are_timed_whatever_the_number_of_epochs_and_for_minutes_at_most(world, step_cost, monkeypatch):
+    timed = []
+
+    def time_steps(command, folder, minutes):
+        config = load_config(command[2], [word for word in command[3:] if "=" in word])
+        timed.append((config["train"]["epochs"], minutes))
+        return StepCost(1 / 60, 1 / 60, 8)
+
+    monkeypatch.setattr(start, "time_steps", time_steps)
+    detection(world, "--hours", "100", "train.epochs=1")
+    assert timed == [(1000, start.LONGEST_TIMING)] * 2
+    assert load_config(Path("runs/start/config.py"))["train"]["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(hours=float("inf")), "hours=inf: expected a number above 0"),
+        (dict(overrides=["epochs"]), "override 'epochs' does not parse"),
+    ],
+)
+def test_arguments_without_a_meaning_are_errors(world, step_cost, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        start.start(world / "train2017", world / "annotations/instances_train2017.json", device="cpu", **arguments)
+
+
+def test_pauses_are_announced_only_where_they_are_made():
+    request = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu")
+    choices = [start.Choice(240, "fp32", "", "small", epochs=epochs, cost=StepCost(1, 1, 1)) for epochs in (9, 10)]
+    assert [start.is_paced(request, choice) for choice in choices] == [False, True]
+    fixed = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", ("train.epochs=10",))
+    assert not start.is_paced(fixed, choices[1])
+
+
+@pytest.mark.parametrize(
+    "name", ['a"""\nraise SystemExit("run")\n"""b', "\\U0001", "\N{OWL} 'a' \"b\"", "a\x0cb\u2028c", "#"]
+)
+def test_names_of_files_do_not_become_code(world, step_cost, tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    for split, part in (("train", slice(16)), ("val", slice(16, None))):
+        content = json.loads((world / "annotations/instances_train2017.json").read_text())
+        content["images"] = content["images"][part]
+        ids = {image["id"] for image in content["images"]}
+        content["annotations"] = [a for a in content["annotations"] if a["image_id"] in ids]
+        content["categories"] = [
+            {**c, "name": f"{c['name']} {''.join(filter(str.isprintable, name))}"} for c in content["categories"]
+        ]
+        (folder / f"{split} {name}.json").write_text(json.dumps(content))
+    (tmp_path / f"{name} images").symlink_to(world / "train2017")
+    main([str(tmp_path / f"{name} images"), str(folder), RANDOM, "--dry-run", "--hours", "0.1"])
+    config = load_config(Path("runs/start/config.py"))
+    assert config["data"]["train"]["images"] == str((world / "train2017").resolve())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "no file or folder 'nowhere'"),
+        (["nowhere", "modl.num_queries=3"], "detection.py: modl: unknown key 'modl'. Did you mean 'model'?"),
+        (["{world}/train2017", "--task", "semantic"], "also give the folder of the label images"),
+        (
+            ["{world}/train2017", "{world}/annotations/instances_train2017.json", "--task", "classification"],
+            "CLASS/*.jpg",
+        ),
+    ],
+)
+def test_wrong_data_is_named(world, step_cost, arguments, message):
+    with pytest.raises(SystemExit, match="(?s).*" + message.replace("*", r"\*")):
+        main([argument.format(world=world) for argument in arguments])
+
+
+def test_options_are_checked(capsys):
+    for wrong in (["--hours", "0"], ["--hours", "inf"], ["--val-share", "1"], ["a", "b"]):
+        with pytest.raises(SystemExit):
+            main(["photos", *wrong])
+
+
+def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, monkeypatch):
+    read = own_data.read_own_data
+    monkeypatch.setattr(start, "read_own_data", with_short_side(read, 480))
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 8000))
+    config = detection(world, "--hours", "3")  # 9180 steps: 1.1 epochs
+    assert config["train"]["epochs"] == 1
+    assert config["data"]["val"]["transforms"]["short_side"] == 224
+
+
+def test_empty_folder_is_reused(tmp_path):
+    assert start.free_folder(tmp_path / "a") == start.free_folder(tmp_path / "a") == tmp_path / "a"
+    (tmp_path / "a/config.py").touch()
+    assert start.free_folder(tmp_path / "a") == tmp_path / "a-2"
+
+
+def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, monkeypatch, capsys):
+    calls, log = [], iter([dict(epoch=10.0, step=100, minutes=1.0), dict(epoch=15.0, step=150, minutes=3.0)])
+
+    def train(config=None, *, run_dir=None, resume=None, device, hooks=(), train=None):
+        calls.append((resume, [round(hook.minutes, 3) for hook in hooks], train or {}))
+        return SimpleNamespace(path=Path("runs/start/run"))
+
+    monkeypatch.setattr(start.api, "train", train)
+    monkeypatch.setattr(start, "read_log", lambda path: ([next(log)], []))
+    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(0.005, 0.005, 10))
+    detection(world, "--hours", "0.5")
+    request = start.Request("detection", Path("photos"), Path("labels.json"), 0.5, 0.2, "cpu")
+    choice = start.Choice(240, "fp32", "random weights", "small", epochs=480, cost=StepCost(0.005, 0.005, 10))
+    data = start.OwnData("24 images", 17, 7, 64, "")
+    choice, _ = start.train_in_time(request, data, choice, Path("runs/start"))
+    # 24 minutes: 0.1 an epoch leaves 230 after the first 10; then 0.4 an epoch leaves 52 of the last 21 minutes.
+    assert [(resume, hooks) for resume, hooks, _ in calls] == [
+        (None, [2.4]), (Path("runs/start/run"), [8.6]), (Path("runs/start/run"), []),
+    ]  # fmt: skip
+    assert [train.get("epochs") for *_, train in calls] == [None, 240, 67] and choice.epochs == 67
+    assert load_config(Path("runs/start/config.py"))["train"]["epochs"] == 67
+    assert "paced     0.60 s a step: 240 epochs in all" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_photos_are_trained_on_and_reported(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main([str(world / "train2017"), str(world / "annotations/instances_train2017.json"), RANDOM, "--hours", "0.03"])
+    out = capsys.readouterr().out
+    assert "reached   bbox/AP" in out and "better    vitkit start" in out
+    assert Path("runs/start/report.html").stat().st_size > 10_000
+    assert Path("runs/start/run/best.pth").is_file()

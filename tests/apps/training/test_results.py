@@ -1,0 +1,90 @@
+"""The evaluation of a finished run."""
+
+import json
+
+import pytest
+import torch
+
+from vitkit import build_dataset, build_model, load_config
+from vitkit import compare as compare_models
+from vitkit.apps.training.results import score_run
+from vitkit.config import save_config
+from vitkit.errors import ConfigError
+from vitkit.tools import compare
+from vitkit.weights import save_checkpoint
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A small detector with random weights, and few images to evaluate."""
+    config = load_config(
+        "quickstart/detr",
+        [
+            "data.val.num_images=4",
+            "data.num_workers=0",
+            "model.neck.out_channels=32",
+            "model.head.d_model=32",
+            "model.head.num_heads=2",
+            "model.head.d_ffn=64",
+            "model.head.num_encoder_layers=1",
+            "model.head.num_decoder_layers=1",
+        ],
+    )
+    classes = list(build_dataset(config["data"]["val"]).classes)
+    torch.manual_seed(0)
+    model = build_model(config["model"], classes=classes)
+    folder = tmp_path / "small"
+    state = {"model": model.state_dict(), "classes": classes, "config": json.dumps(config)}
+    save_checkpoint(folder / "best.pth", state)
+    save_config(config, folder / "config.json")
+    return folder
+
+
+def test_evaluation_of_a_run_is_written_and_reused(run):
+    evaluation = score_run(run, device="cpu")
+    results = json.loads((run / "results_val.json").read_text())
+    assert len({result["image_id"] for result in results}) == 4
+    (run / "results_val.json").write_text(json.dumps(results[1:]))
+    again = score_run(run, device="cpu")
+    assert again.name == evaluation.name == "small" and again.evaluator.results() == results[1:]
+
+
+def test_folder_that_is_not_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="neither a run nor a results file"):
+        score_run(tmp_path)
+
+
+def test_checkpoints_and_runs_are_compared(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (run / "last.pth").write_bytes((run / "best.pth").read_bytes())
+    compare.main([str(run / "best.pth"), str(run / "last.pth"), "--device", "cpu"])
+    assert "last against best, on 4 samples" in capsys.readouterr().out
+    compare.main([str(run), str(run / "last.pth"), str(run / "results_val.json"), "--device", "cpu"])
+    assert "results_val against small, on 4 samples" in capsys.readouterr().out
+
+
+def test_overrides_change_the_config_of_each_model(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (run / "last.pth").write_bytes((run / "best.pth").read_bytes())
+    compare.main([str(run), str(run / "last.pth"), "data.val.num_images=3", "--device", "cpu"])
+    assert "last against small, on 3 samples" in capsys.readouterr().out
+    assert not (run / "results_val.json").exists()  # those predictions are not of the run's own config
+    score_run(run, device="cpu")
+    assert len(compare_models(run, run, overrides=["data.val.num_images=2"], device="cpu").sample_ids) == 2
+    compare.main([str(run / "results_val.json")] * 2 + ["--data", str(run), "data.root=elsewhere"])
+    assert "on 4 samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.json", "b.json", "--annotations", "val.json", "data.root=x"], "have no config to change"),
+        (["runs/a", "data.root=x", "--curves", "c.png"], "--curves reads only logs"),
+        (["runs/a", "data.root=x"], "at least two models"),
+    ],
+)
+def test_overrides_without_a_config_are_refused(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as error:
+        compare.main(arguments)
+    assert message in f"{error.value.code}\n{capsys.readouterr().err}"

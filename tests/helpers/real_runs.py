@@ -1,0 +1,145 @@
+"""Real training runs in separate processes, which may be killed at any moment."""
+
+import io
+import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint import FileSystemWriter
+
+from vitkit.weights import read_checkpoint
+
+PROCESSES = multiprocessing.get_context("forkserver")
+# Imported once: a tool imports what trains only when it runs.
+PROCESSES.set_forkserver_preload(["vitkit.tools.train", "vitkit.engine.trainer"])
+LAST_STEP = 12  # three epochs of eight batches, two batches per step
+CONFIG = """
+from vitkit.configs.quickstart.detr import config as quickstart
+
+
+def config():
+    world = dict(type="ShapesDetection", image_size=32)
+    cfg = quickstart()
+    cfg["model"]["neck"]["out_channels"] = 16
+    cfg["model"]["head"].update(
+        d_model=16, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=1, dropout=0.1
+    )
+    cfg["data"] = dict(
+        train=dict(**world, num_images=32, transforms=dict(type="ComposedTransforms", transforms=[dict(type="D4")])),
+        val=dict(**world, num_images=2, split="val"), images_per_gpu=4, num_workers=0,
+    )
+    cfg["schedule"] = dict(type="CosineLR", warmup_steps=2)
+    cfg["train"] = dict(
+        epochs=3, log_every=1, accumulate=2, ema_decay=0.5, clip_grad_norm=0.1, save_every_steps=1, keep_checkpoints=2
+    )
+    return cfg
+"""
+
+
+def run_tool(argv: list[str], environment: dict[str, str], dies_in: tuple[str, int] | None) -> None:
+    """Run a tool in a separate process, which kills itself in the n-th call of a function if `dies_in` says so."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if dies_in:
+        die_in(*dies_in)
+    from vitkit.tools import train
+
+    train.main([*argv, "--device", "cpu"])
+
+
+def die_in(function: str, call: int) -> None:
+    module, name = {
+        "save": (torch, "save"),
+        "rename": (os, "replace"),
+        "link": (os, "link"),
+        "shards": (FileSystemWriter, "write_data"),
+        "folder": (os, "rename"),
+    }[function]
+    original, calls = getattr(module, name), 0
+
+    def dying(*args, **options):
+        nonlocal calls
+        calls += args[-1] != "config.json"
+        if calls == call:
+            if function == "save":
+                whole = io.BytesIO()
+                original(args[0], whole)
+                args[1].write(whole.getvalue()[: len(whole.getvalue()) // 2])
+                args[1].flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **options)
+
+    setattr(module, name, dying)
+
+
+def start(*argv: str, ranks: int = 1, dies_in: tuple[str, int] | None = None) -> list:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
+    processes = []
+    for number in range(ranks):
+        environment = {**group, "RANK": str(number), "LOCAL_RANK": str(number)} if group else {}
+        process = PROCESSES.Process(target=run_tool, args=(list(argv), environment, dies_in))
+        process.start()
+        processes.append(process)
+    return processes
+
+
+def finish(processes: list) -> list[int]:
+    deadline = time.monotonic() + 300
+    for process in processes:
+        process.join(timeout=max(0, deadline - time.monotonic()))
+    hanging = [process for process in processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
+    assert not hanging, "the run hangs: " + Path("output.txt").read_text()[-2000:]
+    return [process.exitcode for process in processes]
+
+
+def reached(run: str) -> int:
+    log = Path(run, "log.jsonl")
+    steps = re.findall(r'"step": (\d+)', log.read_text()) if log.exists() else []
+    return int(steps[-1]) if steps else 0
+
+
+def wait_for_step(run: str, step: int, processes: list) -> None:
+    deadline = time.monotonic() + 300
+    while reached(run) < step and all(process.is_alive() for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def of_ranks(ranks: int) -> list[str]:
+    return [f"data.images_per_gpu={4 // ranks}"]
+
+
+def assert_same(run: str, whole: str) -> None:
+    a, b = (read_checkpoint(Path(name, "last.pth")) for name in (run, whole))
+    assert a["progress"] == b["progress"] and a["progress"]["step"] == LAST_STEP
+    for key in {"model", "ema"} & a.keys():
+        assert a[key].keys() == b[key].keys()
+        for name, value in a[key].items():
+            assert value.equal(b[key][name]), f"{key} {name}"
+    for one, other in zip(a["optimizer"]["state"].values(), b["optimizer"]["state"].values(), strict=True):
+        assert all(value.equal(other[name]) for name, value in one.items())
+    assert a["schedule"] == b["schedule"]
+    assert all(one["torch"].equal(other["torch"]) for one, other in zip(a["rng"], b["rng"], strict=True))
+    assert log_of(run) == log_of(whole)
+    assert not list(Path(run).glob("*.tmp"))
+
+
+def log_of(run: str) -> list:
+    """Return the log's records without values that depend on time and machine, and without means that began anew."""
+    records = [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
+    kept = [(r["kind"], r["step"], r["epoch"], r.get("lr"), r.get("metrics"), r.get("loss")) for r in records]
+    assert len({entry[:3] for entry in kept}) == len(kept), "a record is there twice"
+    return kept

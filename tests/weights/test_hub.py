@@ -1,0 +1,244 @@
+"""Repositories of the hub, from a local server that responds as the hub does."""
+
+import hashlib
+import http.server
+import json
+import socket
+import threading
+import time
+from urllib.parse import unquote
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+import vitkit
+from vitkit import CheckpointError, ConfigError, load_weights
+from vitkit.models import build_model
+from vitkit.weights import folders, hub
+
+COMMIT = "a" * 40
+SMALL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)
+VIT = SMALL | dict(
+    model_type="vit", architectures=["ViTForImageClassification"], patch_size=16, id2label={"0": "cat", "1": "dog"}
+)
+
+
+def weights():
+    """A small ViT under the names of the transformers library."""
+    from vitkit.model_zoo.converters import written
+
+    torch.manual_seed(0)
+    backbone = dict(type="ViT", patch_size=16, d_model=16, depth=1, num_heads=2, mlp_ratio=2.0, image_size=32)
+    model = build_model(dict(type="Classifier", num_classes=2, backbone=backbone))
+    return written(model, "transformers").state
+
+
+def sharded(state):
+    files = {f"model-{i}.safetensors": dict(list(state.items())[i::2]) for i in range(2)}
+    index = {"weight_map": {key: name for name, part in files.items() for key in part}}
+    return {name: save(part) for name, part in files.items()} | {
+        "model.safetensors.index.json": json.dumps(index).encode()
+    }
+
+
+@pytest.fixture
+def repositories(monkeypatch, tmp_path):
+    """The server's files: repository -> file -> content; "asked" lists the files that were fetched."""
+    content = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            content["asked"].append(self.path.rsplit("/", 1)[-1])
+            self.answer(body=True)
+
+        def answer(self, *, body):
+            repository, _, rest = unquote(self.path).lstrip("/").partition("/resolve/")
+            revision, _, name = rest.partition("/")
+            files = content.get(repository)
+            missing = None
+            if files is None:
+                missing = "RepoNotFound"
+            elif revision not in ("main", COMMIT):
+                missing = "RevisionNotFound"
+            elif name not in files:
+                missing = "EntryNotFound"
+            data = b"" if missing else files[name]
+            self.send_response(404 if missing else 200)
+            if missing:
+                self.send_header("X-Error-Code", missing)
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    content["asked"] = []
+    monkeypatch.setattr(hub, "_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    yield content
+    server.shutdown()
+    server.server_close()
+
+
+def test_repository_is_loaded_as_a_model_and_downloaded_once(repositories):
+    state = weights()
+    processor = json.dumps(dict(size=dict(height=32, width=32), image_mean=[0.5] * 3, image_std=[0.5] * 3))
+    repositories["cats/vit"] = {
+        "config.json": json.dumps(VIT).encode(),
+        "model.safetensors": save(state),
+        "preprocessor_config.json": processor.encode(),
+        "pytorch_model.bin": b"never asked for",
+    }
+    model = vitkit.load("hf:cats/vit")
+    assert model.classes == ["cat", "dog"] and model.transforms is not None
+    assert torch.equal(model.model.backbone.head.weight, state["classifier.weight"])
+    assert sorted(repositories["asked"]) == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    other = vitkit.load("hf:cats/vit").model
+    load_weights(other, "hf:cats/vit")
+    assert len(repositories["asked"]) == 3
+    with pytest.raises(CheckpointError, match="hf:cats/vit@v2: the repository has no revision 'v2'"):
+        vitkit.load("hf:cats/vit@v2")
+
+
+def test_each_file_of_weights_is_read_once(repositories, monkeypatch):
+    read = []
+    monkeypatch.setattr(folders, "load_file", lambda path: (read.append(path.name), load_file(path))[1])
+    repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(weights())}
+    assert vitkit.load("hf:cats/large").classes == ["cat", "dog"]
+    assert sorted(read) == ["model-0.safetensors", "model-1.safetensors"]
+
+
+def test_all_files_of_sharded_weights_are_downloaded(repositories, monkeypatch):
+    state = weights()
+    repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(state)}
+    model = vitkit.load("hf:cats/large").model
+    assert torch.equal(model.backbone.pos_embed, state["vit.embeddings.position_embeddings"])
+    # Without the network, the cache is enough.
+    monkeypatch.setattr(hub, "_ENDPOINT", "http://127.0.0.1:9")
+    again = vitkit.load("hf:cats/large").model
+    assert torch.equal(again.backbone.pos_embed, model.backbone.pos_embed)
+
+
+def test_an_architecture_that_vitkit_lacks_is_refused_before_its_weights_are_fetched(repositories):
+    config = dict(model_type="yolos", architectures=["YolosForObjectDetection"])
+    repositories["others/yolos"] = {"config.json": json.dumps(config).encode(), "model.safetensors": b"large"}
+    with pytest.raises(
+        ConfigError, match="'yolos' .architectures: YolosForObjectDetection.* Known: bert, d_fine, deformable_detr"
+    ):
+        vitkit.load("hf:others/yolos")
+    assert repositories["asked"] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hf:nobody/nothing", "hf:nobody/nothing: there is no such repository, or it is private"),
+        ("hf:a/b/c", "hf:a/b/c: not the name of a repository; expected hf:OWNER/NAME"),
+        ("hf:cats/text", "hf:cats/text: has no config.json"),
+        ("hf:cats/empty", "hf:cats/empty: has no weights: expected model.safetensors"),
+    ],
+)
+def test_names_that_are_not_models_are_a_one_line_error(repositories, name, message):
+    repositories["cats/text"] = {"README.md": b"x"}
+    repositories["cats/empty"] = {"config.json": json.dumps(VIT).encode()}
+    with pytest.raises(CheckpointError, match=message) as error:
+        vitkit.load(name)
+    assert "\n" not in str(error.value)
+
+
+def test_error_for_an_unreachable_hub_names_a_remedy(repositories, monkeypatch):
+    monkeypatch.setattr(hub, "_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(
+        CheckpointError, match="hf:cats/vit: cannot be reached, and config.json is not in the cache"
+    ) as error:
+        vitkit.load("hf:cats/vit")
+    assert "HF_HUB_OFFLINE" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_hub_that_does_not_answer_is_an_error_in_seconds_and_the_cache_is_used(repositories, monkeypatch):
+    repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode(), "model.safetensors": save(weights())}
+    vitkit.load("hf:cats/vit")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_ETAG_TIMEOUT", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and sends nothing
+        monkeypatch.setattr(hub, "_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        start = time.monotonic()
+        with pytest.raises(CheckpointError, match="hf:cats/new: cannot be reached, and config.json is not in") as error:
+            vitkit.load("hf:cats/new")
+        assert "HF_HUB_ETAG_TIMEOUT" in str(error.value) and "\n" not in str(error.value)
+        assert vitkit.load("hf:cats/vit").classes == ["cat", "dog"]
+        # The client's own retries take over half a minute, even if each request ends after a second.
+        assert time.monotonic() - start < 20
+
+
+def lose_connection_at(monkeypatch, lost, error):
+    fetch = huggingface_hub.hf_hub_download
+
+    def fetch_or_fail(repository, name, **options):
+        if name == lost:
+            raise error
+        return fetch(repository, name, **options)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch_or_fail)
+
+
+@pytest.mark.parametrize("lost", ["preprocessor_config.json", "model-1.safetensors", "model.safetensors.index.json"])
+def test_lost_connection_is_not_taken_for_a_missing_file(repositories, monkeypatch, lost):
+    repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(weights())}
+    lose_connection_at(monkeypatch, lost, huggingface_hub.errors.LocalEntryNotFoundError("connection lost"))
+    with pytest.raises(CheckpointError, match=f"hf:cats/large: cannot be reached, and {lost} is not in the cache"):
+        vitkit.load("hf:cats/large")
+
+
+def test_offline_without_the_preprocessing_file_is_a_warning(repositories, monkeypatch, caplog):
+    repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode(), "model.safetensors": save(weights())}
+    lost = huggingface_hub.errors.LocalEntryNotFoundError("offline")
+    lose_connection_at(monkeypatch, "preprocessor_config.json", lost)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="cannot be reached, and config.json is not in the cache"):
+        vitkit.load("hf:cats/vit")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    for name in ("config.json", "model.safetensors"):
+        hub._Download("hf:cats/vit", "cats/vit", None)(name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    vitkit.load("hf:cats/vit")
+    assert "hf:cats/vit: offline, and preprocessor_config.json is not in the cache" in caplog.text
+
+
+def test_http_library_errors_become_one_line(repositories, monkeypatch):
+    class Broken(huggingface_hub.errors.HfHubHTTPError.__bases__[0]):
+        def __init__(self):
+            Exception.__init__(self, "peer closed connection\nwithout a word")
+
+    lose_connection_at(monkeypatch, "config.json", Broken())
+    with pytest.raises(CheckpointError, match="cannot be downloaded or stored .peer closed connection.") as e:
+        vitkit.load("hf:cats/vit")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("index", [b'{"weight_map": ["a"]}', b"{}", b'{"weight_map": {"a": "../b.safetensors"}}'])
+def test_damaged_repository_index_is_a_one_line_error(repositories, index):
+    repositories["cats/bad"] = {"config.json": json.dumps(VIT).encode(), "model.safetensors.index.json": index}
+    with pytest.raises(CheckpointError, match="index.json: .*weight_map|expected files beside it") as error:
+        vitkit.load("hf:cats/bad")
+    assert "\n" not in str(error.value)
+
+
+def test_error_for_a_full_cache_names_its_folder(repositories, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    with pytest.raises(CheckpointError, match="cannot be downloaded or stored .No space left.* set HF_HOME"):
+        vitkit.load("hf:cats/vit")

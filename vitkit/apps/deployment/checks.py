@@ -1,0 +1,212 @@
+"""Compare an exported file with its model: the largest difference of each output, for inputs of several sizes."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.transforms.v2.functional import resize
+
+from vitkit.apps.deployment.exported import NEW, ExportedFile
+from vitkit.apps.deployment.graphs import ExportGraph
+from vitkit.apps.inference.predictor import Predictor
+from vitkit.backbones.swin import Swin
+from vitkit.data.transforms.classification import ClassificationEvalTransforms
+from vitkit.errors import ConfigError
+from vitkit.models.classifier import Classifier
+from vitkit.models.eomt import EoMT
+from vitkit.structures import BOS, EOS, PAD
+
+Inputs = dict[str, Tensor]
+NUM_RUNS = 3
+"""The number of timed runs, of which the median is taken."""
+NUM_TOKENS = 5
+"""The number of tokens that are decoded to compare a step."""
+
+
+@dataclass
+class Difference:
+    """The difference between one output of a file and the model's."""
+
+    output: str
+    largest: float
+    """For floats the largest difference, relative to the largest absolute value if that is above 1; for integers the
+    fraction that differs."""
+    tolerance: float
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the difference is within the tolerance; NaN is not."""
+        return self.largest <= self.tolerance
+
+    def __str__(self) -> str:
+        return f"{self.output}: {self.largest:.1e} (tolerance {self.tolerance:.0e})"
+
+
+def image_size(predictor: Predictor, size: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the height and width that all images must have: `size`, or the model's only size; None: any.
+
+    Raises:
+        ConfigError: the model takes images of a single size, which differs from `size` or is unknown.
+    """
+    model = predictor.model
+    if isinstance(model, EoMT):
+        if size not in (None, tuple(model.image_size)):
+            raise ConfigError(
+                f"export: got size {size[0]}x{size[1]}, but EoMT pads images to {model.image_size[0]}x"
+                f"{model.image_size[1]} (model.backbone.image_size). Leave size out."
+            )
+        return tuple(model.image_size)
+    if size is None and isinstance(model, Classifier) and isinstance(model.backbone, Swin):
+        size = crop_of(predictor)
+        if size is None:
+            raise ConfigError(
+                "export: a classifier on Swin has windows that depend on the size of its images, which are of any size "
+                "(data.val.transforms). Set data.val.transforms=\"dict(type='ClassificationEvalTransforms', size=…)\"."
+            )
+    if size is not None and isinstance(model, Classifier):
+        check_crop(predictor, size)
+    return size
+
+
+def image_inputs(predictor: Predictor, images: Sequence[np.ndarray], size: tuple[int, int] | None) -> list[Inputs]:
+    """Return batches of images after the model's transforms: a single one, a pair, and a crop of the first.
+
+    Args:
+        images: as from `Predictor.to_array`, at least one.
+        size: height and width that all images must have; None: any.
+    """
+    one, two = images[:1], (list(images) * 2)[:2]
+    single, pair = predictor.prepare(one).inputs, predictor.prepare(two).inputs
+    height, width = single["images"].shape[-2:]
+    part = {name: value[..., : height * 3 // 4, : width * 2 // 3] for name, value in single.items()}
+    batches = [(one, single), (two, pair), (one, part)]
+    if size is not None:
+        batches = [(shown, fitted(batch, size)) for shown, batch in batches[:2]]
+    return [batch | {"image_sizes": torch.tensor([image.shape[:2] for image in shown])} for shown, batch in batches]
+
+
+def crop_of(predictor: Predictor) -> tuple[int, int] | None:
+    """Return the height and width that a classifier's images are cropped to; None if they have no fixed size."""
+    transforms = predictor.transforms
+    return (transforms.size, transforms.size) if isinstance(transforms, ClassificationEvalTransforms) else None
+
+
+def check_crop(predictor: Predictor, size: tuple[int, int]) -> None:
+    """Check that a classifier's transforms make images of one size, as it would treat padding as part of the image.
+
+    Raises:
+        ConfigError: the images have any size, or a single size other than `size`.
+    """
+    crop = crop_of(predictor)
+    if size == crop:
+        return
+    got = "are of any size" if crop is None else f"are cropped to {crop[0]}x{crop[1]}"
+    raise ConfigError(
+        f"export: got size {size[0]}x{size[1]}, but the classifier's images {got} (data.val.transforms), and padded "
+        "ones would change its scores. Leave size out, or set data.val.transforms="
+        "\"dict(type='ClassificationEvalTransforms', size=…)\" to the size that it was trained at."
+    )
+
+
+def fitted(batch: Inputs, size: tuple[int, int]) -> Inputs:
+    """Fit images and their padding mask to a file that takes one size: shrink them if too large, then pad them."""
+    height, width = batch["images"].shape[-2:]
+    scale = min(1, size[0] / height, size[1] / width)
+    height, width = max(1, int(height * scale)), max(1, int(width * scale))
+    images, padding_mask = (resize(batch[name], [height, width]) for name in ("images", "padding_mask"))
+    margins = (0, size[1] - width, 0, size[0] - height)
+    return {"images": F.pad(images, margins), "padding_mask": F.pad(padding_mask, margins, value=True)}
+
+
+def text_inputs(vocabulary_size: int) -> list[Inputs]:
+    """Return batches of random token sequences of several lengths, padded."""
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for lengths in ([6], [4, 9, 7]):
+        source = torch.randint(EOS + 1, vocabulary_size, (len(lengths), max(lengths)), generator=generator)
+        padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+        source[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = EOS
+        batches.append({"source": source.masked_fill(padding, PAD), "source_padding": padding})
+    return batches
+
+
+def differences(
+    graph: ExportGraph, file: ExportedFile, batches: Sequence[Inputs], tolerance: float
+) -> list[Difference]:
+    """Return the largest difference of each output over all batches.
+
+    Results that are derived from other outputs are compared with results derived from the file's outputs: where two
+    scores are equal but for rounding, a top-k selection may differ. So may the order of such detections, which are then
+    compared only by their scores.
+    """
+    largest: dict[str, float] = {}
+    for inputs in batches:
+        expected, actual = run_graph(graph, inputs), file.run(inputs)
+        expected |= graph.finish(actual, inputs)
+        ordered = _ordered(expected["scores"]) if "scores" in expected else None
+        for name, value in expected.items():
+            if ordered is not None and name in _DETECTIONS and actual[name].shape == value.shape:
+                difference = _difference(actual[name][ordered], value[ordered])
+            else:
+                difference = _difference(actual[name], value)
+            largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # NaN stays
+    return [Difference(name, value, tolerance) for name, value in largest.items()]
+
+
+_DETECTIONS = ("labels", "boxes_xyxy", "queries")
+_ROUNDING = 1e-6
+"""Scores, which are at most 1, that differ by less may be in either order."""
+
+
+def _ordered(scores: Tensor) -> Tensor:
+    """Return (B, N) bool: the detections whose scores (B, N) differ from those before and after them."""
+    differs = (scores[:, 1:] - scores[:, :-1]).abs() > _ROUNDING
+    # The last one may be equal to the first that was not selected.
+    return F.pad(differs, (1, 0), value=True) & F.pad(differs, (0, 1), value=False)
+
+
+def decoded_inputs(encoder: ExportGraph, step: ExportGraph, batches: Sequence[Inputs]) -> Iterator[Inputs]:
+    """Yield the inputs of the step for each token while the model decodes greedily."""
+    for batch in batches:
+        state = run_graph(encoder, batch)
+        tokens = torch.full((len(next(iter(batch.values()))),), BOS)
+        for _ in range(NUM_TOKENS):
+            inputs = {"tokens": tokens, **state}
+            yield inputs
+            outputs = run_graph(step, inputs)
+            tokens = outputs.pop("logits").argmax(-1)
+            state |= {name.removeprefix(NEW): value for name, value in outputs.items()}
+
+
+@torch.no_grad()
+def run_graph(graph: ExportGraph, inputs: Mapping[str, Tensor]) -> Inputs:
+    """Run the graph on those of the inputs that it takes."""
+    return dict(graph(**{name: inputs[name] for name in graph.axes}))
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return the median time of `NUM_RUNS` calls after a warm-up call."""
+    function()
+    times = []
+    for _ in range(NUM_RUNS):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    if actual.shape != expected.shape:
+        return float("nan")
+    if not actual.is_floating_point():
+        return (actual != expected).float().mean().item() if actual.numel() else 0.0
+    hidden = torch.isneginf(expected) & torch.isneginf(actual.float())  # logits of forbidden words
+    actual, expected = (x.float().masked_fill(hidden, 0) for x in (actual, expected))
+    if not actual.numel():
+        return 0.0
+    return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1)).item()

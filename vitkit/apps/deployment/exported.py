@@ -1,0 +1,426 @@
+"""Open exported files: as functions of named tensors, and in place of their models."""
+
+import importlib
+import inspect
+import json
+import os
+import reprlib
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.apps.deployment.graphs import FROM_MODEL
+from vitkit.apps.deployment.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
+from vitkit.config.trust import ProgramCode, remember, require_trust
+from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.ops.images import unpadded_sizes
+from vitkit.protocols import DenseModel, HasClassHead, Model
+from vitkit.registry import nearest_file
+from vitkit.seq2seq.decoding import State, TextGenerator
+
+NEW = "new_"
+"""Prefix of the outputs of a step that replace its inputs, as ONNX requires inputs and outputs to differ by name."""
+METADATA = "vitkit.json"
+"""The name under which a program of torch.export stores its metadata."""
+_MAX_METADATA = 256 * 2**20
+"""The most bytes of metadata that are read; vocabularies may take a few megabytes."""
+
+
+_MAX_SIDE = 1 << 15
+"""The largest side of the images of a file, in pixels."""
+
+
+def is_exported(path: Any) -> bool:
+    """Whether a path has the extension of an exported file."""
+    return isinstance(path, str | Path) and Path(path).suffix in (ONNX_SUFFIX, PROGRAM_SUFFIX)
+
+
+def optional_module(name: str) -> ModuleType:
+    """Import a package of the extra "export".
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"export: needs the package {error.name or name}: pip install 'vitkit[export]'") from error
+
+
+class ExportedFile(Protocol):
+    """An exported file as a function of named tensors."""
+
+    path: str | Path
+    metadata: Mapping[str, Any]
+    """The model's metadata from `describe`, and the settings of the file."""
+    inputs: Sequence[str]
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Run the file and return its outputs on the CPU; it ignores inputs that it does not take.
+
+        Args:
+            inputs: tensors by name.
+            outputs: names of the outputs to return; None: all.
+        Raises:
+            DataError: the inputs have a shape that the file does not take.
+        """
+
+
+class OnnxFile:
+    """An ONNX file, run by ONNX Runtime; on a GPU if the installed package supports it.
+
+    Raises:
+        CheckpointError: ONNX Runtime cannot open the file.
+    """
+
+    def __init__(self, path: str | Path):
+        runtime = optional_module("onnxruntime")
+        self.path = path
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        providers = [
+            p for p in ("CUDAExecutionProvider", "CPUExecutionProvider") if p in runtime.get_available_providers()
+        ]
+        try:
+            self._session = runtime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base class
+            raise CheckpointError(f"{path}: ONNX Runtime cannot open it ({_first_line(error)}).") from error
+        self._options = runtime.RunOptions()
+        self._options.only_execute_path_to_fetches = True
+        self.metadata = _parse(self._session.get_modelmeta().custom_metadata_map, path)
+        self.inputs = [value.name for value in self._session.get_inputs()]
+        self.outputs = [value.name for value in self._session.get_outputs()]
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """See `ExportedFile`."""
+        names = self.outputs if outputs is None else [name for name in self.outputs if name in outputs]
+        arrays = {name: value.cpu().numpy() for name, value in _taken(self, inputs).items()}
+        try:
+            values = self._session.run(names, arrays, self._options)
+        except Exception as error:  # as above
+            raise _refused(self.path, inputs, error) from error
+        return {name: torch.from_numpy(value) for name, value in zip(names, values)}
+
+
+class ProgramFile:
+    """A program of torch.export, which the user has exported or trusted.
+
+    Raises:
+        ConfigError: the user has neither exported nor trusted the file.
+        CheckpointError: torch.export cannot read the file.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = path
+        self.metadata = program_metadata(path)
+        # torch.export unpickles inputs and constants, evaluates the text of shapes, and calls functions by their names,
+        # so that a file cannot be shown to be harmless by its content.
+        require_trust([ProgramCode(str(path))], path, kind="exported program")
+        try:
+            program = torch.export.load(path)
+        except Exception as error:  # from reading archives, JSON or pickles, depending on where the file is damaged
+            raise CheckpointError(f"{path}: torch.export cannot read it ({_first_line(error)}).") from error
+        self.inputs = list(self.metadata["inputs"])
+        # The tracer's guards reject sizes that need no padding, although the graph computes them correctly.
+        has_guards = "check_guards" in inspect.signature(program.module).parameters  # since PyTorch 2.9
+        self._module = program.module(**({"check_guards": False} if has_guards else {}))
+
+    @torch.no_grad()
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """See `ExportedFile`."""
+        try:
+            # The types of its operations are recorded: an autocast around it would mix others in.
+            with torch.autocast("cpu", enabled=False):
+                values = self._module(**{name: value.cpu() for name, value in _taken(self, inputs).items()})
+        except (RuntimeError, AssertionError) as error:
+            raise _refused(self.path, inputs, error) from error
+        return {name: value for name, value in values.items() if outputs is None or name in outputs}
+
+
+def program_metadata(path: str | Path) -> dict[str, Any]:
+    """Read the metadata of a program of torch.export, without running anything in the file.
+
+    Raises:
+        CheckpointError: the file does not exist, was not written by `vitkit export`, or is damaged.
+    """
+    _require_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # PyTorch up to 2.7 names the folder "extra_files".
+            members = [
+                m for m in archive.infolist() if m.filename.endswith((f"extra/{METADATA}", f"extra_files/{METADATA}"))
+            ]
+            if len(members) != 1 or members[0].file_size > _MAX_METADATA:
+                raise ValueError(f"{len(members)} entries named {METADATA}")
+            texts = json.loads(archive.read(members[0]))
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+    ) as error:
+        raise CheckpointError(
+            f"{path}: was not written by `vitkit export`, or is damaged ({_first_line(error)}). Export the model again."
+        ) from error
+    return _parse(texts, path)
+
+
+def trust_program(path: str | Path) -> None:
+    """Record that the user trusts a program, and that of its decoding step."""
+    programs = [Path(path)]
+    step = program_metadata(path).get("step")
+    if step is not None:
+        programs.append(_beside(path, step))
+    remember([ProgramCode(str(program)) for program in programs if program.is_file()])
+
+
+def _beside(path: str | Path, name: Any) -> Path:
+    """Return the path of a file in the same folder.
+
+    Raises:
+        CheckpointError: the name is not that of a file.
+    """
+    if not isinstance(name, str) or Path(name).name != name:
+        raise CheckpointError(f"{path}: its metadata names the decoding step {name!r}; expected the name of a file.")
+    return Path(path).with_name(name)
+
+
+def open_exported(path: str | Path) -> ExportedFile:
+    """Open an exported file.
+
+    Raises:
+        CheckpointError: the file does not exist, or cannot be read.
+        ConfigError: ONNX Runtime is not installed.
+    """
+    _require_file(path)
+    return OnnxFile(path) if Path(path).suffix == ONNX_SUFFIX else ProgramFile(path)
+
+
+@lru_cache(maxsize=1)
+def _opened(path: str | Path, modified: int) -> ExportedFile:
+    """Open a file once for both its metadata and the model that is built from it; `modified` is from `_modified`."""
+    return open_exported(path)
+
+
+def _modified(path: str | Path) -> int:
+    return os.stat(path).st_mtime_ns if Path(path).is_file() else 0
+
+
+def _require_file(path: str | Path) -> None:
+    if not Path(path).is_file():
+        raise CheckpointError(f"no file '{path}'.{nearest_file(Path(path))} Write it by `vitkit export`.")
+
+
+def _parse(texts: Mapping[str, str], path: str | Path) -> dict[str, Any]:
+    try:
+        metadata = {name: json.loads(value) for name, value in texts.items()}
+        is_ours = {"config", "inputs", "size", "postprocessing"} <= metadata.keys()
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        is_ours = False
+    if not is_ours:
+        raise CheckpointError(f"{path}: was not written by `vitkit export`, so its model is not known.")
+    for name, is_right in _ENTRIES.items():
+        if not is_right(metadata.get(name)):
+            raise CheckpointError(
+                f"{path}: damaged: its metadata has {name}={reprlib.repr(metadata.get(name))}. Export the model again."
+            )
+    return metadata
+
+
+def _is_size(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(side) is int and 0 < side <= _MAX_SIDE for side in value)
+    )
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_postprocessing(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    multiple = value.get("mask_multiple", 1)
+    return type(multiple) is int and 0 < multiple <= _MAX_SIDE
+
+
+_ENTRIES: dict[str, Callable[[Any], bool]] = {
+    "config": lambda value: isinstance(value, dict),
+    "inputs": _are_names,
+    "outputs": lambda value: value is None or _are_names(value),
+    "size": _is_size,
+    "postprocessing": _is_postprocessing,
+}
+"""Entry of the metadata -> whether its value is one that `vitkit export` writes."""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+
+
+def _taken(file: ExportedFile, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs that a file takes.
+
+    Raises:
+        CheckpointError: it takes one that there is not.
+    """
+    for name in file.inputs:
+        if name not in inputs:
+            raise CheckpointError(
+                f"{file.path}: damaged: it takes an input {name!r:.100}; the model has {', '.join(inputs)}. Export the "
+                "model again."
+            )
+    return {name: inputs[name] for name in file.inputs}
+
+
+def _refused(path: str | Path, inputs: Mapping[str, Tensor], error: Exception) -> DataError:
+    shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
+    return DataError(f"{path}: cannot take {shapes} ({_first_line(error)}).")
+
+
+def checkpoint_of(path: str | Path) -> dict[str, Any]:
+    """Return an exported file's metadata in the form of a run's checkpoint without weights.
+
+    Raises:
+        CheckpointError, ConfigError: see `open_exported`.
+    """
+    is_program = Path(path).suffix == PROGRAM_SUFFIX
+    metadata = program_metadata(path) if is_program else _opened(path, _modified(path)).metadata
+    measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
+    names = ("classes", "category_ids", "things", "vocabularies")
+    return {name: metadata[name] for name in names if metadata.get(name) is not None} | {
+        "config": json.dumps(metadata["config"]),
+        "measured": measured,
+    }
+
+
+def exported_model(path: str | Path, model: nn.Module) -> nn.Module:
+    """Open an exported file in place of a model that was built from the same config.
+
+    Raises:
+        CheckpointError, ConfigError: see `open_exported`.
+    """
+    file = _opened(path, _modified(path))
+    _opened.cache_clear()  # otherwise the file would stay in memory as long as the process
+    return ExportedGenerator(file, model) if isinstance(model, TextGenerator) else ExportedModel(file, model)
+
+
+class ExportedModel(Model):
+    """An exported image model in place of the model itself; its outputs are on the CPU.
+
+    Args:
+        file: the opened file.
+        model: a model built from the same config, for its `postprocess`; its weights do not matter.
+    """
+
+    def __init__(self, file: ExportedFile, model: nn.Module):
+        super().__init__()
+        assert isinstance(model, DenseModel)
+        self.file = file
+        self.model = model
+
+    def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
+        """Return the outputs that `postprocess` reads; the arguments are those of the model."""
+        if padding_mask is None:
+            padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
+        image_sizes = unpadded_sizes(images, padding_mask)
+        inputs = dict(images=images, padding_mask=padding_mask, image_sizes=image_sizes)
+        size = self.file.metadata["size"]
+        if size is not None:
+            inputs = inputs | self._padded(images, padding_mask, size)
+        # Files written before they listed outputs are of vitkit's own models.
+        outputs = self.file.run(inputs, self.file.metadata.get("outputs", FROM_MODEL) or None)
+        self._check_classes(outputs)
+        multiple = (self.file.metadata["postprocessing"] or {}).get("mask_multiple", 1)
+        input_size = tuple(side + -side % multiple for side in size or images.shape[-2:])
+        return dict(outputs, input_size=input_size, image_sizes=image_sizes)
+
+    def _check_classes(self, outputs: Mapping[str, Tensor]) -> None:
+        """Check that the file's scores are for the classes that its metadata names.
+
+        Raises:
+            CheckpointError: the number of classes differs.
+        """
+        if not isinstance(self.model, HasClassHead):
+            return
+        prefixes = tuple(self.model.class_head)
+        sizes = {value.shape[0] for key, value in self.model.state_dict().items() if key.startswith(prefixes)}
+        for name in ("logits", "pred_logits"):
+            if name in outputs and sizes and outputs[name].shape[-1] not in sizes:
+                raise CheckpointError(
+                    f"{self.file.path}: damaged: its {name} have {outputs[name].shape[-1]} entries for a prediction, "
+                    f"but its classes need {' or '.join(map(str, sorted(sizes)))}. Export the model again."
+                )
+
+    def _padded(self, images: Tensor, padding_mask: Tensor, size: Sequence[int]) -> dict[str, Tensor]:
+        """Pad images and mask at the right and bottom to the size that the file takes."""
+        down, right = (limit - side for limit, side in zip(size, images.shape[-2:]))
+        if min(down, right) < 0:
+            raise DataError(
+                f"{self.file.path}: was exported for images of {size[0]}x{size[1]} pixels (--size), but got "
+                f"{images.shape[-2]}x{images.shape[-1]}. Resize them to less (data.val.transforms), or export without."
+            )
+        margins = (0, right, 0, down)
+        return dict(images=F.pad(images, margins), padding_mask=F.pad(padding_mask, margins, value=True))
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Return each image's predictions as the model does."""
+        return self.model.postprocess(outputs, image_sizes)
+
+
+@dataclass
+class ExportedState(State):
+    """The decoding state of N rows: tensors by name, with the rows as first axis."""
+
+    tensors: dict[str, Tensor]
+
+    def select(self, rows: Tensor) -> "ExportedState":
+        """Return the state of the rows with these indices."""
+        return ExportedState({name: value[rows] for name, value in self.tensors.items()})
+
+
+class ExportedGenerator(TextGenerator):
+    """An exported captioner or translator in place of the model itself; its outputs are on the CPU.
+
+    Args:
+        encoder: the opened encoder; the file of the decoding step lies beside it.
+        model: a model built from the same config, for its vocabulary and decoding settings; its weights do not matter.
+    """
+
+    def __init__(self, encoder: ExportedFile, model: TextGenerator):
+        super().__init__(target_vocabulary=model.vocabulary, target_size=model.target_size, decoding=model.decoding)
+        self.model = model
+        self.encoder = encoder
+        self.stepper = open_exported(_beside(encoder.path, encoder.metadata.get("step")))
+
+    def start(self, **inputs: Tensor) -> ExportedState:
+        """Encode a batch's inputs."""
+        return ExportedState(self.encoder.run(inputs))
+
+    def step(
+        self, tokens: Tensor, state: ExportedState, *, with_attention: bool = False
+    ) -> tuple[Tensor, ExportedState, None]:
+        """Advance every row by one token.
+
+        Raises:
+            ConfigError: attention is requested, which the file does not return.
+        """
+        if with_attention:
+            raise ConfigError(f"{self.encoder.path}: an exported model returns no attention. Use its checkpoint.")
+        outputs = self.stepper.run({"tokens": tokens, **state.tensors})
+        logits = outputs.pop("logits")
+        return logits, ExportedState(state.tensors | {k.removeprefix(NEW): v for k, v in outputs.items()}), None

@@ -1,0 +1,193 @@
+"""Models as functions of tensors by name: what an exported file takes and returns.
+
+Images come as uint8 RGB, padded with zeros at the right and bottom; the graph normalizes them. It includes those parts
+of post-processing whose results have one shape for all images of a batch, but not masks at each image's own size.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.models.base import DensePredictionModel
+from vitkit.models.classifier import Classifier
+from vitkit.models.deformable_detr import DeformableDETR
+from vitkit.models.detr import DETR
+from vitkit.models.eomt import EoMT
+from vitkit.models.mask_classification import MaskClassification
+from vitkit.models.per_pixel import PerPixelClassification
+from vitkit.ops.boxes import scale_boxes
+from vitkit.ops.images import float_statistics, normalize_images, padding_to_multiple
+from vitkit.protocols import OffersExportGraph, child
+
+Axes = Mapping[str, tuple[str | None, ...]]
+"""Name of a tensor -> the name of each of its axes; None where its length never changes."""
+
+IMAGES: Axes = {"images": ("batch", None, "height", "width")}
+PADDED_IMAGES: Axes = {**IMAGES, "padding_mask": ("batch", "height", "width")}
+FROM_MODEL = ("logits", "pred_logits", "pred_boxes", "pred_masks", "pred_semantic")
+"""The model outputs that `postprocess` reads."""
+
+
+class ExportGraph(nn.Module):
+    """A model, or a part of one, as a function of named tensors.
+
+    `forward` takes the inputs that `axes` lists, as keywords, and returns a dict of float32 or integer tensors.
+    """
+
+    axes: Axes
+    outputs: Sequence[str] = ()
+    """Names of the outputs that the model's `postprocess` reads; empty: all."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the model computes in."""
+        return next(self.model.parameters()).dtype
+
+    def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the results that are computed from the model's outputs."""
+        return {}
+
+
+class ImageGraph(ExportGraph):
+    """A model of images, whose outputs are those that its `postprocess` reads.
+
+    Args:
+        model: takes images and padding masks, as `DensePredictionModel` does; its backbone, or the model itself, has
+            the pixel statistics.
+        outputs: names of the outputs to return. Those that the model lacks are ignored.
+    """
+
+    axes = PADDED_IMAGES
+
+    def __init__(self, model: nn.Module, *, outputs: Sequence[str] = FROM_MODEL):
+        super().__init__(model)
+        self.outputs = tuple(outputs)
+
+    def forward(
+        self, images: Tensor, padding_mask: Tensor | None = None, image_sizes: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return the model's outputs in float32, and the results that are computed from them.
+
+        Args:
+            images: (B, 3, H, W) uint8 RGB; with other channels, (B, C, H, W) uint16.
+            padding_mask: (B, H, W) bool, True = padding.
+            image_sizes: (B, 2) int64, height and width of the original images.
+        """
+        normalized = normalize_images(images, padding_mask, **float_statistics(statistics_owner(self.model)))
+        masks = () if padding_mask is None else (padding_mask,)
+        outputs = self.model(normalized.to(self.dtype), *masks)
+        outputs = {name: outputs[name].float() for name in self.outputs if name in outputs}
+        return outputs | self.finish(outputs, dict(images=images, image_sizes=image_sizes))
+
+
+def statistics_owner(model: nn.Module) -> nn.Module:
+    """Return the module that has the mean and standard deviation of a model's pixels."""
+    backbone = child(model, "backbone")
+    return model if backbone is None or isinstance(model, Classifier) else backbone
+
+
+class ClassifierGraph(ImageGraph):
+    """Also returns class_scores (B, C), which sum to 1."""
+
+    axes = IMAGES
+
+    def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the probabilities."""
+        return {"class_scores": outputs["logits"].softmax(-1)}
+
+
+class DetectorGraph(ImageGraph):
+    """Also returns scores, labels (B, N) and boxes_xyxy (B, N, 4) in pixels of the original images.
+
+    Models with masks, pred_masks (B, Q, h, w), also return queries (B, N), the query that each detection is from.
+    """
+
+    axes = {**PADDED_IMAGES, "image_sizes": ("batch", None)}
+
+    def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the detections of all images as the model's `postprocess` computes them."""
+        detections = dict(self.model.detections(outputs))
+        detections["boxes_xyxy"] = scale_boxes(detections["boxes_xyxy"], inputs["image_sizes"])
+        if "pred_masks" in outputs:
+            detections["queries"] = self._queries(outputs)
+        return detections
+
+    def _queries(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        if isinstance(self.model, DeformableDETR):
+            return self.model.best_pairs(outputs)[1]
+        batch_size, num_queries = outputs["pred_logits"].shape[:2]
+        return torch.arange(num_queries, device=outputs["pred_logits"].device).expand(batch_size, -1)
+
+
+class SegmenterGraph(ImageGraph):
+    """Returns pred_logits (B, Q, C + 1) and pred_masks (B, Q, h, w), or pred_semantic (B, C, h, w).
+
+    For semantic models it also returns semantic (B, H, W) int64, the class of every pixel of the input images; for
+    models of instances scores, labels and queries (B, N), of which `postprocess` makes the instances.
+    """
+
+    def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the semantic map and the candidates for instances, if the model predicts them."""
+        results = {}
+        if "instance" in self.model.tasks:
+            probabilities = outputs["pred_logits"].softmax(-1)[..., :-1]
+            pairs, num_classes = probabilities.flatten(1), probabilities.shape[-1]
+            scores, best = pairs.topk(min(self.model.num_instances, pairs.shape[1]), dim=1)
+            results = dict(scores=scores, labels=best % num_classes, queries=best // num_classes)
+        if "semantic" in self.model.tasks:
+            results["semantic"] = self._semantic(outputs, inputs["images"])
+        return results
+
+    def _semantic(self, outputs: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        multiple = mask_multiple(self.model)
+        size = (height + padding_to_multiple(height, multiple), width + padding_to_multiple(width, multiple))
+        maps = outputs["pred_masks"] if "pred_masks" in outputs else outputs["pred_semantic"]
+        maps = F.interpolate(maps, size=size, mode="bilinear", align_corners=False)[..., :height, :width]
+        if "pred_masks" in outputs:
+            probabilities = outputs["pred_logits"].softmax(-1)[..., :-1]
+            maps = torch.einsum("bqc,bqhw->bchw", probabilities, maps.sigmoid())
+        return maps.argmax(1)
+
+
+def mask_multiple(model: DensePredictionModel | EoMT) -> int:
+    """Return the number of pixels to a multiple of which masks pad the image's height and width."""
+    if isinstance(model, EoMT):  # its files take images that already have the size that it pads to
+        return 1
+    stride = model.stride if isinstance(model, PerPixelClassification) else 1
+    return math.lcm(model.padding_multiple, stride)
+
+
+_GRAPHS = {
+    Classifier: ClassifierGraph,
+    DETR: DetectorGraph,
+    MaskClassification: SegmenterGraph,
+    EoMT: SegmenterGraph,
+    PerPixelClassification: SegmenterGraph,
+}
+
+
+def image_graph(model: nn.Module) -> ExportGraph:
+    """Return the graph of an image model: its own, if it offers one, or that of its kind.
+
+    Raises:
+        ConfigError: the model offers no graph, and none is defined for its kind.
+    """
+    if isinstance(model, OffersExportGraph):
+        return model.export_graph()
+    for kind, graph in _GRAPHS.items():
+        if isinstance(model, kind):
+            return graph(model)
+    raise ConfigError(
+        f"export: no graph is defined for {type(model).__name__}; expected one of "
+        f"{', '.join(kind.__name__ for kind in _GRAPHS)}, a captioner or a translator. Give the model a method "
+        "export_graph, see vitkit/apps/deployment/README.md."
+    )

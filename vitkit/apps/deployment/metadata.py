@@ -1,0 +1,118 @@
+"""The metadata of an exported file: preprocessing, classes, thresholds, license, config."""
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from vitkit.apps.deployment.graphs import mask_multiple, statistics_owner
+from vitkit.apps.inference.predictor import Predictor
+from vitkit.apps.inference.translator import Translator
+from vitkit.data.transforms.classification import ClassificationEvalTransforms
+from vitkit.data.transforms.pipelines import EvalResize
+from vitkit.errors import ConfigError
+from vitkit.models.base import DensePredictionModel
+from vitkit.models.detr_masks import SMALLEST_AREA
+from vitkit.models.detr_segmentation import DETRSegmentation
+from vitkit.models.eomt import EoMT
+from vitkit.models.mask_results import MaskResults
+from vitkit.models.rf_detr import RFDETRSeg
+from vitkit.ops.images import pixel_statistics
+from vitkit.seq2seq.decoding import TextGenerator
+from vitkit.text.vocabulary import Vocabulary
+
+
+def describe(
+    predictor: Predictor | Translator, config: Mapping[str, Any], *, name: str, license: str | None
+) -> dict[str, Any]:
+    """Return the metadata of a model as plain values.
+
+    Args:
+        config: the config that the model was built from.
+        name: the model's name.
+        license: the license of the weights; None if unknown.
+    """
+    about = {
+        "vitkit": version("vitkit"),
+        "model": name,
+        "type": type(predictor.model).__name__,
+        "license": license,
+        "config": json.loads(json.dumps(config)),
+        "postprocessing": postprocessing(predictor.model),
+    }
+    if isinstance(predictor, Predictor):
+        about |= {
+            "classes": predictor.classes,
+            "category_ids": predictor.category_ids,
+            "thresholds": predictor.thresholds.to_json(predictor.classes),
+            "image_sizes": None if predictor.image_sizes is None else predictor.image_sizes.to_json(),
+            "preprocessing": _preprocessing(predictor),
+        }
+    return about | (_text(predictor) if isinstance(predictor.model, TextGenerator) else {})
+
+
+def _preprocessing(predictor: Predictor) -> dict[str, Any]:
+    statistics = pixel_statistics(statistics_owner(predictor.model))
+    channels = predictor.channels
+    kind = "uint8 RGB (batch, 3," if channels is None else f"uint16 (batch, {channels},"
+    return {
+        "input": f"{kind} height, width), padded with zeros at the right and bottom",
+        "channels": channels,
+        "resize": resize_of(predictor),
+        "mean": list(statistics["mean"]),
+        "std": list(statistics["std"]),
+        "normalized": "inside",
+    }
+
+
+def resize_of(predictor: Predictor) -> dict[str, Any] | None:
+    """Return how images are resized before the model; None if they keep their size.
+
+    Raises:
+        ConfigError: the metadata has no description of transforms of this kind.
+    """
+    transforms, sizes = predictor.transforms, predictor.image_sizes
+    if isinstance(transforms, EvalResize) and transforms.size is not None:
+        return {"size": list(transforms.size)}
+    if isinstance(transforms, EvalResize):
+        return {"short_side": transforms.short_side, "max_size": transforms.max_size, "rounding": transforms.rounding}
+    if isinstance(transforms, ClassificationEvalTransforms):
+        return {"short_side": transforms.short_side, "crop": transforms.size, "interpolation": transforms.interpolation}
+    if transforms is not None:
+        raise ConfigError(
+            f"export: data.val.transforms is {type(transforms).__name__}, which a file cannot describe; expected "
+            "EvalResize or ClassificationEvalTransforms. Set data.val.transforms."
+        )
+    if sizes is None:
+        return None
+    return {"short_side": sizes.median_short, "max_size": sizes.most_long, "unless_within": sizes.to_json()}
+
+
+def postprocessing(model: Any) -> dict[str, Any] | None:
+    """Return the settings of the post-processing that the file does not include; None if there is none."""
+    if not isinstance(model, DensePredictionModel | EoMT):
+        return None
+    settings = {"tasks": list(model.tasks), "mask_multiple": mask_multiple(model)}
+    if isinstance(model, RFDETRSeg):
+        settings |= {"masks": "resized once"}
+    if isinstance(model, DETRSegmentation):
+        settings |= {"masks": "nearest", "smallest_area": SMALLEST_AREA, "object_threshold": model.object_threshold}
+    if isinstance(model, MaskResults):
+        settings |= {"masks": "bilinear", "num_instances": model.num_instances, **model.panoptic_rules._asdict()}
+    if isinstance(model, MaskResults | DETRSegmentation):
+        settings |= {"things": list(model.things)}
+    return settings
+
+
+def _text(predictor: Predictor | Translator) -> dict[str, Any]:
+    model = predictor.model
+    vocabularies = predictor.vocabularies if isinstance(predictor, Translator) else {"target": model.vocabulary}
+    return {
+        "vocabularies": {side: vocabulary.to_json() for side, vocabulary in vocabularies.items()},
+        "tokens": {side: _tokens(vocabulary) for side, vocabulary in vocabularies.items()},
+        "decoding": {"max_length": model.decoding.max_length, "min_length": model.decoding.min_length},
+    }
+
+
+def _tokens(vocabulary: Vocabulary) -> dict[str, Any]:
+    return {"kind": vocabulary.kind, "lowercase": vocabulary.lowercase, "tokens": vocabulary.tokens}

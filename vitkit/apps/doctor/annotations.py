@@ -1,0 +1,366 @@
+"""Issues in annotation files: COCO's boxes and masks, and panoptic segments."""
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from pycocotools import mask as coco_mask
+from torchvision.ops import box_convert, box_iou
+
+from vitkit.apps.doctor.issues import Issue, Verdict, enumerate_items, percent
+from vitkit.data.datasets.coco import BOX_TOLERANCE
+from vitkit.data.formats import AnnotatedImages
+from vitkit.data.formats.fixing import likely_order, read_as, similar_classes, sizes_exchanged, wrong_scale
+from vitkit.io.coco_schema import Fault, bad_box_faults, segmentation_faults
+from vitkit.io.segmentations import encode_segmentation
+from vitkit.text_format import counted
+
+_MASK_TOLERANCE = 2.0
+"""Pixels by which a mask's bounding box may differ from its annotated box: annotation tools round both."""
+_MIN_MASK_IOU = 0.5  # of a mask's bounding box and its annotated box; below it, one of them is wrong
+_TINY_AREA = 16.0  # pixels, 4 x 4
+_SAME_OBJECT_IOU = 0.8
+"""IoU above which two boxes of one class probably label one object twice."""
+_MAX_MASKS = 50_000  # maximum number of masks decoded to be compared with their boxes
+
+
+def fault_issues(faults: Sequence[Fault], where: str, verdict: Verdict = "fail") -> Iterator[Issue]:
+    """Report the faults of a file, by field."""
+    groups: dict[tuple[str, str], list[Fault]] = defaultdict(list)
+    for fault in faults:
+        groups[fault.part, fault.field].append(fault)
+    for (part, field), group in groups.items():
+        entries = [fault.entry for fault in group]
+        message = f"{len(group)} in {repr(part) if part else 'the file'}: {group[0]}"
+        message += f" Likewise: {enumerate_items(entries[1:])}" if entries[1:] else ""
+        yield Issue(f"wrong {field}", verdict, message, where, {"faults": len(group), "entries": entries})
+    if not faults:
+        yield Issue("fields", "ok", "all fields are as COCO's format defines them", where)
+
+
+@dataclass(frozen=True)
+class DetectionFile:
+    """A detection annotation file in COCO's format, keeping only the entries without `detection_faults`.
+
+    Args:
+        name: the file's name.
+        where: the dataset's key in the config.
+        images, annotations, categories: the lists in the file.
+        needs_masks: whether the dataset loads masks.
+        drops_bad_boxes: whether the dataset drops boxes without an area in their image.
+    """
+
+    name: str
+    where: str
+    images: Sequence[Mapping[str, Any]]
+    annotations: Sequence[Mapping[str, Any]]
+    categories: Sequence[Mapping[str, Any]]
+    needs_masks: bool
+    drops_bad_boxes: bool
+    data: AnnotatedImages
+    """The same content as a dataset, for checks of the format."""
+
+    def command(self, *fixes: str) -> str:
+        """Return the command that applies these fixes to the file."""
+        source = self.data.source
+        return (
+            f"vitkit data convert {shlex.quote(str(source))} --images {shlex.quote(str(self.data.folder))} "
+            f"--fix {' '.join(fixes)} --out {shlex.quote(str(source.with_name(source.stem + '_fixed.json')))}"
+        )
+
+    @cached_property
+    def content(self) -> dict[str, Sequence[Mapping[str, Any]]]:
+        """The lists in the file, by name."""
+        return {"images": self.images, "annotations": self.annotations, "categories": self.categories}
+
+    @cached_property
+    def image_of(self) -> dict[int, Mapping[str, Any]]:
+        """Image id -> entry of the image."""
+        return {image["id"]: image for image in self.images}
+
+    @cached_property
+    def bad_boxes(self) -> dict[int, Fault]:
+        """Boxes without an area in their image, by the index of their annotation."""
+        return {fault.position: fault for fault in bad_box_faults(self.content)}
+
+    @cached_property
+    def usable(self) -> list[Mapping[str, Any]]:
+        """The annotations with an area in their image."""
+        return [a for position, a in enumerate(self.annotations) if position not in self.bad_boxes]
+
+    def issues(self) -> Iterator[Issue]:
+        """Check all parts of the file."""
+        num_crowds = sum(bool(a.get("iscrowd")) for a in self.annotations)
+        counts = {"images": len(self.image_of), "objects": len(self.annotations) - num_crowds, "crowds": num_crowds}
+        nouns = {"images": "images", "objects": "objects", "crowds": "crowd regions"}
+        message = f"{self.name}: {', '.join(counted(counts[key], noun) for key, noun in nouns.items())}"
+        yield Issue("annotations", "ok", message, self.where, counts)
+        yield from category_issues(self.categories, self.where)
+        yield from self._class_names()
+        yield from self._format()
+        yield from self._ids()
+        yield from self._boxes()
+        yield from self._duplicates()
+        yield from self._masks()
+
+    def _class_names(self) -> Iterator[Issue]:
+        groups = similar_classes(self.data)
+        if groups:
+            texts = [" = ".join(f"{category['name']!r} (id {category['id']})" for category in g) for g in groups]
+            message = f"{counted(len(groups), 'classes', 'seem')} to be written in several ways: "
+            message += f"{enumerate_items(texts)}. If they are one, merge them: {self.command('classes')}"
+            names = [[category["name"] for category in group] for group in groups]
+            yield Issue("class names", "warn", message, self.where, {"names": names})
+
+    def _format(self) -> Iterator[Issue]:
+        """Check whether the four numbers of the boxes are in the order that the format prescribes."""
+        fractions, order, expected = wrong_scale(self.data), likely_order(self.data), read_as(self.data)
+        if sizes_exchanged(self.data) and order == expected:
+            message = "the boxes fit their images only with width and height swapped. Fix: " + self.command("sizes")
+            yield Issue("image sizes", "fail", message, self.where)
+        if not fractions and order == expected:
+            return
+        texts = {
+            "xywh": "corner and size (x, y, width, height)",
+            "xyxy": "two corners (x0, y0, x1, y1)",
+            "cxcywh": "center and size (cx, cy, width, height)",
+        }
+        what = f"{'fractions of the image, ' if fractions else ''}{texts[order]}"
+        fixes = ["fractions"] * fractions + [order] * (order != expected)
+        message = f"the boxes seem to be {what}, where {self.data.format} has {texts[expected]}"
+        message += f"{' in pixels' if fractions else ''}; such as {self.data.annotations[0]['bbox']}. Fix: "
+        details = {"fractions": fractions, "order": order, "fixes": fixes}
+        yield Issue("box format", "fail", message + self.command(*fixes), self.where, details)
+
+    def _ids(self) -> Iterator[Issue]:
+        ids = [a["id"] for a in self.annotations if "id" in a]
+        duplicates = _duplicates(ids)
+        if duplicates:
+            message = f"{len(duplicates)} occur twice, such as {duplicates[0]}"
+            yield Issue("annotation ids", "warn", message, self.where)
+        large = [id_ for id_ in ids if abs(id_) >= 2**31]
+        if large:
+            message = f"{len(large)} do not fit 32 bits, up to {max(large)}: other tools may truncate them; here they "
+            details = {"large": len(large), "largest": max(large)}
+            yield Issue("annotation ids", "note", message + "are unused", self.where, details)
+        duplicates = _duplicates(image["file_name"] for image in self.images)
+        if duplicates:
+            message = f"{len(duplicates)} are listed twice, such as {duplicates[0]}"
+            yield Issue("file names", "warn", message, self.where)
+
+    def _boxes(self) -> Iterator[Issue]:
+        outside, tiny, areas = [], [], []
+        for annotation in self.usable:
+            image, id_ = self.image_of[annotation["image_id"]], annotation.get("id")
+            x, y, width, height = annotation["bbox"]
+            excess = max(-x, -y, x + width - image["width"], y + height - image["height"])
+            if excess > BOX_TOLERANCE:
+                outside.append((excess, id_))
+            if not annotation.get("iscrowd"):
+                areas.append(annotation.get("area") or width * height)
+                tiny += [id_] if areas[-1] < _TINY_AREA else []
+        if self.bad_boxes:
+            kinds = Counter(_box_problem(self.annotations[position]["bbox"]) for position in self.bad_boxes)
+            counts = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+            ids = enumerate_items([self.annotations[position].get("id") for position in self.bad_boxes])
+            # Bad boxes are a warning if the dataset drops them; otherwise they end a run.
+            verdict = "warn" if self.drops_bad_boxes else "fail"
+            hint = "they are left out" if self.drops_bad_boxes else "correct them, or drop them by bad_boxes='drop'"
+            message = f"{counted(len(self.bad_boxes), 'boxes')} cannot be used: {counts} (annotation {ids}); {hint}"
+        else:
+            verdict, message = "ok", "every box has an area inside its image"
+        yield Issue("degenerate boxes", verdict, message, self.where, {"boxes": len(self.bad_boxes)})
+        if outside:
+            largest, id_ = max(outside, key=lambda pair: pair[0])
+            message = f"{counted(len(outside), 'boxes', 'extend', of=len(self.usable))} beyond the image, "
+            message += f"at most {largest:.3g} pixels (annotation {id_}); they are clipped"
+            verdict = "warn" if len(outside) > 0.01 * len(self.usable) or largest > 10 else "note"
+            details = {"boxes": len(outside), "pixels": largest}
+            yield Issue("boxes out of image", verdict, message, self.where, details)
+        else:
+            yield Issue("boxes out of image", "ok", "no box extends beyond its image", self.where, {"boxes": 0})
+        if areas:
+            message = f"areas of {min(areas):.4g} to {max(areas):.4g} pixels, median {np.median(areas):.4g}"
+            message += f"; {len(tiny)} below {_TINY_AREA:g} (annotation {enumerate_items(tiny)})" if tiny else ""
+            details = {"smallest": min(areas), "tiny": tiny}
+            yield Issue("object sizes", "note" if tiny else "ok", message, self.where, details)
+
+    def _duplicates(self) -> Iterator[Issue]:
+        groups: dict[tuple, list] = defaultdict(list)
+        for annotation in self.annotations:
+            key = (annotation["image_id"], *(round(value, 1) for value in annotation["bbox"]))
+            groups[key].append((annotation["category_id"], annotation.get("id")))
+        same_class, other_class = [], []
+        for entries in groups.values():
+            num_classes = len({category for category, _ in entries})
+            same_class += [entries[-1][1]] * (len(entries) - num_classes)
+            other_class += [entries[-1][1]] * (num_classes - 1)
+        if same_class:
+            message = f"{counted(len(same_class), 'boxes', 'occur')} twice with one class (annotation "
+            message += f"{enumerate_items(same_class)}): the copies cannot be found and count as missed"
+            yield Issue("duplicate boxes", "warn", message, self.where, {"boxes": len(same_class)})
+        pairs = self._overlapping_pairs()
+        if pairs:
+            ids = enumerate_items([f"{a} and {b}" for a, b in pairs], 3)
+            message = (
+                f"{counted(len(pairs), 'pairs')} of boxes of one class with an IoU above {_SAME_OBJECT_IOU:g}, as if "
+            )
+            message += f"one object were labeled twice (annotations {ids})"
+            verdict: Verdict = "warn" if len(pairs) > 0.01 * len(self.annotations) else "note"
+            yield Issue("duplicate boxes", verdict, message, self.where, {"overlapping_pairs": len(pairs)})
+        if other_class:
+            message = f"{counted(len(other_class), 'boxes', 'occur')} twice with different classes (annotation "
+            message += f"{enumerate_items(other_class)})"
+            yield Issue("duplicate boxes", "note", message, self.where, {"boxes_of_other_classes": len(other_class)})
+        if not same_class and not other_class and not pairs:
+            yield Issue("duplicate boxes", "ok", "no box occurs twice", self.where, {"boxes": 0})
+
+    def _overlapping_pairs(self) -> list[tuple[Any, Any]]:
+        """Return the ids of pairs of boxes that seem to label the same object, without pairs of equal boxes."""
+        groups: dict[tuple, list] = defaultdict(list)
+        for annotation in self.usable:
+            if not annotation.get("iscrowd"):
+                key = (annotation["image_id"], annotation["category_id"])
+                groups[key].append((annotation["bbox"], annotation.get("id")))
+        pairs = []
+        for entries in groups.values():
+            boxes = torch.tensor([box for box, _ in entries], dtype=torch.float64)
+            boxes_xyxy = box_convert(boxes, "xywh", "xyxy")
+            overlaps = box_iou(boxes_xyxy, boxes_xyxy).triu(diagonal=1)
+            for i, j in (overlaps > _SAME_OBJECT_IOU).nonzero().tolist():
+                if [round(v, 1) for v in entries[i][0]] != [round(v, 1) for v in entries[j][0]]:
+                    pairs.append((entries[i][1], entries[j][1]))
+        return pairs
+
+    def _masks(self) -> Iterator[Issue]:
+        with_mask = [a for a in self.usable if a.get("segmentation") not in (None, [])]
+        severity: Verdict = "fail" if self.needs_masks else "warn"
+        if not with_mask:
+            verdict: Verdict = "note" if not self.needs_masks else "fail" if self.usable else "ok"
+            message = "no annotation has a segmentation: boxes only"
+            yield Issue("masks", verdict, message, self.where, {"masks": 0})
+            return
+        different, misplaced, max_distance, kinds = [], [], 0.0, Counter()
+        faults = segmentation_faults({**self.content, "annotations": with_mask}, required=False)
+        wrong = {fault.position for fault in faults}
+        step = -(-len(with_mask) // _MAX_MASKS)
+        for position, annotation in enumerate(with_mask):
+            if position in wrong:
+                continue
+            segmentation, box = annotation["segmentation"], annotation["bbox"]
+            image = self.image_of[annotation["image_id"]]
+            kinds[_kind(segmentation)] += 1
+            if kinds.total() % step:
+                continue
+            extent = coco_mask.toBbox(encode_segmentation(segmentation, image["height"], image["width"]))
+            edges, box_edges = ((x, y, x + width, y + height) for x, y, width, height in (extent.tolist(), box))
+            distance = max(abs(a - b) for a, b in zip(edges, box_edges))
+            if distance > _MASK_TOLERANCE:
+                different.append(annotation.get("id"))
+                max_distance = max(max_distance, distance)
+            if coco_mask.iou(extent[None], np.array([box], np.float64), [0]) < _MIN_MASK_IOU:
+                misplaced.append(annotation.get("id"))
+        num_missing = len(self.usable) - len(with_mask)
+        message = (
+            f"{counted(len(with_mask), 'masks')}: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}"
+        )
+        message += f"; {counted(num_missing, 'annotations', 'have')} none" if num_missing else ""
+        details = {"masks": len(with_mask), "lacking": num_missing, **kinds}
+        yield Issue("masks", severity if num_missing else "ok", message, self.where, details)
+        if faults:
+            yield from fault_issues(faults, self.where, severity)
+        if misplaced:
+            message = (
+                f"{counted(len(misplaced), 'masks', 'lie')} elsewhere than the box (IoU below {_MIN_MASK_IOU:g}): "
+            )
+            message += f"annotation {enumerate_items(misplaced)}"
+            yield Issue("masks against boxes", severity, message, self.where)
+        if different:
+            share = percent(len(different), len(with_mask))
+            message = f"{counted(len(different), 'masks', 'differ', of=len(with_mask))} ({share}) by over "
+            message += f"{_MASK_TOLERANCE:g} pixels from the box, at most {max_distance:.3g} pixels "
+            message += f"(annotation {enumerate_items(different, 3)})"
+            verdict = "warn" if len(different) > 0.1 * len(with_mask) else "note"
+            details = {"masks": len(different), "pixels": max_distance}
+            yield Issue("masks against boxes", verdict, message, self.where, details)
+        elif not misplaced:
+            message = f"masks and boxes agree within {_MASK_TOLERANCE:g} pixels"
+            yield Issue("masks against boxes", "ok", message, self.where, {"masks": 0})
+
+
+def category_issues(categories: Sequence[Mapping[str, Any]], where: str) -> Iterator[Issue]:
+    """Check the names and ids of categories."""
+    duplicates = _duplicates(category["name"] for category in categories)
+    if duplicates:
+        message = f"several categories are named {enumerate_items(duplicates)}"
+        yield Issue("class names", "warn", message, where, {"names": duplicates})
+    ids = sorted(category["id"] for category in categories)
+    if not ids:
+        return
+    num_gaps = ids[-1] - ids[0] + 1 - len(set(ids))
+    message = f"{counted(len(ids), 'classes')}, category ids {ids[0]} to {ids[-1]}"
+    if num_gaps:
+        message += f" with {counted(num_gaps, 'gaps')} (mapped to 0 to {len(ids) - 1} without them; "
+        message += "results are written in raw ids)"
+    details = {"classes": len(ids), "gaps": num_gaps}
+    yield Issue("category ids", "note" if num_gaps else "ok", message, where, details)
+
+
+def _duplicates(values: Iterable[Any]) -> list[Any]:
+    return [value for value, count in Counter(values).items() if count > 1]
+
+
+def _box_problem(bbox: Sequence[float]) -> str:
+    return "no width or height" if min(bbox[2:]) <= 0 else "outside the image"
+
+
+def _kind(segmentation: Any) -> str:
+    if isinstance(segmentation, list):
+        return "polygons in several parts" if len(segmentation) > 1 else "polygons"
+    return "uncompressed run lengths" if isinstance(segmentation["counts"], list) else "compressed run lengths"
+
+
+def panoptic_issues(
+    entries: Sequence[Mapping[str, Any]], categories: Sequence[Mapping[str, Any]], name: str, where: str
+) -> Iterator[Issue]:
+    """Check the segments of a panoptic file.
+
+    Args:
+        entries: entries of `annotations`, one for each image.
+        categories, name: the file's categories and name.
+    """
+    segments = [segment for entry in entries for segment in entry["segments_info"]]
+    thing_ids = {category["id"] for category in categories if category["isthing"]}
+    present = {segment["category_id"] for segment in segments}
+    counts = {
+        "images": len(entries),
+        "segments": len(segments),
+        "things": sum(segment["category_id"] in thing_ids for segment in segments),
+        "crowds": sum(bool(segment.get("iscrowd")) for segment in segments),
+    }
+    message = f"{name}: {counted(counts['images'], 'images')}, {counted(counts['segments'], 'segments')}, "
+    message += f"{counts['things']} of them of things, {counted(counts['crowds'], 'crowds')}; "
+    message += f"{len(present & thing_ids)} of {len(thing_ids)} thing classes and "
+    message += f"{len(present - thing_ids)} of {len(categories) - len(thing_ids)} stuff classes occur"
+    yield Issue("annotations", "ok", message, where, counts)
+    yield from category_issues(categories, where)
+    without_things = [
+        entry["image_id"] for entry in entries if not any(s["category_id"] in thing_ids for s in entry["segments_info"])
+    ]
+    if without_things:
+        message = f"{counted(len(without_things), 'images', 'show')} stuff only: {enumerate_items(without_things)}"
+        yield Issue("images without things", "note", message, where, {"images": without_things})
+    measured = [segment for segment in segments if "area" in segment]
+    areas = [segment["area"] for segment in measured if not segment.get("iscrowd")]
+    if areas:
+        thing_areas = [segment["area"] for segment in measured if segment["category_id"] in thing_ids]
+        num_tiny = sum(area < _TINY_AREA for area in areas)
+        message = f"segments of {min(areas):g} to {max(areas):g} pixels, things from {min(thing_areas, default=0):g}"
+        message += f"; {num_tiny} below {_TINY_AREA:g}"
+        details = {"smallest": min(areas), "tiny": num_tiny}
+        yield Issue("object sizes", "note" if num_tiny else "ok", message, where, details)

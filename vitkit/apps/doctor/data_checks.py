@@ -1,0 +1,187 @@
+"""Checks of the data; each takes a case and yields issues."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from vitkit.apps.doctor.doctor_input import Case
+from vitkit.apps.doctor.images import image_issues, map_issues
+from vitkit.apps.doctor.issues import Issue, enumerate_items
+from vitkit.apps.doctor.leakage import leakage_issues
+from vitkit.apps.doctor.statistics import DatasetStatistics
+from vitkit.apps.doctor.videos import video_issues
+from vitkit.data.datasets.video import ClipDataset
+from vitkit.data.text.datasets import TextDataset, TextLines
+from vitkit.registry import CRITERIA, parameters_of
+from vitkit.text_format import counted
+
+_RARE = 10
+"""Number of objects below which a class can hardly be learned."""
+_UNBALANCED = 10.0
+"""Ratio of the most frequent class to the rarest above which the classes are unbalanced."""
+_REPEATED = 1.2
+"""How often an image of the rarest class has to be repeated for a sampler to be worth a mention."""
+
+
+def annotations(case: Case) -> Iterator[Issue]:
+    """Report issues from building the datasets: unknown categories, invalid boxes and masks, ids."""
+    for statistics in case.statistics.values():
+        yield from statistics.issues
+
+
+def images(case: Case) -> Iterator[Issue]:
+    """Report missing or damaged files, color formats, sizes, repeated images, and the maps and their classes.
+
+    For videos, report lengths and frame rates.
+    """
+    for where, statistics in case.statistics.items():
+        if isinstance(statistics.dataset, ClipDataset):
+            yield from video_issues(statistics, case.options.max_images)
+        elif statistics.has_images:
+            yield from image_issues(statistics, case.scan(where))
+            yield from map_issues(statistics, case.scan(where))
+
+
+def same_classes(case: Case) -> Iterator[Issue]:
+    """Check that train and val have the same classes under the same ids."""
+    if not case.train or not case.val or not (case.train.classes and case.val.classes):
+        return
+    train, val = (dict(zip(s.category_ids, s.classes)) for s in (case.train, case.val))
+    where = "data.train, data.val"
+    if train == val:
+        yield Issue("same classes", "ok", f"both have the same {counted(len(train), 'classes')}", where)
+        return
+    different = [key for key in {**train, **val} if train.get(key) != val.get(key)]
+    pairs = enumerate_items([f"{key}: {train.get(key)!r} and {val.get(key)!r}" for key in different])
+    message = f"{len(train)} and {counted(len(val), 'classes')}, "
+    message += f"{counted(len(different), 'ids', 'differ')} ({pairs}): training would end with an error"
+    yield Issue("same classes", "fail", message, where, {"ids": len(different)})
+
+
+def class_balance(case: Case) -> Iterator[Issue]:
+    """Report classes without objects or with few, and how unbalanced the classes are."""
+    for where, statistics in case.statistics.items():
+        if not len(statistics.labels):
+            continue
+        counts = statistics.objects_per_class()
+        present = sorted(((count, name) for name, count in counts.items() if count), reverse=True)
+        shown = present if len(present) <= 12 else [*present[:6], *present[-3:]]
+        message = f"{counted(len(present), 'classes', 'occur', of=len(counts))}: "
+        message += ", ".join(f"{name} {count:,}" for count, name in shown)
+        message += "" if shown is present else " (most and fewest)"
+        ratio = present[0][0] / present[-1][0]
+        if ratio > _UNBALANCED:
+            message += f"; the most frequent is {ratio:.0f} times as frequent as the rarest"
+            if where == "data.train":
+                message += _remedies(case, statistics, present[-1][1], ratio)
+        yield Issue("class balance", "note" if ratio > _UNBALANCED else "ok", message, where, counts)
+        if where != "data.train":
+            continue
+        absent = [name for name, count in counts.items() if not count]
+        if absent:
+            message = f"{counted(len(absent), 'classes', 'have')} no object to learn from: {enumerate_items(absent)}"
+            yield Issue("absent classes", "warn", message, where, {"classes": absent})
+        rare = [name for name, count in counts.items() if 0 < count < _RARE]
+        if rare:
+            message = f"{counted(len(rare), 'classes', 'have')} fewer than {_RARE} objects: {enumerate_items(rare)}"
+            yield Issue("rare classes", "warn", message, where, {"classes": rare})
+    if case.train and case.val and len(case.train.labels) and len(case.val.labels):
+        train_counts = case.train.objects_per_class()
+        val_counts = case.val.objects_per_class()
+        untrained = [name for name, count in val_counts.items() if count and not train_counts.get(name)]
+        if untrained:
+            message = (
+                f"{counted(len(untrained), 'classes', 'are')} evaluated but never trained: {enumerate_items(untrained)}"
+            )
+            yield Issue("absent classes", "warn", message, "data.val", {"classes": untrained})
+
+
+def _remedies(case: Case, statistics: DatasetStatistics, rarest: str, ratio: float) -> str:
+    """Return the overrides that repeat the images of rare classes, and weigh the rarest class in the loss."""
+    pairs = np.unique(np.stack([statistics.labels, statistics.image_indices], axis=1), axis=0)
+    num_images = len(np.unique(pairs[:, 1])) if statistics.sampled else len(statistics.image_ids)
+    fractions = np.bincount(pairs[:, 0], minlength=len(statistics.classes)) / num_images
+    of_rarest = fractions[statistics.classes.index(rarest)]
+    threshold = round(float(np.median(fractions[fractions > 0])), 4)
+    repeats, remedies = np.sqrt(threshold / of_rarest), []
+    if case.data.sampler is None and repeats >= _REPEATED:
+        remedies.append(
+            f"data.sampler=repeat_factor data.repeat_threshold={threshold:g} shows images of {rarest} {repeats:.1f} "
+            "times in an epoch"
+        )
+    spec = case.config.get("criterion")
+    if spec is None or "class_weights" in parameters_of(CRITERIA.resolve(spec)[0]):
+        weights = {rarest: round(float(np.sqrt(ratio)), 1)}
+        remedies.append(f'criterion.class_weights="{weights}" raises its weight in the loss')
+    return "; " * bool(remedies) + ", ".join(remedies)
+
+
+def empty_images(case: Case) -> Iterator[Issue]:
+    """Report images without annotations."""
+    for where, statistics in case.statistics.items():
+        detects = statistics.kind in ("detection", "instance", "panoptic")
+        if not detects or statistics.sampled or not len(statistics.image_ids):
+            continue
+        counts = statistics.objects_per_image()
+        empty = [str(statistics.image_ids[k]) for k in np.flatnonzero(counts == 0)]
+        message = f"{counted(len(empty), 'images', 'have', of=len(counts))} no object"
+        message += f": {enumerate_items(empty)}" if empty else ""
+        verdict = "ok" if not empty else "warn" if len(empty) > 0.5 * len(counts) else "note"
+        yield Issue("empty images", verdict, message, where, {"images": empty})
+
+
+def train_val_leakage(case: Case) -> Iterator[Issue]:
+    """Report the same file, the same pixels or similar images in train and val or test; for text, the same lines."""
+    test = case.statistics.get("data.test")
+    if case.train and test and case.train.has_images and test.has_images:
+        yield from leakage_issues(case.train, test, case.scan("data.train"), case.scan("data.test"))
+    if not case.train or not case.val or case.train.dataset is None or case.val.dataset is None:
+        return
+    if case.train.has_images and case.val.has_images:
+        yield from leakage_issues(case.train, case.val, case.scan("data.train"), case.scan("data.val"))
+    elif case.train.kind == case.val.kind == "text":
+        train_rows = set(zip(*case.train.dataset.sides))
+        val_rows = list(zip(*case.val.dataset.sides))
+        lines = [number for number, row in enumerate(val_rows, start=1) if row in train_rows]
+        message = f"{counted(len(lines), 'val lines', 'are', of=len(val_rows))} also in train"
+        message += f": {enumerate_items(lines)}" if lines else ""
+        verdict = "fail" if len(lines) > 0.01 * len(val_rows) else "warn" if lines else "ok"
+        yield Issue("leakage", verdict, message, "data.train, data.val", {"lines": len(lines)})
+
+
+def text(case: Case) -> Iterator[Issue]:
+    """Report the number and length of sentences and captions, empty or repeated ones, and invisible characters."""
+    for where, statistics in case.statistics.items():
+        dataset = statistics.dataset
+        if isinstance(dataset, TextDataset):
+            for number, side in enumerate(dataset.sides, start=1):
+                name = side.path.name if isinstance(side, TextLines) else f"side {number}"
+                yield from _line_issues(side, name, where)
+        elif dataset is not None and "captions" in dataset.annotations:
+            captions = [dataset.references(k) for k in range(len(dataset))]
+            per_image = Counter(map(len, captions))
+            shares = ", ".join(
+                f"{counted(count, 'images', 'have')} {number}" for number, count in per_image.most_common(4)
+            )
+            yield Issue("captions per image", "ok" if len(per_image) == 1 else "note", shares, where)
+            yield from _line_issues([caption for references in captions for caption in references], "captions", where)
+
+
+def _line_issues(lines: Sequence[str], name: str, where: str) -> Iterator[Issue]:
+    lengths = np.array([len(line.split()) for line in lines])
+    message = f"{name}: {len(lines):,} lines, {lengths.mean():.1f} words on average, at most {lengths.max()}"
+    details = {"lines": len(lines), "mean": float(lengths.mean()), "longest": int(lengths.max())}
+    yield Issue("text", "ok", message, where, details)
+    num_empty, num_repeated = int((lengths == 0).sum()), len(lines) - len(set(lines))
+    counts = {
+        "are empty": num_empty,
+        "occur more than once": num_repeated,
+        "begin or end with blanks": sum(line != line.strip() for line in lines),
+        # They are invisible, and not every tokenizer splits at them.
+        "no-break spaces": sum(line.count("\u00a0") for line in lines),
+    }
+    problems = [f"{count} {noun}" for noun, count in counts.items() if count]
+    if problems:
+        verdict = "warn" if num_empty or num_repeated > 0.05 * len(lines) else "note"
+        yield Issue("text", verdict, f"{name}: {', '.join(problems)}", where, counts)

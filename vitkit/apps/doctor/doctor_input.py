@@ -1,0 +1,114 @@
+"""The input of the checks: a config, its data, and limits on how much of it they may load."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitkit.apps.doctor.images import ImageScan, scan_images
+from vitkit.apps.doctor.issues import Issue
+from vitkit.apps.doctor.statistics import DatasetStatistics, dataset_statistics
+from vitkit.data.loading.loader import DataSettings
+from vitkit.devices import resolve_precision
+from vitkit.engine.settings import TrainSettings
+from vitkit.errors import VitkitError
+from vitkit.models import build_model
+from vitkit.registry import MODELS, parameters_of
+from vitkit.text.vocabulary import vocabularies_of
+from vitkit.weights import load_weights
+
+
+@dataclass
+class Options:
+    """How thorough the checks are, and for which machine."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    gpus: int = 1
+    """Number of training processes (GPUs)."""
+    memory_gib: float | None = None
+    """Memory of the device that will train, in GiB; None: that of `device`."""
+    init: str | None = None
+    """Weights to start from, in the form that tools/train.py --init accepts."""
+    max_images: int = 1000
+    """Maximum number of images to load from each dataset."""
+    overfit_steps: int = 200
+    overfit_seconds: float = 120.0
+
+
+class Case:
+    """A config with its data.
+
+    Args:
+        config: the result of `load_config`; missing sections are not checked.
+        options: see `Options`.
+    """
+
+    def __init__(self, config: Mapping[str, Any], options: Options):
+        self.config = config
+        self.options = options
+        self.data = DataSettings(**config.get("data", {}))
+        self.settings = TrainSettings(**config["train"]) if "train" in config else None
+        if self.settings is not None:
+            resolved = resolve_precision(self.settings.precision, options.device)
+            self.settings = dataclasses.replace(self.settings, precision=resolved)
+        self.statistics = {
+            f"data.{split}": dataset_statistics(self.data, split)
+            for split in ("train", "val", "test")
+            if getattr(self.data, split) is not None
+        }
+        train, val = (split and split.dataset for split in (self.train, self.val))
+        if train is not None and val is not None and val.has_vocabularies:
+            val.use_vocabularies_of(train)
+
+    @property
+    def train(self) -> DatasetStatistics | None:
+        """Statistics of the training data; None if there is none."""
+        return self.statistics.get("data.train")
+
+    @property
+    def val(self) -> DatasetStatistics | None:
+        """Statistics of the validation data; None if there is none."""
+        return self.statistics.get("data.val")
+
+    @functools.cache  # noqa: B019 - a case lives as long as the program
+    def scan(self, where: str) -> ImageScan:
+        """Load the images of a dataset, or as many as the options allow; the result is cached."""
+        return scan_images(self.statistics[where], self.options.max_images)
+
+    @functools.cached_property
+    def initial_model(self) -> tuple[nn.Module | None, list[Issue]]:
+        """The model with the weights that a run would start from, if it can be built, and issues with either."""
+        if "model" not in self.config or self.train is None or self.train.dataset is None:
+            return None, []
+        dataset, classes = self.train.dataset, self.train.classes or None
+        try:
+            model = build_model(
+                self.config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies_of(dataset)
+            )
+        except VitkitError as error:
+            return None, [Issue("model", "fail", str(error))]
+        try:
+            if self.options.init:
+                init, spec = self.options.init, self.config["model"]
+                report = load_weights(model, init, classes=classes, new_class_head=True, spec=spec)
+                issue = Issue("weights", "ok", str(report))
+            else:
+                source = model.load_pretrained() if hasattr(model, "load_pretrained") else None
+                message = f"backbone from {source}" if source else "random weights throughout"
+                issue = Issue("weights", "ok" if source else "note", message)
+        except VitkitError as error:
+            message = f"the run cannot start: {error} The checks below continue with random weights."
+            issue = Issue("weights", "fail", message)
+        return model.to(self.options.device), [issue]
+
+    def model_argument(self, name: str) -> Any:
+        """Return an argument of the model, from the config or its default; None if the model has no such argument."""
+        if "model" not in self.config:
+            return None
+        constructor, arguments = MODELS.resolve(self.config["model"])
+        parameter = parameters_of(constructor).get(name)
+        return arguments.get(name, None if parameter is None else parameter.default)

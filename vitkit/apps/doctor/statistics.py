@@ -1,0 +1,210 @@
+"""Statistics of a dataset without loading its images: classes, objects, files, annotation issues.
+
+They are collected even if the dataset itself cannot be built, so that all problems are reported at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.apps.doctor.annotations import DetectionFile, fault_issues, panoptic_issues
+from vitkit.apps.doctor.issues import Issue
+from vitkit.data.datasets.base import BaseImageDataset
+from vitkit.data.datasets.captions import CaptionDataset, CocoCaptions
+from vitkit.data.datasets.coco import CocoDetection
+from vitkit.data.datasets.coco_file import AnnotationSource
+from vitkit.data.datasets.image_folder import ClassificationDataset, ImageFolder
+from vitkit.data.datasets.panoptic import CocoPanoptic
+from vitkit.data.datasets.panoptic_segments import SegmentationDataset
+from vitkit.data.datasets.semantic import SemanticFolder
+from vitkit.data.datasets.video import ClipDataset
+from vitkit.data.formats import AnnotatedImages
+from vitkit.data.loading.loader import DataSettings
+from vitkit.data.synthetic.shapes import ShapesDetection
+from vitkit.data.text.datasets import TextDataset
+from vitkit.errors import VitkitError
+from vitkit.io.coco_schema import Fault, caption_faults, detection_faults, panoptic_faults
+from vitkit.io.json_files import read_json
+from vitkit.protocols import Dataset
+from vitkit.registry import DATASETS
+
+_MAX_SAMPLED = 500
+"""Maximum number of images to load for their objects, if no annotation file lists them."""
+
+
+@dataclass
+class DatasetStatistics:
+    """Statistics of a dataset. Objects are boxes, segments, or the class of a classified image, but not crowds."""
+
+    where: str
+    """The dataset's key in the config, such as "data.train"."""
+    kind: str = "other"
+    """"detection", "panoptic", "instance", "semantic", "classification", "captions", "text" or "other"."""
+    dataset: Dataset | None = None
+    """The built dataset; None if it cannot be built."""
+    classes: list[str] = field(default_factory=list)
+    category_ids: list[Any] = field(default_factory=list)
+    image_ids: list[Any] = field(default_factory=list)
+    files: list[Path] | None = None
+    """Files of the images; None if they are synthetic, or there are none."""
+    image_indices: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(M,) index of each object's image."""
+    labels: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(M,) index of each object's class."""
+    sampled: bool = False
+    """Whether the objects are only those of the first images."""
+    listed_segments: list[list[dict]] | None = None
+    """For each image, its segments as listed in a panoptic file."""
+    issues: list[Issue] = field(default_factory=list)
+    """Issues of the annotations."""
+
+    @property
+    def has_images(self) -> bool:
+        """Whether images can be loaded."""
+        return self.dataset is not None and self.dataset.has_images
+
+    def objects_per_image(self) -> np.ndarray:
+        """(images,) number of objects in each image."""
+        return np.bincount(self.image_indices, minlength=len(self.image_ids))
+
+    def objects_per_class(self) -> dict[str, int]:
+        """Number of objects by class name."""
+        return dict(zip(self.classes, np.bincount(self.labels, minlength=len(self.classes)).tolist()))
+
+    def set_objects(self, pairs: list[tuple[int, int]]) -> None:
+        """Set the objects from pairs (image index, class index)."""
+        self.image_indices, self.labels = np.array(pairs, np.int64).reshape(-1, 2).T
+
+
+def dataset_statistics(data: DataSettings, split: str) -> DatasetStatistics:
+    """Build the dataset of a split and collect its statistics."""
+    spec, root, where = getattr(data, split), data.root, f"data.{split}"
+    statistics = DatasetStatistics(where)
+    try:
+        statistics.dataset = data.dataset(split)
+    except VitkitError as error:
+        statistics.issues.append(Issue("builds", "fail", str(error).removeprefix(f"{where}: "), where))
+    try:
+        constructor, arguments = DATASETS.resolve(spec, where)
+        if statistics.dataset is not None:
+            _read_dataset(statistics)
+        arguments = {k: v.replace("{root}", root) if isinstance(v, str) else v for k, v in arguments.items()}
+        if "annotations" not in arguments:
+            return statistics  # a dataset that needs them could not be built, which is an issue already
+        if issubclass(constructor, CocoDetection):
+            _read_detection_file(statistics, arguments)
+        elif statistics.dataset is None and issubclass(constructor, CocoPanoptic | CocoCaptions):
+            find_faults = panoptic_faults if issubclass(constructor, CocoPanoptic) else caption_faults
+            statistics.issues += fault_issues(find_faults(read_json(arguments["annotations"])), where)
+    except VitkitError as error:
+        if statistics.dataset is not None:  # otherwise `statistics` already has the error
+            statistics.issues.append(Issue("annotations", "fail", str(error), where))
+    return statistics
+
+
+def _read_dataset(statistics: DatasetStatistics) -> None:
+    dataset = statistics.dataset
+    statistics.image_ids = list(dataset.sample_ids())
+    statistics.classes = list(dataset.classes or ())
+    statistics.category_ids = list(() if dataset.category_ids is None else dataset.category_ids)
+    if isinstance(dataset, BaseImageDataset) and not dataset.is_video:
+        paths = [dataset.image_path(index) for index in range(len(dataset))]
+        statistics.files = None if None in paths else paths
+    sampled = range(min(len(dataset), _MAX_SAMPLED))
+    pairs: list[tuple[int, int]] = []
+    if isinstance(dataset, CocoPanoptic):
+        _read_panoptic_file(statistics)
+    elif isinstance(dataset, ImageFolder | ClipDataset):
+        statistics.kind = "classification"
+        statistics.image_indices, statistics.labels = dataset.image_classes()
+    elif isinstance(dataset, ClassificationDataset):
+        statistics.kind = "classification"
+        pairs = [(k, dataset.load_labeled(k)[1]) for k in sampled]
+    elif isinstance(dataset, ShapesDetection):
+        statistics.kind = "instance" if dataset.masks else "detection"
+        pairs = [(k, label) for k in sampled for label in dataset[(k, k)]["target"]["labels"].tolist()]
+    elif isinstance(dataset, SegmentationDataset):
+        statistics.kind = dataset.task
+        pairs = [(k, segment["label"]) for k in sampled for segment in dataset.load_panoptic(k).segments_info]
+    elif isinstance(dataset, SemanticFolder):
+        statistics.kind = "semantic"  # classes are counted later, when the label maps are read with the images
+    elif isinstance(dataset, CaptionDataset):
+        statistics.kind = "captions"
+    elif isinstance(dataset, TextDataset):
+        statistics.kind = "text"
+    if pairs:
+        statistics.sampled = True
+        statistics.set_objects(pairs)
+
+
+def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, Any]) -> None:
+    statistics.kind = "instance" if arguments.get("masks") else "detection"
+    path = Path(arguments["annotations"])
+    source = AnnotationSource(
+        path,
+        None if arguments.get("images") is None else Path(arguments["images"]),
+        *(arguments.get(name) for name in ("format", "split", "names", "first")),
+    )
+    content, folder = source.read_unchecked()
+    faults = detection_faults(content)
+    statistics.issues += fault_issues(faults, statistics.where)
+    if any(not fault.part for fault in faults):
+        return
+    parts = _without_faults(content, faults)
+    if statistics.dataset is None:
+        categories = sorted(parts["categories"], key=lambda category: category["id"])
+        names = {category["id"]: category["name"] for category in categories}
+        statistics.category_ids, statistics.classes = list(names), list(names.values())
+        statistics.image_ids = [image["id"] for image in parts["images"]]
+    else:
+        parts = source.chosen(parts)
+    file = DetectionFile(
+        path.name,
+        statistics.where,
+        **parts,
+        needs_masks=bool(arguments.get("masks")),
+        drops_bad_boxes=arguments.get("bad_boxes") == "drop",
+        data=AnnotatedImages(source.format_name(), path, folder, parts),
+    )
+    statistics.issues += file.issues()
+    index_of_image = {image_id: index for index, image_id in enumerate(statistics.image_ids)}
+    label_of_category = {category_id: label for label, category_id in enumerate(statistics.category_ids)}
+    objects = [annotation for annotation in parts["annotations"] if not annotation.get("iscrowd")]
+    statistics.set_objects([(index_of_image[a["image_id"]], label_of_category[a["category_id"]]) for a in objects])
+
+
+def _without_faults(content: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, list[dict]]:
+    """Return the lists of a detection file without the entries that have a fault or refer to such an entry."""
+    faulty = {(fault.part, fault.position) for fault in faults}
+    parts = {
+        part: [entry for position, entry in enumerate(content[part]) if (part, position) not in faulty]
+        for part in ("images", "annotations", "categories")
+    }
+    image_ids, category_ids = ({entry["id"] for entry in parts[part]} for part in ("images", "categories"))
+    parts["annotations"] = [
+        a for a in parts["annotations"] if a["image_id"] in image_ids and a["category_id"] in category_ids
+    ]
+    return parts
+
+
+def _read_panoptic_file(statistics: DatasetStatistics) -> None:
+    dataset: CocoPanoptic = statistics.dataset
+    statistics.kind = dataset.task
+    content = read_json(dataset.annotation_file)
+    entry_of = {entry["image_id"]: entry for entry in content["annotations"]}
+    entries = [entry_of[int(image_id)] for image_id in dataset.image_ids]
+    name = dataset.annotation_file.name
+    statistics.issues += panoptic_issues(entries, content["categories"], name, statistics.where)
+    statistics.listed_segments = [entry["segments_info"] for entry in entries]
+    statistics.set_objects(
+        [
+            (index, dataset.label_of[segment["category_id"]])
+            for index, entry in enumerate(entries)
+            for segment in entry["segments_info"]
+            if segment["category_id"] in dataset.label_of
+            and not (segment.get("iscrowd") and dataset.task != "semantic")
+        ]
+    )

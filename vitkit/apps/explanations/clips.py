@@ -1,0 +1,211 @@
+"""What models of clips attend to over space and time: TimeSformer, MViT, and ResNets with non-local blocks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.apps.explanations.clip_drawing import draw_clip_arrows, draw_clip_attention
+from vitkit.apps.explanations.explain_options import Explanation, Request, check_layer, check_points
+from vitkit.apps.explanations.html_page import PageLayer
+from vitkit.apps.explanations.pages import MAX_ROWS
+from vitkit.apps.inference.predictor import Predictor
+from vitkit.apps.inference.videos import clip_of
+from vitkit.backbones.mvit import MViT
+from vitkit.backbones.nonlocal_resnet import ClipResNet
+from vitkit.backbones.timesformer import SCHEMES, Size, TimeSformer, join_groups, split_groups
+from vitkit.errors import ConfigError
+from vitkit.nn.attention import AttentionRecorder
+from vitkit.nn.non_local import NonLocalBlock
+from vitkit.protocols import child
+
+
+class GroupedAttention(NamedTuple):
+    """The attention in one block of TimeSformer, averaged over its heads."""
+
+    class_token: Tensor
+    """(h, w, T): the class token's attention in the block's last step, computed separately for each group of tokens."""
+    steps: Sequence[tuple[str, Tensor]]
+    """The name of each step, and its attention weights (G, S, S) within each of G groups, without the class token."""
+    size: Size
+
+    @property
+    def key_size(self) -> Size:
+        """(h, w, T) of the maps that `of_token` returns."""
+        return self.size
+
+    def of_token(self, row: int, column: int, frame: int) -> Tensor:
+        """Return (h, w, T): how much a token attends to every token through all steps of the block.
+
+        The weights of the steps are multiplied, beginning with the last step, which attends to the outputs of the
+        earlier ones. Residual connections, by which a token keeps its own values, are left out.
+        """
+        weights = torch.zeros(1, *self.size, 1)
+        weights[0, row, column, frame] = 1.0
+        for step, attention in reversed(self.steps):
+            seen = split_groups(weights, step)[0].transpose(1, 2) @ attention  # (G, 1, S)
+            weights = join_groups(seen.transpose(1, 2)[None], step, self.size)
+        return weights[0, ..., 0]
+
+
+class FullAttention(NamedTuple):
+    """The attention of a layer in which every token sees the full clip: of a video MViT, or a non-local block."""
+
+    class_token: Tensor | None
+    """(h', w', T'): the class token's attention; None if there is no such token."""
+    weights: Tensor
+    """(L, S) from L tokens to S keys, averaged over the heads; tokens are ordered by frame, row, column."""
+    size: Size
+    """(h, w, T) of the L tokens."""
+    key_size: Size
+    """(h', w', T') of the S keys, which pooling may have made fewer."""
+
+    def of_token(self, row: int, column: int, frame: int) -> Tensor:
+        """Return (h', w', T'): how much a token attends to every key."""
+        height, width, _ = self.size
+        return self._on_map(self.weights[(frame * height + row) * width + column])
+
+    def received(self) -> Tensor:
+        """Return (h', w', T'): how much of all tokens' attention each key gets."""
+        return self._on_map(self.weights.mean(0))
+
+    def _on_map(self, weights: Tensor) -> Tensor:
+        height, width, frames = self.key_size
+        return weights.view(frames, height, width).permute(1, 2, 0)
+
+
+ClipAttention = GroupedAttention | FullAttention
+
+
+def clip_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model of clips whose attention can be drawn.
+
+    Raises:
+        ConfigError: its backbone has none.
+    """
+    backbone = child(model, "backbone")
+    if isinstance(backbone, TimeSformer):
+        return list(backbone.blocks)
+    if isinstance(backbone, MViT) and backbone.axes == 3:
+        return [block.attn for block in backbone.blocks]
+    blocks = [module for module in model.modules() if isinstance(module, NonLocalBlock)]
+    if isinstance(backbone, ClipResNet) and blocks:
+        return blocks
+    raise ConfigError(
+        f"{type(backbone or model).__name__} has no attention over space and time: expected TimeSformer, an MViT for "
+        "clips, or a ClipResNet with non-local blocks."
+    )
+
+
+@torch.no_grad()
+def clip_attention(model: nn.Module, clip: Tensor, layer: int | None = None) -> ClipAttention:
+    """Run a model on a clip and keep the attention of one layer.
+
+    Args:
+        model: a Classifier, in evaluation mode.
+        clip: (1, 3, T, H, W) uint8, or float, normalized.
+        layer: index into `clip_layers`; None: the last.
+    Raises:
+        ConfigError: the model has no such layer.
+    """
+    layers = clip_layers(model)
+    module = layers[check_layer("encoder_layer", layer, len(layers))]
+    inputs: list[tuple] = []
+    hook = module.register_forward_pre_hook(lambda _, args: inputs.append(args))
+    try:
+        with AttentionRecorder(module) as maps:
+            model(clip)
+    finally:
+        hook.remove()
+    if isinstance(model.backbone, TimeSformer):
+        height, width = (-(-side // model.backbone.patch_embed.patch_size) for side in clip.shape[-2:])
+        steps = {name: calls[0] for name, calls in maps.items()}
+        return _joined(steps, model.backbone.attention, (height, width, clip.shape[2]))
+    weights = maps[""][0][0].mean(dim=0).float().cpu()  # (L, S), with the class token
+    if isinstance(module, NonLocalBlock):
+        size, token = tuple(inputs[0][0].shape[2:]), 0
+        pool = module.pool or (1, 1, 1)
+        key_size = tuple(length // min(window, length) for window, length in zip(pool, size))
+    else:
+        token = int(module.class_token)
+        size, key_size = (
+            tuple(math.ceil(length / stride) for length, stride in zip(inputs[0][1], strides))
+            for strides in (module.q_stride, module.kv_stride)
+        )
+    of_token = weights[0, token:].view(key_size).permute(1, 2, 0) if token else None
+    return FullAttention(of_token, weights[token:, token:], (*size[1:], size[0]), (*key_size[1:], key_size[0]))
+
+
+def _joined(maps: Mapping[str, Tensor], scheme: str, size: Size) -> GroupedAttention:
+    # Attention within frames runs as joint attention over clips of one frame: the groups are the frames.
+    names = ("spatial",) if scheme == "space" else SCHEMES[scheme]
+    steps = []
+    for step in names:
+        attention = maps["attn" if step == names[-1] else f"{step}_attn"].mean(dim=1).float().cpu()  # (G, S, S)
+        has_class_token = int(step != "temporal")
+        steps.append((step, attention[:, has_class_token:, has_class_token:]))
+    class_token = join_groups(attention[None, :, 0, 1:, None], names[-1], size)[0, ..., 0]
+    return GroupedAttention(class_token, steps, size)
+
+
+def explain_clip(predictor: Predictor, video: str | Path, request: Request, result: Explanation) -> None:
+    """Draw what points of a frame, and the class token, attend to in the clip from the middle of a video."""
+    model, views = predictor.model, clip_of(predictor, video)
+    clip = views[len(views) // 2]  # the crop in the middle
+    _, num_frames, height, width = clip.shape
+    frame = num_frames // 2 if request.frame is None else request.frame
+    if not 0 <= frame < num_frames:
+        raise ConfigError(f"frame: got {frame}; the clip's frames are 0 to {num_frames - 1}.")
+    check_points(request.points, width, height, "the clip")
+    attention = clip_attention(model, clip[None].to(predictor.device), request.encoder_layer)
+    looked_at = attention.received() if attention.class_token is None else attention.class_token
+    of_frame = looked_at[..., frame * looked_at.shape[2] // num_frames]
+    points = request.points or [brightest(of_frame, (height, width))]
+    token_frame = frame * attention.size[2] // num_frames
+    maps = []
+    for x, y in points:
+        row, column = int(y * attention.size[0] / height), int(x * attention.size[1] / width)
+        maps.append(((frame, x, y), attention.of_token(row, column, token_frame)))
+        own = maps[-1][1][..., frame * attention.key_size[2] // num_frames].clamp(min=0).sum()
+        result.numbers[f"point {len(maps)}: share of its attention in its own frame"] = float(
+            own / maps[-1][1].clamp(min=0).sum()
+        )
+    layers = clip_layers(model)
+    number = len(layers) - 1 if request.encoder_layer is None else request.encoder_layer
+    kind = f"{model.backbone.attention} attention" if isinstance(model.backbone, TimeSformer) else "Attention"
+    title = f"{kind.capitalize()} over space and time, layer {number} (of 0 to {len(layers) - 1}), mean of the heads"
+    if isinstance(layers[number], NonLocalBlock):
+        title = f"Non-local block {number} (of 0 to {len(layers) - 1})"
+        draw_clip_arrows(clip, maps, result.file("non_local.png"), title=title)
+    draw_clip_attention(clip, attention.class_token, maps, result.file("attention.png"), title=title)
+    if request.html:
+        strip = clip.permute(2, 1, 3, 0).flatten(1, 2).cpu().numpy()  # frames side by side
+        result.page(clip_page(attention), "attention.html", title=title, image=strip)
+
+
+def brightest(weights: Tensor, size: tuple[int, int]) -> tuple[float, float]:
+    """Return (x, y) of the center of a map's largest cell, in pixels of an image of size (height, width)."""
+    row, column = divmod(int(weights.flatten().argmax()), weights.shape[1])
+    return (column + 0.5) * size[1] / weights.shape[1], (row + 0.5) * size[0] / weights.shape[0]
+
+
+def clip_page(attention: ClipAttention) -> list[PageLayer]:
+    """Return what tokens, and the class token, attend to in a clip whose frames stand side by side."""
+    height, width, frames = attention.size
+    step = -(-max(height, width) // (MAX_ROWS // 2))
+    tokens = [(i, j, t) for i in range(0, height, step) for t in range(frames) for j in range(0, width, step)]
+
+    def strip(weights: Tensor) -> Tensor:  # (h, w, T) -> (1, h * T * w)
+        return weights.clamp(min=0).permute(0, 2, 1).reshape(1, -1)
+
+    key_height, key_width, key_frames = attention.key_size
+    grid = (key_height, key_frames * key_width)
+    rows = (len(range(0, height, step)), frames * len(range(0, width, step)))
+    weights = torch.stack([strip(attention.of_token(*token)) for token in tokens], dim=1)
+    page = [PageLayer("locations", weights, rows, grid)]
+    if attention.class_token is not None:
+        page.append(PageLayer("class token", strip(attention.class_token)[None], ["class token"], grid))
+    return page

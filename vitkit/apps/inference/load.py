@@ -1,0 +1,434 @@
+"""Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from os.path import exists, isdir, isfile
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from timm.data import ImageNetInfo
+from torch import nn
+
+from vitkit import model_zoo
+from vitkit.apps.deployment.exported import (
+    PROGRAM_SUFFIX,
+    ExportedGenerator,
+    ExportedModel,
+    checkpoint_of,
+    exported_model,
+    is_exported,
+    trust_program,
+)
+from vitkit.apps.inference.language import MaskFiller, TextContinuer
+from vitkit.apps.inference.predictor import Predictor
+from vitkit.apps.inference.translator import Translator
+from vitkit.apps.inference.videos import VideoPredictor
+from vitkit.apps.interop.transformers_configs import read_config, transformers_folder
+from vitkit.backbones.base import in_channels
+from vitkit.config import Config, config_names, load_config, load_saved_config
+from vitkit.data.datasets.video import sampling_of
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
+from vitkit.io.image_files import MAX_PIXELS
+from vitkit.models import build_model
+from vitkit.protocols import child
+from vitkit.registry import MODELS, parameters_of, unknown
+from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
+from vitkit.structures import ImageSizes, ScoreThresholds
+from vitkit.text.vocabulary import vocabularies_from_json
+from vitkit.weights import LoadReport, classes_of, load_weights
+from vitkit.weights.hub import is_hub_name
+from vitkit.weights.marian import FILES as TOKEN_FILES
+from vitkit.weights.reading import read_metadata
+from vitkit.weights.tokenizer_files import TOKENIZER
+
+RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
+"""File names in a run's folder; the first weights that exist are loaded."""
+CONFIG_SUFFIXES = (".py", ".json")
+WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
+"""A path with one of these endings is taken for weights, even if the file does not exist."""
+
+Loaded = Predictor | Translator | TextContinuer | MaskFiller
+"""A model that is ready to use."""
+
+
+def load(
+    source: str | Path | Mapping[str, Any],
+    weights: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
+    things: Sequence[bool] | None = None,
+    device: str | torch.device = "cpu",
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    trust: bool = False,
+    training_queries: bool = False,
+) -> Loaded:
+    """Load a trained model, ready to predict, to translate, or to continue or fill text.
+
+    Args:
+        source: see `find_model`.
+        weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`.
+        overrides: `key.sub=value` changes to the config.
+        classes: names of the labels; None: those that it was trained on, see `trained_classes`.
+        things: for panoptic models, whether each class has instances; None: as it was trained.
+        device: such as "cpu", "cuda" or "mps".
+        precision: the precision of autocast, for models of images; an exported file keeps its own.
+        trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
+        training_queries: keep the model's queries that exist in training only; they predict nothing.
+    Raises:
+        ConfigError: there is no such config or run, or it has no weights.
+        CheckpointError: the weights cannot be read, or do not fit the model.
+    """
+    config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
+    if not isinstance(config.get("model"), str | Mapping):
+        raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
+    checkpoint = own_checkpoint(weights)
+    vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {}, str(weights))
+    if classes is None and not vocabularies:
+        if "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0]):
+            raise CheckpointError(
+                f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
+                f"transformers library with {', '.join(TOKEN_FILES)} (Marian) or {TOKENIZER} (BERT, GPT-2; needs "
+                "pip install tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and load "
+                "its weights (load_weights)."
+            )
+        classes, trained_things = _trained_classes(checkpoint, str(weights), config)
+        things = trained_things if things is None else things
+        _check_things(str(weights if isinstance(source, Mapping) else source), config, things)
+    spec = config["model"]
+    if isinstance(spec, Mapping) and not training_queries:
+        spec = {name: value for name, value in spec.items() if name != "training_queries"}
+    model = build_model(spec, classes=classes, things=things, vocabularies=vocabularies)
+    if is_exported(weights):
+        model, report = exported_model(weights, model), LoadReport(str(weights))
+    else:
+        report = load_weights(model, weights, classes=classes, spec=spec)
+    if "source" in vocabularies:
+        return Translator(model.to(device), vocabularies, report=report)
+    if isinstance(model, CausalLanguageModel):
+        return TextContinuer(model.to(device), vocabularies, report=report)
+    if isinstance(model, MaskedLanguageModel):
+        return MaskFiller(model.to(device), vocabularies, report=report)
+    settings = dict(
+        transforms=_section(config, "data", "val").get("transforms"),
+        precision=precision,
+        max_image_pixels=_section(config, "data").get("max_image_pixels", MAX_PIXELS),
+        report=report,
+    )
+    sampling = sampling_of(_section(config, "data").get("val"))
+    if sampling is not None:
+        return VideoPredictor(model.to(device), classes or (), sampling=sampling, **settings)
+    return Predictor(
+        model.to(device),
+        classes or (),
+        **settings,
+        category_ids=_category_ids(checkpoint, str(weights), classes or ()),
+        channels=_channels(config, model),
+        **_measured(checkpoint, str(weights), classes or ()),
+    )
+
+
+def _channels(config: Mapping[str, Any], model: nn.Module) -> int | None:
+    """Return the number of channels that images are read with; None for RGB of 8 bits."""
+    backbone = child(model, "backbone")
+    if isinstance(model, ExportedModel):
+        backbone = child(model.model, "backbone")
+    channels = None if backbone is None else in_channels(backbone)
+    return _section(config, "data").get("channels", None if channels == 3 else channels)
+
+
+def _check_things(name: str, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:
+    """Check that the things of a panoptic model are known.
+
+    Raises:
+        ConfigError: it is unknown which classes have instances.
+    """
+    model = _section(config, "model")
+    if things is None and model.get("things") is None and "panoptic" in model.get("tasks", ()):
+        raise ConfigError(
+            f"{name}: does not state which classes are things, that is, have instances, which panoptic segmentation "
+            "needs. Give things=[True, ...], one for each class, or set model.tasks=['semantic']."
+        )
+
+
+def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> dict[str, Any]:
+    """Return the score thresholds and image sizes that a run's evaluation measured, as arguments of `Predictor`."""
+    measured = checkpoint.get("measured") or {}
+    try:
+        thresholds, sizes = measured.get("score_thresholds"), measured.get("image_sizes")
+        return {
+            "thresholds": None if thresholds is None else ScoreThresholds.from_json(thresholds, classes),
+            "image_sizes": None if sizes is None else ImageSizes.from_json(sizes),
+        }
+    except (AttributeError, ValueError) as error:
+        raise CheckpointError(f"{name}: damaged: what its evaluation has measured cannot be read ({error}).") from error
+
+
+def check_not_exported(loaded: Loaded, what: str) -> None:
+    """Check that a model is not an exported file, which only returns the model's outputs.
+
+    Args:
+        what: the beginning of the message, such as the name of a command.
+    Raises:
+        ConfigError: it is one.
+    """
+    model = loaded.model
+    if isinstance(model, ExportedModel | ExportedGenerator):
+        path = model.file.path if isinstance(model, ExportedModel) else model.encoder.path
+        raise ConfigError(
+            f"{what}: {path} is an exported file, which only returns the model's outputs. Give the checkpoint that it "
+            "was exported from."
+        )
+
+
+def own_checkpoint(weights: str | Path) -> dict[str, Any]:
+    """Return what a checkpoint holds besides its weights; empty for a zoo name, whose files hold weights only."""
+    if model_zoo.listed_name(str(weights)) and not exists(weights):
+        return {}
+    return checkpoint_of(weights) if is_exported(weights) else read_metadata(weights)
+
+
+class FoundModel(NamedTuple):
+    """A model's config and its weights."""
+
+    config: Mapping[str, Any]
+    weights: str | Path | None
+    """A checkpoint's file, or a name of the model zoo whose weights are to be downloaded; None if there are none, as
+    for a config by itself."""
+
+
+def find_model(
+    source: str | Path | Mapping[str, Any],
+    weights: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    trust: bool = False,
+) -> FoundModel:
+    """Find the config and the weights of a model, however it is named.
+
+    Args:
+        source: one of the following, tried in this order:
+            a config that was loaded before;
+            the folder of a run;
+            a config file (.py, or .json as saved), or any other file: a run's checkpoint or an exported model
+                (.onnx, .pt2), which hold their config;
+            a name of the model zoo, such as "shapes_dino", whose weights are in the package, or "detr_r50", whose
+            weights are downloaded once;
+            a folder of the transformers library, or "hf:OWNER/NAME", a repository of its hub, downloaded once;
+            the name of an installed config, such as "quickstart/detr".
+        weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`, if it has any.
+        overrides: `key.sub=value` changes to the config.
+        trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
+    Raises:
+        ConfigError: there is no such model, or its config is wrong.
+        CheckpointError: the checkpoint cannot be read, or holds no config.
+    """
+    if trust:
+        for path in (source, weights):
+            if isinstance(path, str | Path) and Path(path).suffix == PROGRAM_SUFFIX and isfile(path):
+                trust_program(path)
+    if weights is not None:
+        weights = transformers_folder(weights) or (_run_weights(Path(weights)) if isdir(weights) else _file_of(weights))
+    if isinstance(source, Mapping):
+        return FoundModel(source, weights)
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            f"got {source!r} for a model; expected its name, a path or a config. A config's weights are an argument of "
+            "their own."
+        )
+    folder = transformers_folder(source)
+    if folder is not None:
+        return FoundModel(read_config(source, folder, overrides, trust=trust), folder if weights is None else weights)
+    path, name = Path(source), str(source)
+    if isdir(path):
+        own_weights = _run_weights(path) if weights is None else weights
+        return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
+    if path.suffix in CONFIG_SUFFIXES:
+        return FoundModel(load_config(path, overrides, trust=trust), weights)
+    if isfile(path) or path.suffix in WEIGHTS_SUFFIXES or is_exported(path):
+        if weights is not None:
+            raise ConfigError(
+                f"{name}: is not a config, and has its own weights; got also {str(weights)!r}. Give one of the two."
+            )
+        return FoundModel(_config_in(path, overrides, trust), path)
+    zoo = model_zoo.index()
+    if listed := model_zoo.listed_name(name):
+        own = zoo[listed].get("overrides", ())  # an official model that shares the config of another one
+        config = load_config(zoo[listed]["config"], [*own, *overrides])
+        return FoundModel(config, _file_of(listed) if weights is None else weights)
+    installed = config_names()
+    if path.as_posix().removeprefix("configs/") in installed:
+        return FoundModel(load_config(path, overrides), weights)
+    message = (
+        f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file that ends in "
+        ".py, or an installed one's name)"
+    )
+    raise ConfigError(unknown(name, {*zoo, *installed}, message))
+
+
+def _file_of(weights: str | Path) -> str | Path:
+    """Return the file of a name of the model zoo, if it is in the package: it also has classes and vocabularies."""
+    return model_zoo.published_weights(str(weights)) if model_zoo.is_packaged(str(weights)) else weights
+
+
+def find_trained(
+    source: str | Path | Mapping[str, Any],
+    weights: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    trust: bool = False,
+) -> FoundModel:
+    """Find a model that has weights; arguments and other errors are those of `find_model`.
+
+    Raises:
+        ConfigError: the model has no weights.
+    """
+    model = find_model(source, weights, overrides=overrides, trust=trust)
+    if model.weights is None:
+        name = getattr(source, "path", "the config") if isinstance(source, Mapping) else source
+        raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
+    return model
+
+
+def find_weights(source: str | Path, *, trust: bool = False) -> str | Path:
+    """Find the weights of a model, named by their file or by any source that `find_trained` takes.
+
+    Raises:
+        ConfigError: there is no such model, or it has no weights.
+    """
+    path = Path(source)
+    if path.suffix in WEIGHTS_SUFFIXES or (isfile(path) and path.suffix not in CONFIG_SUFFIXES):
+        return source
+    if any(isfile(path / name) for name in RUN_WEIGHTS):
+        return _run_weights(path)
+    return find_trained(source, trust=trust).weights
+
+
+_IN_EXPORTED_FILES = tuple(
+    f"model.{name}"
+    for name in ("type", "backbone", "neck", "head", "num_queries", "num_classes", "num_layers", "d_model")
+)
+"""Beginnings of the keys of what an exported file computes; others belong to the processing of its outputs."""
+
+
+def is_config_only(source: str | Path) -> bool:
+    """Whether `find_model` takes a name for a config without weights, so that weights must be given as well."""
+    path = Path(source)
+    if is_hub_name(source):
+        return False
+    if path.suffix in CONFIG_SUFFIXES:
+        return True
+    return not exists(path) and not model_zoo.listed_name(str(source))
+
+
+def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:
+    keys = (text.partition("=")[0].strip() for text in overrides)
+    fixed = [key for key in keys if key == "model" or key.startswith(_IN_EXPORTED_FILES)]
+    if fixed and is_exported(path):
+        raise ConfigError(
+            f"{path}: is an exported file, whose model cannot be changed by {fixed[0]}=…. Leave that out, or "
+            "export the changed model."
+        )
+    config = own_checkpoint(path).get("config")
+    if not isinstance(config, str):
+        raise CheckpointError(
+            f"{path}: has no config, unlike a run's checkpoint, so its model is not known. Give its config as "
+            f"well: CONFIG {path}."
+        )
+    return load_saved_config(config, path, overrides, trust=trust)
+
+
+def _run_weights(folder: Path) -> Path:
+    weights = [folder / name for name in RUN_WEIGHTS if (folder / name).is_file()]
+    if not weights or not (folder / RUN_CONFIG).is_file():
+        raise ConfigError(
+            f"'{folder}' is not the folder of a run: expected {RUN_CONFIG} and {' or '.join(RUN_WEIGHTS)}, as training "
+            "writes them."
+        )
+    return weights[0]
+
+
+_KNOWN_NAMES = (80, 91, 133, 250, 1000)
+"""Numbers of classes whose names are known: COCO's, with and without stuff and as raw ids, and ImageNet's."""
+
+
+class TrainedOn(NamedTuple):
+    """The classes of a checkpoint."""
+
+    classes: Sequence[str]
+    things: Sequence[bool] | None
+    """Whether each class has instances; None if unknown."""
+
+
+def trained_classes(weights: str | Path, config: Mapping[str, Any]) -> TrainedOn:
+    """Return the classes that weights were trained on.
+
+    A run's checkpoint holds them. For official files, which do not, they are the classes that the config's validation
+    data states, or else ImageNet's for a classifier and COCO's for all other models, panoptic or not as that data is.
+    Classes are named by their numbers if the config's model has a different number of classes.
+    """
+    return _trained_classes(own_checkpoint(weights), str(weights), config)
+
+
+def _trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> TrainedOn:
+    classes = classes_of(checkpoint, name)
+    if classes:
+        return TrainedOn(classes, _by_class(checkpoint, "things", name, len(classes)))
+    val = _section(config, "data", "val")
+    if val.get("classes"):
+        return _stated_classes(val)
+    model = config["model"] if isinstance(config["model"], Mapping) else {"type": config["model"]}
+    num_classes = model.get("num_classes")
+    if num_classes not in (None, *_KNOWN_NAMES):
+        return TrainedOn([f"class {k}" for k in range(num_classes)], model.get("things"))
+    if model["type"] == "Classifier":
+        names = ImageNetInfo("imagenet-1k")
+        return TrainedOn([names.index_to_description(k) for k in range(names.num_classes())], None)
+    if val.get("type") == "CocoPanoptic" and val.get("task") != "instance":
+        return TrainedOn(list(COCO_PANOPTIC_CLASSES), [name in COCO_CLASSES for name in COCO_PANOPTIC_CLASSES])
+    return TrainedOn(list(COCO_CLASSES), None)
+
+
+def _by_class(checkpoint: Mapping[str, Any], key: str, name: str, num_classes: int) -> list[int] | list[str] | None:
+    """Return a checkpoint's entry with a value for each class, or None if it has no such entry.
+
+    Raises:
+        CheckpointError: the entry is not a list of as many numbers or names.
+    """
+    values = checkpoint.get(key)
+    if values is None:
+        return None
+    is_list = isinstance(values, list | tuple) and all(isinstance(value, Integral | str) for value in values)
+    if not is_list or len(values) != num_classes or (key == "things" and not set(values) <= {True, False}):
+        expected = "true or false" if key == "things" else "an id"
+        raise CheckpointError(
+            f"{name}: damaged: its {key} are {str(values)[:100]}; expected {expected} for each of {num_classes} "
+            "classes. Get the file again."
+        )
+    return list(values)
+
+
+def _category_ids(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> Sequence[int | str] | None:
+    """Return each class's category id in the annotations: a run's own, or COCO's for its classes; None: unknown."""
+    known = {COCO_CLASSES: COCO_CATEGORY_IDS, COCO_PANOPTIC_CLASSES: COCO_PANOPTIC_CATEGORY_IDS}
+    return _by_class(checkpoint, "category_ids", name, len(classes)) or known.get(tuple(classes))
+
+
+def _stated_classes(val: Mapping[str, Any]) -> TrainedOn:
+    """Return the classes that a dataset's config names; for instance segmentation, only those with instances."""
+    classes, things = list(val["classes"]), val.get("things")
+    if things is None:
+        return TrainedOn(classes, None)
+    if val.get("task") == "instance":
+        classes = [name for name in classes if name in things]
+    return TrainedOn(classes, [name in things for name in classes])
+
+
+def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return the mapping below the keys; empty if there is none, or a plain name in its place."""
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}

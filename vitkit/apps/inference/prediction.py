@@ -1,0 +1,358 @@
+"""A model's predictions for one image: as values, drawn, saved, or converted for other libraries."""
+
+import io
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitkit.errors import ConfigError
+from vitkit.evaluation.coco import masks_to_rle
+from vitkit.ops.label_maps import count_values
+from vitkit.registry import nearest
+from vitkit.structures import ScoreThresholds
+from vitkit.visualization.predictions import FIELDS, draw_prediction
+
+if TYPE_CHECKING:
+    import pandas
+    import supervision
+
+_MAX_CLASSES = 5  # listed for a classified image
+_PER_OBJECT = ("scores", "labels", "boxes_xyxy", "masks")
+
+
+@dataclass(repr=False)
+class Prediction:
+    """The predictions of one image.
+
+    `fields` holds everything that the model predicted. `boxes`, `labels`, `names`, `scores` and `masks`, the drawing
+    and the written results contain only the objects that reach `thresholds`, the highest score first; `filter` selects
+    others.
+    """
+
+    name: str
+    """The file's path, or the image's number."""
+    image: np.ndarray
+    """(H, W, 3) uint8 RGB, upright."""
+    fields: dict[str, Any]
+    """What the model's `postprocess` or `generate` returned, on the CPU, in pixels of `image`."""
+    classes: Sequence[str]
+    thresholds: ScoreThresholds = field(default_factory=ScoreThresholds)
+    category_ids: Sequence[int] | None = None
+    """The category id of each class in the annotations, for `to_coco`; None: the labels are used."""
+
+    @property
+    def task(self) -> str:
+        """The first task of FIELDS that the model predicts."""
+        return next(task for task, name in FIELDS.items() if name in self.fields)
+
+    @cached_property
+    def _order(self) -> Tensor:
+        """Indices into `fields` of the objects that reach their thresholds, the highest score first."""
+        scores = self.fields["scores"]
+        order = scores.argsort(descending=True, stable=True)
+        return order[(scores >= self.thresholds.of(self.fields["labels"]))[order]]
+
+    def _objects(self, name: str) -> Tensor | None:
+        return self.fields[name][self._order] if name in self.fields else None
+
+    @property
+    def boxes(self) -> Tensor | None:
+        """(N, 4) float32 xyxy in pixels of the image; None if the model predicts no boxes."""
+        return self._objects("boxes_xyxy")
+
+    @property
+    def masks(self) -> Tensor | None:
+        """(N, H, W) bool; None if the model predicts no masks."""
+        return self._objects("masks")
+
+    @property
+    def labels(self) -> Tensor | None:
+        """(N,) int64: the class of each object or panoptic segment, or the five most probable classes of the image."""
+        if "scores" in self.fields:
+            return self._objects("labels")
+        if "class_scores" in self.fields:
+            return self._best_classes[1]
+        return (
+            torch.tensor([s["label"] for s in self.segments], dtype=torch.int64) if "panoptic" in self.fields else None
+        )
+
+    @property
+    def scores(self) -> Tensor | None:
+        """(N,) float32 in 0..1, one for each of `labels`."""
+        if "scores" in self.fields:
+            return self._objects("scores")
+        if "class_scores" in self.fields:
+            return self._best_classes[0]
+        return torch.tensor([s["score"] for s in self.segments]) if "panoptic" in self.fields else None
+
+    @property
+    def names(self) -> list[str] | None:
+        """The class name of each of `labels`."""
+        return None if self.labels is None else [self.classes[label] for label in self.labels.tolist()]
+
+    @property
+    def panoptic(self) -> Tensor | None:
+        """(H, W) int32 segment ids, 0 is void; None if the model predicts no panoptic map. See also `segments`."""
+        return self.fields.get("panoptic")
+
+    @property
+    def segments(self) -> list[dict[str, Any]]:
+        """id, label and score of each panoptic segment."""
+        return self.fields.get("segments_info", [])
+
+    @property
+    def semantic(self) -> Tensor | None:
+        """(H, W) int64 class of each pixel; None if the model predicts no semantic map."""
+        return self.fields.get("semantic")
+
+    @property
+    def text(self) -> str | None:
+        """The caption; None if the model writes none."""
+        return self.fields.get("text")
+
+    @property
+    def _best_classes(self) -> tuple[Tensor, Tensor]:
+        best = self.fields["class_scores"].topk(min(_MAX_CLASSES, len(self.classes)))
+        return best.values, best.indices
+
+    def __len__(self) -> int:
+        """The number of objects, segments or classes."""
+        return 0 if self.labels is None else len(self.labels)
+
+    def filter(self, classes: Sequence[str] | str | None = None, *, score: float | None = None) -> "Prediction":
+        """Return the prediction with only the selected objects; semantic maps, image classes and captions stay.
+
+        Args:
+            classes: names of the classes to keep; None: all.
+            score: the lowest score to keep, for all classes; it may be lower than `thresholds`. None: `thresholds`.
+        Raises:
+            ConfigError: the model has no such class.
+        """
+        fields, thresholds = dict(self.fields), self.thresholds
+        if score is not None:
+            thresholds = requested_threshold(score)
+        wanted = [classes] if isinstance(classes, str) else self.classes if classes is None else classes
+        for name in wanted:
+            if name not in self.classes:
+                raise ConfigError(f"filter: the model has no class {name!r}. {nearest(name, self.classes)}")
+        labels = torch.tensor([self.classes.index(name) for name in wanted], dtype=torch.int64)
+        if "scores" in fields:
+            kept = torch.isin(fields["labels"], labels)
+            fields |= {name: fields[name][kept] for name in _PER_OBJECT if name in fields}
+        if "panoptic" in fields:
+            segments = [
+                s for s in self.segments if s["label"] in labels.tolist() and (score is None or s["score"] >= score)
+            ]
+            ids = torch.tensor([s["id"] for s in segments], dtype=fields["panoptic"].dtype)
+            fields["panoptic"] = fields["panoptic"].where(torch.isin(fields["panoptic"], ids), 0)
+            fields["segments_info"] = segments
+        return replace(self, fields=fields, thresholds=thresholds)
+
+    def _from(self, score: float | None) -> "Prediction":
+        return self if score is None else self.filter(score=score)
+
+    def summary(self) -> str:
+        """Return one line with the predictions and their score threshold, or with the best score if none reaches it."""
+        if self.text is not None:
+            return f"{self.name}: {self.text}"
+        if "class_scores" in self.fields:
+            best = [f"{name} {score:.2f}" for name, score in zip(self.names, self.scores.tolist())]
+            return f"{self.name}: {', '.join(best)}"
+        if self.semantic is not None and self.labels is None:
+            return f"{self.name}: {', '.join(self.to_json()['areas'])}"
+        if len(self):
+            counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).most_common())
+            return f"{self.name}: {counts}" + (f"; from {self.thresholds}" if "scores" in self.fields else "")
+        if not len(self.fields.get("scores", ())):
+            return f"{self.name}: nothing"
+        best = int(self.fields["scores"].argmax())
+        name, score = self.classes[int(self.fields["labels"][best])], float(self.fields["scores"][best])
+        return f"{self.name}: nothing from {self.thresholds}; the best is {score:.2f} ({name})"
+
+    __repr__ = summary
+
+    def draw(self, *, task: str | None = None, score_threshold: float | None = None) -> np.ndarray:
+        """Draw the predictions on the image.
+
+        Args:
+            task: one of the model's tasks; None: `self.task`.
+            score_threshold: objects with a lower score are left out; None: those below `thresholds`.
+        Returns:
+            (H', W', 3) uint8 RGB; small images are upscaled, and some tasks have a legend below.
+        Raises:
+            ConfigError: the model does not do that task.
+        """
+        task = self.task if task is None else task
+        if FIELDS.get(task) not in self.fields:
+            tasks = [name for name, key in FIELDS.items() if key in self.fields]
+            raise ConfigError(f"task {task!r}: the model does not predict it. {nearest(task, tasks)}")
+        chosen = self._from(score_threshold)
+        return draw_prediction(self.image, chosen.fields, self.classes, FIELDS[task], thresholds=chosen.thresholds)
+
+    def save(self, path: str | Path, *, task: str | None = None, score_threshold: float | None = None) -> None:
+        """Save `draw(...)` in the format of the path's extension. PNG takes many times as long to write as JPEG.
+
+        Raises:
+            ConfigError: see `draw`; or the extension is not that of an image format.
+        """
+        path = Path(path)
+        if path.suffix.lower() not in Image.registered_extensions():
+            raise ConfigError(f"save: '{path}' does not have the extension of an image format, such as .jpg or .png.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Without subsampling, thin lines keep their colors.
+        options = {"quality": 90, "subsampling": 0} if path.suffix.lower() in (".jpg", ".jpeg") else {}
+        Image.fromarray(self.draw(task=task, score_threshold=score_threshold)).save(path, **options)
+
+    def _repr_png_(self) -> bytes:
+        """The drawn image, which notebooks show."""
+        buffer = io.BytesIO()
+        Image.fromarray(self.draw()).save(buffer, format="PNG")
+        return buffer.getvalue()
+
+    def crop(self) -> list[np.ndarray]:
+        """Return the part of the image in each of `boxes`, (h, w, 3) uint8 RGB, each of at least one pixel.
+
+        Raises:
+            ConfigError: the model predicts no boxes.
+        """
+        height, width = self.image.shape[:2]
+        crops = []
+        for x0, y0, x1, y1 in self._required_boxes("crop").tolist():
+            left, top = (min(max(math.floor(low), 0), side - 1) for low, side in ((x0, width), (y0, height)))
+            right, bottom = max(math.ceil(x1), left + 1), max(math.ceil(y1), top + 1)
+            crops.append(self.image[top:bottom, left:right])
+        return crops
+
+    def _required_boxes(self, method: str) -> Tensor:
+        if self.boxes is None:
+            raise ConfigError(f"{method}: needs boxes, and the model predicts {', '.join(self.fields)}.")
+        return self.boxes
+
+    def to_coco(self, image_id: int) -> list[dict[str, Any]]:
+        """Return the objects in COCO's result format: boxes are xywh in pixels, masks are run lengths.
+
+        Raises:
+            ConfigError: the model predicts no boxes.
+        """
+        boxes_xywh = self._required_boxes("to_coco").clone()
+        boxes_xywh[:, 2:] -= boxes_xywh[:, :2]
+        masks = [None] * len(boxes_xywh) if self.masks is None else masks_to_rle(self.masks)
+        return [
+            {
+                "image_id": image_id,
+                "category_id": label if self.category_ids is None else self.category_ids[label],
+                "bbox": box,
+                "score": score,
+                **({} if mask is None else {"segmentation": mask}),
+            }
+            for label, box, score, mask in zip(self.labels.tolist(), boxes_xywh.tolist(), self.scores.tolist(), masks)
+        ]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a row for each of `labels`: class, label, score and, if there are boxes, x0, y0, x1, y1 in pixels.
+
+        Raises:
+            ConfigError: pandas is not installed, or the model predicts no classes.
+        """
+        pandas = _imported("pandas", "to_pandas")
+        if self.labels is None:
+            raise ConfigError(f"to_pandas: needs classes, and the model predicts {', '.join(self.fields)}.")
+        columns = {"class": self.names, "label": self.labels.tolist(), "score": self.scores.tolist()}
+        if self.boxes is not None:
+            columns |= dict(zip(("x0", "y0", "x1", "y1"), self.boxes.T.tolist()))
+        return pandas.DataFrame(columns)
+
+    def to_supervision(self) -> "supervision.Detections":
+        """Return the objects as `supervision.Detections`.
+
+        Raises:
+            ConfigError: supervision is not installed, or the model predicts no boxes.
+        """
+        supervision = _imported("supervision", "to_supervision")
+        return supervision.Detections(
+            xyxy=self._required_boxes("to_supervision").numpy(),
+            mask=None if self.masks is None else self.masks.numpy(),
+            confidence=self.scores.numpy(),
+            class_id=self.labels.numpy(),
+            data={"class_name": np.array(self.names)},
+        )
+
+    def to_json(self, *, score_threshold: float | None = None) -> dict[str, Any]:
+        """Return the predictions as plain values.
+
+        Args:
+            score_threshold: objects with a lower score are left out; None: those below `thresholds`.
+        Returns:
+            image, width, height, and depending on the task
+            objects: class, score, box_xyxy in pixels and, if there are masks, mask as COCO's run lengths, best first;
+            threshold: the score threshold of the objects, and its origin;
+            segments: id, class, score and area in pixels of the panoptic map;
+            areas: class -> share of the semantic map, largest first;
+            classes: class and score, best first, at most five;
+            text and score of a caption.
+        """
+        height, width = self.image.shape[:2]
+        result: dict[str, Any] = {"image": self.name, "width": width, "height": height}
+        if "scores" in self.fields:
+            chosen = self._from(score_threshold)
+            result["objects"] = chosen._json_objects()
+            result["threshold"] = {"score": chosen.thresholds.overall, "origin": chosen.thresholds.origin}
+        if "panoptic" in self.fields:
+            ids, pixels = count_values(self.fields["panoptic"].numpy())
+            area = dict(zip(ids.tolist(), pixels.tolist()))
+            result["segments"] = [
+                {"id": s["id"], "class": self.classes[s["label"]], "score": s["score"], "area": area.get(s["id"], 0)}
+                for s in self.segments
+            ]
+        if "semantic" in self.fields:
+            labels, pixels = count_values(self.fields["semantic"].numpy())
+            largest_first = sorted(zip(pixels.tolist(), labels.tolist()), reverse=True)
+            result["areas"] = {self.classes[label]: count / (height * width) for count, label in largest_first}
+        if "class_scores" in self.fields:
+            scores, labels = self._best_classes
+            best = zip(labels.tolist(), scores.tolist())
+            result["classes"] = [{"class": self.classes[label], "score": score} for label, score in best]
+        if self.text is not None:
+            result |= {"text": self.text, "score": self.fields["score"]}
+        return result
+
+    def _json_objects(self) -> list[dict[str, Any]]:
+        masks = [None] * len(self._order) if self.masks is None else masks_to_rle(self.masks)
+        return [
+            {"class": name, "score": score, "box_xyxy": box, **({} if mask is None else {"mask": mask})}
+            for name, score, box, mask in zip(self.names, self.scores.tolist(), self.boxes.tolist(), masks)
+        ]
+
+
+def requested_threshold(score: float) -> ScoreThresholds:
+    """Return a single threshold for all classes, as requested by a caller.
+
+    Raises:
+        ConfigError: the score is not in 0..1.
+    """
+    if not 0 <= score <= 1:
+        raise ConfigError(f"threshold {score}: expected a score, 0 to 1.")
+    return ScoreThresholds(score, origin="as asked for")
+
+
+def _imported(module: str, method: str) -> Any:
+    """Import a library that vitkit does not need itself.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
+    try:
+        return __import__(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{method}: {module} cannot be imported ({error}). Install it: pip install {module}."
+        ) from error

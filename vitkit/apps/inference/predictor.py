@@ -1,0 +1,297 @@
+"""A model with the preparation of its inputs: from images to predictions."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitkit.apps.deployment.exported import ExportedGenerator, ExportedModel
+from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
+from vitkit.apps.inference.prediction import Prediction, requested_threshold
+from vitkit.apps.inference.tiles import predict_tiles
+from vitkit.apps.inference.tiling import TileResult, Tiling
+from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.transforms.annotated_image import AnnotatedImage
+from vitkit.data.transforms.pipelines import EvalResize
+from vitkit.devices import OUT_OF_MEMORY, autocast, is_out_of_memory
+from vitkit.errors import ConfigError, DataError
+from vitkit.io.channel_files import as_rgb
+from vitkit.io.image_files import MAX_PIXELS, to_tensor
+from vitkit.models.classifier import Classifier
+from vitkit.models.detr import DETR
+from vitkit.protocols import DenseModel, Model, require_base
+from vitkit.registry import TRANSFORMS
+from vitkit.seq2seq.captioner import Captioner
+from vitkit.structures import Batch, ImageSizes, ScoreThresholds
+from vitkit.weights import LoadReport
+
+logger = logging.getLogger("vitkit")
+Read = TypeVar("Read")
+
+
+class Predictor:
+    """A model with the preparation of its images; made by `load`.
+
+    Args:
+        model: on its device, in evaluation mode.
+        classes: names of its labels.
+        transforms: the transforms of its validation images.
+        precision: the precision of autocast; "bf16" takes about half the memory.
+        max_image_pixels: the largest width x height of a file that is decoded.
+        report: the report of loading the weights.
+        thresholds: the lowest scores of objects that are shown.
+        category_ids: the category id of each class in the training data.
+        image_sizes: the sizes of the images that the model was evaluated on. If `transforms` do not resize, an image
+            that is smaller or larger than all of these is resized to their median, as the model would miss most objects
+            of sizes that it was not trained on.
+        channels: number of channels that images are read with, as stored; None: RGB of 8 bits.
+    """
+
+    sampling: ClipSampling | None = None
+    """Which frames make a clip; None for a model of images."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: Sequence[str],
+        *,
+        transforms: Any = None,
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        max_image_pixels: int = MAX_PIXELS,
+        report: LoadReport | None = None,
+        thresholds: ScoreThresholds | None = None,
+        category_ids: Sequence[int] | None = None,
+        image_sizes: ImageSizes | None = None,
+        channels: int | None = None,
+    ):
+        self.model = model.eval()
+        self.channels = channels
+        self.report = report
+        self.classes = list(classes)
+        self.transforms = None if transforms is None else TRANSFORMS.build(transforms)
+        self.precision = precision
+        self.max_image_pixels = max_image_pixels
+        self.thresholds = thresholds or ScoreThresholds()
+        self.category_ids = category_ids
+        self.image_sizes = None if image_sizes is None or _resizes(self.transforms, channels) else image_sizes
+        self._has_said_size = False
+        self.device = next(model.parameters()).device
+        if not isinstance(model, DenseModel | Captioner | ExportedGenerator):
+            raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
+        require_base("model", type(model), Model)
+
+    @property
+    def _defining_model(self) -> nn.Module:
+        """The model whose class tells what it predicts: the model itself, or that of an exported file's config."""
+        return self.model.model if isinstance(self.model, ExportedModel) else self.model
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """The tasks that a segmentation model is configured for, see `Model.tasks`."""
+        return self._defining_model.tasks
+
+    @property
+    def finds_objects(self) -> bool:
+        """Whether the model predicts objects with scores that `thresholds` apply to, not just classes, maps or text."""
+        model = self._defining_model
+        if not isinstance(model, DenseModel) or isinstance(model, Classifier):
+            return False
+        of_segmentation = self.tasks and not isinstance(model, DETR)
+        return not of_segmentation or "instance" in self.tasks
+
+    def __call__(
+        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+    ) -> Prediction | list[Prediction] | Iterator[Prediction]:
+        """Predict on images from any source, see `find_images`.
+
+        Args:
+            source: one image; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
+                a video or the number of a camera.
+            threshold: the lowest score of objects that are shown; None: the model's `thresholds`.
+            batch_size, tiles: see `stream`.
+        Returns:
+            one `Prediction`, a list of them, or an iterator that predicts as it goes. Files of a folder or a pattern
+            that cannot be read are left out with a warning.
+        Raises:
+            DataError: there is nothing to read, or an item is not an image.
+        """
+        kind = self._find(source).kind
+        predictions = self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles)
+        if kind == "stream":
+            return predictions
+        return next(predictions) if kind == "one" else list(predictions)
+
+    def predict(
+        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+    ) -> list[Prediction]:
+        """Predict like `__call__`, but always return a list, also for one image or for a stream once it has ended."""
+        return list(self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles))
+
+    def stream(
+        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+    ) -> Iterator[Prediction]:
+        """Predict on the images a batch at a time, so that memory need not hold all of them.
+
+        Args:
+            source: see `__call__`; its items may also be pairs of a name and an image.
+            threshold: see `__call__`.
+            batch_size: images in a batch. Above 1, images of different sizes are padded, which changes the results of
+                models that do not isolate padding. With `tiles`, which all have one size, the tiles in a batch.
+            tiles: predict in tiles of this many pixels, see `Tiling`, for images much larger than the model's.
+        Raises:
+            DataError: see `__call__`.
+            ConfigError: the model's predictions cannot be merged from tiles, or a number is out of range.
+        """
+        tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
+        thresholds = self.thresholds if threshold is None else requested_threshold(threshold)
+        read = self._each(self._find(source), self._read)
+        for batch in in_batches(read, 1 if tiling else batch_size):
+            images = [image for _, image in batch]
+            results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
+            for (name, image), fields in zip(batch, results):
+                yield Prediction(name, as_rgb(image), fields, self.classes, thresholds, self.category_ids)
+
+    def _find(self, source: Any) -> Inputs:
+        return find_images(source, channels=self.channels)
+
+    def _read(self, named: NamedImage) -> tuple[str, np.ndarray]:
+        name, image = named
+        return name, self.to_array(image, name)
+
+    def _each(self, inputs: Inputs, read: Callable[[NamedImage], Read]) -> Iterator[Read]:
+        """Read the inputs one after the other; unreadable ones from a folder or a pattern are left out.
+
+        Raises:
+            DataError: an input given by name cannot be read, or none of a folder or a pattern can.
+        """
+        if not inputs.leaves_out_broken:
+            yield from map(read, inputs.named)
+            return
+        num_read, error = 0, None
+        for pair in inputs.named:
+            try:
+                result = read(pair)
+            except DataError as this_error:
+                error = this_error
+                logger.warning("left out: %s", error)
+                continue
+            num_read += 1
+            yield result
+        if num_read == 0 and error is not None:
+            raise error
+
+    def to_array(self, image: ImageLike, name: str = "image") -> np.ndarray:
+        """Read or convert an image to the model's input: an array (H, W, 3) uint8 RGB, or (H, W, channels) uint16; see
+        the function `to_array`."""
+        return to_array(image, name, max_pixels=self.max_image_pixels, channels=self.channels)
+
+    def run(self, images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """Predict on arrays as from `to_array`, as one batch; return the model's results for each, on the CPU."""
+        return self.run_batch(self.prepare(images), [image.shape[:2] for image in images])
+
+    def run_tiles(self, image: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
+        """Predict on an array as from `to_array` in tiles, see `predict_tiles`; like `run` if it fits one tile."""
+        if not isinstance(self.model, DenseModel):
+            raise ConfigError(
+                f"tiles: {type(self.model).__name__} predicts no boxes, masks or maps. Predict without tiles."
+            )
+        if len(tiling.tiles(*image.shape[:2])) == 1:
+            return self.run([image])[0]
+        return predict_tiles(image, tiling, self._run_tiles, batch_size=batch_size)
+
+    @torch.inference_mode()
+    def _run_tiles(self, images: Sequence[np.ndarray]) -> list[TileResult]:
+        sizes = [image.shape[:2] for image in images]
+        batch = self.prepare(images).to(self.device)
+        with autocast(self.device, self.precision), _memory_explained(sizes):
+            outputs = self.model(**batch.inputs)
+            results = [dict(result) for result in self.model.postprocess(outputs, sizes)]
+        tiles = []
+        for i, (result, size) in enumerate(zip(results, sizes)):
+            scores = None
+            if result.pop("semantic", None) is not None:
+                scores = self._defining_model.semantic_scores(outputs, i, size)
+            tiles.append(TileResult(_on_cpu(result), scores))
+        return tiles
+
+    @torch.inference_mode()
+    def run_batch(self, batch: Batch, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Predict on a batch of images or clips; `sizes` are the (height, width) of the original images."""
+        batch = batch.to(self.device)
+        with autocast(self.device, self.precision), _memory_explained(sizes):
+            if isinstance(self.model, DenseModel):
+                outputs = self.model(**batch.inputs)
+                results = self.model.postprocess(outputs, sizes)
+            else:
+                results = self.model.generate(batch.inputs)
+        return [_on_cpu(result) for result in results]
+
+    def prepare(self, images: Sequence[np.ndarray]) -> Batch:
+        """Collate arrays as from `to_array` into a batch of model inputs, see `as_evaluated`."""
+        return Batch.collate([{"image": to_tensor(self.as_evaluated(image)), "target": {}} for image in images])
+
+    def as_evaluated(self, image: np.ndarray) -> np.ndarray:
+        """Resize an array as from `to_array` if necessary, see `image_sizes`, and apply the validation transforms."""
+        image = self._resized(image)
+        return image if self.transforms is None else self.transforms(AnnotatedImage(image), seed=0).image
+
+    def _resized(self, image: np.ndarray) -> np.ndarray:
+        """Return the image at a size like the model's images; the first resize is logged."""
+        sizes = self.image_sizes
+        if sizes is None or sizes.holds(*image.shape[:2]):
+            return image
+        resize = EvalResize(short_side=sizes.median_short, max_size=sizes.most_long)
+        resized = resize(AnnotatedImage(image)).image
+        if not self._has_said_size:
+            self._has_said_size = True
+            height, width = image.shape[:2]
+            logger.warning(
+                "images are resized to a short side of %d pixels, a long one of at most %d (here from %dx%d to "
+                "%dx%d), the size that the model was trained and evaluated at",
+                sizes.median_short,
+                sizes.most_long,
+                width,
+                height,
+                *resized.shape[1::-1],
+            )
+        return resized
+
+
+@contextmanager
+def _memory_explained(sizes: Sequence[tuple[int, int]]) -> Iterator[None]:
+    """Turn an out-of-memory error into one that names the largest image in the batch.
+
+    Args:
+        sizes: (height, width) of the batch's images.
+    Raises:
+        DataError: the device ran out of memory.
+    """
+    try:
+        yield
+    except OUT_OF_MEMORY as error:
+        if not is_out_of_memory(error):
+            raise
+        height, width = max(sizes, key=math.prod)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"out of memory at {len(sizes)} images, the largest of {width}x{height} pixels ({reason}). Use a smaller "
+            "batch_size (--batch-size), tiles (--tiles 800) for boxes, masks and maps, or smaller images."
+        ) from error
+
+
+def _on_cpu(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.cpu() if isinstance(value, Tensor) else value for key, value in result.items()}
+
+
+def _resizes(transforms: Any, channels: int | None) -> bool:
+    """Whether transforms change the size of a small or of a large image."""
+    if transforms is None:
+        return False
+    kind = np.uint8 if channels is None else np.uint16
+    images = (np.zeros((*size, channels or 3), kind) for size in ((96, 64), (1000, 1600)))
+    return any(transforms(AnnotatedImage(image), seed=0).image.shape != image.shape for image in images)

@@ -1,0 +1,194 @@
+"""Classify a video by clips that are spread over it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitkit.apps.inference.inputs import Inputs, find_videos
+from vitkit.apps.inference.prediction import Prediction, requested_threshold
+from vitkit.apps.inference.predictor import Predictor
+from vitkit.apps.inference.tiling import Tiling
+from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.data.datasets.video import read_clips
+from vitkit.errors import ConfigError, DataError
+from vitkit.io.image_files import MAX_PIXELS
+from vitkit.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
+from vitkit.structures import Batch
+from vitkit.visualization.clips import draw_strip
+from vitkit.weights import LoadReport
+
+_FRAMES_DRAWN = 8
+
+
+@dataclass
+class VideoScores:
+    """What a model of clips predicted in a video."""
+
+    numbers: np.ndarray
+    """(clips, T) frame numbers."""
+    times: np.ndarray
+    """(clips, 2) times of each clip's first and last frame, in seconds."""
+    scores: Tensor
+    """(clips, classes) scores in 0..1; their mean is the score of the video."""
+
+
+class FrameList:
+    """A video whose frames are in memory; see `Video`."""
+
+    def __init__(self, frames: Sequence[np.ndarray]):
+        self._frames = frames
+        self.times = np.arange(len(frames)) / ASSUMED_FRAME_RATE
+
+    @property
+    def info(self) -> VideoInfo:
+        """See `Video`."""
+        return VideoInfo(len(self._frames), len(self._frames) / ASSUMED_FRAME_RATE, *self._frames[0].shape[:2])
+
+    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+        """See `Video`."""
+        return (self._frames[number] for number in numbers)
+
+    def __enter__(self) -> "FrameList":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+class VideoPredictor(Predictor):
+    """A model of clips with the preparation of its videos; made by `load`.
+
+    It is used like other predictors: a source is one video or several (see `find_videos`), and a list of frames is one
+    video. There is one `Prediction` for each video.
+
+    Args:
+        sampling: which frames make a clip. The other arguments are those of `Predictor`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: Sequence[str],
+        *,
+        sampling: ClipSampling,
+        transforms: Any = None,
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        max_image_pixels: int = MAX_PIXELS,
+        report: LoadReport | None = None,
+    ):
+        super().__init__(
+            model, classes, transforms=transforms, precision=precision, max_image_pixels=max_image_pixels, report=report
+        )
+        self.sampling = sampling
+
+    def stream(
+        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+    ) -> Iterator[Prediction]:
+        """Predict on videos, one at a time; see `Predictor.stream`. Classes have no threshold, videos no tiles."""
+        if threshold is not None:
+            requested_threshold(threshold)
+        videos = self._find(source)
+        if tiles is not None:
+            raise ConfigError("tiles: the model classifies videos, which have no tiles.")
+        yield from self._each(videos, lambda named: predict_video(self, *named))
+
+    def _find(self, source: Any) -> Inputs:
+        return find_videos(source)
+
+    def run(self, images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """Refuse images, as clips are classified by the order of their frames.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("the model classifies videos by the order of their frames, not images: give a video.")
+
+    def run_tiles(self, image: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
+        """Refuse images, see `run`."""
+        raise ConfigError("tiles: the model classifies videos, which have no tiles.")
+
+
+def open_source(predictor: Predictor, source: Any, name: str = "video") -> Video:
+    """Open a video: a file, a folder of frames, or a sequence of frames that `Predictor.to_array` takes.
+
+    Raises:
+        DataError: the video cannot be read, or has no frame.
+    """
+    if isinstance(source, str | Path):
+        return open_video(source, "input", max_pixels=predictor.max_image_pixels)
+    frames = [predictor.to_array(frame, f"{name}, frame {number}") for number, frame in enumerate(source)]
+    if not frames or len({frame.shape for frame in frames}) > 1:
+        raise DataError(f"{name}: {len(frames)} frames; expected one at least, and all of one size.")
+    return FrameList(frames)
+
+
+def classify_video(predictor: Predictor, source: Any, num_clips: int | None = None) -> VideoScores:
+    """Predict the classes of a video's clips, averaging the crops of a clip. Only one clip at a time is in memory.
+
+    Args:
+        predictor: that of a model of clips.
+        source: see `open_source`.
+        num_clips: number of clips, spread over the video; None: as many consecutive clips as the video is long.
+    Raises:
+        ConfigError: the model is an image model.
+        DataError: the video cannot be read.
+    """
+    with open_source(predictor, source) as video:
+        return _classify(predictor, video, num_clips)
+
+
+def _classify(predictor: Predictor, video: Video, num_clips: int | None) -> VideoScores:
+    numbers = _clips_of(_sampling_of(predictor), video.times, num_clips)
+    clips = []
+    for clip in numbers:
+        views, size = read_clips(video, clip[None], predictor.transforms, seed=0)
+        results = predictor.run_batch(Batch({"images": views}, [{}] * len(views)), [size] * len(views))
+        clips.append(torch.stack([result["class_scores"] for result in results]).mean(dim=0))
+    return VideoScores(numbers, video.times[numbers[:, [0, -1]]], torch.stack(clips))
+
+
+def predict_video(predictor: Predictor, name: str, source: Any) -> Prediction:
+    """Predict on a video: class scores are averaged over its clips, and its image is a strip of frames.
+
+    Args:
+        predictor: that of a model of clips.
+        name: the video's name, for its prediction and for errors.
+        source: see `open_source`.
+    Raises:
+        DataError: the video cannot be read.
+    """
+    with open_source(predictor, source, name) as video:
+        result = _classify(predictor, video, None)
+        numbers = np.unique(result.numbers)
+        shown = numbers[np.linspace(0, len(numbers) - 1, min(_FRAMES_DRAWN, len(numbers))).astype(int)]
+        strip = draw_strip(list(video.frames(shown.tolist())), per_line=_FRAMES_DRAWN // 2)
+    return Prediction(name, strip, {"class_scores": result.scores.mean(dim=0)}, predictor.classes)
+
+
+def clip_of(predictor: Predictor, path: str | Path) -> Tensor:
+    """Read the clip in the middle of a video, (crops, 3, T, H, W) uint8; errors are those of `classify_video`."""
+    sampling = _sampling_of(predictor)
+    with open_video(path, "input", max_pixels=predictor.max_image_pixels) as video:
+        return read_clips(video, _clips_of(sampling, video.times, 1), predictor.transforms, seed=0)[0]
+
+
+def _sampling_of(predictor: Predictor) -> ClipSampling:
+    if predictor.sampling is None:
+        raise ConfigError("the model predicts on images, not on clips: give it frames of the video as images.")
+    return predictor.sampling
+
+
+def _clips_of(sampling: ClipSampling, times: np.ndarray, num_clips: int | None) -> np.ndarray:
+    """Return the frame numbers of the clips, (clips, T)."""
+    if sampling.sampling_rate is None:
+        num_clips = 1  # segments of all of the video
+    elif num_clips is None:
+        seconds = sampling.num_frames * sampling.sampling_rate / sampling.frame_rate
+        num_clips = max(1, math.ceil(float(times[-1]) / seconds))
+    return replace(sampling, num_clips=num_clips).numbers(times, np.random.default_rng(0), "input")

@@ -1,0 +1,134 @@
+"""Write a model's weights with the names of another project, or as a folder of the transformers library."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitkit.apps.inference.load import check_not_exported, find_trained, load, own_checkpoint
+from vitkit.apps.inference.predictor import Predictor
+from vitkit.apps.interop.transformers_writing import write_folder
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.model_zoo.converters import written
+from vitkit.registry import nearest
+from vitkit.weights import LoadReport, save_checkpoint
+from vitkit.weights.folders import MODEL_ENTRIES
+from vitkit.weights.writing import write_safetensors
+
+NAMES = ("official", "transformers", "vitkit")
+ENDINGS = (".pth", ".safetensors")
+_OTHER_FILES = (".pt", ".bin", ".ckpt")
+"""Extensions that are not meant as the name of a folder."""
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What `convert` has written."""
+
+    path: Path
+    names: str
+    """The project and the format whose names the weights have."""
+    num_entries: int
+    report: LoadReport | None
+    """The report of loading the weights."""
+
+
+def convert(
+    model: str | Path | Mapping[str, Any],
+    out: str | Path,
+    *,
+    to: Literal["official", "transformers", "vitkit"] = "vitkit",
+    weights: str | Path | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+    trust: bool = False,
+) -> Converted:
+    """Write a model's weights with other names, as `vitkit convert` does; reading them back gives the same weights, in
+    fp32 bit for bit.
+
+    `convert("mask2former_r50_coco_instance", "mask2former", to="transformers")`
+
+    Args:
+        model: see `find_model`.
+        out: a .pth or .safetensors file; for transformers also a folder, which its `from_pretrained` reads:
+            config.json, weights, the preparation of images, a text model's tokens.
+        to: whose names the weights get: those of the model's original project, of the transformers library, or of
+            vitkit. With vitkit's, a file also has the config, the classes or vocabularies, and what evaluation has
+            measured, so that it can be loaded by itself.
+        weights: weights for a config; None: those of `model`.
+        precision: of the stored floating-point numbers; fp16 and bf16 halve a file, and loading makes them fp32 again.
+        overrides, trust: see `load`.
+        overwrite: replace `out` if it exists.
+    Raises:
+        ConfigError: there is no such model, or it has no weights; or `to` or `precision` is unknown.
+        CheckpointError: `out` exists or has another extension, there are no such names for the model, or a weight is
+            too large for the precision.
+    """
+    out = Path(out)
+    check_out(out, to, overwrite=overwrite)
+    if precision not in _DTYPES:
+        raise ConfigError(f"convert: precision {precision!r}: unknown. {nearest(str(precision), _DTYPES)}")
+    if precision != "fp32" and out.suffix not in ENDINGS:
+        raise ConfigError(f"convert: precision {precision!r}: a folder has fp32. Write a {' or '.join(ENDINGS)} file.")
+    config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
+    loaded = load(config, weights, training_queries=True)
+    check_not_exported(loaded, "convert")
+    if out.suffix not in ENDINGS:
+        state, names = write_folder(out, loaded, config["model"])
+        return Converted(out, names, len(state), loaded.report)
+    state, names = (loaded.model.state_dict(), "vitkit") if to == "vitkit" else written(loaded.model, to)
+    state = _in_precision(state, precision)
+    kept = _kept(loaded, config, weights) if to == "vitkit" else {}
+    if out.suffix == ".safetensors":
+        write_safetensors(out, state, kept)
+    elif to == "transformers":  # whose files contain only weights
+        save_checkpoint(out, state)
+    else:
+        save_checkpoint(out, {"model": state, **kept})
+    return Converted(out, names, len(state), loaded.report)
+
+
+def _in_precision(state: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
+    """Round the floating-point tensors of a state dict.
+
+    Raises:
+        CheckpointError: a number is larger than the precision can represent.
+    """
+    dtype = _DTYPES[precision]
+    rounded = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
+    for key, value in rounded.items():
+        if value.is_floating_point() and (value.isinf() & ~state[key].isinf()).any():
+            raise CheckpointError(f"{key}: contains numbers that are too large for {precision}. Use bf16 or fp32.")
+    return rounded
+
+
+def check_out(out: Path, to: str, *, overwrite: bool) -> None:
+    """Check the path of what is to be written.
+
+    Raises:
+        ConfigError: `to` is unknown.
+        CheckpointError: the path has another extension, or exists and may not be replaced.
+    """
+    if to not in NAMES:
+        raise ConfigError(f"convert: to {to!r}: unknown names. {nearest(to, NAMES)}")
+    is_folder = to == "transformers" and out.suffix not in _OTHER_FILES
+    if out.suffix not in ENDINGS and not is_folder:
+        raise CheckpointError(f"convert: got out {out}; expected a name that ends in {' or '.join(ENDINGS)}.")
+    if out.exists() and not overwrite:
+        raise CheckpointError(f"convert: out {out} exists already. Choose another name, or set overwrite.")
+
+
+def _kept(loaded: Any, config: Mapping[str, Any], weights: str | Path) -> dict[str, Any]:
+    """Return the entries besides the weights with which a checkpoint can be loaded by itself."""
+    kept = {key: value for key, value in own_checkpoint(weights).items() if key in MODEL_ENTRIES}
+    kept["config"] = json.dumps(config)
+    if isinstance(loaded, Predictor) and loaded.classes:
+        things = getattr(loaded.model, "things", None)
+        kept |= {"classes": list(loaded.classes), "things": None if things is None else list(things)}
+    return kept

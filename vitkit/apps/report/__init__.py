@@ -1,0 +1,5 @@
+"""Evaluation reports as one HTML file each: metrics with intervals, curves, errors, and images that show them."""
+
+from vitkit.apps.report.report import write_report
+
+__all__ = ["write_report"]

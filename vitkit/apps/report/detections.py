@@ -1,0 +1,90 @@
+"""The data of a detector's page: for each image its objects, its predictions, and which are matched."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+
+from vitkit.apps.report.detection_sections import DetectedImage, Detections
+from vitkit.apps.report.images import LONG_SIDE, ImageBudget
+from vitkit.apps.report.parts import shown_classes
+from vitkit.io.segmentations import decode_segmentation
+
+_MAX_PREDICTIONS = 120_000  # over all images: lower scores are left out of the page
+_MIN_DRAWN = 0.05  # minimum score of a mask that is drawn
+
+
+def detections_data(detections: Detections, images: ImageBudget) -> dict[str, Any]:
+    """Return the data for the page's script.
+
+    Each image has `labels` and `crowd` of its objects, and `predicted` labels, `scores` and `matched` objects of its
+    predictions, -1 for none. Images that the page shows also have boxes, and masks.
+    """
+    min_score = _min_score(detections.images)
+    kept_of = [
+        [k for k, result in enumerate(image.matches.predictions) if result["score"] >= min_score]
+        for image in detections.images
+    ]
+    # No prediction affects the matches of better ones, so those that are left keep theirs.
+    entries = [_entry(image, kept) for image, kept in zip(detections.images, kept_of)]
+    order = [*detections.lowest, *detections.highest, *detections.order]
+    urls = images.embed_stored(detections.images[k].index for k in order)
+    for image, kept, entry in zip(detections.images, kept_of, entries):
+        if url := urls.get(image.index):
+            entry |= _drawn(image, kept, detections.iou_type) | {"url": url}
+    return {
+        "classes": list(detections.class_names),
+        "in_matrix": shown_classes(detections.matrix[:-1]),
+        "curves": detections.curves,
+        "best": detections.best,
+        "min_score": min_score,
+        "images": entries,
+        "lowest": [k for k in detections.lowest if "url" in entries[k]],
+        "highest": [k for k in detections.highest if "url" in entries[k]],
+    }
+
+
+def _min_score(images: Sequence[DetectedImage]) -> float:
+    """Return the minimum score of predictions in the page; 0 for all."""
+    scores = np.sort([result["score"] for image in images for result in image.matches.predictions])
+    return 0.0 if len(scores) <= _MAX_PREDICTIONS else float(np.ceil(100 * scores[-_MAX_PREDICTIONS]) / 100)
+
+
+def _entry(image: DetectedImage, kept: Sequence[int]) -> dict[str, Any]:
+    matches = image.matches
+    return {
+        "name": str(matches.image.get("file_name", matches.image["id"])),
+        "labels": image.true.tolist(),
+        "crowd": np.flatnonzero(matches.crowd).tolist(),
+        "predicted": image.predicted[kept].tolist(),
+        # Rounded down, so that no score reaches a threshold that it is actually below.
+        "scores": [np.floor(1e4 * matches.predictions[k]["score"]) / 1e4 for k in kept],
+        "matched": matches.matched[kept].tolist(),
+    }
+
+
+def _drawn(image: DetectedImage, kept: Sequence[int], iou_type: str) -> dict[str, Any]:
+    """Return the size of an image, and its boxes and outlines of masks, in its pixels."""
+    width, height = image.matches.image["width"], image.matches.image["height"]
+    objects, predictions = image.matches.objects, [image.matches.predictions[k] for k in kept]
+
+    def boxes(entries: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+        return [[round(float(x), 1) for x in entry["bbox"]] for entry in entries]
+
+    shapes: dict[str, Any] = {"size": [width, height], "boxes": boxes(objects), "predicted_boxes": boxes(predictions)}
+    if iou_type == "segm":
+        step = max(1.0, max(width, height) / LONG_SIDE)
+        shapes["masks"] = [outlines(a["segmentation"], height, width, step) for a in objects]
+        shapes["predicted_masks"] = [
+            outlines(p["segmentation"], height, width, step) if p["score"] >= _MIN_DRAWN else [] for p in predictions
+        ]
+    return shapes
+
+
+def outlines(segmentation: Any, height: int, width: int, step: float) -> list[list[int]]:
+    """Return the outer outlines of a mask, each a list x, y, x, y, … in pixels, with details down to `step` pixels."""
+    mask = np.ascontiguousarray(decode_segmentation(segmentation, height, width), np.uint8)
+    contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+    simple = (cv2.approxPolyDP(contour, step, closed=True) for contour in contours)
+    return [contour.reshape(-1).tolist() for contour in simple if len(contour) > 2]

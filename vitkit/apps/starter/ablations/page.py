@@ -1,0 +1,171 @@
+"""The table and the plot of a set's results."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vitkit.apps.analysis.power_law import PowerLaw, fit_power_law
+from vitkit.apps.starter.ablations.sets import Ablation, Row, summary_of
+from vitkit.io.output import write_text
+from vitkit.visualization.canvas import save_figure
+
+_SHOWN = ("vitkit", "torch", "torchvision")
+Curves = dict[str, dict[float, list[float]]]
+"""Name of a curve -> x -> the metric with each seed."""
+
+
+def write_page(ablation: Ablation, path: Path, rows: Sequence[Row], out: Path) -> None:
+    """Write a set's table and plot."""
+    write_text(out / f"{path.stem}.md", table(ablation, path, rows))
+    plot(ablation, rows, out / f"{path.stem}.png")
+
+
+def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
+    """Return the markdown page of a set: the last evaluation of each arm, mean and standard deviation over seeds."""
+    lines = [f"# {path.stem}", "", summary_of(path), ""]
+    columns = ["arm", "seeds", "epochs", "steps", "processor minutes", *ablation.metrics]
+    lines += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    for arm in ablation.arms:
+        runs = [row for row in rows if row["arm"] == arm]
+        if not runs:
+            lines.append(f"| {arm} | not run |" + " |" * (len(columns) - 2))
+            continue
+        cells = [arm, ", ".join(str(row["seed"]) for row in runs)]
+        # With a time instead of epochs, seeds may differ in these.
+        cells += [", ".join(map(str, sorted({row[key] for row in runs}))) for key in ("epochs", "steps")]
+        cells.append(f"{statistics.mean(row['processor_minutes'] for row in runs):.1f}")
+        for metric in ablation.metrics:
+            cells.append(_mean_and_spread([row["evaluations"][-1]["metrics"].get(metric) for row in runs]))
+        lines.append("| " + " | ".join(cells) + " |")
+    if ablation.power_law and rows:
+        lines += ["", f"Power laws of {ablation.metrics[0]}, a x^-b; x is {ablation.x_label}:", ""]
+        lines += [f"- {name}: {law}" for name, law in power_laws(last_values(ablation, rows)).items()]
+    if rows:
+        versions = sorted({", ".join(f"{k} {v}" for k, v in row["versions"].items() if k in _SHOWN) for row in rows})
+        threads = sorted({f"{row['threads']} thread(s) of {row['device']}" for row in rows})
+        lines += ["", f"`vitkit ablate {path.stem}`; {'; '.join(versions)}; {'; '.join(threads)}."]
+        lines += [f"The command of each run is in [{path.stem}.json]({path.stem}.json).", ""]
+        lines += [f"![{ablation.metrics[0]} of each arm]({path.stem}.png)"]
+    return "\n".join(lines) + "\n"
+
+
+def _mean_and_spread(values: Sequence[float | None]) -> str:
+    if any(value is None for value in values):
+        return "–"
+    text = f"{statistics.mean(values):.3f}"
+    return text if len(values) == 1 else f"{text} ± {statistics.stdev(values):.3f}"
+
+
+def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
+    """Draw the first metric: the mean over seeds, with their range shaded; or the points and their power law, with its
+    95 % interval shaded."""
+    if ablation.curves:
+        curves, x = last_values(ablation, rows), ablation.x_label
+    else:
+        # Runs of different numbers of epochs are compared at equal time.
+        in_minutes = ablation.minutes or len({row["epochs"] for row in rows}) > 1
+        x = "processor_minutes" if in_minutes else "epoch"
+        curves = values_over_training(ablation, rows, x)
+    laws = power_laws(curves) if ablation.power_law else {}
+    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, points) in enumerate(curves.items()):
+        style = dict(color=f"C{number % 10}", linestyle=("-", "--", ":")[number // 10])
+        law = laws.get(name)
+        if law is None or isinstance(law, str) or not law.falls:
+            _draw_means(axes, points, label=name, **style)
+        else:
+            _draw_power_law(axes, points, law, label=name, **style)
+    axes.set(xlabel=x.replace("_", " "), ylabel=ablation.metrics[0], title=path.stem)
+    if ablation.power_law:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+    else:
+        axes.set_ylim(bottom=0)
+    if ablation.curves:
+        ticks = sorted({x for points in curves.values() for x in points})
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.xaxis.minorticks_off()
+    else:
+        axes.set_xlim(left=0)
+    if x == "epoch":
+        axes.locator_params(axis="x", integer=True)
+    axes.grid(alpha=0.3, which="both")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False)
+    save_figure(figure, path, dpi=110)
+
+
+def _draw_means(axes: Axes, points: Mapping[float, list[float]], *, label: str, color: str, linestyle: str) -> None:
+    positions = list(points)
+    means = [statistics.mean(values) for values in points.values()]
+    axes.plot(positions, means, marker="o", markersize=3, label=label, color=color, linestyle=linestyle)
+    lowest, highest = [min(values) for values in points.values()], [max(values) for values in points.values()]
+    axes.fill_between(positions, lowest, highest, alpha=0.15, color=color)
+
+
+def _draw_power_law(
+    axes: Axes, points: Mapping[float, list[float]], law: PowerLaw, *, label: str, color: str, linestyle: str
+) -> None:
+    positions, values = flat(points)
+    axes.plot(positions, values, marker="o", markersize=4, linestyle="none", color=color)
+    line = np.geomspace(min(positions), max(positions))
+    text = rf"{label}: {law.scale:.3g} $x^{{-{law.exponent:.2f} \pm {law.margin:.2f}}}$"
+    axes.plot(line, law.at(line), label=text, color=color, linestyle=linestyle)
+    axes.fill_between(line, *law.band(line), alpha=0.15, color=color)
+
+
+def flat(points: Mapping[float, list[float]]) -> tuple[list[float], list[float]]:
+    """Return the x and the y of a curve's points, one for each seed."""
+    pairs = [(x, value) for x, values in points.items() for value in values]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def power_laws(curves: Curves) -> dict[str, PowerLaw | str]:
+    """Return the power law of each curve, or why it has none."""
+    laws: dict[str, PowerLaw | str] = {}
+    for name, points in curves.items():
+        try:
+            laws[name] = fit_power_law(*flat(points))
+        except ValueError as error:
+            laws[name] = str(error)
+    return laws
+
+
+def values_over_training(ablation: Ablation, rows: Sequence[Row], x: str) -> Curves:
+    """Return a curve for each arm, with a point for each evaluation that all seeds have, counted from the last one; `x`
+    is the mean over seeds."""
+    metric, curves = ablation.metrics[0], {}
+    for arm in ablation.arms:
+        runs = [row["evaluations"] for row in rows if row["arm"] == arm]
+        if runs:
+            points = [*zip(*map(reversed, runs))][::-1]  # for each evaluation, the records of all seeds
+            curves[arm] = {
+                statistics.mean(record[x] for record in point): [_metric(record, metric) for record in point]
+                for point in points
+            }
+    return curves
+
+
+def last_values(ablation: Ablation, rows: Sequence[Row]) -> Curves:
+    """Return the set's `curves`, without the arms that have not been run."""
+    metric, values = ablation.metrics[0], {}
+    for row in rows:
+        values.setdefault(row["arm"], []).append(_metric(row["evaluations"][-1], metric))
+    return {
+        name: {x: values[arm] for x, arm in points.items() if arm in values} for name, points in ablation.curves.items()
+    }
+
+
+def _metric(record: Mapping[str, Any], name: str) -> float:
+    """Return a metric of an evaluation; nan, which is not drawn, if it was not measured."""
+    value = record["metrics"].get(name)
+    return math.nan if value is None else value

@@ -1,0 +1,160 @@
+"""Trains the arms of a set and keeps their results."""
+
+import json
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitkit.apps.starter.ablations.page import write_page
+from vitkit.apps.starter.ablations.sets import Ablation, Row, train_command
+from vitkit.apps.starter.child_runs import run_to_end, time_steps
+from vitkit.config import load_config
+from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME
+from vitkit.engine.run_folder import RECORD_NAME
+from vitkit.errors import DataError, TrainingError
+from vitkit.io.json_files import read_json
+from vitkit.io.output import write_text
+from vitkit.logging import LOG_NAME
+from vitkit.visualization.curves import is_number, read_log
+
+_TEXTS = ("arm", "command", "device")
+_COUNTS = ("seed", "epochs", "steps", "threads")
+_MINUTES = ("minutes", "processor_minutes")
+_LARGEST = 2**63
+
+
+def run_all(
+    ablation: Ablation,
+    path: Path,
+    *,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Sequence[str],
+    out: Path,
+    run_dir: Path,
+    budget: float | None,
+    device: str,
+) -> int:
+    """Run what is missing in the results, all arms with the first seed first; return the number of failed runs.
+
+    Args:
+        path: the set's file, whose name the results have.
+        out: the folder of the results.
+        run_dir: the folder of the runs.
+        budget: start no run after this many minutes; None: no limit.
+    """
+    name, start, failures = path.stem, time.monotonic(), 0
+    results = out / f"{name}.json"
+    for seed in seeds:
+        for arm in arms:
+            rows, command = read_rows(results), train_command(ablation, arm, overrides)
+            done = next((row for row in rows if (row["arm"], row["seed"]) == (arm, seed)), None)
+            if done is not None:
+                if done["command"].rsplit(" ", 3)[0] != shlex.join(command):  # without epochs, eval_every and seed
+                    print(f"{arm}, seed {seed}: {results} has it with other settings: {done['command']}")
+                continue
+            if budget is not None and time.monotonic() - start > 60 * budget:
+                print(f"--budget {budget:g}: starting no more runs")
+                return failures
+            folder = run_dir / name / f"{re.sub(r'[^a-z0-9]+', '_', arm.lower()).strip('_')}-{seed}"
+            try:
+                epochs = next((row["epochs"] for row in rows if row["arm"] == arm), None)
+                row = {"set": name, "arm": arm, "seed": seed} | run_arm(
+                    command, folder, seed=seed, epochs=epochs, ablation=ablation, device=device
+                )
+            except TrainingError as error:
+                print(f"{arm}, seed {seed}: {error}", file=sys.stderr)
+                failures += 1
+                continue
+            write_rows(results, [*rows, row])
+            write_page(ablation, path, [*rows, row], out)
+            metrics = row["evaluations"][-1]["metrics"]
+            print(f"{arm}, seed {seed}: " + "  ".join(f"{m} {metrics.get(m, 0):.3f}" for m in ablation.metrics))
+    return failures
+
+
+def run_arm(command: list[str], folder: Path, *, seed: int, epochs: int | None, ablation: Ablation, device: str) -> Row:
+    """Train one arm to its end, resuming it if it was interrupted; return its row.
+
+    Raises:
+        TrainingError: the run failed.
+    """
+    resumes = (folder / LAST_NAME).is_file()
+    if resumes:
+        epochs = load_config(folder / CONFIG_NAME, trust=True)["train"]["epochs"]
+    elif epochs is None and ablation.minutes is not None:
+        epochs = epochs_of(ablation.minutes, command, folder.with_name(f"{folder.name}-timing"), device)
+    epochs = epochs or load_config(command[2], command[3:])["train"]["epochs"]
+    eval_every = max(1, round(epochs / ablation.evaluations))
+    command = [*command, f"train.epochs={epochs}", f"train.eval_every={eval_every}", f"train.seed={seed}"]
+    if not resumes:
+        shutil.rmtree(folder, ignore_errors=True)
+    where = ["vitkit", "train", "--resume", str(folder)] if resumes else [*command, "--run-dir", str(folder)]
+    run_to_end([*where, "--device", device], folder)
+    train, evaluations = read_log(folder / LOG_NAME)
+    start = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))["starts"][0]
+    return dict(
+        epochs=epochs,
+        steps=train[-1]["step"],
+        minutes=train[-1]["minutes"],
+        processor_minutes=train[-1]["processor_minutes"],
+        evaluations=[{key: value for key, value in record.items() if key != "kind"} for record in evaluations],
+        command=shlex.join(command),
+        versions=start["versions"],
+        device=start["device"]["name"],
+        threads=start["device"]["threads"],
+    )
+
+
+def epochs_of(minutes: float, command: list[str], folder: Path, device: str) -> int:
+    """Return how many epochs an arm can be trained in `minutes` of processor time; raises like `time_steps`."""
+    cost = time_steps([*command, "--device", device], folder)
+    return max(1, round(minutes / cost.processor_minutes / cost.steps_per_epoch))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a set's results; none if there are no results.
+
+    Raises:
+        DataError: the file is not what `write_rows` wrote.
+    """
+    rows = read_json(path, key="results") if path.is_file() else []
+    if not isinstance(rows, list) or not all(map(_is_row, rows)):
+        raise DataError(f"{path}: expected the rows that ablate writes. Move the file away to begin new results.")
+    return rows
+
+
+def _is_row(row: Any) -> bool:
+    return (
+        isinstance(row, dict)
+        and all(isinstance(row.get(key), str) for key in _TEXTS)
+        and all(type(row.get(key)) is int and abs(row[key]) < _LARGEST for key in _COUNTS)
+        and all(_is_amount(row.get(key)) for key in _MINUTES)
+        and isinstance(row.get("versions"), dict)
+        and isinstance(row.get("evaluations"), list)
+        and len(row["evaluations"]) > 0
+        and all(map(_is_evaluation, row["evaluations"]))
+    )
+
+
+def _is_evaluation(record: Any) -> bool:
+    return (
+        isinstance(record, dict)
+        and all(_is_amount(record.get(key)) for key in ("epoch", *_MINUTES))
+        and isinstance(record.get("metrics"), dict)
+        and all(value is None or is_number(value) for value in record["metrics"].values())
+    )
+
+
+def _is_amount(value: Any) -> bool:
+    return is_number(value) and 0 <= value < _LARGEST
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows as JSON, one per line."""
+    write_text(path, "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")

@@ -1,0 +1,126 @@
+"""Run `vitkit train` in separate processes, and measure the cost of its steps."""
+
+import ctypes
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import DataError, TrainingError
+
+_TIMED_STEPS = 5
+"""Steps between the log records from which a step's cost is measured: this many warm up, and twice as many are timed.
+"""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The cost of a training step."""
+
+    minutes: float
+    processor_minutes: float
+    steps_per_epoch: float
+
+
+def time_steps(command: Sequence[str], folder: Path, *, minutes: float = 0.0) -> StepCost:
+    """Train a few steps, and return the cost of one; the run's folder is removed afterwards.
+
+    Args:
+        command: begins with "vitkit", "train"; without --run-dir.
+        folder: the run's folder.
+        minutes: the least time over which steps are timed, as other programs slow down some of them.
+    Raises:
+        TrainingError: the run failed, or ended before enough steps were timed.
+    """
+    from vitkit.logging import LOG_NAME
+    from vitkit.visualization.curves import read_log
+
+    shutil.rmtree(folder, ignore_errors=True)
+    output = folder.with_suffix(".txt")
+    records: list[dict[str, Any]] = []
+    with Child([*command, f"train.log_every={_TIMED_STEPS}", "--run-dir", str(folder)], output) as child:
+        while child.process.poll() is None and (len(records) < 3 or _minutes(records) < minutes):
+            time.sleep(0.5)
+            with suppress(DataError):  # nothing is logged yet
+                records = read_log(folder / LOG_NAME)[0]
+        if len(records) < 3:
+            child.finish()
+            raise TrainingError(f"too few steps to time them ({output}).")
+    shutil.rmtree(folder)
+    first, *_, last = records
+    steps = last["step"] - first["step"]
+    minutes, processor_minutes = ((last[key] - first[key]) / steps for key in ("minutes", "processor_minutes"))
+    return StepCost(minutes, processor_minutes, last["step"] / last["epoch"])
+
+
+def _minutes(records: Sequence[dict[str, Any]]) -> float:
+    return records[-1]["minutes"] - records[0]["minutes"]
+
+
+class Child:
+    """A tool in a separate process, to which ctrl-C and SIGTERM are passed on.
+
+    Args:
+        command: begins with "vitkit".
+        output: the file for the tool's output.
+        advice: text after the word "interrupted" when a signal has ended the tool.
+    """
+
+    def __init__(self, command: list[str], output: Path, advice: str = ""):
+        self.output, self.advice = output, advice
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # The file, as `python -m` would look for vitkit in the working directory, which may contain a clone.
+        module = [sys.executable, find_spec(f"vitkit.tools.{command[1]}").origin, *command[2:]]
+        with output.open("a", encoding="utf-8") as file:
+            # In a new process session ctrl-C reaches the tool only once, through `_forward`.
+            self.process = subprocess.Popen(
+                module, stdout=file, stderr=file, start_new_session=True, preexec_fn=_end_with_parent
+            )
+
+    def __enter__(self) -> "Child":
+        self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._signaled = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._signaled:
+            sys.exit(f"interrupted{self.advice} ({self.output})")
+
+    def _forward(self, number: int, _: object) -> None:
+        self._signaled = True
+        self.process.send_signal(number)
+
+    def finish(self) -> None:
+        """Wait until the tool has ended.
+
+        Raises:
+            TrainingError: the tool failed.
+        """
+        if self.process.wait() != 0 and not self._signaled:
+            lines = self.output.read_text(encoding="utf-8").strip().splitlines()
+            raise TrainingError(f"{lines[-1].removeprefix('error: ') if lines else 'failed'} ({self.output})")
+
+
+def _end_with_parent() -> None:
+    """Let Linux send SIGTERM to this process if its parent is killed: nobody would end it, or know of it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def run_to_end(command: list[str], folder: Path) -> None:
+    """Run a command to its end; raises like `Child.finish`."""
+    with Child(command, folder.with_suffix(".txt"), "; the same command resumes it") as child:
+        child.finish()

@@ -1,0 +1,291 @@
+"""Turn a user's images and annotations into training and validation data, for `vitkit start`."""
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.datasets.image_folder import ImageFolder
+from vitkit.data.datasets.panoptic import read_panoptic_file
+from vitkit.data.datasets.semantic import paired_names
+from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
+from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, left_out_lines
+from vitkit.data.formats.class_files import class_file_near, read_class_file
+from vitkit.data.formats.splitting import split_dataset
+from vitkit.data.formats.writing import write_coco
+from vitkit.errors import DataError
+from vitkit.io.image_files import read_label_map, upright_size
+from vitkit.io.output import link_image, write_text
+from vitkit.structures import IGNORE_INDEX
+from vitkit.text_format import counted
+
+NO_CLASSES = {"void", "ignore", "ignored", "unlabeled", "unlabeled"}
+"""Names of classes in label maps that are excluded from training and evaluation."""
+MAX_CLASSES = 256
+QUERIES_PER_OBJECT = 2.5
+"""Queries per object of the image with the most objects; COCO's has 63, for the 100 queries of DETR and 900 of DINO."""
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Data that has been split, and the lines with which a config of configs/start uses it."""
+
+    summary: str
+    num_train: int
+    num_val: int
+    short_side: int
+    """The median short side of the images in pixels."""
+    config_lines: list[str]
+    """Lines of Python that set the data in `cfg`."""
+    fewest_objects: int = 0
+    """The number of training objects of the rarest class that has any; 0 for data without objects."""
+
+
+def read_own_data(task: str, images: Path, annotations: Path | None, *, share: float, out: Path) -> OwnData:
+    """Read annotations and split their images, unless they already have the splits train and val.
+
+    Images that look the same, bursts and frames of one recording stay in the same split, see `split_dataset`.
+
+    Args:
+        task: a key of READERS.
+        images: folder of the images; without `annotations`, a file or folder that leads to images and annotations.
+        annotations: a file or a folder.
+        share: the fraction of the images for validation.
+        out: folder for the files that have to be written.
+    Raises:
+        DataError: the data cannot be read, or has too few images to split.
+    """
+    if not images.exists():
+        raise DataError(f"no file or folder '{images}'. Give the folder of the images, then their annotations.")
+    return READERS[task](images, annotations, share, out)
+
+
+def read_detection(images: Path, annotations: Path | None, share: float, out: Path, masks: bool = False) -> OwnData:
+    """Read boxes, or masks of objects, in any format that `read_annotations` takes; write files in COCO's format.
+
+    Images that the format marks as test images are not used.
+    """
+    data = read_annotations(annotations or images, images if annotations is not None else None)
+    if masks and not all(annotation.get("segmentation") for annotation in data.annotations):
+        raise DataError(f"'{data.source}' has objects without a mask. Choose --task detection, which learns boxes.")
+    notes, left_out = data.notes, data.left_out
+    file_names = {image["id"]: image["file_name"] for image in data.images}
+    train, val = ({file_names[number] for number in data.splits.get(name, ())} for name in ("train", "val"))
+    if not train and data.splits.get("test"):
+        raise DataError(
+            f"'{data.source}' has test images ({len(data.splits['test'])}), but none to train on. Give the folder or "
+            "file of those to train on, which are then split."
+        )
+    if train and train == val:  # as in a data.yaml of YOLO without splits, which needs both keys
+        notes.append("train and val are the same images, which are therefore split")
+    if train and (not val or train == val):
+        data = data.split("train")
+    if not {"train", "val"} <= data.splits.keys():
+        split_dataset(data, {"val": share})
+    print_notes((*notes, *data.notes), left_out | data.left_out)
+    max_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
+    num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * max_objects / 10))
+    lines = [
+        f"# the image with the most objects has {counted(max_objects, 'objects')}",
+        f'cfg["model"]["num_queries"] = {num_queries}',
+    ]
+    for name in ("train", "val"):
+        write_coco(data.split(name), out / f"{name}.json", {})
+        lines.append(_update(name, images=data.folder, annotations=out / f"{name}.json"))
+    sides = [min(image["width"], image["height"]) for image in data.images]
+    summary = f"{FORMATS[data.format].text}: {data.summary()}"
+    fewest = min(filter(None, data.split("train").class_counts().values()), default=0)
+    return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines, fewest)
+
+
+def read_instance(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
+    """Read masks of objects; see `read_detection`."""
+    return read_detection(images, annotations, share, out, masks=True)
+
+
+def read_semantic(images: Path, labels: Path | None, share: float, out: Path) -> OwnData:
+    """Read images and label maps with the same names; write the names of each split.
+
+    The classes are those of classes.txt or classes.json beside the label maps; without such a file, the pixel values.
+    """
+    if labels is None:
+        raise DataError(f"'{images}': also give the folder of the label images.")
+    suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_in(labels))
+    names = paired_names(images, labels, **suffixes)
+    maps = (read_label_map(labels / f"{name}{suffixes['label_suffix']}") for name in names)
+    values = [set(np.unique(label_map).tolist()) for label_map in maps]
+    every_value = set().union(*values)
+    if every_value - {IGNORE_INDEX} != {0}:  # in masks of only 0 and 255, 255 is a class
+        every_value -= {IGNORE_INDEX}
+    class_file = class_file_near(labels)
+    if class_file is None and len(every_value) > MAX_CLASSES:
+        raise DataError(
+            f"'{labels}': the label images have {len(every_value)} different values, so these are not classes. "
+            "Give images of class numbers, or name the classes in classes.txt beside them, one per line."
+        )
+    named = read_class_file(class_file) if class_file else {value: f"class {value}" for value in sorted(every_value)}
+    classes = {value: name for value, name in named.items() if name.lower() not in NO_CLASSES}
+    if len(classes.keys() & every_value) < 2:
+        raise DataError(
+            f"'{labels}': the label images have the values {', '.join(map(str, sorted(every_value)))}, of which "
+            f"fewer than two are classes{f' of {class_file}' if class_file else ''}. Name the classes by their values "
+            'in classes.json beside them: {"0": "background", "255": "object"}.'
+        )
+    ignored = sorted(({IGNORE_INDEX} | every_value) - classes.keys())
+    splits = folders_of_splits(names)
+    if splits is None:
+        files = [f"{name}{suffixes['image_suffix']}" for name in names]
+        splits = split_images(images, files, [of_image & classes.keys() for of_image in values], share)
+    lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)}, ignore={ignored})"]
+    for name, positions in splits.items():
+        list_file = out / f"{name}.txt"
+        write_text(list_file, "".join(f"{names[k]}\n" for k in positions))
+        lines.append(_update(name, "**classes", images=images, labels=labels, names=list_file, **suffixes))
+    files = [images / f"{name}{suffixes['image_suffix']}" for name in names]
+    summary = f"label images: {_counts(splits)} of {counted(len(classes), 'classes')}"
+    if unnamed := sorted(every_value - named.keys()):
+        summary += f"; not named in {class_file}, and ignored: values {', '.join(map(str, unnamed))}"
+    return OwnData(summary, *_sizes(splits), _short_side(files), lines)
+
+
+def read_panoptic(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
+    """Read COCO's panoptic file, whose maps are in a folder of the same name; write a file for each split."""
+    if annotations is None:
+        raise DataError(f"'{images}': also give the panoptic JSON; its maps are in a folder of the same name.")
+    content = read_panoptic_file(annotations)
+    by_id = {image["id"]: image for image in content["images"]}
+    entries = content["annotations"]
+    files = [by_id[entry["image_id"]]["file_name"] for entry in entries]
+    classes = [{segment["category_id"] for segment in entry["segments_info"]} for entry in entries]
+    splits = split_images(images, files, classes, share)
+    lines = []
+    for name, positions in splits.items():
+        chosen = [entries[k] for k in positions]
+        part = {**content, "images": [by_id[entry["image_id"]] for entry in chosen], "annotations": chosen}
+        write_text(out / f"{name}.json", json.dumps(part))
+        lines.append(_update(name, images=images, maps=annotations.with_suffix(""), annotations=out / f"{name}.json"))
+    summary = f"panoptic maps: {_counts(splits)} of {counted(len(content['categories']), 'classes')}"
+    return OwnData(summary, *_sizes(splits), _short_side([images / name for name in files]), lines)
+
+
+def read_classification(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
+    """Read a folder for each class; link the images into folders of the splits, unless these already exist."""
+    if annotations is not None:
+        raise DataError(f"'{annotations}': --task classification reads folders of classes, '{images}/CLASS/*.jpg'.")
+    folders = {split: images / name for name, split in SPLIT_NAMES.items() if (images / name).is_dir()}
+    if not {"train", "val"} <= folders.keys():
+        images = folders.get("train", images)
+        data = ImageFolder(images)
+        folders = {name: out / name for name in ("train", "val")}
+        classes = [Path(name).parts[0] for name in data.image_ids]
+        splits = split_images(images, data.image_ids, [{name} for name in classes], share)
+        for name, positions in splits.items():
+            if absent := sorted({*data.classes} - {classes[k] for k in positions}):
+                raise DataError(
+                    f"class folder '{images / absent[0]}' gives no image to {name}: it has too few, or all of them are "
+                    "copies, a burst or frames of one recording, which stay together. Add images, or remove the folder."
+                )
+        for name, positions in splits.items():
+            for k in positions:
+                link_image(data.image_path(k), folders[name], data.image_ids[k])
+    parts = {name: ImageFolder(folders[name]) for name in ("train", "val")}
+    splits = {name: list(range(len(part))) for name, part in parts.items()}
+    lines = [_update(name, folder=folders[name]) for name in parts]
+    summary = f"folders of classes: {_counts(splits)} of {counted(len(parts['train'].classes), 'classes')}"
+    files = [parts["train"].image_path(k) for k in splits["train"]]
+    return OwnData(summary, *_sizes(splits), _short_side(files), lines)
+
+
+READERS: dict[str, Callable[..., OwnData]] = {
+    "detection": read_detection,
+    "instance": read_instance,
+    "semantic": read_semantic,
+    "panoptic": read_panoptic,
+    "classification": read_classification,
+}
+
+
+def split_images(
+    folder: Path, files: Sequence[str], classes: Sequence[Iterable[int | str]], share: float
+) -> dict[str, list[int]]:
+    """Split images with `split_dataset`.
+
+    Args:
+        folder: the folder of the images.
+        files: paths relative to the folder.
+        classes: the classes of each image.
+        share: the fraction of the images for validation.
+    Returns:
+        the indices of the images of "train" and "val".
+    """
+    data = AnnotatedImages("coco", folder, folder)
+    for file, of_image in zip(files, classes):
+        image_id = data.add_image(file, 0, 0)
+        for name in of_image:
+            data.add_object(image_id, str(name), (0, 0, 0, 0))
+    split_dataset(data, {"val": share})
+    print_notes(data.notes, data.left_out)
+    return {name: [image_id - 1 for image_id in ids] for name, ids in data.splits.items()}
+
+
+def print_notes(notes: Iterable[str], left_out: Mapping[str, Sequence[str]]) -> None:
+    """Print what was noticed in the data, and what was left out of them."""
+    for note in dict.fromkeys(notes):
+        print(f"  note: {note}")
+    for line in left_out_lines(left_out):
+        print(f"  left out: {line}")
+
+
+def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:
+    """Return the splits given by folders named train and val (or valid); None without both.
+
+    Raises:
+        DataError: there is a folder of test images, but not both of the others.
+    """
+    folders = [SPLIT_NAMES.get(name.split("/")[0]) for name in names]
+    splits = {part: [k for k, folder in enumerate(folders) if folder == part] for part in ("train", "val")}
+    if "test" in folders and not all(splits.values()):
+        raise DataError(
+            "the folders have test images, but not both train and val: give the folders of the images to train on, "
+            "which are then split, such as images/train."
+        )
+    return splits if all(splits.values()) else None
+
+
+def _update(part: str, *starred: str, **values: Any) -> str:
+    """Write the line that sets keys of a split's dataset, with absolute paths."""
+    texts = [f"{key}={(str(v.resolve()) if isinstance(v, Path) else v)!r}" for key, v in values.items()]
+    return "\n".join([f'cfg["data"]["{part}"].update(', *(f"    {text}," for text in [*starred, *texts]), ")"])
+
+
+def _sizes(splits: Mapping[str, Sequence[int]]) -> tuple[int, int]:
+    return len(splits["train"]), len(splits["val"])
+
+
+def _counts(splits: Mapping[str, Sequence[int]]) -> str:
+    train, val = _sizes(splits)
+    return f"{counted(train + val, 'images')} ({train} train, {val} val)"
+
+
+def _suffix_in(folder: Path) -> str:
+    """Return the most frequent extension of the images in a folder; print how many have another one."""
+    endings = Counter(path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not endings:
+        raise DataError(f"'{folder}' contains no images. Give the folder of the photos, then that of the label images.")
+    (ending, count), *others = endings.most_common()
+    if others:
+        names = ", ".join(other for other, _ in others)
+        print(
+            f"  left out: {counted(endings.total() - count, 'images')} of '{folder}' with the ending "
+            f"{names}, not in {ending}"
+        )
+    return ending
+
+
+def _short_side(files: Sequence[Path]) -> int:
+    return round(statistics.median(min(upright_size(path)) for path in files[:200]))

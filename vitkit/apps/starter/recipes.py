@@ -1,0 +1,111 @@
+"""What `vitkit.start` considers for each task, and the measured figures that this is based on."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from vitkit.apps.starter.own_data import OwnData
+from vitkit.text_format import counted
+
+Network = Literal["small", "resnet50", "res3"]
+"""What is trained: the task's small network from random weights, or one on a ResNet-50 from ImageNet's, which ends at
+res4 or res3 in detection."""
+
+
+class Measured(NamedTuple):
+    """A figure that a recipe has reached."""
+
+    network: Network
+    steps: int
+    minutes: float
+    """Processor minutes of training, on one core of an AMD EPYC."""
+    metrics: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is considered for a task, and the figures that this is based on."""
+
+    sizes: dict[int, int]
+    """Short sides of the validation images in pixels, the smallest first, each with the number of training steps that
+    it must leave time for."""
+    data: str = ""
+    """The data of the figures."""
+    measured: tuple[Measured, ...] = ()
+    """The figures, with the fewest steps first."""
+    freeze_below: int = 0
+    """The number of steps below which a pretrained backbone is frozen up to res3, which halves the cost of a step."""
+    warmup_steps: int = 0
+    """The warm-up of the task's config if a short run shortens it: to a twentieth of its steps, as a constant rate must
+    follow it."""
+    objects_for_res3: int | None = None
+    """The number of training objects of each class from which on a processor a ResNet-50 from ImageNet's weights ends
+    at res3, where a step takes half the time and as many reach the same AP in a short run; None: never."""
+    steps_for_res4: int = 0
+    """The number of such steps from which on a ResNet-50 up to res4 reaches a higher AP in their time."""
+    few_objects: str = ""
+    """What to expect with fewer objects of each class."""
+
+    def sizes_for(self, data: OwnData) -> list[int]:
+        """Return the sizes up to that of the images, or else the smallest."""
+        return [size for size in self.sizes if size <= data.short_side] or [min(self.sizes)]
+
+    def has_many_objects(self, data: OwnData) -> bool:
+        """Whether each class with training objects has as many as in the data of the figures, about."""
+        return self.objects_for_res3 is not None and data.fewest_objects >= self.objects_for_res3
+
+    def evidence(self, network: Network, steps: int, data: OwnData) -> str:
+        """Return the figure with the most steps of at most `steps`, or else with the fewest, and its data."""
+        figures = [figure for figure in self.measured if figure.network == network]
+        if not figures:
+            return "no figure: this recipe has not been measured"
+        figure = next((figure for figure in reversed(figures) if figure.steps <= steps), figures[0])
+        text = (
+            f"{figure.metrics} on {self.data} after {counted(figure.steps, 'steps')}, {figure.minutes:g} min of one "
+            "core; expect less after fewer steps, with more classes, or with fewer objects of each"
+        )
+        return text if self.has_many_objects(data) or not self.few_objects else f"{text}: {self.few_objects}"
+
+
+RECIPES = {
+    "detection": Recipe(
+        # In equal time 224 pixels are better up to the 6592 steps measured on blood cells; twice as many is a guess.
+        {224: 0, 272: 12000, 320: 12000, 416: 12000, 512: 12000},
+        "205 photos of blood cells (configs/bccd/README.md)",
+        (
+            Measured("small", 824, 5, "AP 0.429, AP50 0.750"),
+            Measured("small", 1648, 10, "AP 0.550, AP50 0.837"),
+            Measured("small", 2472, 15, "AP 0.586, AP50 0.861"),
+            Measured("small", 3296, 20, "AP 0.604, AP50 0.877"),
+            Measured("small", 4944, 30, "AP 0.621, AP50 0.891"),
+            Measured("small", 6592, 41, "AP 0.627, AP50 0.902"),
+            Measured("resnet50", 824, 8, "AP 0.497, AP50 0.812"),
+            Measured("resnet50", 1648, 17, "AP 0.571, AP50 0.858"),
+            Measured("resnet50", 2472, 26, "AP 0.601, AP50 0.874"),
+            Measured("resnet50", 3296, 35, "AP 0.616, AP50 0.887"),
+            Measured("resnet50", 4120, 44, "AP 0.627, AP50 0.895"),
+            Measured("resnet50", 4944, 53, "AP 0.629, AP50 0.899"),
+            Measured("resnet50", 5768, 62, "AP 0.632, AP50 0.902"),
+            Measured("resnet50", 6592, 71, "AP 0.632, AP50 0.902"),
+            Measured("res3", 824, 4, "AP 0.482, AP50 0.816"),
+            Measured("res3", 1133, 6, "AP 0.553, AP50 0.856"),
+            Measured("res3", 1648, 9, "AP 0.569, AP50 0.865"),
+            Measured("res3", 2472, 14, "AP 0.585, AP50 0.879"),
+            Measured("res3", 3296, 18, "AP 0.591, AP50 0.874"),
+            Measured("res3", 4944, 27, "AP 0.609, AP50 0.884"),
+            Measured("res3", 6592, 37, "AP 0.616, AP50 0.890"),
+        ),
+        freeze_below=1500,
+        warmup_steps=200,
+        objects_for_res3=100,
+        steps_for_res4=6000,
+        few_objects="AP50 0.008 to 0.045 from 50 photos of COCO with 49 classes, after 936 steps from ImageNet weights",
+    ),
+    "semantic": Recipe(
+        {240: 0, 360: 2000, 480: 2000},
+        "367 frames of streets (configs/start/semantic.py)",
+        (Measured("resnet50", 1840, 53, "mIoU 0.677"),),
+    ),
+    "instance": Recipe({256: 0, 320: 4000, 416: 4000}),
+    "panoptic": Recipe({256: 0, 320: 4000, 416: 4000}),
+    "classification": Recipe({128: 0, 224: 1500}),
+}

@@ -1,0 +1,430 @@
+"""From images and annotations to a trained and evaluated model within a given time: `vitkit.start`."""
+
+import itertools
+import math
+import shlex
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from vitkit.apps.doctor import diagnose, report
+from vitkit.apps.report import write_report
+from vitkit.apps.starter.child_runs import StepCost, time_steps
+from vitkit.apps.starter.own_data import OwnData, read_own_data
+from vitkit.apps.starter.recipes import RECIPES, Network
+from vitkit.apps.training import api
+from vitkit.apps.training.api import Run
+from vitkit.config import Config, load_config
+from vitkit.config.overrides import split_override
+from vitkit.devices import default_device, has_bfloat16
+from vitkit.engine.hooks import EndAfter
+from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.logging import LOG_NAME
+from vitkit.registry import BACKBONES, nearest
+from vitkit.text_format import counted
+from vitkit.visualization.curves import read_log
+
+CONFIG = "config.py"
+TRAINING_SHARE = 0.8
+"""The fraction of the time for training; the rest is for evaluations, figures and the report."""
+TIMING_SHARE = 0.01
+"""The minimum fraction of the time for which each of the compared settings is timed."""
+LONGEST_TIMING = 3.0
+"""The number of minutes that are always enough to time a setting, as the pace is measured again during training."""
+PACE_SHARES = (0.1, 0.4)
+"""The fractions of the training time after which the epochs are fitted to the time that they have really taken."""
+FEWEST_PACED_EPOCHS = 10
+"""The number of epochs below which a pause at the end of one would be too coarse."""
+NUM_EVALUATIONS = 5
+UP_TO_RES4 = "model.backbone.out_features=[res3,res4] model.neck.num_levels=3"
+"""The overrides that let a detector's backbone end at res4."""
+CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")
+"""Names of the checks of vitkit.apps.doctor that take only seconds."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen settings of the training."""
+
+    size: int
+    precision: str
+    weights: str
+    """Where the backbone's initial weights come from, for a comment in the config."""
+    network: Network
+    freezes_res3: bool = False
+    warmup_steps: int | None = None
+    """None: those of the task's config."""
+    epochs: int = 0
+    cost: StepCost | None = None
+
+    @property
+    def steps(self) -> int:
+        """The total number of training steps."""
+        return round(self.epochs * self.cost.steps_per_epoch)
+
+    @property
+    def text(self) -> str:
+        """The choices in words."""
+        return (
+            f"{self.size} pixels, {self.precision}, {counted(self.epochs, 'epochs')}: {counted(self.steps, 'steps')} "
+            f"of {60 * self.cost.minutes:.2f} s, {self.steps * self.cost.minutes:.0f} min"
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for; see `start`."""
+
+    task: str
+    images: Path
+    annotations: Path | None
+    hours: float
+    val_share: float
+    device: str
+    overrides: Sequence[str] = ()
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The overrides' values by key."""
+        return dict(map(split_override, self.overrides))
+
+    def command(self, hours: float) -> str:
+        """Return the command that does the same in another time."""
+        words = [str(word) for word in (self.images, self.annotations, *self.overrides) if word is not None]
+        options = ["--task", self.task, "--hours", f"{hours:g}", "--val-share", f"{self.val_share:g}"]
+        return shlex.join(["vitkit", "start", *words, *options])
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions from which the fastest is chosen."""
+        if "train.precision" in self.values:
+            return (self.values["train.precision"].strip("'\""),)
+        return ("fp32", "bf16") if has_bfloat16(torch.device(self.device)) else ("fp32",)
+
+    @property
+    def channels(self) -> int | None:
+        """The number of channels of the images; None: they are read as RGB of 8 bits."""
+        value = self.values.get("data.channels", "")
+        return int(value) if value.isdecimal() else None
+
+
+@dataclass(frozen=True)
+class Started:
+    """What `start` has made."""
+
+    folder: Path
+    """The folder with the config, the run and the report."""
+    config: Path
+    run: Run | None
+    """The finished run; None for a dry run."""
+    report: Path | None
+
+
+def start(
+    images: str | Path,
+    annotations: str | Path | None = None,
+    *,
+    task: str = "detection",
+    hours: float = 1.0,
+    val_share: float = 0.2,
+    run_dir: str | Path = "runs/start",
+    dry_run: bool = False,
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+) -> Started:
+    """Do everything from reading the images to writing the report, and print it, as `vitkit start` does.
+
+    Args:
+        images: folder of the images, or a file or folder that leads to both images and annotations.
+        annotations: a file or folder in a format that `vitkit.data.formats` reads.
+        task: "detection", "instance", "semantic", "panoptic" or "classification".
+        hours: wall-clock time for everything.
+        val_share: the fraction of the images for validation, unless they are split.
+        run_dir: folder to write, with a number after its name if it has contents.
+        dry_run: choose and write the config, but do not train.
+        device: "cpu", "cuda", ...; "auto": an accelerator if there is one.
+        overrides: values for the config, `key.sub=value`.
+    Raises:
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
+        KeyboardInterrupt: ctrl-C was pressed during training, whose state is saved.
+    """
+    if task not in RECIPES:
+        raise ConfigError(f"task={task!r}: unknown. {nearest(task, RECIPES)}")
+    if not 0 < val_share < 1:
+        raise ConfigError(f"val_share={val_share:g}: expected a share between 0 and 1.")
+    if not (hours > 0 and math.isfinite(hours)):
+        raise ConfigError(f"hours={hours:g}: expected a number above 0.")
+    annotations = None if annotations is None else Path(annotations)
+    device = default_device() if device == "auto" else device
+    request = Request(task, Path(images), annotations, hours, val_share, device, tuple(overrides))
+    load_config(f"start/{task}", overrides, check=False)  # a misspelt key is an error before the data are read
+    began, folder = time.monotonic(), free_folder(Path(run_dir))
+    data = read_own_data(task, request.images, annotations, share=val_share, out=folder / "data")
+    print(f"data      {data.summary}", flush=True)
+    if request.channels is not None:
+        data = replace(data, config_lines=[*data.config_lines, *pixel_statistics(request, data, folder)])
+    choice = choose(request, data, folder)
+    later = ", which is measured again during training" * (not dry_run and is_paced(request, choice))
+    print(f"chosen    {network_name(load_config(folder / CONFIG))}, {choice.text}{later}")
+    others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
+    print(f"measured  {others}{RECIPES[task].evidence(choice.network, choice.steps, data)}")
+    print(f"config    {folder / CONFIG}", flush=True)
+    check(folder / CONFIG, request)
+    if dry_run:
+        print(f"train it  {shlex.join(['vitkit', 'train', str(folder / CONFIG)])}")
+        return Started(folder, folder / CONFIG, None, None)
+    run, report_file = train_and_report(request, data, choice, folder)
+    print(f"ended     after {(time.monotonic() - began) / 60:.0f} of {60 * hours:.0f} min")
+    return Started(folder, folder / CONFIG, run, report_file)
+
+
+def network_name(config: Config) -> str:
+    """Return the name of a config's model and what it starts from: "DINO on ResNet-18 from random weights"."""
+    model = config["model"]
+    backbone = model.get("backbone")
+    text = model["type"]
+    if isinstance(backbone, str):
+        text += f" on {backbone}"
+    elif isinstance(backbone, Mapping):
+        text += f" on {backbone['type']}" + (f"-{backbone['depth']}" if "depth" in backbone else "")
+        if "pretrained" in backbone:
+            text += f" from {'pretrained' if backbone['pretrained'] else 'random'} weights"
+    return text
+
+
+def is_paced(request: Request, choice: Choice) -> bool:
+    """Whether the number of epochs is fitted to what a step takes during training."""
+    return "train.epochs" not in request.values and choice.epochs >= FEWEST_PACED_EPOCHS
+
+
+def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Path) -> tuple[Run, Path]:
+    """Train with the chosen settings, write the report, and print the results and possible next steps."""
+    began = time.monotonic()
+    try:
+        choice, run = train_in_time(request, data, choice, folder)
+    except KeyboardInterrupt:
+        command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
+        print(f"interrupted; once the training has been resumed and has finished, this writes the report: {command}")
+        raise
+    config = load_config(folder / CONFIG)
+    metric = config["train"]["best_metric"]
+    trained = f"{counted(choice.epochs, 'epochs')}, {(time.monotonic() - began) / 60:.0f} min"
+    evaluated = api.test(run.path, device=request.device, trust=True)
+    facts = {"model": str(run.path), "trained": trained}
+    path = write_report(
+        evaluated.evaluator, folder / "report.html", title=f"{request.task}: {request.images}", facts=facts
+    )
+    print(f"report    {path}")
+    print(f"figures   {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
+    best = max(values[metric] for values in run.history)
+    print(f"reached   {metric} {best:.3f} on {counted(data.num_val, 'images')}")
+    images = request.images if request.images.is_dir() else request.images.parent
+    print(f"use it    {shlex.join(['vitkit', 'predict', str(run.path), '--input', str(images)])}")
+    print(f"better    {request.command(4 * request.hours)}")
+    return run, path
+
+
+def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path) -> tuple[Choice, Run]:
+    """Train, with pauses in which the number of epochs is fitted to what a step takes; also return the last choice."""
+    how = dict(config=load_config(folder / CONFIG), run_dir=folder / "run")
+    minutes, timed = 60 * request.hours * TRAINING_SHARE, {"minutes": 0.0, "step": 0}
+    for share in PACE_SHARES if is_paced(request, choice) else ():
+        pause = EndAfter(minutes=max(1e-9, share * minutes - timed["minutes"]))
+        run = api.train(**how, device=request.device, hooks=[pause])
+        now = read_log(run.path / LOG_NAME)[0][-1]
+        if now["epoch"] >= choice.epochs:
+            return choice, run
+        pace = (now["minutes"] - timed["minutes"]) / (now["step"] - timed["step"])
+        cost = replace(choice.cost, minutes=pace)
+        epochs_left = max(1, int((minutes - now["minutes"]) / pace / cost.steps_per_epoch))
+        choice = replace(choice, cost=cost, epochs=round(now["epoch"]) + epochs_left)
+        write_config(folder / CONFIG, request, data, choice)
+        print(f"paced     {60 * pace:.2f} s a step: {counted(choice.epochs, 'epochs')} in all", flush=True)
+        paced = {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
+        how, timed = dict(resume=run.path, train=paced), now
+    return choice, api.train(**how, device=request.device)
+
+
+def free_folder(path: Path) -> Path:
+    """Make the folder to write into, with a number after its name if a folder with contents is in the way."""
+    candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
+    folder = next(candidate for candidate in candidates if is_free(candidate))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def is_free(folder: Path) -> bool:
+    """Whether there is nothing, or only an empty folder, such as a failed earlier start leaves behind."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def pixel_statistics(request: Request, data: OwnData, folder: Path) -> list[str]:
+    """Measure the mean and standard deviation of each channel, and return the lines of the config that set them.
+
+    Raises:
+        DataError: images cannot be read, or have another number of channels.
+    """
+    unmeasured = Choice(min(RECIPES[request.task].sizes), "fp32", "", "small", epochs=1)
+    write_config(folder / CONFIG, request, data, unmeasured)
+    issues = diagnose(folder / CONFIG, only=["images"], device=request.device)
+    failures = [issue.message for issue in issues if issue.verdict == "fail"]
+    if failures:
+        raise DataError(failures[0])
+    details = next(
+        issue.details for issue in issues if issue.check == "pixel statistics" and issue.where == "data.train"
+    )
+    mean, std = ([float(f"{value:.4g}") for value in details[key]] for key in ("mean", "std"))
+    print(f"channels  {request.channels}: pixel_mean={mean} pixel_std={std}, of values in 0..1", flush=True)
+    return [
+        "# measured on the training images",
+        f'cfg["model"]["backbone"].update(in_channels={request.channels}, pixel_mean={mean}, pixel_std={std})',
+    ]
+
+
+def imagenet_weights(request: Request) -> tuple[bool, str]:
+    """Return whether the backbone starts from ImageNet weights, and why.
+
+    Raises:
+        CheckpointError: an override asks for ImageNet's weights, and they are not available.
+    """
+    given, backbone = (request.values.get(key) for key in ("model.backbone.pretrained", "model.backbone"))
+    if given is None and backbone is not None:
+        return False, f"those that model.backbone={backbone} has by default"
+    if given is not None and given.lower() in ("false", "none"):
+        return False, f"random weights, as model.backbone.pretrained={given} says"
+    if given is not None and given.lower() != "true":
+        return True, f"weights of {given}"
+    try:
+        BACKBONES.build(dict(type="ResNet", depth=50, pretrained=True)).load_pretrained()
+    except CheckpointError as error:
+        if given is not None:
+            raise
+        print(f"  note: {error}")
+        return False, "random weights: ImageNet's are not available. model.backbone.pretrained=FILE names them"
+    return True, "ImageNet weights"
+
+
+def choose(request: Request, data: OwnData, folder: Path) -> Choice:
+    """Time a few steps of the smallest size in each precision, then of the largest that leaves time for enough steps.
+
+    With time for few steps only, a ResNet-50 is frozen up to res3. The cost of a larger size is estimated as
+    proportional to its pixels, a slight overestimate. The config of the choice is written into the folder.
+
+    Raises:
+        ConfigError: the time is too short for one epoch.
+        CheckpointError: see `imagenet_weights`.
+        TrainingError: training failed.
+    """
+    recipe, minutes = RECIPES[request.task], 60 * request.hours * TRAINING_SHARE
+    pretrained, weights = imagenet_weights(request)
+    network: Network = "resnet50" if pretrained else "small"
+    if pretrained and request.device == "cpu" and recipe.has_many_objects(data):
+        network = "res3"
+    print(f"weights   {weights}", flush=True)
+
+    def timed(choice: Choice) -> Choice:
+        choice = replace(choice, epochs=1000, cost=None)
+        write_config(folder / CONFIG, request, data, choice)
+        # Again, as an override may set fewer epochs than there are steps to time.
+        command = ["vitkit", "train", str(folder / CONFIG), "train.epochs=1000", "--device", request.device]
+        cost = time_steps(command, folder / "timing", minutes=min(60 * request.hours * TIMING_SHARE, LONGEST_TIMING))
+        settings = f"{choice.size} pixels, {choice.precision}{', frozen up to res3' * choice.freezes_res3}"
+        print(f"timed     {settings}: {60 * cost.minutes:.2f} s a step", flush=True)
+        epochs = int(minutes / cost.minutes / cost.steps_per_epoch)
+        return replace(choice, cost=cost, epochs=epochs)
+
+    sizes = recipe.sizes_for(data)
+    smallest = [timed(Choice(sizes[0], precision, weights, network)) for precision in request.precisions]
+    choice = min(smallest, key=lambda it: it.cost.minutes)
+    if network == "res3" and choice.steps >= recipe.steps_for_res4:
+        reason = f"up to res4: there is time for {counted(recipe.steps_for_res4, 'steps')} of a smaller network"
+        print(f"network   {reason}", flush=True)
+        choice = timed(replace(choice, network="resnet50", weights=f"{weights}, {reason}"))
+    if choice.network == "resnet50" and choice.steps < recipe.freeze_below:
+        choice = timed(replace(choice, freezes_res3=True))
+    if choice.network == "res3" and "model.backbone.out_features" not in request.values:
+        reason = (
+            f"up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those of "
+            f"everyday photos {UP_TO_RES4} may be better"
+        )
+        choice = replace(choice, weights=f"{weights}, {reason}")
+        print(f"network   {reason}", flush=True)
+    for size in reversed(sizes[1:]):
+        share = (choice.size / size) ** 2
+        if choice.steps * share >= recipe.sizes[size] and choice.epochs * share >= 1:
+            larger = timed(replace(choice, size=size))
+            choice = larger if larger.epochs >= 1 else choice
+            break
+    if choice.epochs < 1:
+        hours = choice.cost.minutes * choice.cost.steps_per_epoch / 60 / TRAINING_SHARE
+        raise ConfigError(
+            f"--hours {request.hours:g}: too short for one epoch of {counted(data.num_train, 'images')}, which takes "
+            f"{60 * hours * TRAINING_SHARE:.1f} min here. The minimum is --hours {hours + 0.005:.2f}."
+        )
+    write_config(folder / CONFIG, request, data, choice)
+    choice = replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])  # an override may set them
+    if choice.steps < 20 * recipe.warmup_steps:
+        choice = replace(choice, warmup_steps=choice.steps // 20)
+    write_config(folder / CONFIG, request, data, choice)
+    return choice
+
+
+def write_config(path: Path, request: Request, data: OwnData, choice: Choice) -> None:
+    """Write the choices as a config, with the reason for each."""
+    recipe = RECIPES[request.task]
+    reason = "timing" if choice.cost is None else f"{60 * choice.cost.minutes:.2f} s a step"
+    if choice.cost is not None and "train.epochs" not in request.values:
+        reason += f": {counted(choice.steps, 'steps')} in {TRAINING_SHARE:.0%} of {request.hours:g} h"
+    if larger := [size for size in recipe.sizes_for(data) if size > choice.size]:
+        steps = counted(recipe.sizes[larger[0]], "steps")
+        reason += f"; {larger[0]} pixels are chosen where they leave time for {steps} and one epoch"
+    if choice.freezes_res3:
+        reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"
+    options = ", ends_at_res3=True" * (choice.network == "res3") + ", frozen_stages=3" * choice.freezes_res3
+    options += f", channels={request.channels}" * (request.channels is not None)
+    lines = [
+        comment(data.summary),
+        comment(f"Written by: {request.command(request.hours)}"),
+        *[comment(f"Evidence:   {recipe.data}")] * bool(recipe.data),
+        "",
+        *["from vitkit.config import with_overrides"] * bool(request.overrides),
+        f"from vitkit.configs.start.{request.task} import config as base",
+        "",
+        "",
+        "def config():",
+        f"    {comment(choice.weights)}",
+        f"    {comment(f'{choice.size} pixels: {reason}')}",
+        f"    cfg = base(size={choice.size}, pretrained={choice.network != 'small'}{options})",
+        textwrap.indent("\n".join(data.config_lines), "    "),
+        *[f"    {comment(f'{choice.precision}: the faster one of float32 and bfloat16 here')}"]
+        * (len(request.precisions) > 1),
+        f'    cfg["train"].update(epochs={choice.epochs}, precision="{choice.precision}")',
+        f'    cfg["train"]["eval_every"] = {max(1, choice.epochs // NUM_EVALUATIONS)}',
+    ]
+    if choice.warmup_steps is not None:
+        lines += ["    # a twentieth of a short run", f'    cfg["schedule"]["warmup_steps"] = {choice.warmup_steps}']
+    if request.overrides:
+        lines += ["    # from the command line", f"    cfg = with_overrides(cfg, {request.overrides!r})"]
+    path.write_text("\n".join([*lines, "    return cfg"]) + "\n", encoding="utf-8")
+
+
+def comment(text: str) -> str:
+    """Return a one-line comment; characters that could end the line are written as escape sequences."""
+    return "# " + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def check(path: Path, request: Request) -> None:
+    """Print the doctor's warnings and failures.
+
+    Raises:
+        DataError: a check fails, so that training would end with an error.
+    """
+    issues = diagnose(path, only=CHECKS, device=request.device)
+    issues = [issue for issue in issues if issue.verdict in ("warn", "fail")]
+    print(report(issues) if issues else "doctor    no issues")
+    if any(issue.verdict == "fail" for issue in issues):
+        raise DataError(f"the data cannot be trained on, see above; `vitkit doctor {path}` lists everything.")

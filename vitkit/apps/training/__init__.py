@@ -1,0 +1,1 @@
+"""Training, testing and comparing as functions."""

@@ -1,0 +1,175 @@
+"""Training and testing from Python, equivalent to the command-line tools."""
+
+import json
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitkit.apps.inference import Loaded, Tiling, find_trained, load
+from vitkit.apps.training.testing import Evaluation, evaluate_model
+from vitkit.config import Config, load_config, load_saved_config
+from vitkit.data.loading.loader import Split
+from vitkit.devices import default_device
+from vitkit.distributed import close_distributed, init_distributed, is_main
+from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, LAST_NAME
+from vitkit.engine.hooks import Hook, Interrupted
+from vitkit.engine.run_folder import check_resumable
+from vitkit.engine.trainer import run_training
+from vitkit.errors import ConfigError
+from vitkit.logging import LOG_NAME, setup_logging
+from vitkit.visualization.curves import read_log
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    path: Path
+    """The run's folder."""
+    metrics: dict[str, float]
+    """Metrics of the last evaluation, by name."""
+    history: list[dict[str, float]]
+    """The metrics of each evaluation, in chronological order."""
+
+    @property
+    def weights(self) -> Path:
+        """The checkpoint of the best evaluation, or of the last step if there is none."""
+        return next(self.path / name for name in (BEST_NAME, LAST_NAME) if (self.path / name).is_file())
+
+    def load(self, *, device: str | torch.device = "cpu") -> Loaded:
+        """Load these weights for prediction; see `vitkit.load`."""
+        return load(self.path, device=device, trust=True)
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+    init: str | Path | None = None,
+    device: str | None = None,
+    trust: bool = False,
+    verbose: bool = False,
+    hooks: Sequence[Hook] = (),
+    **overrides: Any,
+) -> Run:
+    """Train a model, as `vitkit train` does; under torchrun every process must call it.
+
+    `train("quickstart/dino", train=dict(epochs=2), data=dict(num_workers=0))`
+
+    Args:
+        config: a file, the name of an installed config, or the result of `load_config`. Not needed with `resume`.
+        run_dir: the folder to write to; None: runs/CONFIG_NAME, numbered if it exists.
+        resume: the folder of a run to resume.
+        init: weights to start from, see `find_weights`; for other classes the head is replaced by a new one.
+        device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
+        trust: allow a saved config to import the code that it names, see `load_config`.
+        verbose: print all loss terms and metrics, as in console.txt.
+        hooks: objects that take part in the run, in addition to those of train.hooks; they are not saved with it.
+        overrides: values of the config: for each section a dict of the values to change, or a `dict(type=...)` that
+            replaces the section; or by dotted key: `**{"model.num_queries": 50}`.
+    Raises:
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
+        KeyboardInterrupt: ctrl-C was pressed; the state is saved, and `resume` continues from it.
+    """
+    if (config is None) == (resume is None):
+        raise ConfigError("train: give either a config, or resume=RUN.")
+    if resume is not None and (init is not None or run_dir is not None):
+        raise ConfigError("train: resume continues a run in its own folder: it takes neither init nor run_dir.")
+    if resume is not None:
+        check_resumable(Path(resume))
+    source = Path(resume) / CONFIG_NAME if resume is not None else config
+    resolved = _resolve(source, _as_overrides(overrides), trust=trust)
+    with _process_group(device, verbose=verbose) as rank_device:
+        try:
+            folder = run_training(
+                resolved,
+                rank_device,
+                default=Path("runs") / resolved.path.stem,
+                run_dir=None if run_dir is None else Path(run_dir),
+                resume=None if resume is None else Path(resume),
+                init=None if init is None else str(init),
+                trust=trust,
+                hooks=hooks,
+            )
+        except Interrupted as interrupted:
+            if interrupted.signal == signal.SIGINT:  # a notebook keeps running, whereas SystemExit would end it
+                raise KeyboardInterrupt(str(interrupted)) from interrupted
+            raise
+    _, evaluations = read_log(folder / LOG_NAME)
+    history = [dict(evaluation["metrics"]) for evaluation in evaluations]
+    return Run(folder, history[-1] if history else {}, history)
+
+
+def test(
+    model: str | Path | Mapping[str, Any],
+    weights: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    tiles: int | Tiling | None = None,
+    split: Split = "val",
+    device: str | None = None,
+    trust: bool = False,
+    **overrides: Any,
+) -> Evaluation:
+    """Evaluate a model on its config's validation data, as `vitkit test` does; under torchrun every process must call
+    it.
+
+    `test("runs/detr").metrics["bbox/AP"]`, `test("detr_r50", data=dict(root="data/coco"))`
+
+    Args:
+        model: see `find_model`.
+        weights: weights for the config; None: those of `model`.
+        out: a file to write the predictions to; None: they are not written.
+        tiles: predict images in tiles of this many pixels, see `Tiling`.
+        split: "val", "test" or "train".
+        device, trust, overrides: see `train`.
+    Raises:
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
+    """
+    texts = _as_overrides(overrides)
+    if isinstance(model, Mapping):
+        model, texts = _resolve(model, texts, trust=trust), []
+    config, weights = find_trained(model, weights, overrides=texts, trust=trust)
+    with _process_group(device) as rank_device:
+        tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
+        result = evaluate_model(config, weights, rank_device, tiling=tiling, split=split)
+        if out is not None and is_main():
+            result.write(out)
+    return result
+
+
+def _resolve(source: str | Path | Mapping[str, Any], overrides: list[str], *, trust: bool) -> Config:
+    if not isinstance(source, Mapping):
+        return load_config(source, overrides, trust=trust)
+    # Values that are passed directly come from the caller's own program, and are therefore trusted.
+    return load_saved_config(json.dumps(source), getattr(source, "path", "config"), overrides, trust=True)
+
+
+def _as_overrides(values: Mapping[str, Any]) -> list[str]:
+    """Write keyword arguments as `key.sub=value`; a dict without `type` changes only the keys that it has, unless it is
+    a value with dotted names, such as `optimizer.lr_multipliers`."""
+    overrides = []
+    for key, value in values.items():
+        has_dotted_names = "." in key and isinstance(value, Mapping) and any("." in str(name) for name in value)
+        if isinstance(value, Mapping) and "type" not in value and not has_dotted_names:
+            overrides += _as_overrides({f"{key}.{name}": item for name, item in value.items()})
+        else:
+            overrides.append(f"{key}={value if isinstance(value, str | Path) else repr(value)}")
+    return overrides
+
+
+@contextmanager
+def _process_group(device: str | None, *, verbose: bool = False) -> Iterator[torch.device]:
+    """Join the other ranks, if there are any, and yield this rank's device."""
+    try:
+        rank_device = init_distributed(device or default_device())
+        setup_logging(verbose=verbose)
+        yield rank_device
+    finally:
+        close_distributed()

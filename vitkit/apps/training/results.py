@@ -1,0 +1,222 @@
+"""Scores predictions that were saved earlier: a run's, or a results file's with its config or only annotations."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from vitkit.apps.inference import find_model, find_trained
+from vitkit.apps.training.api import test
+from vitkit.config import Config
+from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
+from vitkit.data.loading.loader import DataSettings, Split
+from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME
+from vitkit.engine.settings import require
+from vitkit.errors import ConfigError, DataError
+from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
+from vitkit.evaluation.base import read_results
+from vitkit.io.coco_schema import classified_faults, raise_faults, sentence_faults
+from vitkit.io.image_files import path_inside, read_image
+from vitkit.protocols import Dataset, Evaluator
+from vitkit.registry import EVALUATORS
+
+
+class ScoredResults(NamedTuple):
+    """A model's predictions with their metrics."""
+
+    name: str
+    evaluator: Evaluator
+    """The evaluator, after `compute`."""
+    config: Config | None
+    folder: Path | None
+    """The run's folder; None if the results are not a run's."""
+
+
+class _GroundTruth(Dataset):
+    """A dataset for evaluation only: it has no samples for a model."""
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        self._lacks("samples")
+
+
+class AnnotatedFile(_GroundTruth):
+    """A dataset of annotations whose images are optional, for scoring only; see `CocoDetection` for training.
+
+    Args:
+        annotations: annotations in COCO's format or, if the images are available, in another one.
+        images: folder of the images; None: there are no images.
+    """
+
+    annotations = ("objects",)
+
+    def __init__(self, annotations: str | Path, images: str | Path | None = None):
+        self.has_images = images is not None
+        self.annotation_file, self._images = Path(annotations), None if images is None else Path(images)
+        # For COCO's format, the folder of the images is not searched for annotations.
+        source = AnnotationSource(self.annotation_file, self._images or self.annotation_file.parent)
+        content = read_coco_file(source, masks=False, drop_bad_boxes=True).content
+        categories = sorted(content["categories"], key=lambda category: category["id"])
+        self.category_ids = [category["id"] for category in categories]
+        self.classes = [category["name"] for category in categories]
+        self.image_ids = [image["id"] for image in content["images"]]
+        entries = [
+            {"area": a["bbox"][2] * a["bbox"][3], "iscrowd": 0, **a, "id": k, "file_id": a.get("id")}
+            for k, a in enumerate(content["annotations"], start=1)
+        ]
+        self._content = {**content, "annotations": entries}
+
+    def ground_truth(self) -> dict[str, Any]:
+        """Return the annotations in COCO's format."""
+        return self._content
+
+    def load_image(self, index: int) -> Any:
+        """Return an image, (H, W, 3) uint8 RGB.
+
+        Raises:
+            DataError: there are no images, or this one cannot be read.
+        """
+        name = self._content["images"][index]["file_name"]
+        if self._images is None:
+            raise DataError(f"no image '{name}': set the folder of the images (--images).")
+        return read_image(path_inside(self._images, name, self.annotation_file.name), "images")
+
+
+class _Classified(_GroundTruth):
+    """The images of a classifier's results file, which contains their true classes."""
+
+    annotations = ("label",)
+
+    def __init__(self, content: dict[str, Any]):
+        self.classes, self.image_ids = content["classes"], [image["image_id"] for image in content["images"]]
+
+
+class _Sentences(_GroundTruth):
+    """The sentences of a results file, which contains their references."""
+
+    noun = "sentences"
+
+    def __init__(self, sentences: list[Any]):
+        self._num_sentences = len(sentences)
+
+    def __len__(self) -> int:
+        return self._num_sentences
+
+
+def score_file(
+    results: str | Path, *, annotations: str | Path | None = None, images: str | Path | None = None
+) -> ScoredResults:
+    """Evaluate a results file without a config.
+
+    Args:
+        results: a file written by vitkit test: boxes or masks, which need `annotations`; classes; or texts.
+        annotations: annotations in COCO's format.
+        images: folder of the images; None: no images are shown.
+    Raises:
+        DataError: a file is missing, truncated or invalid, or the files are about different images.
+        ConfigError: annotations are needed, or results of this kind need a config.
+    """
+    results = Path(results)
+    content = read_results(results)
+    if isinstance(content, dict) and {"images", "classes", "confusion_matrix"} <= content.keys():
+        raise_faults(classified_faults(content), results.name)
+        evaluator = ClassificationEvaluator(_Classified(content))
+        evaluator.load_results(results)
+    elif isinstance(content, dict) and isinstance(content.get("sentences"), list) and annotations is None:
+        raise_faults(sentence_faults(content, len(content["sentences"])), results.name)
+        evaluator = TextEvaluator(_Sentences(content["sentences"]))
+        evaluator.load_results(results)
+    elif isinstance(content, list) and not any(isinstance(entry, dict) and "caption" in entry for entry in content):
+        if annotations is None:
+            raise ConfigError(f"{results}: contains boxes. Pass their annotations (--annotations FILE), or a config.")
+        dataset = AnnotatedFile(annotations, images)
+        check_image_ids((e.get("image_id") for e in content if isinstance(e, dict)), dataset.image_ids, results.name)
+        truth = dataset.ground_truth()["annotations"]
+        has_masks = bool(content) and all(isinstance(e, dict) and e.get("segmentation") for e in content)
+        masks = has_masks and all(annotation.get("segmentation") for annotation in truth)
+        evaluator = CocoEvaluator(dataset, iou_types=("bbox", "segm") if masks else ("bbox",))
+        evaluator.load_results(results)
+    else:
+        raise ConfigError(
+            f"{results}: results of this kind need their config: vitkit test CONFIG, or vitkit compare --data CONFIG."
+        )
+    evaluator.compute()
+    return ScoredResults(results.stem, evaluator, None, None)
+
+
+def score_with_config(
+    results: str | Path, model: str, *, overrides: Sequence[str] = (), trust: bool = False
+) -> ScoredResults:
+    """Evaluate a results file on the validation data of a config; other arguments are those of `find_model`.
+
+    Raises:
+        ConfigError: the config's evaluator cannot load results.
+        DataError: the file is missing, truncated or invalid, or is for other images.
+    """
+    config = find_model(model, overrides=overrides, trust=trust).config
+    return ScoredResults(Path(results).stem, score_results(results, config), config, None)
+
+
+def score_results(results: str | Path, config: Mapping[str, Any], *, split: Split = "val") -> Any:
+    """Return the config's evaluator after it has scored a results file on a split of the data.
+
+    Raises:
+        ConfigError: the config's evaluator cannot load results.
+        DataError: the file is missing, truncated or invalid, or is for other images.
+    """
+    require(config, "data.val" if split == "val" else "data", "evaluator")
+    dataset = DataSettings(**config["data"]).evaluated(split)
+    evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
+    if isinstance(evaluator, CocoEvaluator):
+        content = read_results(results)
+        if isinstance(content, list):
+            ids = (entry.get("image_id") for entry in content if isinstance(entry, dict))
+            check_image_ids(ids, evaluator.dataset.image_ids, Path(results).name)
+    evaluator.load_results(results)
+    evaluator.compute()
+    return evaluator
+
+
+def score_run(
+    run: str | Path, *, overrides: Sequence[str] = (), device: str | None = None, trust: bool = False
+) -> ScoredResults:
+    """Return the evaluation of a run's best checkpoint, reusing results_val.json if that is newer than the checkpoint.
+
+    Overrides of other values than data.root may change the predictions: then the file is neither used nor written.
+
+    Raises:
+        ConfigError: the folder does not contain a run.
+    """
+    folder = Path(run)
+    if not (folder / CONFIG_NAME).is_file():
+        raise ConfigError(f"'{folder}' is neither a run nor a results file. Pass one of them.")
+    results, best = folder / "results_val.json", folder / BEST_NAME
+    config, weights = find_trained(folder, overrides=overrides, trust=trust)
+    is_same = all(override.startswith("data.root=") for override in overrides)
+    is_new = results.is_file() and best.is_file() and results.stat().st_mtime >= best.stat().st_mtime
+    if is_new and is_same:
+        evaluator = score_results(results, config)
+    else:
+        evaluator = test(config, weights, out=results if is_same else None, device=device, trust=trust).evaluator
+    return ScoredResults(folder.resolve().name, evaluator, config, folder)
+
+
+def check_image_ids(results: Any, dataset: Any, name: str) -> None:
+    """Check that results are for a dataset's images.
+
+    Raises:
+        DataError: some are not; the error says how many match.
+    """
+    theirs, ours = {x for x in results if type(x) in (int, str)}, {int(x) if hasattr(x, "item") else x for x in dataset}
+    matching = len(theirs & ours)
+    if matching < len(theirs):
+        raise DataError(
+            f"results '{name}': {matching} of their {len(theirs)} images are among the {len(ours)} of the data. "
+            "Pass results for the same images."
+        )
+
+
+def sample_ids(scored: ScoredResults) -> list[Any]:
+    """Return the ids of the images, or the indices of the sentences, of scored results."""
+    return list(scored.evaluator.dataset.sample_ids())

@@ -1,0 +1,175 @@
+"""Evaluates a trained model on the validation data of a config."""
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from vitkit.apps.deployment.exported import exported_model, is_exported
+from vitkit.apps.inference import Predictor, Tiling, load
+from vitkit.apps.inference.load import own_checkpoint
+from vitkit.data.loading.loader import DataSettings, Split
+from vitkit.devices import resolve_precision
+from vitkit.distributed import first_rank_first, rank, world_size
+from vitkit.engine.build import build_model_for, use_saved_vocabularies
+from vitkit.engine.evaluate import SizeCounter, evaluate
+from vitkit.engine.settings import TrainSettings, require, slow_precision
+from vitkit.errors import CheckpointError, ConfigError
+from vitkit.logging import ProgressLines, print_line
+from vitkit.models.tta import MultiScaleFlip
+from vitkit.protocols import Evaluator
+from vitkit.registry import CRITERIA, EVALUATORS
+from vitkit.seq2seq.captioner import Captioner
+from vitkit.structures import ScoreThresholds
+from vitkit.weights import LoadReport, load_weights
+
+logger = logging.getLogger("vitkit")
+
+
+@dataclass(repr=False)
+class Evaluation:
+    """The results of an evaluation; complete on the main process only."""
+
+    metrics: dict[str, float]
+    """Metrics by name, such as "bbox/AP"."""
+    evaluator: Evaluator
+    """The evaluator with all predictions; see its `per_class`, `details` and `score_thresholds`."""
+    report: LoadReport
+    """What was loaded from the weights; see `LoadReport`."""
+    seconds_per_sample: float
+    """Median time per sample over all batches but the first, excluding loading and scoring."""
+    sample: str
+    """The kind of samples: "image", "clip" or "sentence"."""
+    thresholds: ScoreThresholds | None = None
+    """The score thresholds of the weights, which validation chose in training; None if the weights have none. Those of
+    `evaluator` are chosen on the data that is evaluated now."""
+
+    def __repr__(self) -> str:
+        return self.evaluator.table()
+
+    def write(self, path: str | Path) -> list[Path]:
+        """Write the predictions in the format of the task; return the paths of the files."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return self.evaluator.write_results(path) or [path]
+
+
+def evaluate_model(
+    config: Mapping[str, Any],
+    weights: str | Path,
+    device: torch.device,
+    *,
+    tta_scales: Sequence[float] | None = None,
+    tiling: Tiling | None = None,
+    split: Split = "val",
+) -> Evaluation:
+    """Build a config's data and model, and predict every sample once. All ranks must call it, in their process group.
+
+    Args:
+        config: the checked config.
+        weights: a checkpoint, a name in the model zoo, or an exported file.
+        device: this rank's device.
+        tta_scales: for semantic models: relative image sizes, each also mirrored, over which scores are averaged.
+        tiling: predict the stored images in tiles, each of which goes through the validation transforms.
+        split: the split to evaluate; training data gets the transforms of validation, and so does test data without
+            transforms of its own.
+    Raises:
+        VitkitError: an error that a user can cause, see vitkit/errors.py.
+    """
+    require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
+    if tiling is not None:
+        return _evaluate_tiles(config, weights, device, tiling, split)
+    data, precision = DataSettings(**config["data"]), _precision(config, device)
+    dataset = data.evaluated(split)
+    vocabularies = use_saved_vocabularies(dataset, weights)
+    loader = data.val_loader(dataset)
+    model = build_model_for(config, dataset, vocabularies)
+    is_text = bool(vocabularies) and not isinstance(model, Captioner)
+    if is_exported(weights):
+        model, report = exported_model(weights, model), LoadReport(str(weights))
+    else:
+        with first_rank_first():
+            report = load_weights(model, weights, classes=dataset.classes, spec=config["model"])
+    print_line(str(report))
+    if tta_scales is not None:
+        model = MultiScaleFlip(model, scales=tta_scales)
+    evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
+    # For text, the criterion also measures the likelihood of the references; an exported model can only generate.
+    measures_references = vocabularies and "criterion" in config and not is_exported(weights)
+    criterion = CRITERIA.build(config["criterion"]).to(device) if measures_references else None
+    seconds: list[float] = []
+    sizes = SizeCounter()
+    metrics = evaluate(
+        model.to(device),
+        loader,
+        evaluator,
+        device=device,
+        precision=precision,
+        criterion=criterion,
+        on_batch=sizes.add,
+        seconds=seconds,
+    )
+    if line := sizes.line(dataset.noun):
+        print_line(line)
+    # The first batch includes one-time costs.
+    median = statistics.median(seconds[1:] or seconds or [math.nan])
+    sample = "sentence" if is_text else "clip" if dataset.is_video else "image"
+    return Evaluation(metrics, evaluator, report, median, sample, _stored_thresholds(weights, dataset.classes))
+
+
+def _evaluate_tiles(
+    config: Mapping[str, Any], weights: str | Path, device: torch.device, tiling: Tiling, split: Split
+) -> Evaluation:
+    """Predict every stored image in tiles, divided among the ranks.
+
+    Raises:
+        ConfigError: the dataset has no images, or the model's predictions cannot be merged.
+    """
+    dataset = DataSettings(**config["data"]).evaluated(split)
+    if not dataset.has_images:
+        raise ConfigError(f"tiles: expected a dataset of images; data.{split} is a {type(dataset).__name__}.")
+    precision = _precision(config, device)
+    classes, things = dataset.classes, dataset.things
+    with first_rank_first():
+        predictor = load(config, weights, classes=classes, things=things, device=device, precision=precision)
+    if not isinstance(predictor, Predictor):
+        raise ConfigError("tiles: expected a model of images; this one reads text.")
+    print_line(str(predictor.report))
+    print_line(f"images are predicted in tiles of {tiling.size} pixels, each resized like a validation image")
+    evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
+    mine = range(rank(), len(dataset), world_size())
+    progress, seconds = ProgressLines(len(mine), "images evaluated in tiles", every=20.0), []
+    for index in mine:
+        image = dataset.load_image(index)
+        started = time.perf_counter()
+        predicted = predictor.run_tiles(image, tiling)
+        seconds.append(time.perf_counter() - started)
+        evaluator.update([predicted], [{"image_id": dataset.image_ids[index]}])
+        progress.step()
+    evaluator.gather()
+    metrics = evaluator.compute()
+    median = statistics.median(seconds[1:] or seconds or [math.nan])
+    return Evaluation(metrics, evaluator, predictor.report, median, "image", _stored_thresholds(weights, classes))
+
+
+def _stored_thresholds(weights: str | Path, classes: Sequence[str] | None) -> ScoreThresholds | None:
+    """Return the score thresholds that a run has stored with its weights."""
+    stored = (own_checkpoint(weights).get("measured") or {}).get("score_thresholds")
+    try:
+        return None if stored is None else ScoreThresholds.from_json(stored, classes or ())
+    except ValueError as error:
+        raise CheckpointError(f"{weights}: damaged: {error}.") from error
+
+
+def _precision(config: Mapping[str, Any], device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
+    """Return the precision of a config on a device; warn if it is slow there."""
+    precision = resolve_precision(TrainSettings(**config["train"]).precision, device)
+    if message := slow_precision(precision, device):
+        logger.warning("%s", message)
+    return precision

@@ -1,5 +1,0 @@
-"""Evaluation reports as one HTML file each: metrics with intervals, curves, errors, and images that show them."""
-
-from vitkit.evaluation.report.report import write_report
-
-__all__ = ["write_report"]

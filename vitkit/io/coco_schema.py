@@ -1,0 +1,439 @@
+"""The schema of COCO's files: one description of their fields, used by reading, evaluation and the doctor.
+
+Each check returns all faults of a file. Types are compared exactly: `true` is not a number, and neither is a value
+that is not finite or does not fit into 64 bits.
+"""
+
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vitkit.errors import DataError
+from vitkit.io.parsing import is_name
+from vitkit.io.segmentations import is_side, wrong_run_lengths, wrong_segmentation
+
+MAX_SEGMENT_ID = (1 << 24) - 1
+"""Largest segment id: a panoptic PNG has three channels of one byte."""
+_NUMBERS = frozenset((int, float))
+_BOX_LIMIT = 2**31
+_NAME_LIMIT = 1024
+_NAME_BYTES = 255
+"""Longest name of a file or folder, in bytes, on today's file systems."""
+_ABSENT = object()
+_CORRECT = "Correct it."
+_REMOVE_FIELD = "Correct it, or remove the field."
+_OTHER_DATASET = "Give results of the config's data.val."
+
+
+class Fault(NamedTuple):
+    """One invalid value in a file."""
+
+    part: str
+    """The list that contains the entry, such as "annotations"; "" if the lists themselves are invalid."""
+    position: int
+    """Index of the entry in that list."""
+    entry: str
+    """Description of the entry: "annotation 17 (image 'a.jpg')"."""
+    field: str
+    message: str
+    """What was got, what was expected, and the remedy."""
+
+    def __str__(self) -> str:
+        return f"{self.entry} {self.message}"
+
+
+class Field(NamedTuple):
+    """What values a field of an entry may have."""
+
+    is_right: Callable[[Any], bool]
+    expected: str
+    remedy: str = _CORRECT
+    default: Any = _ABSENT
+    """A valid value that an absent field stands for; without one the field is required."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number of at most 64 bits."""
+    return type(value) in _NUMBERS and -(2**63) <= value < 2**63
+
+
+def is_box(box: Any) -> bool:
+    """Whether a value is [x, y, width, height], finite numbers with no negative size; the box may be empty."""
+    if type(box) is not list or len(box) != 4 or not _NUMBERS.issuperset(map(type, box)):
+        return False
+    x, y, width, height = box
+    in_range = -_BOX_LIMIT < x < _BOX_LIMIT and -_BOX_LIMIT < y < _BOX_LIMIT
+    return in_range and 0 <= width < _BOX_LIMIT and 0 <= height < _BOX_LIMIT
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _is_area(value: Any) -> bool:
+    return type(value) in _NUMBERS and 0 <= value < 2**63
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) in (int, bool) and value in (0, 1)
+
+
+def _is_text(value: Any) -> bool:
+    # JSON can hold half a character (a lone surrogate), which can neither be printed nor be part of a path.
+    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value))
+
+
+def _is_file_name(value: Any) -> bool:
+    if not is_name(value):
+        return False
+    parts = value.split("/")
+    return parts[-1] not in ("", ".", "..") and all(len(part.encode()) <= _NAME_BYTES for part in parts)
+
+
+def _one_of(ids: Collection[int | str], what: str, remedy: str) -> Field:
+    return Field(lambda value: type(value) in (int, str) and value in ids, f"one of the {len(ids)} {what}", remedy)
+
+
+def _optional(field: Field, default: Any) -> Field:
+    return field._replace(default=default, remedy=_REMOVE_FIELD)
+
+
+_ID = Field(_is_id, "a whole number of at most 64 bits")
+_FILE_NAME = Field(
+    _is_file_name, f"the name of a file, a text of 1 to {_NAME_LIMIT} characters, at most {_NAME_BYTES} between slashes"
+)
+_SIDE = Field(is_side, "a whole number of pixels, 1 to 1048576")
+_FLAG = Field(_is_flag, "0 or 1, a number")
+_NUMBER = Field(is_number, "a finite number")
+_BOX = Field(is_box, "four finite numbers [x, y, width, height] below 2^31, no size negative")
+_OPTIONAL_BOX = _optional(_BOX, [0, 0, 0, 0])
+_OBJECT = {"area": _optional(Field(_is_area, "a finite number of at least 0"), 0), "iscrowd": _optional(_FLAG, 0)}
+
+IMAGE = {"id": _ID, "file_name": _FILE_NAME, "width": _SIDE, "height": _SIDE}
+CAPTIONED_IMAGE = IMAGE | {"width": _optional(_SIDE, 1), "height": _optional(_SIDE, 1)}
+CATEGORY = {"id": _ID, "name": Field(is_name, f"a name, a text of 1 to {_NAME_LIMIT} characters in one line")}
+PANOPTIC_CATEGORY = CATEGORY | {"isthing": _FLAG}
+ANNOTATION = {"id": _optional(_ID, 0), "bbox": _BOX, **_OBJECT}
+PANOPTIC_ANNOTATION = {
+    "file_name": _FILE_NAME,
+    "segments_info": Field(
+        lambda value: isinstance(value, list), "a list of segments", "Is it a file of boxes (instances_*.json)?"
+    ),
+}
+SEGMENT = {
+    "id": Field(lambda value: type(value) is int and 0 < value <= MAX_SEGMENT_ID, f"1 to {MAX_SEGMENT_ID}"),
+    "bbox": _OPTIONAL_BOX,
+    "score": _optional(_NUMBER, 0),
+    **_OBJECT,
+}
+CAPTION = {"id": _optional(_ID, 0), "caption": Field(_is_text, "text")}
+
+
+class _Entries(NamedTuple):
+    """The entries of one list in a file."""
+
+    part: str
+    entries: Sequence[Mapping[str, Any]]
+    name: Callable[[int], str]
+    """Describes the entry at an index, for messages."""
+
+    def field_faults(self, fields: Mapping[str, Field]) -> Iterator[Fault]:
+        """Find the invalid values, field by field."""
+        for field, (is_right, expected, remedy, default) in fields.items():
+            wrong = [k for k, entry in enumerate(self.entries) if not is_right(entry.get(field, default))]
+            for position in wrong:
+                yield self.fault(position, field, expected, remedy)
+
+    def repeated(self, field: str) -> Iterator[Fault]:
+        """Find entries whose id in a field is the same as that of an earlier entry."""
+        seen = set()
+        for position, entry in enumerate(self.entries):
+            value = entry.get(field)
+            if type(value) in (int, str):
+                if value in seen:
+                    yield self.fault(position, field, "an id that no earlier entry has")
+                seen.add(value)
+
+    def fault(self, position: int, field: str, expected: str, remedy: str = _CORRECT) -> Fault:
+        entry = self.entries[position]
+        got = f"has {field} {reprlib.repr(entry[field])}" if field in entry else f"has no {field!r}"
+        return Fault(self.part, position, self.name(position), field, f"{got}; expected {expected}. {remedy}")
+
+
+def detection_faults(content: Any) -> list[Fault]:
+    """Check a detection file, but not segmentations (`segmentation_faults`) or whether boxes lie in their images."""
+    faults = _structure_faults(content, ("images", "annotations", "categories"), "detection")
+    if faults:
+        return faults
+    annotations = annotation_entries(content)
+    references = _references(content, image_id="images", category_id="categories")
+    return [*_listed_faults(content, IMAGE, CATEGORY), *annotations.field_faults(references | ANNOTATION)]
+
+
+def bad_box_faults(content: Mapping[str, Any]) -> list[Fault]:
+    """Find the boxes without an area inside their image, in a file that has no `detection_faults`."""
+    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
+    annotations = annotation_entries(content)
+    faults = []
+    for position, annotation in enumerate(content["annotations"]):
+        x, y, width, height = annotation["bbox"]
+        image_width, image_height = sizes[annotation["image_id"]]
+        if width > 0 and height > 0 and x < image_width and y < image_height and x + width > 0 and y + height > 0:
+            continue
+        expected = f"a box inside the image of {image_width}x{image_height} pixels"
+        if width <= 0 or height <= 0:
+            expected = f"a {'width' if width <= 0 else 'height'} above 0"
+        remedy = "Correct it; boxes that are empty or outside their image may also be left out, by bad_boxes='drop'."
+        faults.append(annotations.fault(position, "bbox", expected, remedy))
+    return faults
+
+
+def segmentation_faults(content: Mapping[str, Any], *, required: bool) -> list[Fault]:
+    """Check the segmentations of a file that has no `detection_faults`.
+
+    Args:
+        required: every annotation needs one; otherwise it may be absent, null, or an empty list.
+    """
+    annotations = annotation_entries(content)
+    sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
+    faults = []
+    for position, annotation in enumerate(content["annotations"]):
+        segmentation = annotation.get("segmentation")
+        if segmentation is None or segmentation == []:
+            expected = "one, as masks=True needs one" if required else None
+        else:
+            expected = wrong_segmentation(segmentation, *sizes[annotation["image_id"]])
+        if expected:
+            remedy = "Correct it, or train without masks (masks=False)."
+            faults.append(annotations.fault(position, "segmentation", expected, remedy))
+    return faults
+
+
+def panoptic_faults(content: Any) -> list[Fault]:
+    """Check a panoptic file, except for its maps."""
+    faults = _structure_faults(content, ("images", "annotations", "categories"), "panoptic")
+    if faults:
+        return faults
+    references = _references(content, image_id="images", category_id="categories")
+    faults = [*_listed_faults(content, IMAGE, PANOPTIC_CATEGORY), *_segment_faults(content["annotations"], references)]
+    annotated = {a["image_id"] for a in content["annotations"] if _is_id(a.get("image_id"))}
+    missing = [image["id"] for image in content["images"] if _is_id(image.get("id")) and image["id"] not in annotated]
+    if missing:
+        message = (
+            f"lacks an annotation for {len(missing)} of {len(content['images'])} images, such as image {missing[0]}"
+        )
+        message += "; expected one for each, with its map and segments (an empty list, if all is void). Add them, or "
+        faults.append(Fault("annotations", 0, "the file", "image_id", message + "remove the images."))
+    return faults
+
+
+def caption_faults(content: Any) -> list[Fault]:
+    """Check a caption file."""
+    faults = _structure_faults(content, ("images", "annotations"), "caption")
+    if faults:
+        return faults
+    fields = _references(content, image_id="images") | CAPTION
+    return [*_listed_faults(content, CAPTIONED_IMAGE), *annotation_entries(content).field_faults(fields)]
+
+
+def result_faults(
+    results: Any, image_ids: Collection[int], category_ids: Collection[int], *, masks: bool
+) -> list[Fault]:
+    """Check predictions in COCO's result format.
+
+    Args:
+        image_ids, category_ids: ids of the dataset's images and categories.
+        masks: whether predictions need a mask, and may have a box; otherwise they need a box.
+    """
+    if not isinstance(results, list):
+        return [_file_fault(results, "a list of predictions in COCO's format")]
+    if no_objects := _object_faults(results, "results"):
+        return no_objects
+    entries = _Entries("results", results, "entry {}".format)
+    fields = _predicted(image_id=image_ids, category_id=category_ids)
+    faults = [*entries.field_faults(fields | {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks else _BOX})]
+    for position, result in enumerate(results if masks else ()):
+        expected = wrong_run_lengths(result.get("segmentation"))
+        if expected:
+            faults.append(entries.fault(position, "segmentation", expected))
+    return faults
+
+
+def caption_result_faults(results: Any, image_ids: Collection[int]) -> list[Fault]:
+    """Check predicted captions, at most one for each image, in COCO's result format."""
+    if not isinstance(results, list) or not results:
+        return [_file_fault(results, "a list of captions that is not empty: [{'image_id': number, 'caption': text}]")]
+    if no_objects := _object_faults(results, "results"):
+        return no_objects
+    entries = _Entries("results", results, "entry {}".format)
+    fields = _predicted(image_id=image_ids) | {"caption": CAPTION["caption"]}
+    return [*entries.field_faults(fields), *entries.repeated("image_id")]
+
+
+def panoptic_result_faults(
+    content: Any, image_ids: Collection[int | str], category_ids: Collection[int]
+) -> list[Fault]:
+    """Check predicted segments, except for their maps, in COCO's result format."""
+    if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
+        return [_file_fault(content, "panoptic results: {'annotations': [{...}, ...]}")]
+    no_objects = _object_faults(content["annotations"], "annotations")
+    return no_objects or _segment_faults(
+        content["annotations"], _predicted(image_id=image_ids, category_id=category_ids)
+    )
+
+
+def classified_faults(content: Mapping[str, Any]) -> list[Fault]:
+    """Check predicted classes of images, in vitkit's own result format, before they have a dataset."""
+    classes, images = content["classes"], content["images"]
+    if not isinstance(classes, list) or not classes or not all(map(is_name, classes)):
+        return [_file_fault(classes, "a list of the names of classes under 'classes'")]
+    if len(set(classes)) < len(classes):
+        return [_file_fault(classes, "different names under 'classes'")]
+    if not isinstance(images, list) or not images:
+        return [_file_fault(images, "a list of images that is not empty under 'images'")]
+    if no_objects := _object_faults(images, "images"):
+        return no_objects
+    entries = _Entries("images", images, "entry {}".format)
+    image_id = Field(lambda value: type(value) in (int, str), "a number or a text")
+    return [*entries.field_faults({"image_id": image_id}), *entries.repeated("image_id")]
+
+
+def sentence_faults(content: Any, num_sentences: int) -> list[Fault]:
+    """Check predicted texts with their sources and references, in vitkit's own result format.
+
+    Args:
+        num_sentences: number of sentences in the dataset.
+    """
+    sentences = content.get("sentences") if isinstance(content, dict) else None
+    if not isinstance(sentences, list) or not sentences:
+        return [_file_fault(content, "texts that vitkit test wrote: {'sentences': [{...}, ...]}, not empty")]
+    if no_objects := _object_faults(sentences, "sentences"):
+        return no_objects
+    entries = _Entries("sentences", sentences, "entry {}".format)
+    text = CAPTION["caption"]
+    references = Field(lambda value: isinstance(value, list) and value != [] and all(map(_is_text, value)), "texts")
+    fields = _predicted(index=range(num_sentences)) | {"text": text, "source": text, "references": references}
+    return [*entries.field_faults(fields), *entries.repeated("index")]
+
+
+def raise_faults(faults: Sequence[Fault], name: str) -> None:
+    """Raise a DataError that describes the first fault and counts the others; do nothing if there is no fault.
+
+    Args:
+        name: name of the file.
+    """
+    if not faults:
+        return
+    more = ""
+    if len(faults) > 1:
+        fields = Counter(fault.field for fault in faults[1:])
+        counts = ", ".join(f"{count} x {field}" for field, count in fields.most_common())
+        more = f" And {len(faults) - 1} more: {counts}; vitkit doctor lists all faults of datasets."
+    raise DataError(f"{name}: {faults[0]}{more}")
+
+
+def annotation_entries(content: Mapping[str, Any]) -> _Entries:
+    """Return the annotations of a file, described by their id and image."""
+    file_names: dict[int, Any] = {}
+
+    def name(position: int) -> str:
+        if not file_names:  # only built for the first fault
+            file_names.update((i["id"], i.get("file_name")) for i in content["images"] if _is_id(i.get("id")))
+        annotation = content["annotations"][position]
+        image_id = annotation.get("image_id")
+        image = file_names.get(image_id, image_id) if _is_id(image_id) else image_id
+        return f"annotation {_id_or_position(annotation, position)} (image {reprlib.repr(image)})"
+
+    return _Entries("annotations", content["annotations"], name)
+
+
+def _id_or_position(entry: Mapping[str, Any], position: int) -> str:
+    return reprlib.repr(entry["id"]) if "id" in entry else f"at position {position}"
+
+
+def _structure_faults(content: Any, parts: Sequence[str], kind: str) -> list[Fault]:
+    """Check that the parts are lists of objects, and that all but the annotations are not empty."""
+    lists = content if isinstance(content, dict) else {}
+    missing = [part for part in parts if not isinstance(lists.get(part), list)]
+    if missing:
+        expected = ", ".join(f"'{part}': [...]" for part in parts)
+        message = f"has no list {' and no list '.join(map(repr, missing))} at its top level; "
+        return [Fault("", 0, "the file", missing[0], f"{message}expected a COCO {kind} file: {{{expected}}}.")]
+    faults = []
+    for part in parts:
+        faults += _object_faults(lists[part], part)
+        if not lists[part] and part != "annotations":
+            noun = {"images": "image", "categories": "class"}[part]
+            faults.append(Fault("", 0, f"the list '{part}'", part, f"is empty; expected at least one {noun}."))
+    return faults
+
+
+def _listed_faults(content: Mapping[str, Any], *fields: Mapping[str, Field]) -> Iterator[Fault]:
+    """Check the images and, if their fields are passed, the categories."""
+    for part, noun, part_fields in zip(("images", "categories"), ("image", "category"), fields):
+
+        def name(position: int, part: str = part, noun: str = noun) -> str:
+            entry = content[part][position]
+            title = entry.get("file_name" if part == "images" else "name")
+            return f"{noun} {_id_or_position(entry, position)}" + (f" ({reprlib.repr(title)})" if title else "")
+
+        entries = _Entries(part, content[part], name)
+        yield from entries.field_faults(part_fields)
+        yield from entries.repeated("id")
+
+
+def _segment_faults(annotations: Sequence[Mapping[str, Any]], references: Mapping[str, Field]) -> list[Fault]:
+    """Check the annotations of a panoptic file, at most one for each image, and their segments."""
+
+    def image(position: int) -> str:
+        return f"image {reprlib.repr(annotations[position].get('image_id'))}"
+
+    entries = _Entries("annotations", annotations, lambda position: f"annotation {position} of {image(position)}")
+    faults = [*entries.field_faults({"image_id": references["image_id"]} | PANOPTIC_ANNOTATION)]
+    faults += entries.repeated("image_id")
+    listed = [a["segments_info"] if isinstance(a.get("segments_info"), list) else [] for a in annotations]
+    all_segments = [(position, segment) for position, segments in enumerate(listed) for segment in segments]
+    no_objects = [position for position, segment in all_segments if not isinstance(segment, dict)]
+    faults += [entries.fault(k, "segments_info", "only objects, {...}, in it") for k in no_objects]
+    if no_objects:
+        return faults
+
+    def name(number: int) -> str:
+        position, segment = all_segments[number]
+        return f"{image(position)}: segment {reprlib.repr(segment.get('id'))}"
+
+    segments = _Entries("segments_info", [segment for _, segment in all_segments], name)
+    faults += segments.field_faults(SEGMENT | {"category_id": references["category_id"]})
+    seen = set()
+    for number, (position, segment) in enumerate(all_segments):
+        if _is_id(segment.get("id")):
+            if (position, segment["id"]) in seen:
+                faults.append(segments.fault(number, "id", "an id that no other segment of the image has"))
+            seen.add((position, segment["id"]))
+    return faults
+
+
+def _references(content: Mapping[str, Any], **parts: str) -> dict[str, Field]:
+    """Return fields whose values must be ids of a part's entries."""
+    fields = {}
+    for field, part in parts.items():
+        ids = {entry["id"] for entry in content[part] if _is_id(entry.get("id"))}
+        fields[field] = _one_of(ids, f"ids in '{part}'", "Remove the annotation or add the entry.")
+    return fields
+
+
+def _predicted(**ids: Collection[int | str]) -> dict[str, Field]:
+    """Return fields of predictions whose values must be ids of the dataset."""
+    return {field: _one_of(values, f"{field}s of the dataset", _OTHER_DATASET) for field, values in ids.items()}
+
+
+def _object_faults(entries: Sequence[Any], part: str) -> list[Fault]:
+    """Find the entries that are not objects."""
+    wrong = [(position, entry) for position, entry in enumerate(entries) if not isinstance(entry, dict)]
+    message = "is {}; expected an object, {{...}}. Remove it."
+    return [Fault("", k, f"entry {k} of '{part}'", part, message.format(reprlib.repr(entry))) for k, entry in wrong]
+
+
+def _file_fault(content: Any, expected: str) -> Fault:
+    return Fault("", 0, "the file", "content", f"contains {reprlib.repr(content)}; expected {expected}.")

@@ -1,0 +1,367 @@
+"""Loads weights from any checkpoint into any model, converting official key names, and reports what was loaded."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import CheckpointError
+from vitkit.protocols import AdaptsState, Backbone, HasClassHead, Model
+from vitkit.registry import Spec
+from vitkit.weights.dilation import check_dilation
+from vitkit.weights.hub import hub_folder, is_hub_name
+from vitkit.weights.published import published
+from vitkit.weights.reading import read_checkpoint
+from vitkit.weights.trained_settings import warn_of_other_settings
+
+logger = logging.getLogger("vitkit")
+
+
+@dataclass
+class LoadReport:
+    """The result of `load_weights`."""
+
+    source: str
+    converter: str | None = None
+    """The official format that was recognized; None if the names were vitkit's own."""
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    reinitialized: list[str] = field(default_factory=list)
+    """Class-head entries of the model that were not loaded, because the classes differ."""
+    new_parts: list[str] = field(default_factory=list)
+    """Prefixes of the model's parts that were not loaded, because the checkpoint has no entries for them."""
+    left_out: list[str] = field(default_factory=list)
+    """A classifier's entries that a backbone of feature maps has no use for: its head, its last norm."""
+    not_finite: list[str] = field(default_factory=list)
+    """Loaded entries that contain NaN, or infinity if they are parameters."""
+
+    def __str__(self) -> str:
+        parts = [f"loaded {self.source}"]
+        if self.converter:
+            parts.append(f"recognized as {self.converter}")
+        if self.reinitialized:
+            parts.append(f"classes differ, so these are newly initialized: {', '.join(self.reinitialized)}")
+        if self.new_parts:
+            parts.append(
+                f"not in it, so these are newly initialized: {', '.join(part.rstrip('.') for part in self.new_parts)}"
+            )
+        if self.left_out:
+            parts.append(f"left out, because feature maps do not need it: {_shorten(_modules(self.left_out))}")
+        if self.not_finite:
+            parts.append(f"NaN or infinite: {_shorten(self.not_finite)}")
+        for kind, keys in (("missing", self.missing), ("unexpected", self.unexpected)):
+            if keys:
+                parts.append(f"{len(keys)} {kind}: {_shorten(keys)}")
+        return "; ".join(parts)
+
+    def compare(self, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+        """Record the keys that only one of the two state dicts has, except for the batch counters of batch norms."""
+        # Batch counters mean nothing to frozen norms, and hardly matter to others.
+        counters, fresh = "num_batches_tracked", (*self.reinitialized, *self.new_parts)
+        self.missing = [k for k in expected if k not in state and not k.startswith(fresh) and not k.endswith(counters)]
+        self.unexpected = [k for k in state if k not in expected and not k.endswith(counters)]
+
+
+def load_weights(
+    model: nn.Module,
+    source: str | Path | Mapping[str, Any],
+    *,
+    classes: Sequence[str] | None = None,
+    new_class_head: bool = False,
+    strict: bool = True,
+    spec: Spec | None = None,
+) -> LoadReport:
+    """Load weights into `model`, whatever names they were published under.
+
+    Args:
+        source: a checkpoint file, a name in the model zoo's index ("detr_r50", downloaded once), a folder of the
+            transformers library or a repository of its hub ("hf:OWNER/NAME"), or a state dict (also wrapped as
+            {"model": ...}). From vitkit's own checkpoints the moving average is loaded if there is one.
+        classes: the model's class names. A vitkit checkpoint that was trained on other classes is then rejected, even
+            if there are as many.
+        new_class_head: the weights are a start for training: if the classes differ, keep the model's fresh class head
+            instead of raising; likewise its `new_parts`, if the checkpoint has no entries for them.
+        strict: raise an error for missing or unexpected keys instead of only reporting them. For a backbone of feature
+            maps, a classifier's head does not count as unexpected, nor the norms of the maps as missing; the report
+            lists them.
+        spec: the `model` section of the model's config, to warn of settings that a run's checkpoint was trained with
+            and that its weights do not show.
+    Raises:
+        CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model.
+    """
+    zoo, zoo_name = published(), None
+    if is_hub_name(source):
+        source = hub_folder(source)
+    if isinstance(source, str) and not os.path.exists(source) and source in zoo.names():
+        zoo_name, source = source, zoo.file_of(source)
+    elif isinstance(source, str | Path):
+        zoo_name = zoo.name_of(source)
+    name = "the given state dict" if isinstance(source, Mapping) else str(source)
+    checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
+    state = stored = state_dict_of(checkpoint, name)
+    official = None
+    if not _fits(model, state) and not getattr(model, "renames_itself", False):
+        state, official = zoo.convert(state, model, classes)
+    report = LoadReport(name, official and official.name)
+    for prefix, module in model.named_modules():
+        if isinstance(module, AdaptsState):
+            module.adapt_state(state, f"{prefix}." if prefix else "")
+
+    expected = model.state_dict()
+    if not _is_of_another_model(state, expected):
+        _check_variant(name, model, state, expected)
+    origin = zoo.describe(checkpoint, stored, official)
+    if strict and _is_of_another_model(state, expected):
+        report.compare(state, expected)
+        raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
+    check_dilation(model, checkpoint, name, zoo_name=zoo_name, only_start=new_class_head)
+    trained_classes = classes_of(checkpoint, name) or (official and official.classes)
+    report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
+    if report.reinitialized:
+        if not new_class_head:
+            # A damaged file may name the model's classes and have a head of other sizes.
+            differ, keys = list(trained_classes or ()) != list(classes or ()), report.reinitialized
+            theirs = _class_names(trained_classes) if trained_classes and differ else _shapes(state, keys)
+            ours = _class_names(classes) if classes and differ else _shapes(expected, keys)
+            raise CheckpointError(_other_classes(name, theirs, ours, origin))
+        _check_trainable(name, model, report.reinitialized)
+        state = {key: value for key, value in state.items() if key not in report.reinitialized}
+    new_parts = tuple(model.new_parts) if new_class_head and isinstance(model, Model) else ()
+    if not any(key.startswith(new_parts) for key in state):
+        report.new_parts = list(new_parts)
+    if hasattr(model, "entries_to_leave_out"):
+        state = _without_classifier(model, state, expected, report)
+
+    report.compare(state, expected)
+    misshapen = [key for key in state if key in expected and state[key].shape != expected[key].shape]
+    if misshapen or (strict and (report.missing or report.unexpected)):
+        raise CheckpointError(_mismatch(report, model, state, expected, misshapen, origin))
+    state = {key: value for key, value in state.items() if key in expected}
+    if expected and not state:
+        raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
+    _check_dtypes(name, state, expected)
+    model.load_state_dict(state, strict=False)
+    report.not_finite = _not_finite(model, state)
+    if report.not_finite:
+        logger.warning(
+            f"{name}: {len(report.not_finite)} of {len(state)} loaded entries contain NaN or infinity: "
+            f"{_shorten(report.not_finite)}. The model's outputs will also be NaN. Get the file again, or use an "
+            "earlier checkpoint."
+        )
+    if spec is not None:
+        warn_of_other_settings(spec, checkpoint, name)
+    return report
+
+
+def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Return the entries that contain NaN, and the parameters with infinity (buffers may use it for masking)."""
+    parameters = {name for name, _ in model.named_parameters()}
+    floats = {key: value for key, value in state.items() if value.is_floating_point() and value.layout == torch.strided}
+    return [key for key, v in floats.items() if not v.isfinite().all() and (key in parameters or v.isnan().any())]
+
+
+def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
+    "module.", and in a file of Lightning "model.". If it was written in the training of DINO or iBOT, these are the
+    teacher's backbone.
+
+    Args:
+        name: name of the checkpoint, for errors.
+    Raises:
+        CheckpointError: it contains no tensors.
+    """
+    state = checkpoint
+    for key in ("ema", "model", "model_state", "state_dict", "teacher"):
+        if isinstance(state.get(key), Mapping):
+            state = state[key]
+            break
+    if isinstance(state.get("module"), Mapping):  # a moving average that is stored with its own settings
+        state = state["module"]
+    tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    if "pytorch-lightning_version" in checkpoint and any(key.startswith("model.") for key in tensors):
+        # The other entries are those of the losses.
+        tensors = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
+    if "teacher" in checkpoint and "backbone.cls_token" in tensors:
+        # The other entries are those of the projection head, which only the training needs.
+        backbone = "backbone."
+        tensors = {k.removeprefix(backbone): value for k, value in tensors.items() if k.startswith(backbone)}
+    if not tensors:
+        raise CheckpointError(
+            f"{name}: contains no tensors (keys: {_shorten(list(state))}). Expected a model's state dict."
+        )
+    return tensors
+
+
+def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
+    """Return the classes that a checkpoint was trained on, or None if it does not state them.
+
+    Args:
+        name: name of the checkpoint, for errors.
+    Raises:
+        CheckpointError: its classes are not a list of names.
+    """
+    classes = checkpoint.get("classes")
+    if classes is None:
+        return None
+    if not isinstance(classes, list | tuple) or not all(isinstance(label, str) for label in classes):
+        text = " ".join(str(classes).split())  # a tensor's has several lines
+        raise CheckpointError(f"{name}: its classes are {text:.100}; expected a list of names.")
+    return list(classes)
+
+
+def _class_head_of(model: nn.Module) -> tuple[str, ...]:
+    return tuple(model.class_head) if isinstance(model, HasClassHead) else ()
+
+
+def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    # Batch counters and class heads may be absent; any other missing entry may have a different name.
+    optional = _class_head_of(model)
+    required = (k for k in model.state_dict() if not k.endswith("num_batches_tracked") and not k.startswith(optional))
+    return all(key in state for key in required)
+
+
+def _is_of_another_model(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Whether most of the model's entries outside its backbone are missing."""
+    keys = [key for key in expected if not key.startswith("backbone.")]
+    return sum(key in state for key in keys) < 0.5 * len(keys)
+
+
+def _head_of_other_classes(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    trained_classes: Sequence[str] | None,
+    classes: Sequence[str] | None,
+) -> list[str]:
+    """Return the keys of the checkpoint's class head if its classes differ from the model's, else an empty list."""
+    keys = [key for key in state if key in expected and key.startswith(_class_head_of(model))]
+    differ = classes is not None and trained_classes is not None and list(trained_classes) != list(classes)
+    # Sizes beyond the first depend on the model, not on its classes: `_mismatch` reports those.
+    return keys if differ or any(state[key].shape[:1] != expected[key].shape[:1] for key in keys) else []
+
+
+def _without_classifier(
+    model: Backbone, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
+) -> dict[str, Tensor]:
+    """Return a classifier's entries that a backbone of feature maps has; record the others and the missing ones."""
+    report.left_out = model.entries_to_leave_out([key for key in state if key not in expected])
+    if report.left_out:
+        lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in model.optional_weights)]
+        report.new_parts += [f"{module}." for module in _modules(lacking)]
+    return {key: value for key, value in state.items() if key not in report.left_out}
+
+
+def _check_variant(name: str, model: nn.Module, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Reject weights of another variant of a model that can tell its variants apart, such as Deformable DETR."""
+    if not isinstance(model, Model):
+        return
+    theirs, ours = model.variant_of(state), model.variant_of(expected)
+    if theirs and ours and theirs != ours:  # empty for the weights of another kind of model, whose entries differ
+        raise CheckpointError(
+            f"{name}: a checkpoint of a {type(model).__name__} {theirs} does not fit a model {ours}. Use the "
+            "config of its variant."
+        )
+
+
+def _check_trainable(name: str, model: nn.Module, keys: Sequence[str]) -> None:
+    """Check that parameters that start from random values will be trained.
+
+    Raises:
+        CheckpointError: parameters would be initialized randomly and stay frozen.
+    """
+    trained = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
+    frozen = [key for key in keys if not trained.get(key, True)]
+    if frozen:
+        raise CheckpointError(
+            f"{name}: its classes differ from the model's, so {_shorten(frozen)} would be newly initialized, but "
+            "are not trained. Start from a checkpoint of the model's classes, or train everything "
+            "(model.freeze_detr=false)."
+        )
+
+
+def _check_dtypes(name: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Check that each tensor has the same kind as the model's: layout, floating point, complex.
+
+    Raises:
+        CheckpointError: a tensor has another kind, or no data.
+    """
+
+    # Copying would silently turn integers or complex numbers into floats, or the reverse.
+    def kind(tensor: Tensor) -> tuple:
+        return tensor.layout, tensor.is_floating_point(), tensor.is_complex()
+
+    for key, value in state.items():
+        if value.is_meta and not expected[key].is_meta:
+            raise CheckpointError(
+                f"{name}: {key} has a shape but no values (device meta). Save the model's own weights."
+            )
+        if kind(value) != kind(expected[key]):
+            raise CheckpointError(
+                f"{name}: {key} contains {value.dtype} ({value.layout}), the model's {expected[key].dtype} "
+                f"({expected[key].layout}). Get the file again, or convert it."
+            )
+
+
+def _mismatch(
+    report: LoadReport,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    misshapen: list[str],
+    origin: str | None,
+) -> str:
+    """Return an error message that says what in the checkpoint does not fit, and what the checkpoint seems to be."""
+    common = len(state.keys() & expected.keys())
+    lines = [
+        f"{report.source} does not fit {type(model).__name__}: {common} of the model's {len(expected)} entries are in "
+        "it."
+    ]
+    if origin:
+        lines.append(f"It seems to be {origin}.")
+    if common < 0.5 * len(expected) or _is_of_another_model(state, expected):
+        lines.append(
+            "That is another model's checkpoint: use the config that it belongs to (model_zoo/README.md names those of "
+            "official ones), or a checkpoint of this one."
+        )
+    shapes = {key: (tuple(state[key].shape), tuple(expected[key].shape)) for key in misshapen[:5]}
+    lines += [f"{key}: checkpoint {theirs}, model {ours}" for key, (theirs, ours) in shapes.items()]
+    if report.missing:
+        lines.append(f"missing ({len(report.missing)}): {_shorten(report.missing)}")
+    if report.unexpected:
+        lines.append(f"unexpected ({len(report.unexpected)}): {_shorten(report.unexpected)}")
+    if common and not misshapen:
+        lines.append("With strict=False missing and unexpected entries are only reported.")
+    return "\n  ".join(lines)
+
+
+def _shorten(items: Sequence) -> str:
+    return ", ".join(str(item) for item in items[:5]) + (", …" if len(items) > 5 else "")
+
+
+def _modules(keys: Sequence[str]) -> list[str]:
+    """Return the modules that contain the entries, each once."""
+    return list(dict.fromkeys(key.rpartition(".")[0] or key for key in keys))
+
+
+def _other_classes(name: str, theirs: str, ours: str, origin: str | None) -> str:
+    """Return an error message that says that the checkpoint's class head is for other classes than the model's."""
+    return (
+        f"{name}: its class head is for other classes (checkpoint: {theirs}; model: {ours})."
+        f"{f' It seems to be {origin}.' if origin else ''} Use the config of its classes and task; or, to "
+        "fine-tune it, load it with new_class_head=True (tools/train.py --init does), which initializes only the "
+        "class head newly."
+    )
+
+
+def _class_names(names: Sequence[str]) -> str:
+    return f"{len(names)} classes {_shorten(names)}"
+
+
+def _shapes(state: Mapping[str, Tensor], keys: Sequence[str]) -> str:
+    return _shorten([f"{key} {tuple(state[key].shape)}" for key in keys])

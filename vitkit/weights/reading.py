@@ -1,0 +1,213 @@
+"""Checkpoint files, read without running code."""
+
+import os
+import pickle
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitkit.devices import is_out_of_memory
+from vitkit.errors import CheckpointError
+from vitkit.registry import nearest
+from vitkit.weights.folders import (
+    INDEX_SUFFIX,
+    is_transformers_folder,
+    read_folder,
+    read_folder_metadata,
+    read_safetensors,
+    read_safetensors_entries,
+    read_shards,
+)
+from vitkit.weights.other_formats import SAFE_GLOBALS, read_arrays, read_pickled_arrays
+from vitkit.weights.published import published
+
+_MAX_COMPRESSION = 50
+"""How much smaller than its arrays an .npz file may be; PyTorch's files are not compressed."""
+_STARTS = (b"PK", b"\x80")
+"""First bytes of checkpoints: those of a zip archive, and those of a pickle, the format before PyTorch 1.6."""
+
+
+def read_checkpoint(path: str | Path, *, with_shards: bool = True) -> dict[str, Any]:
+    """Read a PyTorch file, arrays saved by numpy (.npz, .pkl), or weights of vitkit or the transformers library
+    (.safetensors, the index of several files, a folder), on the CPU; only tensors and plain values are read.
+
+    Args:
+        with_shards: also read the full tensors of a sharded checkpoint; otherwise they are left out, and "shards" says
+            where they are.
+    Raises:
+        CheckpointError: the file is missing, damaged, or contains pickled code (which is not run).
+    """
+    path = Path(path)
+    if os.path.isdir(path) and is_transformers_folder(path):
+        return read_folder(path, read_checkpoint)
+    _check_exists(path)
+    if path.suffix == ".safetensors":
+        state, entries = read_safetensors(path), read_safetensors_entries(path)
+        return {"model": state, **entries} if entries else state
+    if path.name.endswith(INDEX_SUFFIX):
+        return read_shards(path, read_checkpoint)
+    if path.suffix == ".npz":
+        _check_sizes(path, _MAX_COMPRESSION)
+        return read_arrays(path)
+    if path.suffix == ".pkl":
+        return read_pickled_arrays(path)
+    _check_checksums(path)
+    state = _unpickle(path)
+    if isinstance(state.get("shards"), Mapping):
+        # Few checkpoints are sharded, and importing the code that reads them takes a second.
+        from vitkit.weights.sharded import check_shards, read_full
+
+        check_shards(path, state["shards"], checksums=with_shards)
+        return read_full(path, state) if with_shards else dict(state)
+    return dict(state)
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """Read the contents of a checkpoint other than its weights, such as its config and classes, without reading those.
+
+    Raises:
+        CheckpointError: as for `read_checkpoint`, except that damaged weights are not detected.
+    """
+    path = Path(path)
+    if os.path.isdir(path) and is_transformers_folder(path):
+        return read_folder_metadata(path)
+    _check_exists(path)
+    if path.suffix == ".safetensors":
+        return read_safetensors_entries(path)
+    if path.suffix in (".npz", ".pkl") or path.name.endswith(INDEX_SUFFIX):
+        return {}
+    _check_checksums(path, of_tensors=False)
+    # Memory-mapped tensors are only read when used. Files from before PyTorch 1.6 cannot be mapped.
+    return dict(_unpickle(path, mmap=_is_archive(path)))
+
+
+def shards_folder_of(path: Path) -> str | None:
+    """Return the name of the folder that contains a checkpoint's shards, or None if it has none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    shards = read_metadata(path).get("shards")
+    return shards.get("folder") if isinstance(shards, Mapping) else None
+
+
+def _check_exists(path: Path) -> None:
+    if os.path.isfile(path):  # Path's own methods raise an OSError for a name that is too long
+        return
+    # If a run's folder was named, list its checkpoints; otherwise those beside the missing file.
+    folder = path if os.path.isdir(path) else path.parent
+    names = [file.name for suffix in (".pth", ".safetensors") for file in folder.glob(f"*{suffix}")]
+    others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} has no checkpoint."
+    # Only `load_weights` takes names, and has looked there.
+    is_name = str(path) in published().names()
+    zoo = (
+        "only a name in model_zoo/index.json; expected a file"
+        if is_name
+        else "nor is it a name in model_zoo/index.json"
+    )
+    raise CheckpointError(f"no checkpoint {str(path)!r}, {zoo}. {others}")
+
+
+def _unpickle(path: Path, *, mmap: bool = False) -> Mapping[str, Any]:
+    try:
+        with torch.serialization.safe_globals(SAFE_GLOBALS):
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # a damaged file, or a text file, can make the unpickler raise anything
+        raise _unreadable(path, error) from error
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{path}: contains a {type(state).__name__}; expected a dict of tensors.")
+    return state
+
+
+def _check_sizes(path: Path, max_compression: int) -> None:
+    """Check that an archive's contents are not larger than it can hold, before they are read into memory.
+
+    Raises:
+        CheckpointError: they are larger.
+    """
+    if not _is_archive(path):
+        return  # reported by whoever reads it
+    try:
+        with zipfile.ZipFile(path) as file:
+            claimed = sum(member.file_size for member in file.infolist())
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
+    size = path.stat().st_size
+    if claimed > max_compression * size:
+        raise CheckpointError(
+            f"{path}: damaged: {size} bytes that claim to contain {claimed}; expected at most {max_compression} times "
+            "as many. Get the file again."
+        )
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether a file is a zip archive, as `torch.save` writes.
+
+    Raises:
+        CheckpointError: its table of contents is damaged.
+    """
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile as error:  # up to Python 3.12, for a damaged end of a large archive
+        raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
+
+
+def _check_checksums(path: Path, *, of_tensors: bool = True) -> None:
+    """Verify the checksums in the file.
+
+    Raises:
+        CheckpointError: a checksum is wrong.
+    """
+    # `torch.load` does not verify them, so damage would change weights unnoticed.
+    if not _is_archive(path):
+        return  # an older format, or a truncated file, which `torch.load` reports
+    _check_sizes(path, 1)
+    try:
+        with zipfile.ZipFile(path) as file:
+            if of_tensors:
+                damaged = file.testzip()
+            else:
+                damaged = None
+                for name in file.namelist():
+                    if name.endswith("data.pkl"):
+                        file.read(name)  # which raises BadZipFile if the checksum is wrong
+    except (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"{path}: truncated or damaged ({error}). Get the file again.") from error
+    if damaged:
+        raise CheckpointError(f"{path}: damaged: the checksum of {damaged} is wrong. Get the file again.")
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    """Explain why a file could not be read, based on its first bytes and on the error that torch raised."""
+    with path.open("rb") as file:
+        start = file.read(24)
+    if not start.startswith(_STARTS):
+        text = start.decode("utf-8", errors="ignore")
+        is_text = text.strip() and all(letter.isprintable() or letter.isspace() for letter in text)
+        what = f"a text that begins with {text!r}" if is_text else "something else" if start else "empty"
+        return CheckpointError(f"{path}: not a PyTorch checkpoint: the file is {what}. Get the file again.")
+    message = str(error)
+    if isinstance(error, pickle.UnpicklingError) and ("Unsupported global" in message or "GLOBAL" in message):
+        return CheckpointError(
+            f"{path}: refused, because it contains pickled code and not only tensors ({_global_name(message)}). "
+            "Loading it could run anything. If you trust it, load it yourself with torch.load(..., "
+            "weights_only=False), save its state dict with torch.save, and load that."
+        )
+    if is_out_of_memory(error):
+        return CheckpointError(
+            f"{path}: not enough memory to load it, or it is damaged. End other programs, or get the file again."
+        )
+    # The unpickler's message about a damaged file ("pop from empty list") would not help anyone.
+    is_telling = message and isinstance(error, OSError | RuntimeError)
+    reason = f" ({message.splitlines()[0].partition('. ')[0]})" if is_telling else ""
+    return CheckpointError(f"{path}: truncated or damaged{reason}. Get the file again.")
+
+
+def _global_name(message: str) -> str:
+    """Return the name that torch refused to load, according to its error message."""
+    marker = "GLOBAL "
+    return message.split(marker, 1)[1].split(" was not", 1)[0] if marker in message else "an unsupported object"

@@ -1,0 +1,98 @@
+"""Tokens of the transformers library's BERT and GPT-2: a `tokenizer.json`, which the `tokenizers` library reads.
+
+vitkit's special tokens come first. BERT's [CLS] and [SEP] are BOS and EOS. GPT-2's end of text is BOS and EOS, and also
+PAD and UNK, which it lacks; a bias keeps the model from writing the copies.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import CheckpointError
+from vitkit.structures import EOS
+from vitkit.text.vocabulary import TokenizerVocabulary, has_tokenizers
+from vitkit.weights.marian import Tokens
+
+TOKENIZER = "tokenizer.json"
+KINDS = ("bert", "gpt2")
+"""The `model_type`s whose tokens are in this file."""
+_BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_ROWS = (
+    *("word_embeddings.weight", "cls.predictions.bias", "cls.predictions.decoder.weight"),
+    *("cls.predictions.decoder.bias", "wte.weight", "lm_head.weight"),
+)
+"""Endings of the names of weights with a row for each token."""
+_BIAS = "lm_head.bias"
+_NEVER = -1e4
+"""Logit of tokens that are never written; also finite in half precision."""
+
+
+def read_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, Tokens]:
+    """Return the tokens as those of "target"; an empty dict without the file or the `tokenizers` library.
+
+    Args:
+        config: the folder's `config.json`.
+    Raises:
+        CheckpointError: the file is damaged, or does not fit the config.
+    """
+    path = folder / TOKENIZER
+    if not path.is_file() or not has_tokenizers():
+        return {}
+    try:
+        content = path.read_text(encoding="utf-8")
+        vocabulary = TokenizerVocabulary(content, _special_numbers(content, config))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: does not have the model's tokens ({error!s:.150}). Get it again.") from error
+    size = config.get("vocab_size")
+    if type(size) is not int or max(vocabulary.numbers) >= size:
+        raise CheckpointError(
+            f"{path}: has tokens up to number {max(vocabulary.numbers)}, and the model {size}. Get the files again."
+        )
+    return {"target": Tokens(vocabulary, vocabulary.numbers)}
+
+
+def _special_numbers(content: str, config: Mapping[str, Any]) -> list[int]:
+    if config["model_type"] == "gpt2":
+        end = config.get("eos_token_id")
+        pad, begin = (end if config.get(key) is None else config[key] for key in ("pad_token_id", "bos_token_id"))
+        return [pad, end, begin, end]
+    values = json.loads(content)
+    numbers = {**values["model"]["vocab"], **{token["content"]: token["id"] for token in values["added_tokens"]}}
+    return [numbers[name] for name in _BERT_SPECIAL]
+
+
+def renumbered(state: Mapping[str, Tensor], vocabulary: TokenizerVocabulary) -> dict[str, Tensor]:
+    """Return the weights with rows in the order of vitkit's tokens.
+
+    Raises:
+        CheckpointError: there are fewer rows than tokens.
+    """
+    numbers = torch.tensor(vocabulary.numbers)
+    state = dict(state)
+    for key in [key for key in state if key.endswith(_ROWS)]:
+        if len(state[key]) <= numbers.max():
+            raise CheckpointError(f"{key}: {len(state[key])} rows for tokens up to {numbers.max()}. Get it again.")
+        state[key] = state[key][numbers]
+    copies = [index for index in range(EOS) if vocabulary.special[index] == vocabulary.special[EOS]]
+    if copies:
+        state[_BIAS] = torch.zeros(len(numbers))
+        state[_BIAS][copies] = _NEVER
+    return state
+
+
+def in_file_order(state: Mapping[str, Tensor], vocabulary: TokenizerVocabulary) -> dict[str, Tensor]:
+    """Return the library's weights, written from vitkit's, with rows in the order of the file's numbers."""
+    state, numbers = dict(state), vocabulary.numbers
+    num_special = len(vocabulary.special)
+    for key in [key for key in state if key.endswith(_ROWS)]:
+        rows = state[key]
+        ordered = rows.new_zeros(max(numbers) + 1, *rows.shape[1:])
+        ordered[numbers[num_special:]] = rows[num_special:]
+        for index in range(num_special):  # where one token stands for several, the last one is EOS
+            ordered[numbers[index]] = rows[index]
+        state[key] = ordered
+    return state
