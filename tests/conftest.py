@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def pytest_configure(config):
     if "VITKIT_TEST_DEVICE" in os.environ:  # before the tests import what it replaces
-        import helpers.on_device
+        from helpers import on_device
 
         device = torch.device(os.environ["VITKIT_TEST_DEVICE"])
         on_device.install(device, os.environ.get("VITKIT_TEST_PRECISION", "fp32"))

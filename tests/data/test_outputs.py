@@ -152,7 +152,7 @@ def test_full_disk_leaves_the_old_file(world, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(atomic.os, "replace", full)
     with pytest.raises(SystemExit, match="out.json' cannot be written .No space left on device"):
         convert([path, "--images", "data", "--to", "coco", "--out", "out.json", "--overwrite"])
     assert (tmp_path / "out.json").read_bytes() == before and not list(tmp_path.glob("*.tmp"))

@@ -24,7 +24,7 @@ from vitkit.io.output import link_image, write_text
 from vitkit.structures import IGNORE_INDEX
 from vitkit.text_format import counted
 
-NO_CLASSES = {"void", "ignore", "ignored", "unlabeled", "unlabeled"}
+NO_CLASSES = {"void", "ignore", "ignored", "unlabeled", "unlabelled"}
 """Names of classes in label maps that are excluded from training and evaluation."""
 MAX_CLASSES = 256
 QUERIES_PER_OBJECT = 2.5
