@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vitkit
-from vitkit.apps.deployment.settings import FORMATS, OPSETS, TOLERANCES
+from vitkit.apps.exported.settings import FORMATS, OPSETS, TOLERANCES
 from vitkit.text_format import counted
 from vitkit.tools.common import (
     add_model,

@@ -10,11 +10,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitkit.apps.analysis.reports.api import analyze
+    from vitkit.apps.conversion.convert import convert
     from vitkit.apps.deployment.export import export
     from vitkit.apps.doctor import diagnose
     from vitkit.apps.explanations.api import Explanation, explain
     from vitkit.apps.inference import load
-    from vitkit.apps.interop.convert import convert
     from vitkit.apps.starter.start import start
     from vitkit.apps.training.api import test, train
     from vitkit.apps.training.comparing import compare

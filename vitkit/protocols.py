@@ -136,7 +136,7 @@ class OffersExportGraph(Protocol):
     """A model that says itself what its exported file takes and returns; see vitkit/apps/deployment/README.md."""
 
     def export_graph(self) -> nn.Module:
-        """Return a `vitkit.apps.deployment.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
+        """Return a `vitkit.apps.exported.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
 
 
 @runtime_checkable

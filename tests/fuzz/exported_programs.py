@@ -22,7 +22,7 @@ import vitkit
 from vitkit import build_model
 from vitkit.apps.deployment.export import export_model
 from vitkit.apps.deployment.metadata import describe
-from vitkit.apps.deployment.settings import ExportSettings
+from vitkit.apps.exported.settings import ExportSettings
 from vitkit.apps.inference import Predictor
 from vitkit.errors import VitkitError
 

@@ -15,8 +15,8 @@ from fuzz.mutate import mutate_json, places
 
 import vitkit
 from vitkit import build_model
+from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import Predictor
-from vitkit.apps.interop.transformers_writing import write_folder
 from vitkit.errors import VitkitError
 
 _NUMBERS = (

@@ -239,7 +239,7 @@ def test_settings_that_vitkit_lacks_are_named(changes, message, tmp_path):
 
 
 def test_settings_that_the_library_lacks_are_named(tmp_path):
-    transformers_writing = pytest.importorskip("vitkit.apps.interop.transformers_writing")
+    transformers_writing = pytest.importorskip("vitkit.apps.conversion.transformers_writing")
     cfg = config("rtdetrv2_r18", num_points=[2, 4, 4])
     loaded = vitkit.apps.inference.Predictor(random_model(cfg, classes=COCO_CLASSES), COCO_CLASSES)
     with pytest.raises(

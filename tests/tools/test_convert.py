@@ -6,7 +6,7 @@ import torch
 
 import vitkit
 from vitkit import load
-from vitkit.apps.interop.convert import NAMES
+from vitkit.apps.conversion.convert import NAMES
 from vitkit.config import load_config
 from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import CheckpointError, ConfigError

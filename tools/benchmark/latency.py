@@ -16,9 +16,9 @@ import torch
 from vitkit import build_model, load_config
 from vitkit.apps.deployment.checks import Inputs, run_graph
 from vitkit.apps.deployment.export import Part, image_example, write_part
-from vitkit.apps.deployment.exported import open_exported
-from vitkit.apps.deployment.graphs import ExportGraph, image_graph
-from vitkit.apps.deployment.settings import ExportSettings
+from vitkit.apps.exported.graphs import ExportGraph, image_graph
+from vitkit.apps.exported.loading import open_exported
+from vitkit.apps.exported.settings import ExportSettings
 from vitkit.tools.benchmark.timing import Call, Options, Row, compare
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitkit.apps.deployment.exported import checkpoint_of, is_exported
+from vitkit.apps.exported.loading import checkpoint_of, is_exported
 from vitkit.backbones.base import in_channels
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE

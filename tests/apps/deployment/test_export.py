@@ -20,9 +20,9 @@ from vitkit import build_model, load_config, model_zoo
 from vitkit.apps.deployment import export as export_module
 from vitkit.apps.deployment.checks import differences, image_inputs, image_size
 from vitkit.apps.deployment.export import ExportSettings, Part, check_out, read_images, runner_path, write_part
-from vitkit.apps.deployment.exported import open_exported
-from vitkit.apps.deployment.graphs import ExportGraph, image_graph
 from vitkit.apps.deployment.metadata import describe
+from vitkit.apps.exported.graphs import ExportGraph, image_graph
+from vitkit.apps.exported.loading import open_exported
 from vitkit.apps.inference import Translator, load
 from vitkit.errors import ConfigError
 from vitkit.kernels.windows import window_partition, window_reverse
@@ -34,7 +34,7 @@ from vitkit.weights import save_checkpoint
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
-onnx_runner = importlib.import_module("vitkit.apps.deployment.onnx_runner")
+onnx_runner = importlib.import_module("vitkit.apps.exported.onnx_runner")
 
 
 def test_export_prints_no_line_of_its_libraries(run, tmp_path):
@@ -246,7 +246,7 @@ OWN_MODEL = """
 from torch import nn
 
 from vitkit import MODELS, Model
-from vitkit.apps.deployment.graphs import ImageGraph
+from vitkit.apps.exported.graphs import ImageGraph
 from vitkit.ops.images import normalize_images
 
 

@@ -15,8 +15,8 @@ from vitkit import build_model, load_config
 from vitkit.apps.deployment import export as export_module
 from vitkit.apps.deployment.checks import image_size, run_graph
 from vitkit.apps.deployment.export import ExportSettings, export_model, parts_of
-from vitkit.apps.deployment.exported import open_exported
 from vitkit.apps.deployment.metadata import describe
+from vitkit.apps.exported.loading import open_exported
 from vitkit.apps.inference import Predictor, Translator
 from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError

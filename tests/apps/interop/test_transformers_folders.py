@@ -7,8 +7,8 @@ import torch
 from helpers.transformers_models import BUILDERS, TEXT_MODELS, build_theirs, compare
 
 from vitkit import CheckpointError, load
+from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import Predictor
-from vitkit.apps.interop.transformers_writing import write_folder
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.models import build_model
 from vitkit.text.vocabulary import Vocabulary

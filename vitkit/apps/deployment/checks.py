@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
-from vitkit.apps.deployment.exported import NEW, ExportedFile
-from vitkit.apps.deployment.graphs import ExportGraph
+from vitkit.apps.exported.graphs import ExportGraph
+from vitkit.apps.exported.loading import NEW, ExportedFile
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.backbones.swin import Swin
 from vitkit.data.transforms.classification import ClassificationEvalTransforms

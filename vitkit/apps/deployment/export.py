@@ -33,11 +33,11 @@ from vitkit.apps.deployment.checks import (
     seconds,
     text_inputs,
 )
-from vitkit.apps.deployment.exported import METADATA, open_exported, optional_module
-from vitkit.apps.deployment.graphs import Axes, ExportGraph, image_graph
 from vitkit.apps.deployment.metadata import describe
-from vitkit.apps.deployment.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.apps.deployment.text import text_graphs
+from vitkit.apps.exported.graphs import Axes, ExportGraph, image_graph
+from vitkit.apps.exported.loading import METADATA, open_exported, optional_module
+from vitkit.apps.exported.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.apps.inference.inputs import find_images
 from vitkit.apps.inference.language import LanguageModel
 from vitkit.apps.inference.load import Loaded, check_not_exported, find_trained, load

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from vitkit.apps.deployment.graphs import mask_multiple, statistics_owner
+from vitkit.apps.exported.graphs import mask_multiple, statistics_owner
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.data.transforms.classification import ClassificationEvalTransforms

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from vitkit.apps.deployment.exported import NEW
-from vitkit.apps.deployment.graphs import PADDED_IMAGES, Axes, ExportGraph
+from vitkit.apps.exported.graphs import PADDED_IMAGES, Axes, ExportGraph
+from vitkit.apps.exported.loading import NEW
 from vitkit.errors import ConfigError
 from vitkit.ops.images import float_statistics, normalize_images
 from vitkit.seq2seq.decoding import State

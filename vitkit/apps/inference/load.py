@@ -11,7 +11,7 @@ from timm.data import ImageNetInfo
 from torch import nn
 
 from vitkit import model_zoo
-from vitkit.apps.deployment.exported import (
+from vitkit.apps.exported.loading import (
     PROGRAM_SUFFIX,
     ExportedGenerator,
     ExportedModel,
@@ -91,8 +91,8 @@ def load(
             raise CheckpointError(
                 f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
                 f"transformers library with {', '.join(TOKEN_FILES)} (Marian) or {TOKENIZER} (BERT, GPT-2; needs "
-                "pip install tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and load "
-                "its weights (load_weights)."
+                "pip install tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and "
+                "load its weights (load_weights)."
             )
         classes, trained_things = _trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things

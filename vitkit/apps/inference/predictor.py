@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.apps.deployment.exported import ExportedGenerator, ExportedModel
+from vitkit.apps.exported.loading import ExportedGenerator, ExportedModel
 from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
 from vitkit.apps.inference.prediction import Prediction, requested_threshold
 from vitkit.apps.inference.tiles import predict_tiles

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from vitkit.apps.deployment.exported import exported_model, is_exported
+from vitkit.apps.exported.loading import exported_model, is_exported
 from vitkit.apps.inference import Predictor, Tiling, load
 from vitkit.apps.inference.load import own_checkpoint
 from vitkit.data.loading.loader import DataSettings, Split

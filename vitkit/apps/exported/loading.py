@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.apps.deployment.graphs import FROM_MODEL
-from vitkit.apps.deployment.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
+from vitkit.apps.exported.graphs import FROM_MODEL
+from vitkit.apps.exported.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
 from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import unpadded_sizes

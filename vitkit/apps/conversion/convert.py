@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference.load import check_not_exported, find_trained, load, own_checkpoint
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.apps.interop.transformers_writing import write_folder
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model_zoo.converters import written
 from vitkit.registry import nearest

@@ -1,0 +1,1 @@
+"""Checkpoints written in other formats, folders of the transformers library among them."""

@@ -1,0 +1,1 @@
+"""Exported files, read and run: ONNX and torch.export."""
