@@ -26,13 +26,18 @@ class Backbone(Protocol):
         pixel_mean, pixel_std: mean and standard deviation of R, G and B that its weights expect, with pixel values in
             0..1; without them, ImageNet's,
         keep_features(names): returns only these maps from now on, and removes the modules that only the others need,
-        load_pretrained(): loads its pretrained weights; returns where they came from, or None if they stay random,
+        pretrained_source(): the name of its pretrained weights, None for random ones: a file, a folder of the
+            transformers library, "hf:OWNER/NAME", "https://...#sha256=PREFIX" or "timm/NAME".
+            `vitkit.weights.load_pretrained` loads them into it, where
+        completing_state(): a context in which it takes weights that lack some of its entries,
+        load_pretrained(): in place of `pretrained_source`, loads its weights in a way of its own; returns where they
+            came from, or None if they stay random. A model without a backbone may have it, for its word vectors,
         entries_to_leave_out(names): those of a classifier's entries that a backbone of feature maps has no use for, so
             that it can take a classifier's weights,
         optional_weights: patterns ("*.rel_pos_h") of the entries that such weights may lack,
-        block_names(): the names of its blocks, first to last, if they are modules of another library,
-        is_dilated: whether its last stage keeps its resolution and dilates its kernels (DC5), with the same weights.
-    `BackboneBase` has all of these.
+        hidden_settings: its arguments, by name, that weights do not show though they are wrong for another value,
+        block_names(): the names of its blocks, first to last, if they are modules of another library.
+    `BackboneBase` has those that its subclasses need.
     """
 
     feature_info: Mapping[str, FeatureInfo]

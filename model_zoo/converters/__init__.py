@@ -1,6 +1,6 @@
 """Convert weights between vitkit's names and those of other projects; a file per model, its names as two-way tables."""
 
-from vitkit.model_zoo.converters.reading import convert_official
+from vitkit.model_zoo.converters.reading import convert_official, describe
 from vitkit.model_zoo.converters.writing import Written, written
 
-__all__ = ["Written", "convert_official", "written"]
+__all__ = ["Written", "convert_official", "describe", "written"]

@@ -1,4 +1,4 @@
-"""Convert the key names of official checkpoints to vitkit's; `load_weights` finds this through `PublishedWeights`."""
+"""Convert the key names of official checkpoints to vitkit's, as `vitkit.load_weights` does."""
 
 import json
 import re
@@ -7,14 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit import model_zoo
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.io.objects365_classes import COCO_ROWS as OBJECTS365_ROWS
 from vitkit.io.objects365_classes import NUM_ROWS as OBJECTS365_NUM_ROWS
 from vitkit.model_zoo.converters.formats import READ_ORDER
 from vitkit.model_zoo.converters.key_table import Format, State
 from vitkit.weights import classes_of
-from vitkit.weights.published import PublishedWeights, provide
 
 _PANOPTIC_ROWS = 251
 """Rows of the class head of DETR with masks: one for each raw id, including unused ones, and one for "no object"."""
@@ -148,14 +146,3 @@ def _describe_run(checkpoint: Mapping[str, Any]) -> str | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None  # a state dict, a file of another project, or a damaged one
     return f"a run of {kind}{task} on {len(classes)} classes"
-
-
-provide(
-    PublishedWeights(
-        names=lambda: model_zoo.names(),
-        file_of=lambda name: model_zoo.published_weights(name),
-        name_of=lambda path: model_zoo.published_name(path),
-        convert=convert_official,
-        describe=describe,
-    )
-)

@@ -14,7 +14,7 @@ from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights
-from vitkit.weights.loading import state_dict_of
+from vitkit.weights.contents import state_dict_of
 
 build = BACKBONES.build
 SMALL = dict(d_model=48, depth=2, num_heads=4)

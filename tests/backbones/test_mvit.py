@@ -12,7 +12,7 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.nn.pooling_attention import PoolingAttention
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_weights
+from vitkit.weights import load_pretrained, load_weights
 
 TINY = dict(depths=(1, 2, 1, 1), embed_dim=16, num_heads=2, image_size=64)
 
@@ -369,7 +369,7 @@ def test_a_pyramid_takes_a_classifiers_weights(tmp_path, positions):
     classifier = randomize(tiny(num_classes=3, class_token=True, positions=positions))
     torch.save(classifier.state_dict(), tmp_path / "weights.pth")
     pyramid = tiny(positions=positions, pretrained=str(tmp_path / "weights.pth"))
-    pyramid.load_pretrained()
+    load_pretrained(pyramid)
     state = classifier.state_dict()
     assert torch.equal(pyramid.blocks[4].attn.qkv.weight, state["blocks.4.attn.qkv.weight"])
     if positions == "absolute":

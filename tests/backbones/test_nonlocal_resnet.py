@@ -8,7 +8,7 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.nn.non_local import PAIRWISE, NonLocalBlock
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_weights
+from vitkit.weights import load_pretrained, load_weights
 
 build = BACKBONES.build
 
@@ -78,7 +78,7 @@ def test_inflated_resnet_on_a_still_clip_equals_the_image_resnet(kind, tmp_path)
     theirs = torchvision.models.resnet50(num_classes=5).eval()
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     model = build("ClipResNet", inflation=kind, num_classes=5, pretrained=str(tmp_path / "w.pth")).eval()
-    model.load_pretrained()
+    load_pretrained(model)
     assert torch.equal(model.fc.weight, theirs.fc.weight)
     if kind == "c2d":  # the frames at a clip's ends see zeros beyond it through kernels of several frames
         images = torch.randn(2, 3, 64, 40)
@@ -198,7 +198,7 @@ def test_a_new_network_equals_the_resnet_whose_weights_it_loads(variant, tmp_pat
     theirs = getattr(torchvision.models, variant.removeprefix("nonlocal_"))()
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     model = BACKBONES.build(variant, pretrained=str(tmp_path / "w.pth"), out_features=["res4"]).eval()
-    model.load_pretrained()
+    load_pretrained(model)
     plain = build("ResNet", depth=model.depth, out_features=["res4"]).eval()
     plain.load_state_dict(theirs.state_dict(), strict=False)
     images = torch.randn(1, 3, 45, 37)

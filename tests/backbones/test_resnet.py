@@ -14,6 +14,7 @@ from vitkit.io.image_files import read_image
 from vitkit.models.classifier import Classifier
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES, TRANSFORMS
+from vitkit.weights import load_pretrained
 
 build = BACKBONES.build
 
@@ -97,7 +98,7 @@ def test_errors_of_base_channels_say_what_is_expected(name):
     with pytest.raises(
         ConfigError, match="no published weights with base_channels=32, only with 64. Set pretrained=False"
     ):
-        build(name, depth=18, base_channels=32).load_pretrained()
+        load_pretrained(build(name, depth=18, base_channels=32))
 
 
 def test_stem_of_resnet_vd_needs_two_channels():
@@ -121,7 +122,7 @@ def test_a_frozen_stem_is_not_trained_and_a_random_one_is_warned_of(caplog):
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {name for name, _ in model.named_parameters() if name.startswith(("conv1", "bn1"))}
     assert not model.bn1.training and model.layer1.training
-    model.load_pretrained()
+    load_pretrained(model)
     assert "random and frozen" in caplog.text and "model.backbone.frozen_stem=false" in caplog.text
 
 
@@ -206,7 +207,7 @@ def test_weights_with_stride_in_the_first_convolution_recognize_photos(shared_da
         pretrained=os.environ["VITKIT_RESNET50_MSRA"],
     )
     model = Classifier(backbone).eval()
-    model.load_pretrained()
+    load_pretrained(model)
     transforms = TRANSFORMS.build("ClassificationEvalTransforms")
     image = torch.tensor(transforms(AnnotatedImage(read_image(shared_data / "photos" / photo))).image)
     with torch.no_grad():
@@ -223,7 +224,7 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
     torch.save(theirs.state_dict(), path)
     for options in (dict(norm="frozen_bn", out_features=["res3"]), dict(num_classes=5), dict(num_classes=1000)):
         model = build("ResNet", depth=50, pretrained=str(path), **options)
-        assert model.load_pretrained() == str(path)
+        assert load_pretrained(model) == str(path)
         torch.testing.assert_close(model.layer2[3].bn3.running_var, theirs.layer2[3].bn3.running_var)
     torch.testing.assert_close(model.fc.weight, theirs.fc.weight)
 
@@ -235,7 +236,7 @@ def test_pretrained_weights_are_taken_from_torch_hubs_cache(tmp_path, monkeypatc
     (tmp_path / "checkpoints").mkdir()
     torch.save(theirs.state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
     model = build("ResNet", depth=18)
-    assert model.load_pretrained().endswith("resnet18-f37072fd.pth")
+    assert load_pretrained(model).endswith("resnet18-f37072fd.pth")
     torch.testing.assert_close(model.conv1.weight, theirs.conv1.weight)
 
 
@@ -246,18 +247,18 @@ def test_unavailable_pretrained_weights_name_the_file_and_a_remedy(tmp_path, mon
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", offline)
     with pytest.raises(CheckpointError) as error:
-        build("ResNet", depth=50).load_pretrained()
+        load_pretrained(build("ResNet", depth=50))
     for part in (str(tmp_path / "checkpoints" / "resnet50-0676ba61.pth"), "model.backbone.pretrained=False"):
         assert part in str(error.value)
     with pytest.raises(CheckpointError, match=r"no file .nowhere\.pth.*pretrained=False"):
-        build("ResNet", depth=50, pretrained="nowhere.pth").load_pretrained()
-    assert build("ResNet", depth=50, pretrained=False).load_pretrained() is None
+        load_pretrained(build("ResNet", depth=50, pretrained="nowhere.pth"))
+    assert load_pretrained(build("ResNet", depth=50, pretrained=False)) is None
 
 
 def test_weights_of_another_depth_are_refused(tmp_path):
     torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="does not fit ResNet: 120 of the model.s 318"):
-        build("ResNet", depth=50, pretrained=str(tmp_path / "w.pth")).load_pretrained()
+        load_pretrained(build("ResNet", depth=50, pretrained=str(tmp_path / "w.pth")))
 
 
 @pytest.mark.parametrize(
@@ -278,18 +279,18 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 def test_freezing_randomly_initialized_stages_is_warned_about(caplog):
-    build("ResNet", depth=18, frozen_stages=1, pretrained=False).load_pretrained()
+    load_pretrained(build("ResNet", depth=18, frozen_stages=1, pretrained=False))
     assert "random and frozen" in caplog.text and "model.backbone.frozen_stages=0" in caplog.text
 
 
 @pytest.mark.parametrize(("text", "value"), [("none", None), ("false", False)])
 def test_random_weights_are_asked_for_by_false_and_by_none(text, value):
     spec = load_config("quickstart/detr", [f"model.backbone.pretrained={text}"])["model"]["backbone"]
-    assert spec["pretrained"] is value and build(spec).load_pretrained() is None
+    assert spec["pretrained"] is value and load_pretrained(build(spec)) is None
 
 
 def test_trainable_random_stages_cause_no_warning(caplog):
-    build("ResNet", depth=18, pretrained=False).load_pretrained()
+    load_pretrained(build("ResNet", depth=18, pretrained=False))
     assert not caplog.records
 
 

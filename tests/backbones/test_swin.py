@@ -10,7 +10,7 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_weights
+from vitkit.weights import load_pretrained, load_weights
 
 build = BACKBONES.build
 
@@ -146,9 +146,9 @@ def test_names_with_a_prefix_load():
 def test_pretrained_classifier_starts_a_dense_backbone(tmp_path):
     path = tmp_path / "classifier.pth"
     torch.save({"model": build("Swin", **SMALL, num_classes=3).state_dict()}, path)
-    assert build("Swin", **SMALL, pretrained=str(path)).load_pretrained() == str(path)
+    assert load_pretrained(build("Swin", **SMALL, pretrained=str(path))) == str(path)
     with pytest.raises(CheckpointError, match="layers.0.blocks.0.attn.logit_scale"):
-        build("SwinV2", **SMALL, pretrained=str(path)).load_pretrained()
+        load_pretrained(build("SwinV2", **SMALL, pretrained=str(path)))
 
 
 def test_pretrained_true_loads_the_official_weights_of_the_size():

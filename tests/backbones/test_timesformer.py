@@ -10,7 +10,7 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_weights
+from vitkit.weights import load_pretrained, load_weights
 
 build = BACKBONES.build
 
@@ -165,7 +165,7 @@ def test_image_vit_is_inflated_with_extra_attention_steps_that_change_nothing(sc
         nn.init.normal_(parameter, std=0.3)
     torch.save(vit.state_dict(), tmp_path / "vit.pth")
     model = build("TimeSformer", attention=scheme, **TINY, num_classes=5, pretrained=str(tmp_path / "vit.pth")).eval()
-    assert model.load_pretrained() == str(tmp_path / "vit.pth")
+    assert load_pretrained(model) == str(tmp_path / "vit.pth")
     if scheme in ("space", "divided"):  # with identical frames, they see what the ViT sees in one
         image = clips()[:, :, :1]
         with torch.no_grad():
@@ -189,7 +189,7 @@ def test_pretrained_weights_of_a_simpler_scheme_and_another_size_are_completed(t
         num_classes=3,
         pretrained=str(tmp_path / "joint.pth"),
     )
-    model.load_pretrained()
+    load_pretrained(model)
     assert "positions of 4 x 4 patches are resampled to 8 x 8" in caplog.text
     assert "positions of 4 frames are resampled to 8" in caplog.text
     torch.testing.assert_close(model.time_embed, source.time_embed.repeat_interleave(2, dim=1))
@@ -211,10 +211,10 @@ def test_weights_of_another_scheme_are_named(ours, theirs, tmp_path):
     torch.save(state, tmp_path / "w.pth")
     model.pretrained = str(tmp_path / "w.pth")
     if theirs in ("space", "joint"):
-        assert model.load_pretrained()
+        assert load_pretrained(model)
     else:
         with pytest.raises(CheckpointError, match=message):
-            model.load_pretrained()
+            load_pretrained(model)
 
 
 def test_other_clip_sizes_are_reported_once_and_use_the_nearest_positions(caplog):
@@ -325,7 +325,7 @@ def test_compiles_without_graph_breaks_and_in_bfloat16(scheme):
 )
 def test_invalid_settings_are_named(options, message):
     with pytest.raises(ConfigError, match=message):
-        build("TimeSformer", **{**TINY, **options}).load_pretrained()
+        load_pretrained(build("TimeSformer", **{**TINY, **options}))
 
 
 def test_invalid_clips_are_named():

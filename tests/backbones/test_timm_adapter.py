@@ -11,7 +11,7 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_weights
+from vitkit.weights import load_pretrained, load_weights
 
 CONV, SWIN, VIT = "convnext_atto", "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224"
 
@@ -114,7 +114,7 @@ def test_pretrained_true_asks_timm_for_the_same_name(monkeypatch):
     monkeypatch.setattr(timm, "create_model", fake)
     for options in ({}, dict(num_classes=1000), dict(num_classes=4)):
         model = BACKBONES.build(f"timm/{CONV}.d2_in1k", pretrained=True, **options)
-        assert model.load_pretrained() == f"timm/{CONV}.d2_in1k"
+        assert load_pretrained(model) == f"timm/{CONV}.d2_in1k"
         ours = {p.data.flatten()[0].item() for n, p in model.named_parameters() if not n.startswith("net.head.fc")}
         assert ours <= {p.data.flatten()[0].item() for p in theirs.parameters()}
     assert asked == [f"{CONV}.d2_in1k"] * 3
@@ -130,7 +130,7 @@ def test_unavailable_weights_name_a_remedy(monkeypatch):
 
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(CheckpointError, match=r"cannot be downloaded \(no route to the hub\)"):
-        BACKBONES.build(f"timm/{CONV}", pretrained=True).load_pretrained()
+        load_pretrained(BACKBONES.build(f"timm/{CONV}", pretrained=True))
 
 
 @pytest.mark.parametrize(

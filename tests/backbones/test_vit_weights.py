@@ -12,7 +12,7 @@ from torch import nn
 
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_weights
+from vitkit.weights import load_pretrained, load_weights
 
 THEIRS = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)
 
@@ -230,7 +230,7 @@ def test_pretrained_names_the_published_file(variant, url):
 
 def test_error_for_a_size_without_published_weights_names_a_remedy():
     with pytest.raises(ConfigError, match=r"pretrained=True: there are no default weights for this ViT"):
-        build("ViT", **SMALL, pretrained=True).load_pretrained()
+        load_pretrained(build("ViT", **SMALL, pretrained=True))
 
 
 def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
@@ -239,7 +239,7 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
     torch.save({"model": theirs.state_dict()}, path)
     for options in (dict(), dict(num_classes=3), dict(windows=dict(size=2, relative_positions=4))):
         model = build("ViT", **SMALL, **options, pretrained=str(path))
-        assert model.load_pretrained() == str(path)
+        assert load_pretrained(model) == str(path)
         torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, theirs.blocks[2].mlp.fc2.weight)
 
 
@@ -249,5 +249,5 @@ def test_mae_weights_initialize_a_classifier_with_another_norm(tmp_path):
     model = build(
         "ViT", **SMALL, num_classes=3, classifier=dict(pooling="mean_norm"), pretrained=str(tmp_path / "mae.pth")
     )
-    assert model.load_pretrained() == str(tmp_path / "mae.pth")
+    assert load_pretrained(model) == str(tmp_path / "mae.pth")
     torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, state["blocks.2.mlp.fc2.weight"])

@@ -20,7 +20,7 @@ from safetensors.torch import load
 from vitkit import model_zoo
 from vitkit.errors import VitkitError
 from vitkit.tools import predict, train, translate
-from vitkit.weights.folders import METADATA
+from vitkit.weights.transformers_folder import METADATA
 
 _NAMES = ("shapes_vit", "shapes_vit", "shapes_dino", "shapes_mask2former", "shapes_captioner", "numbers_translator")
 _FILE = "data/model.safetensors"

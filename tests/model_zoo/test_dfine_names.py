@@ -12,7 +12,7 @@ from vitkit.io.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
 from vitkit.model_zoo.converters import written
 from vitkit.models import build_model
 from vitkit.registry import BACKBONES
-from vitkit.weights import load_weights
+from vitkit.weights import load_pretrained, load_weights
 
 
 def official(num_classes):
@@ -121,7 +121,7 @@ def test_backbones_of_the_original_are_read(tmp_path):
     settings = dict(out_features=["res4", "res5"], pretrained=str(tmp_path / "PPHGNetV2_B0_stage1.pth"))
     for norm in (None, "frozen_bn"):
         loaded = TimmBackbone("hgnetv2_b0", norm=norm, frozen_stem=True, **settings)
-        loaded.load_pretrained()
+        load_pretrained(loaded)
         expected = trained.backbone.state_dict()
         assert all(torch.equal(value, expected[key]) for key, value in loaded.state_dict().items())
         assert not any(value.requires_grad for value in loaded.net.stem.parameters())

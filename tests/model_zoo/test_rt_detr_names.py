@@ -12,6 +12,7 @@ from vitkit import CheckpointError, ConfigError, build_model, load_weights, mode
 from vitkit.config import load_config
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters import written
+from vitkit.weights import load_pretrained
 
 BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 MLP = [f"layers.{i}.{leaf}" for i in range(3) for leaf in ("weight", "bias")]
@@ -148,7 +149,7 @@ def test_backbones_weights_load_by_the_originals_names(tmp_path):
     cfg = config()
     cfg["model"]["backbone"]["pretrained"] = str(file)
     backbone = build_model(cfg["model"]).backbone
-    backbone.load_pretrained()
+    load_pretrained(backbone)
     assert torch.equal(backbone.layer4[0].downsample[1].weight, model.layer4[0].downsample[1].weight)
     assert torch.equal(backbone.bn1.running_var, model.bn1.running_var)
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained
+from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.errors import ConfigError, DataError
 from vitkit.models import build_model
 from vitkit.models.base import DensePredictionModel
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, pixel_statistics
 from vitkit.registry import MODELS
 from vitkit.structures import FeatureInfo
+from vitkit.weights import load_pretrained
 
 RESNET = dict(type="ResNet", depth=18, pretrained=False)
 DETR_HEAD = dict(type="DETRHead", d_model=128, num_heads=8, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2)

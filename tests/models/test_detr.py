@@ -11,6 +11,7 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import normalize_images, pad_to_multiple, resize_mask
 from vitkit.structures import FeatureInfo
+from vitkit.weights import load_pretrained
 
 
 def small_spec(**options):
@@ -149,7 +150,7 @@ def test_isolation_needs_a_backbone_that_accepts_the_mask():
         ConfigError, match=r"backbone Plain does not accept a padding mask, so its kern.*isolate_padding=False"
     ):
         build_model(small_spec(backbone=Plain(), isolate_padding=True))
-    assert build_model(small_spec(backbone=Plain())).load_pretrained() is None
+    assert load_pretrained(build_model(small_spec(backbone=Plain()))) is None
 
 
 def test_recorder_names_every_attention_of_the_model():

@@ -15,6 +15,7 @@ from vitkit.registry import DATASETS, MODELS
 from vitkit.seq2seq.captioner import FeatureMap
 from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.structures import BOS, UNK
+from vitkit.weights import load_pretrained
 
 BACKBONE = dict(type="resnet18", pretrained=False, out_features=["res3"])
 SIZE = 30
@@ -284,9 +285,9 @@ def test_features_of_other_weights_or_for_a_trained_backbone_are_refused():
 
 def test_frozen_backbone_without_weights_causes_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "vitkit"):
-        build("soft", freeze_backbone=False).load_pretrained()
+        load_pretrained(build("soft", freeze_backbone=False))
         assert not caplog.text
-        build("soft", freeze_backbone=True).load_pretrained()
+        load_pretrained(build("soft", freeze_backbone=True))
     assert "random and frozen" in caplog.text
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import json
+import re
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save
 import vitkit
 from vitkit import CheckpointError, ConfigError, load_weights
 from vitkit.models import build_model
-from vitkit.weights import folders, hub
+from vitkit.weights import hub
 
 COMMIT = "a" * 40
 SMALL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)
@@ -53,8 +54,33 @@ def repositories(monkeypatch, tmp_path):
             self.answer(body=False)
 
         def do_GET(self):
-            content["asked"].append(self.path.rsplit("/", 1)[-1])
-            self.answer(body=True)
+            if self.path.startswith("/api/models/"):
+                self.list_files()
+            else:
+                content["asked"].append(self.path.rsplit("/", 1)[-1])
+                self.answer(body=True)
+
+        def list_files(self):
+            """Answer with the repository's commit and files, or with the list of one folder of it."""
+            path, _, _ = unquote(self.path).removeprefix("/api/models/").partition("?")
+            repository, kind, revision = re.fullmatch(r"([^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path).groups()
+            files = content.get(repository)
+            missing = None
+            if files is None:
+                missing = "RepoNotFound"
+            elif revision not in (None, "main", COMMIT):
+                missing = "RevisionNotFound"
+            if kind == "tree":
+                found = [dict(type="file", path=name, size=len(data), oid=COMMIT) for name, data in files.items()]
+            else:
+                found = dict(id=repository, sha=COMMIT, siblings=[dict(rfilename=name) for name in files or ()])
+            data = json.dumps(found).encode()
+            self.send_response(404 if missing else 200)
+            if missing:
+                self.send_header("X-Error-Code", missing)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
         def answer(self, *, body):
             repository, _, rest = unquote(self.path).lstrip("/").partition("/resolve/")
@@ -114,7 +140,7 @@ def test_repository_is_loaded_as_a_model_and_downloaded_once(repositories):
 
 def test_each_file_of_weights_is_read_once(repositories, monkeypatch):
     read = []
-    monkeypatch.setattr(folders, "load_file", lambda path: (read.append(path.name), load_file(path))[1])
+    monkeypatch.setattr(transformers_folder, "load_file", lambda path: (read.append(path.name), load_file(path))[1])
     repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(weights())}
     assert vitkit.load("hf:cats/large").classes == ["cat", "dog"]
     assert sorted(read) == ["model-0.safetensors", "model-1.safetensors"]
@@ -183,19 +209,18 @@ def test_a_hub_that_does_not_answer_is_an_error_in_seconds_and_the_cache_is_used
 
 
 def lose_connection_at(monkeypatch, lost, error):
-    fetch = huggingface_hub.hf_hub_download
-
-    def fetch_or_fail(repository, name, **options):
-        if name == lost:
+    def fetch_or_fail(repository, *, allow_patterns, **options):
+        if lost in allow_patterns:
             raise error
-        return fetch(repository, name, **options)
+        return huggingface_hub.snapshot_download(repository, allow_patterns=allow_patterns, **options)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch_or_fail)
+    monkeypatch.setattr(hub, "snapshot_download", fetch_or_fail)
 
 
 @pytest.mark.parametrize("lost", ["preprocessor_config.json", "model-1.safetensors", "model.safetensors.index.json"])
 def test_lost_connection_is_not_taken_for_a_missing_file(repositories, monkeypatch, lost):
-    repositories["cats/large"] = {"config.json": json.dumps(VIT).encode(), **sharded(weights())}
+    files = {"config.json": json.dumps(VIT).encode(), "preprocessor_config.json": b"{}"}
+    repositories["cats/large"] = files | sharded(weights())
     lose_connection_at(monkeypatch, lost, huggingface_hub.errors.LocalEntryNotFoundError("connection lost"))
     with pytest.raises(CheckpointError, match=f"hf:cats/large: cannot be reached, and {lost} is not in the cache"):
         vitkit.load("hf:cats/large")
@@ -209,8 +234,12 @@ def test_offline_without_the_preprocessing_file_is_a_warning(repositories, monke
     with pytest.raises(CheckpointError, match="cannot be reached, and config.json is not in the cache"):
         vitkit.load("hf:cats/vit")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    for name in ("config.json", "model.safetensors"):
-        hub._Download("hf:cats/vit", "cats/vit", None)(name)
+    huggingface_hub.snapshot_download(
+        "cats/vit",
+        allow_patterns=["config.json", "model.safetensors"],
+        cache_dir=huggingface_hub.constants.HF_HUB_CACHE,
+        endpoint=hub._ENDPOINT,
+    )
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     vitkit.load("hf:cats/vit")
     assert "hf:cats/vit: offline, and preprocessor_config.json is not in the cache" in caplog.text
@@ -221,6 +250,7 @@ def test_http_library_errors_become_one_line(repositories, monkeypatch):
         def __init__(self):
             Exception.__init__(self, "peer closed connection\nwithout a word")
 
+    repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode()}
     lose_connection_at(monkeypatch, "config.json", Broken())
     with pytest.raises(CheckpointError, match="cannot be downloaded or stored .peer closed connection.") as e:
         vitkit.load("hf:cats/vit")
@@ -236,9 +266,11 @@ def test_damaged_repository_index_is_a_one_line_error(repositories, index):
 
 
 def test_error_for_a_full_cache_names_its_folder(repositories, monkeypatch):
+    repositories["cats/vit"] = {"config.json": json.dumps(VIT).encode()}
+
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    monkeypatch.setattr(hub, "snapshot_download", full)
     with pytest.raises(CheckpointError, match="cannot be downloaded or stored .No space left.* set HF_HOME"):
         vitkit.load("hf:cats/vit")

@@ -6,10 +6,10 @@ import sys
 SCRIPT = """
 import sys
 from vitkit.weights import load_weights
-from vitkit.weights.published import published
+from vitkit.weights.published import model_zoo
 loaded = [name for name in ("vitkit.model_zoo", "albumentations", "vitkit.models") if name in sys.modules]
 assert not loaded, loaded
-assert "detr_r50" in published().names()
+assert "detr_r50" in model_zoo().names()
 assert "vitkit.model_zoo" in sys.modules
 """
 

@@ -1,26 +1,21 @@
-"""Functionality of all backbones: the choice of features, frozen stages, pretrained weights."""
+"""What all backbones share: the choice of features, frozen stages, the name of pretrained weights."""
 
 import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatch
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, pixel_statistics
 from vitkit.protocols import Backbone
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
-from vitkit.weights import load_weights
-from vitkit.weights.download import cached_file
-from vitkit.weights.folders import is_transformers_folder
-from vitkit.weights.hub import hub_folder, is_hub_name
 
 logger = logging.getLogger("vitkit")
 
@@ -163,11 +158,6 @@ def keep_features(backbone: Backbone, names: Iterable[str]) -> None:
         backbone.keep_features(names)
 
 
-def load_pretrained(backbone: Backbone) -> str | None:
-    """Load a backbone's pretrained weights; return where they came from, or None if it keeps its random weights."""
-    return backbone.load_pretrained() if hasattr(backbone, "load_pretrained") else None
-
-
 class BackboneBase(nn.Module):
     """Base of vitkit's backbones: `backbone(images: (B, C, H, W)) -> dict[str, Tensor]`, or a classifier's logits.
 
@@ -185,9 +175,9 @@ class BackboneBase(nn.Module):
         frozen_stages: number of stages that are not trained: 1 is the stem and res2, as in DETR; for a plain
             transformer, the number of blocks, including everything before them. Norms of returned maps are always
             trained.
-        pretrained: the weights that `load_pretrained` loads: False, None: none; a file; "https://...#sha256=PREFIX", a
-            URL with the first digits of its checksum; "timm/NAME", timm's weights of that name; True: the default of
-            the backbone's family.
+        pretrained: the weights that a training starts from, which `vitkit.weights.load_pretrained` loads: False, None:
+            none; a file; "https://...#sha256=PREFIX", a URL with the first digits of its checksum; "timm/NAME", timm's
+            weights of that name; True: the default of the backbone's family.
         pixel_mean, pixel_std: mean and standard deviation of the values of each channel, in 0..1, that the weights
             expect; models normalize images by them.
         in_channels: number of channels of the images, 3 for RGB. Weights for RGB are repeated over the channels and
@@ -213,8 +203,8 @@ class BackboneBase(nn.Module):
     feature_info: dict[str, FeatureInfo]
     """The maps that it returns, fine to coarse."""
     frozen_stem: bool = False
-    is_dilated: bool = False
-    """Whether the last stage keeps its resolution and dilates its kernels (DC5), with the same weights."""
+    hidden_settings: Mapping[str, Any] = MappingProxyType({})
+    """Arguments that the names and shapes of weights do not show, though the weights are wrong for another value."""
 
     def __init__(
         self,
@@ -315,36 +305,14 @@ class BackboneBase(nn.Module):
                 part.eval()  # running statistics do not change, and there is no dropout
         return self
 
-    def load_pretrained(self) -> str | None:
-        """Load the weights that `pretrained` specifies. A run calls this at its start, unless a checkpoint follows
-        anyway.
+    def pretrained_source(self) -> str | None:
+        """Return where the weights are that `pretrained` specifies, or None for random ones; see
+        `vitkit.weights.load_pretrained`.
 
-        Returns:
-            where the weights came from, or None if `pretrained` is False or None.
         Raises:
-            CheckpointError: the weights are not available, or are for another network.
+            ConfigError: `pretrained` is True, but there are no default weights.
         """
-        if not self.pretrained:
-            if self._frozen():
-                remedy = "frozen_stages=0" if self.frozen_stages else "frozen_stem=false"
-                logger.warning(
-                    "backbone: its first stages are random and frozen, so they never learn. To train without "
-                    "pretrained weights or a checkpoint set model.backbone.%s.",
-                    remedy,
-                )
-            return None
-        source = self._url() if self.pretrained is True else self.pretrained
-        # A backbone does not need the classifier, and a classifier for other classes cannot use it.
-        report = load_weights(self, _find(source), new_class_head=True, strict=False)
-        missing = [name for name in report.missing if not any(fnmatch(name, p) for p in self.optional_weights)]
-        missing = [name for name in missing if not name.startswith(self.class_head)]
-        if missing:
-            raise CheckpointError(
-                f"{source} does not fit this {type(self).__name__}: missing {', '.join(missing[:3])} ({len(missing)} "
-                f"in all); not used: {', '.join(report.unexpected[:3]) or 'none'} ({len(report.unexpected)} in all). "
-                "Are the weights for this variant?"
-            )
-        return source.partition("#sha256=")[0]
+        return (self._url() if self.pretrained is True else self.pretrained) or None
 
     def _url(self) -> str:
         """Return the source of weights that `pretrained=True` stands for."""
@@ -352,44 +320,3 @@ class BackboneBase(nn.Module):
             f"pretrained=True: there are no default weights for this {type(self).__name__}. Expected a file, a "
             "URL ('https://...#sha256=PREFIX') or the name of timm's weights ('timm/NAME')."
         )
-
-
-def _find(source: str) -> Path | dict[str, Any]:
-    """Return the file or state dict that a value of `pretrained` refers to."""
-    random_instead = "or start from random weights (model.backbone.pretrained=False)."
-    if source.startswith("timm/"):
-        return _timm_weights(source.removeprefix("timm/"), random_instead)
-    if source.startswith(("http://", "https://", "file://")):
-        url, _, checksum = source.partition("#sha256=")
-        try:
-            return cached_file(url, checksum=f"sha256:{checksum}" if checksum else "")
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE), "
-                f"{random_instead}"
-            ) from error
-    if is_hub_name(source):
-        return hub_folder(source)
-    if not Path(source).is_file() and not is_transformers_folder(Path(source)):
-        raise CheckpointError(
-            f"pretrained: no file {source!r}. Give a file of weights, a URL ('https://...#sha256=PREFIX'), the "
-            f"name of timm's weights ('timm/NAME'), {random_instead}"
-        )
-    return Path(source)
-
-
-def _timm_weights(name: str, random_instead: str) -> dict[str, Tensor]:
-    import timm
-
-    if not timm.is_model_pretrained(name):
-        raise CheckpointError(
-            f"pretrained: timm {timm.__version__} has no weights named {name!r}. "
-            f"{nearest(name, timm.list_pretrained())}"
-        )
-    try:
-        return timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # whatever the hub and its libraries raise when they cannot be reached
-        raise CheckpointError(
-            f"pretrained: timm's weights {name!r} cannot be downloaded ({str(error).splitlines()[0]}). Give a file "
-            f"(model.backbone.pretrained=FILE), {random_instead}"
-        ) from error

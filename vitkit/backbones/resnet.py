@@ -163,7 +163,7 @@ class ResNet(BackboneBase, tv.ResNet):
             if stride_in_1x1:
                 module.stride_in_first()
         self.depth = depth
-        self.is_dilated = dilation
+        self.hidden_settings = {"dilation": dilation}
 
         # Parts that are not used are removed: they would never get a gradient, which DDP does not allow.
         self.drop_stages_after(self.stages_to_build[-1])

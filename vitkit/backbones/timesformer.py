@@ -6,7 +6,8 @@ patch, of the second, and so on; G groups of S tokens that attend to each other.
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -185,9 +186,8 @@ class Block(nn.Module):
 class TimeSformer(BackboneBase):
     """TimeSformer: a classifier of clips, or one map of them, "res4" for patches of 16; loads official weights.
 
-    `load_pretrained` also accepts weights of an image ViT, or of a TimeSformer whose blocks lack the earlier steps. As
-    in the original, the attention of these steps is then initialized as a copy of the ViT's, and their final layer as
-    zeros.
+    `pretrained` may also be weights of an image ViT, or of a TimeSformer whose blocks lack the earlier steps. As in the
+    original, the attention of these steps is then initialized as a copy of the ViT's, and their final layer as zeros.
 
     An `AttentionRecorder` gets, for each attention, (B * G, heads, S, S), or 1 + S with the class token, where groups
     and tokens are ordered by row, column and frame: temporal maps are (B * h * w, heads, T, T), spatial ones
@@ -334,11 +334,12 @@ class TimeSformer(BackboneBase):
             *(*self.grid, frames, *size),
         )
 
-    def load_pretrained(self) -> str | None:
-        """Load the weights that `pretrained` specifies, which may be those of an image ViT (see the class)."""
+    @contextmanager
+    def completing_state(self) -> Iterator[None]:
+        """Accept, within the context, weights of an image ViT or of a TimeSformer with fewer steps (see the class)."""
         self._completes_state = True
         try:
-            return super().load_pretrained()
+            yield
         finally:
             self._completes_state = False
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitkit.apps.exported.loading import checkpoint_of, is_exported
 from vitkit.backbones.base import in_channels
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
@@ -25,7 +24,7 @@ from vitkit.protocols import Criterion, Dataset, Model, child
 from vitkit.registry import Spec
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import counted
-from vitkit.weights import load_weights, read_checkpoint
+from vitkit.weights import load_pretrained, load_weights, read_checkpoint
 
 logger = logging.getLogger("vitkit")
 
@@ -66,18 +65,20 @@ def share_vocabularies(train_set: Dataset, val_set: Dataset, checkpoint: str | P
     return vocabularies
 
 
-def use_saved_vocabularies(dataset: Dataset, checkpoint: str | Path) -> dict[str, Vocabulary]:
+def use_saved_vocabularies(dataset: Dataset, checkpoint: Mapping[str, Any], name: str) -> dict[str, Vocabulary]:
     """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
 
+    Args:
+        checkpoint: what the checkpoint holds besides its weights.
+        name: its name, for errors.
     Raises:
         CheckpointError: the checkpoint contains no vocabularies.
     """
     if not dataset.has_vocabularies:
         return {}
-    saved = checkpoint_of(checkpoint) if is_exported(checkpoint) else read_checkpoint(checkpoint)
-    vocabularies = vocabularies_from_json(saved.get("vocabularies"), str(checkpoint))
+    vocabularies = vocabularies_from_json(checkpoint.get("vocabularies"), name)
     if not vocabularies:
-        raise CheckpointError(f"{checkpoint}: contains no vocabularies; expected a checkpoint of a model of text.")
+        raise CheckpointError(f"{name}: contains no vocabularies; expected a checkpoint of a model of text.")
     set_vocabularies(dataset, vocabularies)
     return vocabularies
 
@@ -145,8 +146,8 @@ def load_initial_weights(model: nn.Module, spec: Spec, init: str | Path | None, 
     with first_rank_first():
         if init:
             logger.info(load_weights(model, init, classes=classes, new_class_head=True, spec=spec))
-        elif hasattr(model, "load_pretrained"):
-            source = model.load_pretrained()
+        else:
+            source = load_pretrained(model)
             logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")
 
 

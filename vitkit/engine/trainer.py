@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitkit.apps.inference import find_weights
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
 from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import default_device, resolve_precision
@@ -46,6 +45,7 @@ from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.text_format import counted
 from vitkit.visualization.curves import plot_training
+from vitkit.weights import find_weights
 
 logger = logging.getLogger("vitkit")
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -83,7 +83,7 @@ def run_training(
     require(config, *_REQUIRED)
     make_data_paths_absolute(config)
     with first_rank_first():
-        init = None if init is None else find_weights(init, trust=trust)
+        init = None if init is None else find_weights(init)
     launches = gather_objects(current_launch())
     with run_folder(launches, resume=resume, run_dir=run_dir, default=default) as folder, ConsoleCopy() as console:
         saved = load_config(folder.path / CONFIG_NAME, trust=trust) if folder.checkpoint else None
@@ -118,7 +118,7 @@ def check_training(config: Config, device: torch.device, *, init: str | None = N
     require(config, *_REQUIRED)
     make_data_paths_absolute(config)
     choose_precision(config, None, device)
-    init = None if init is None else find_weights(init, trust=trust)
+    init = None if init is None else find_weights(init)
     run, _ = build_run(config, RunFolder(Path("(not written)"), checkpoint=None, lock=None), device, init=init)
     default_hooks(run.settings)
     print_line("checked: every part has what the others ask of it, and a first batch was evaluated")

@@ -1,4 +1,4 @@
-"""Functionality of dense prediction models: building, pretrained weights, and preparing images for the backbone."""
+"""What models of dense prediction share: how they are built, and how images are prepared for the backbone."""
 
 import inspect
 import logging
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained
+from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import normalize_images, pad_to_multiple, pixel_statistics
 from vitkit.protocols import Model
@@ -18,17 +18,7 @@ from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 logger = logging.getLogger("vitkit")
 
 
-class ModelOnBackbone(Model):
-    """Base of models with a backbone, whose pretrained weights are the backbone's."""
-
-    backbone: nn.Module
-
-    def load_pretrained(self) -> str | None:
-        """Load the backbone's pretrained weights; return where they came from, or None if they stay random."""
-        return load_pretrained(self.backbone)
-
-
-class DensePredictionModel(ModelOnBackbone):
+class DensePredictionModel(Model):
     """A model of backbone, neck and head.
 
     Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalized by ImageNet's

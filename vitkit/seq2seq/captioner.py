@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.errors import DataError
-from vitkit.models.base import ModelOnBackbone
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pixel_statistics, resize_mask
 from vitkit.registry import BACKBONES, Spec
 from vitkit.seq2seq.decoding import TextGenerator
@@ -39,7 +38,7 @@ class FeatureMap(NamedTuple):
         return self.padding_mask.flatten(1)
 
 
-class Captioner(ModelOnBackbone, TextGenerator):
+class Captioner(TextGenerator):
     """Base of models that describe an image.
 
     Args:
@@ -59,8 +58,8 @@ class Captioner(ModelOnBackbone, TextGenerator):
         self.freeze_backbone = freeze_backbone
         if freeze_backbone:
             self.backbone.requires_grad_(False)
-        self._weights_key: int | None = None
-        self.register_load_state_dict_post_hook(_clear_weights_key)
+        self.backbone.weights_key = None
+        self.backbone.register_load_state_dict_post_hook(_clear_weights_key)
 
     def train(self, mode: bool = True) -> "Captioner":
         """Set training mode; a frozen backbone stays in evaluation mode."""
@@ -68,17 +67,6 @@ class Captioner(ModelOnBackbone, TextGenerator):
         if self.freeze_backbone:
             self.backbone.eval()
         return self
-
-    def load_pretrained(self) -> str | None:
-        """Load the backbone's pretrained weights, if it has any, and warn about a frozen backbone without them."""
-        self._weights_key = None
-        source = super().load_pretrained()
-        if source is None and self.freeze_backbone:
-            logger.warning(
-                "backbone: random and frozen, so it never learns. Set backbone.pretrained, or train it: "
-                "freeze_backbone=False."
-            )
-        return source
 
     def look(
         self,
@@ -127,7 +115,7 @@ class Captioner(ModelOnBackbone, TextGenerator):
     def weights_key(self) -> int:
         """Return a fingerprint of the backbone's weights and pixel statistics and of the map's name: 63 bits of a
         SHA-256."""
-        if self._weights_key is None:
+        if self.backbone.weights_key is None:
             digest = hashlib.sha256(f"{type(self.backbone).__name__} {self.feature}".encode())
             statistics = pixel_statistics(self.backbone)
             if statistics and statistics != dict(mean=IMAGENET_MEAN, std=IMAGENET_STD):
@@ -135,8 +123,8 @@ class Captioner(ModelOnBackbone, TextGenerator):
             for name, value in sorted(self.backbone.state_dict().items()):
                 digest.update(name.encode())
                 digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-            self._weights_key = int.from_bytes(digest.digest()[:8], "big") >> 1
-        return self._weights_key
+            self.backbone.weights_key = int.from_bytes(digest.digest()[:8], "big") >> 1
+        return self.backbone.weights_key
 
     @torch.no_grad()
     def feature_maps(self, batches: Iterator[Any], device: torch.device | str) -> Iterator[Tensor]:
@@ -147,5 +135,5 @@ class Captioner(ModelOnBackbone, TextGenerator):
             yield self.look(batch.inputs["images"], batch.inputs["padding_mask"]).features.float()
 
 
-def _clear_weights_key(model: Captioner, _: Any) -> None:
-    model._weights_key = None
+def _clear_weights_key(backbone: nn.Module, _: Any) -> None:
+    backbone.weights_key = None

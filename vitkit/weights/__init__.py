@@ -1,13 +1,32 @@
-"""Checkpoints: written atomically, read without running code, and loaded into models with a report."""
+"""Weights: from a name to a model. Every file is read without running its code, and written atomically.
 
-from vitkit.weights.loading import LoadReport, classes_of, load_weights, state_dict_of
+In the order in which `load_weights` goes through them:
+
+    a name -> a file    names.py: a path, a run's folder, a name of the model zoo (published.py), a repository (hub.py);
+                        download.py: files by URL, cached, continued and checked
+    a file -> tensors   reading.py: checkpoints; array_files.py: .npz and .pkl; sharded.py: a folder that all ranks write;
+                        transformers_folder.py: that library's files, with their tokens in marian.py and
+                        tokenizer_files.py; contents.py: the tensors and the classes in what was read
+    official key names  vitkit.model_zoo.converters, through published.py
+    tensors -> a model  loading.py: `load_weights` and its `LoadReport`; hidden_settings.py: what weights do not show
+
+Beside these, pretrained.py loads the weights that a model's backbone names, classes.py has the classes that weights
+were trained on, writing.py saves checkpoints, and averaging.py averages them.
+"""
+
+from vitkit.weights.contents import classes_of, state_dict_of
+from vitkit.weights.loading import LoadReport, load_weights
+from vitkit.weights.names import find_weights
+from vitkit.weights.pretrained import load_pretrained
 from vitkit.weights.reading import read_checkpoint
 from vitkit.weights.writing import link_checkpoint, save_checkpoint
 
 __all__ = [
     "LoadReport",
     "classes_of",
+    "find_weights",
     "link_checkpoint",
+    "load_pretrained",
     "load_weights",
     "read_checkpoint",
     "save_checkpoint",

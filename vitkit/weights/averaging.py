@@ -12,9 +12,9 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.text_format import counted
-from vitkit.weights.folders import MODEL_ENTRIES
-from vitkit.weights.loading import state_dict_of
+from vitkit.weights.contents import state_dict_of
 from vitkit.weights.reading import read_checkpoint
+from vitkit.weights.transformers_folder import MODEL_ENTRIES
 
 
 def find_checkpoints(names: Sequence[str], last: int | None) -> list[Path]:

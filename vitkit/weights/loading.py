@@ -1,7 +1,6 @@
 """Loads weights from any checkpoint into any model, converting official key names, and reports what was loaded."""
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 from vitkit.errors import CheckpointError
 from vitkit.protocols import AdaptsState, Backbone, HasClassHead, Model
 from vitkit.registry import Spec
-from vitkit.weights.dilation import check_dilation
-from vitkit.weights.hub import hub_folder, is_hub_name
-from vitkit.weights.published import published
+from vitkit.weights.contents import classes_of, state_dict_of
+from vitkit.weights.hidden_settings import check_hidden_settings
+from vitkit.weights.names import local_weights
+from vitkit.weights.published import converters
 from vitkit.weights.reading import read_checkpoint
-from vitkit.weights.trained_settings import warn_of_other_settings
 
 logger = logging.getLogger("vitkit")
 
@@ -90,37 +89,33 @@ def load_weights(
         strict: raise an error for missing or unexpected keys instead of only reporting them. For a backbone of feature
             maps, a classifier's head does not count as unexpected, nor the norms of the maps as missing; the report
             lists them.
-        spec: the `model` section of the model's config, to warn of settings that a run's checkpoint was trained with
-            and that its weights do not show.
+        spec: the `model` section of the model's config, to warn of settings that the weights were trained with and do
+            not show.
     Raises:
         CheckpointError: the file cannot be read, does not fit the model, or has no entries of the model.
     """
-    zoo, zoo_name = published(), None
-    if is_hub_name(source):
-        source = hub_folder(source)
-    if isinstance(source, str) and not os.path.exists(source) and source in zoo.names():
-        zoo_name, source = source, zoo.file_of(source)
-    elif isinstance(source, str | Path):
-        zoo_name = zoo.name_of(source)
-    name = "the given state dict" if isinstance(source, Mapping) else str(source)
-    checkpoint = source if isinstance(source, Mapping) else read_checkpoint(source)
+    if isinstance(source, Mapping):
+        checkpoint, name, zoo_name = source, "the given state dict", None
+    else:
+        path, zoo_name = local_weights(source)
+        checkpoint, name = read_checkpoint(path), str(path)
     state = stored = state_dict_of(checkpoint, name)
+
     official = None
     if not _fits(model, state) and not getattr(model, "renames_itself", False):
-        state, official = zoo.convert(state, model, classes)
+        state, official = converters().convert_official(state, model, classes)
     report = LoadReport(name, official and official.name)
     for prefix, module in model.named_modules():
         if isinstance(module, AdaptsState):
             module.adapt_state(state, f"{prefix}." if prefix else "")
-
     expected = model.state_dict()
+
     if not _is_of_another_model(state, expected):
         _check_variant(name, model, state, expected)
-    origin = zoo.describe(checkpoint, stored, official)
+    origin = converters().describe(checkpoint, stored, official)
     if strict and _is_of_another_model(state, expected):
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
-    check_dilation(model, checkpoint, name, zoo_name=zoo_name, only_start=new_class_head)
     trained_classes = classes_of(checkpoint, name) or (official and official.classes)
     report.reinitialized = _head_of_other_classes(model, state, expected, trained_classes, classes)
     if report.reinitialized:
@@ -146,6 +141,8 @@ def load_weights(
     if expected and not state:
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
     _check_dtypes(name, state, expected)
+    check_hidden_settings(model, checkpoint, name, spec=spec, zoo_name=zoo_name, only_start=new_class_head)
+
     model.load_state_dict(state, strict=False)
     report.not_finite = _not_finite(model, state)
     if report.not_finite:
@@ -154,8 +151,6 @@ def load_weights(
             f"{_shorten(report.not_finite)}. The model's outputs will also be NaN. Get the file again, or use an "
             "earlier checkpoint."
         )
-    if spec is not None:
-        warn_of_other_settings(spec, checkpoint, name)
     return report
 
 
@@ -164,55 +159,6 @@ def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     parameters = {name for name, _ in model.named_parameters()}
     floats = {key: value for key, value in state.items() if value.is_floating_point() and value.layout == torch.strided}
     return [key for key, v in floats.items() if not v.isfinite().all() and (key in parameters or v.isnan().any())]
-
-
-def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
-    "module.", and in a file of Lightning "model.". If it was written in the training of DINO or iBOT, these are the
-    teacher's backbone.
-
-    Args:
-        name: name of the checkpoint, for errors.
-    Raises:
-        CheckpointError: it contains no tensors.
-    """
-    state = checkpoint
-    for key in ("ema", "model", "model_state", "state_dict", "teacher"):
-        if isinstance(state.get(key), Mapping):
-            state = state[key]
-            break
-    if isinstance(state.get("module"), Mapping):  # a moving average that is stored with its own settings
-        state = state["module"]
-    tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
-    if "pytorch-lightning_version" in checkpoint and any(key.startswith("model.") for key in tensors):
-        # The other entries are those of the losses.
-        tensors = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
-    if "teacher" in checkpoint and "backbone.cls_token" in tensors:
-        # The other entries are those of the projection head, which only the training needs.
-        backbone = "backbone."
-        tensors = {k.removeprefix(backbone): value for k, value in tensors.items() if k.startswith(backbone)}
-    if not tensors:
-        raise CheckpointError(
-            f"{name}: contains no tensors (keys: {_shorten(list(state))}). Expected a model's state dict."
-        )
-    return tensors
-
-
-def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
-    """Return the classes that a checkpoint was trained on, or None if it does not state them.
-
-    Args:
-        name: name of the checkpoint, for errors.
-    Raises:
-        CheckpointError: its classes are not a list of names.
-    """
-    classes = checkpoint.get("classes")
-    if classes is None:
-        return None
-    if not isinstance(classes, list | tuple) or not all(isinstance(label, str) for label in classes):
-        text = " ".join(str(classes).split())  # a tensor's has several lines
-        raise CheckpointError(f"{name}: its classes are {text:.100}; expected a list of names.")
-    return list(classes)
 
 
 def _class_head_of(model: nn.Module) -> tuple[str, ...]:

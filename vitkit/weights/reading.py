@@ -13,7 +13,9 @@ import torch
 from vitkit.devices import is_out_of_memory
 from vitkit.errors import CheckpointError
 from vitkit.registry import nearest
-from vitkit.weights.folders import (
+from vitkit.weights.array_files import SAFE_GLOBALS, read_arrays, read_pickled_arrays
+from vitkit.weights.published import model_zoo
+from vitkit.weights.transformers_folder import (
     INDEX_SUFFIX,
     is_transformers_folder,
     read_folder,
@@ -22,8 +24,6 @@ from vitkit.weights.folders import (
     read_safetensors_entries,
     read_shards,
 )
-from vitkit.weights.other_formats import SAFE_GLOBALS, read_arrays, read_pickled_arrays
-from vitkit.weights.published import published
 
 _MAX_COMPRESSION = 50
 """How much smaller than its arrays an .npz file may be; PyTorch's files are not compressed."""
@@ -103,7 +103,7 @@ def _check_exists(path: Path) -> None:
     names = [file.name for suffix in (".pth", ".safetensors") for file in folder.glob(f"*{suffix}")]
     others = f"In {str(folder)!r}: {nearest(path.name, names)}" if names else f"{str(folder)!r} has no checkpoint."
     # Only `load_weights` takes names, and has looked there.
-    is_name = str(path) in published().names()
+    is_name = str(path) in model_zoo().names()
     zoo = (
         "only a name in model_zoo/index.json; expected a file"
         if is_name

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import link_atomically, write_atomically
-from vitkit.weights.folders import METADATA
+from vitkit.weights.transformers_folder import METADATA
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from vitkit.data.synthetic.world import World
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.registry import BACKBONES
 from vitkit.structures import Batch
+from vitkit.weights import load_pretrained
 
 SMALL = ["d_model=32", "depth=2", "num_heads=2"]
 
@@ -73,9 +74,9 @@ def test_backbone_without_published_weights_says_how_to_give_some(image):
 )
 def test_names_of_dino_stand_for_its_weights(name, file, monkeypatch):
     sources = []
-    monkeypatch.setattr("vitkit.backbones.base.cached_file", lambda url, **_: sources.append(url) or "missing.pth")
+    monkeypatch.setattr("vitkit.weights.pretrained.cached_file", lambda url, **_: sources.append(url) or "missing.pth")
     with torch.device("meta"), pytest.raises(CheckpointError, match="missing.pth"):
-        BACKBONES.build(dict(type=name, pretrained=True)).load_pretrained()
+        load_pretrained(BACKBONES.build(dict(type=name, pretrained=True)))
     assert sources == [f"https://dl.fbaipublicfiles.com/dino/{file}/{file}.pth"]
 
 

@@ -9,12 +9,13 @@ import torch
 from PIL import Image
 
 from vitkit import build_dataset, build_model, load_config
-from vitkit.apps.inference import Prediction, Predictor, find_model, is_config_only, load, trained_classes
+from vitkit.apps.inference import Prediction, Predictor, find_model, is_config_only, load
 from vitkit.config import config_names, save_config
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.structures import ScoreThresholds
 from vitkit.weights import read_checkpoint, save_checkpoint
+from vitkit.weights.classes import trained_classes
 
 pytestmark = pytest.mark.smoke
 
@@ -259,22 +260,19 @@ def test_model_that_does_not_predict_on_images_is_an_error():
         Predictor(Constant(1, 1), ["a"])
 
 
-def test_classes_come_from_the_checkpoint_or_the_config_or_the_defaults(tmp_path):
-    path = tmp_path / "official.pth"
-    torch.save({"model": {"w": torch.zeros(1)}}, path)
+def test_classes_come_from_the_checkpoint_or_the_config_or_the_defaults():
     stated = {"model": "DETR", "data": {"val": {"type": "SemanticFolder", "classes": ["sky", "sea"]}}}
-    assert trained_classes(path, stated).classes == ["sky", "sea"]
-    assert len(trained_classes(path, {"model": "DETR"}).classes) == 80
-    panoptic = trained_classes(path, {"model": "DETR", "data": {"val": {"type": "CocoPanoptic"}}})
+    assert trained_classes({}, "official.pth", stated).classes == ["sky", "sea"]
+    assert len(trained_classes({}, "official.pth", {"model": "DETR"}).classes) == 80
+    panoptic = trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": {"type": "CocoPanoptic"}}})
     assert len(panoptic.classes) == 133 and sum(panoptic.things) == 80
-    assert trained_classes(path, {"model": {"type": "Classifier"}}).classes[0].startswith("tench")
+    assert trained_classes({}, "official.pth", {"model": {"type": "Classifier"}}).classes[0].startswith("tench")
     streets = {"type": "CityscapesPanoptic", "classes": ["sky", "car", "road"], "things": ["car"]}
-    known = trained_classes(path, {"model": "DETR", "data": {"val": streets}})
+    known = trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": streets}})
     assert known == (["sky", "car", "road"], [False, True, False])
-    known = trained_classes(path, {"model": "DETR", "data": {"val": streets | {"task": "instance"}}})
+    known = trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": streets | {"task": "instance"}}})
     assert known == (["car"], [True])
-    torch.save({"model": {"w": torch.zeros(1)}, "classes": ["cat"], "things": [False]}, path)
-    assert trained_classes(path, stated) == (["cat"], [False])
+    assert trained_classes({"classes": ["cat"], "things": [False]}, "run.pth", stated) == (["cat"], [False])
 
 
 def test_results_of_an_official_model_have_cocos_category_ids(run, tmp_path):

@@ -12,7 +12,7 @@ from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.models import build_model
 from vitkit.structures import BOS, EOS, PAD, UNK
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
-from vitkit.weights.folders import tokens_in
+from vitkit.weights.transformers_folder import tokens_in
 
 tokenizers = pytest.importorskip("tokenizers", reason="the comparison needs pip install tokenizers")
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")

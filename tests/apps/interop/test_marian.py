@@ -9,7 +9,7 @@ import torch
 
 from vitkit import CheckpointError, load
 from vitkit.structures import BOS, EOS
-from vitkit.weights.folders import tokens_in
+from vitkit.weights.transformers_folder import tokens_in
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
 

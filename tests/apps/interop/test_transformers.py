@@ -14,7 +14,7 @@ from vitkit.config import load_config
 from vitkit.errors import VitkitError
 from vitkit.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
 from vitkit.models import build_model
-from vitkit.weights.folders import is_transformers_folder
+from vitkit.weights.transformers_folder import is_transformers_folder
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
 transformers.utils.logging.disable_progress_bar()

@@ -12,7 +12,6 @@ from vitkit.apps.starter import starting as start
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.recipes import RECIPES
 from vitkit.apps.starter.start import imagenet_weights
-from vitkit.backbones.resnet import ResNet
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
@@ -279,10 +278,10 @@ def test_next_start_gets_a_new_folder(world, step_cost, monkeypatch):
 
 
 def test_missing_imagenet_weights_are_replaced_by_random_ones_and_reported(monkeypatch, capsys):
-    def unreachable(self):
+    def unreachable(backbone):
         raise CheckpointError("cannot download resnet50.pth (no route).")
 
-    monkeypatch.setattr(ResNet, "load_pretrained", unreachable)
+    monkeypatch.setattr("vitkit.apps.starter.start.load_pretrained", unreachable)
 
     def weights(*overrides):
         return imagenet_weights(start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", overrides))

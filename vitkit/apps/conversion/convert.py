@@ -16,7 +16,7 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model_zoo.converters import written
 from vitkit.registry import nearest
 from vitkit.weights import LoadReport, save_checkpoint
-from vitkit.weights.folders import MODEL_ENTRIES
+from vitkit.weights.transformers_folder import MODEL_ENTRIES
 from vitkit.weights.writing import write_safetensors
 
 NAMES = ("official", "transformers", "vitkit")

@@ -21,11 +21,11 @@ from vitkit.ops.images import pixel_statistics
 from vitkit.registry import MODELS, REGISTRIES, Registry
 from vitkit.structures import EOS
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
-from vitkit.weights.folders import CONFIG, WEIGHTS
 from vitkit.weights.hub import PREPROCESSOR
 from vitkit.weights.marian import FILES, TARGET_NUMBERS
 from vitkit.weights.tokenizer_files import TOKENIZER as TOKENIZER_FILE
 from vitkit.weights.tokenizer_files import in_file_order
+from vitkit.weights.transformers_folder import CONFIG, WEIGHTS
 from vitkit.weights.writing import write_bytes, write_safetensors
 
 TOKENIZER = "tokenizer_config.json"

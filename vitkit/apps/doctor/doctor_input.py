@@ -19,7 +19,7 @@ from vitkit.errors import VitkitError
 from vitkit.models import build_model
 from vitkit.registry import MODELS, parameters_of
 from vitkit.text.vocabulary import vocabularies_of
-from vitkit.weights import load_weights
+from vitkit.weights import load_pretrained, load_weights
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Case:
                 report = load_weights(model, init, classes=classes, new_class_head=True, spec=spec)
                 issue = Issue("weights", "ok", str(report))
             else:
-                source = model.load_pretrained() if hasattr(model, "load_pretrained") else None
+                source = load_pretrained(model)
                 message = f"backbone from {source}" if source else "random weights throughout"
                 issue = Issue("weights", "ok" if source else "note", message)
         except VitkitError as error:

@@ -17,9 +17,9 @@ from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.models.classifier import Classifier
 from vitkit.registry import BACKBONES
-from vitkit.weights import LoadReport
-from vitkit.weights.folders import CONFIG, is_transformers_folder, read_object
+from vitkit.weights import LoadReport, load_pretrained
 from vitkit.weights.hub import hub_folder, is_hub_name
+from vitkit.weights.transformers_folder import CONFIG, is_transformers_folder, read_object
 
 IMAGE_SIZE = dict(short_side=480, max_size=640)
 """The size of images, in pixels: DINO's figures have 480 x 480."""
@@ -127,7 +127,7 @@ def load_backbone(
         spec["pretrained"] = True
     backbone = Classifier(spec).backbone
     try:
-        source = backbone.load_pretrained()
+        source = load_pretrained(backbone)
     except ConfigError as error:
         if weights is not None:
             raise

@@ -25,15 +25,7 @@ from vitkit.apps.inference.inputs import (
     to_array,
 )
 from vitkit.apps.inference.language import Continuation, Filling, MaskFiller, TextContinuer
-from vitkit.apps.inference.load import (
-    Loaded,
-    find_model,
-    find_trained,
-    find_weights,
-    is_config_only,
-    load,
-    trained_classes,
-)
+from vitkit.apps.inference.load import Loaded, find_model, find_trained, is_config_only, load
 from vitkit.apps.inference.prediction import Prediction
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.tiling import Tiling
@@ -56,7 +48,6 @@ __all__ = [
     "find_images",
     "find_model",
     "find_trained",
-    "find_weights",
     "images_in",
     "in_batches",
     "is_config_only",
@@ -65,5 +56,4 @@ __all__ = [
     "open_capture",
     "read_frames",
     "to_array",
-    "trained_classes",
 ]

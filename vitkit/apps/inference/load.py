@@ -1,13 +1,11 @@
 """Find and load a model by any of its names: a zoo name, a run's folder or checkpoint, a config and its weights."""
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from timm.data import ImageNetInfo
 from torch import nn
 
 from vitkit import model_zoo
@@ -29,7 +27,6 @@ from vitkit.backbones.base import in_channels
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.models import build_model
 from vitkit.protocols import child
@@ -37,17 +34,13 @@ from vitkit.registry import MODELS, parameters_of, unknown
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.vocabulary import vocabularies_from_json
-from vitkit.weights import LoadReport, classes_of, load_weights
+from vitkit.weights import LoadReport, load_weights
+from vitkit.weights.classes import category_ids_of, trained_classes
 from vitkit.weights.hub import is_hub_name
 from vitkit.weights.marian import FILES as TOKEN_FILES
+from vitkit.weights.names import CONFIG_SUFFIXES, RUN_CONFIG, WEIGHTS_SUFFIXES, packaged_or_name, run_weights
 from vitkit.weights.reading import read_metadata
 from vitkit.weights.tokenizer_files import TOKENIZER
-
-RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
-"""File names in a run's folder; the first weights that exist are loaded."""
-CONFIG_SUFFIXES = (".py", ".json")
-WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
-"""A path with one of these endings is taken for weights, even if the file does not exist."""
 
 Loaded = Predictor | Translator | TextContinuer | MaskFiller
 """A model that is ready to use."""
@@ -94,7 +87,7 @@ def load(
                 "pip install tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and "
                 "load its weights (load_weights)."
             )
-        classes, trained_things = _trained_classes(checkpoint, str(weights), config)
+        classes, trained_things = trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things
         _check_things(str(weights if isinstance(source, Mapping) else source), config, things)
     spec = config["model"]
@@ -124,7 +117,7 @@ def load(
         model.to(device),
         classes or (),
         **settings,
-        category_ids=_category_ids(checkpoint, str(weights), classes or ()),
+        category_ids=category_ids_of(checkpoint, str(weights), classes or ()),
         channels=_channels(config, model),
         **_measured(checkpoint, str(weights), classes or ()),
     )
@@ -230,7 +223,9 @@ def find_model(
             if isinstance(path, str | Path) and Path(path).suffix == PROGRAM_SUFFIX and isfile(path):
                 trust_program(path)
     if weights is not None:
-        weights = transformers_folder(weights) or (_run_weights(Path(weights)) if isdir(weights) else _file_of(weights))
+        weights = transformers_folder(weights) or (
+            run_weights(Path(weights)) if isdir(weights) else packaged_or_name(weights)
+        )
     if isinstance(source, Mapping):
         return FoundModel(source, weights)
     if not isinstance(source, str | Path):
@@ -243,7 +238,7 @@ def find_model(
         return FoundModel(read_config(source, folder, overrides, trust=trust), folder if weights is None else weights)
     path, name = Path(source), str(source)
     if isdir(path):
-        own_weights = _run_weights(path) if weights is None else weights
+        own_weights = run_weights(path) if weights is None else weights
         return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
     if path.suffix in CONFIG_SUFFIXES:
         return FoundModel(load_config(path, overrides, trust=trust), weights)
@@ -257,7 +252,7 @@ def find_model(
     if listed := model_zoo.listed_name(name):
         own = zoo[listed].get("overrides", ())  # an official model that shares the config of another one
         config = load_config(zoo[listed]["config"], [*own, *overrides])
-        return FoundModel(config, _file_of(listed) if weights is None else weights)
+        return FoundModel(config, packaged_or_name(listed) if weights is None else weights)
     installed = config_names()
     if path.as_posix().removeprefix("configs/") in installed:
         return FoundModel(load_config(path, overrides), weights)
@@ -266,11 +261,6 @@ def find_model(
         ".py, or an installed one's name)"
     )
     raise ConfigError(unknown(name, {*zoo, *installed}, message))
-
-
-def _file_of(weights: str | Path) -> str | Path:
-    """Return the file of a name of the model zoo, if it is in the package: it also has classes and vocabularies."""
-    return model_zoo.published_weights(str(weights)) if model_zoo.is_packaged(str(weights)) else weights
 
 
 def find_trained(
@@ -290,20 +280,6 @@ def find_trained(
         name = getattr(source, "path", "the config") if isinstance(source, Mapping) else source
         raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
     return model
-
-
-def find_weights(source: str | Path, *, trust: bool = False) -> str | Path:
-    """Find the weights of a model, named by their file or by any source that `find_trained` takes.
-
-    Raises:
-        ConfigError: there is no such model, or it has no weights.
-    """
-    path = Path(source)
-    if path.suffix in WEIGHTS_SUFFIXES or (isfile(path) and path.suffix not in CONFIG_SUFFIXES):
-        return source
-    if any(isfile(path / name) for name in RUN_WEIGHTS):
-        return _run_weights(path)
-    return find_trained(source, trust=trust).weights
 
 
 _IN_EXPORTED_FILES = tuple(
@@ -338,92 +314,6 @@ def _config_in(path: Path, overrides: Sequence[str], trust: bool) -> Config:
             f"well: CONFIG {path}."
         )
     return load_saved_config(config, path, overrides, trust=trust)
-
-
-def _run_weights(folder: Path) -> Path:
-    weights = [folder / name for name in RUN_WEIGHTS if (folder / name).is_file()]
-    if not weights or not (folder / RUN_CONFIG).is_file():
-        raise ConfigError(
-            f"'{folder}' is not the folder of a run: expected {RUN_CONFIG} and {' or '.join(RUN_WEIGHTS)}, as training "
-            "writes them."
-        )
-    return weights[0]
-
-
-_KNOWN_NAMES = (80, 91, 133, 250, 1000)
-"""Numbers of classes whose names are known: COCO's, with and without stuff and as raw ids, and ImageNet's."""
-
-
-class TrainedOn(NamedTuple):
-    """The classes of a checkpoint."""
-
-    classes: Sequence[str]
-    things: Sequence[bool] | None
-    """Whether each class has instances; None if unknown."""
-
-
-def trained_classes(weights: str | Path, config: Mapping[str, Any]) -> TrainedOn:
-    """Return the classes that weights were trained on.
-
-    A run's checkpoint holds them. For official files, which do not, they are the classes that the config's validation
-    data states, or else ImageNet's for a classifier and COCO's for all other models, panoptic or not as that data is.
-    Classes are named by their numbers if the config's model has a different number of classes.
-    """
-    return _trained_classes(own_checkpoint(weights), str(weights), config)
-
-
-def _trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> TrainedOn:
-    classes = classes_of(checkpoint, name)
-    if classes:
-        return TrainedOn(classes, _by_class(checkpoint, "things", name, len(classes)))
-    val = _section(config, "data", "val")
-    if val.get("classes"):
-        return _stated_classes(val)
-    model = config["model"] if isinstance(config["model"], Mapping) else {"type": config["model"]}
-    num_classes = model.get("num_classes")
-    if num_classes not in (None, *_KNOWN_NAMES):
-        return TrainedOn([f"class {k}" for k in range(num_classes)], model.get("things"))
-    if model["type"] == "Classifier":
-        names = ImageNetInfo("imagenet-1k")
-        return TrainedOn([names.index_to_description(k) for k in range(names.num_classes())], None)
-    if val.get("type") == "CocoPanoptic" and val.get("task") != "instance":
-        return TrainedOn(list(COCO_PANOPTIC_CLASSES), [name in COCO_CLASSES for name in COCO_PANOPTIC_CLASSES])
-    return TrainedOn(list(COCO_CLASSES), None)
-
-
-def _by_class(checkpoint: Mapping[str, Any], key: str, name: str, num_classes: int) -> list[int] | list[str] | None:
-    """Return a checkpoint's entry with a value for each class, or None if it has no such entry.
-
-    Raises:
-        CheckpointError: the entry is not a list of as many numbers or names.
-    """
-    values = checkpoint.get(key)
-    if values is None:
-        return None
-    is_list = isinstance(values, list | tuple) and all(isinstance(value, Integral | str) for value in values)
-    if not is_list or len(values) != num_classes or (key == "things" and not set(values) <= {True, False}):
-        expected = "true or false" if key == "things" else "an id"
-        raise CheckpointError(
-            f"{name}: damaged: its {key} are {str(values)[:100]}; expected {expected} for each of {num_classes} "
-            "classes. Get the file again."
-        )
-    return list(values)
-
-
-def _category_ids(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> Sequence[int | str] | None:
-    """Return each class's category id in the annotations: a run's own, or COCO's for its classes; None: unknown."""
-    known = {COCO_CLASSES: COCO_CATEGORY_IDS, COCO_PANOPTIC_CLASSES: COCO_PANOPTIC_CATEGORY_IDS}
-    return _by_class(checkpoint, "category_ids", name, len(classes)) or known.get(tuple(classes))
-
-
-def _stated_classes(val: Mapping[str, Any]) -> TrainedOn:
-    """Return the classes that a dataset's config names; for instance segmentation, only those with instances."""
-    classes, things = list(val["classes"]), val.get("things")
-    if things is None:
-        return TrainedOn(classes, None)
-    if val.get("task") == "instance":
-        classes = [name for name in classes if name in things]
-    return TrainedOn(classes, [name in things for name in classes])
 
 
 def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

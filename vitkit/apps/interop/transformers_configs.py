@@ -17,7 +17,8 @@ from vitkit.config import Config, load_config, load_saved_config
 from vitkit.errors import ConfigError
 from vitkit.models import build_model
 from vitkit.registry import nearest
-from vitkit.weights.folders import (
+from vitkit.weights.hub import GENERATION, PREPROCESSOR, hub_folder, is_hub_name
+from vitkit.weights.transformers_folder import (
     CONFIG,
     INDEX_SUFFIX,
     files_in_index,
@@ -27,7 +28,6 @@ from vitkit.weights.folders import (
     tokens_in,
     weights_in,
 )
-from vitkit.weights.hub import GENERATION, PREPROCESSOR, hub_folder, is_hub_name
 
 KINDS: Mapping[str, Kind] = {kind.name: kind for file in (detectors, masks, backbones, text) for kind in file.KINDS}
 """The library's `model_type` -> the kind of model."""

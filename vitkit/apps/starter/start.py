@@ -27,6 +27,7 @@ from vitkit.logging import LOG_NAME
 from vitkit.registry import BACKBONES, nearest
 from vitkit.text_format import counted
 from vitkit.visualization.curves import read_log
+from vitkit.weights import load_pretrained
 
 CONFIG = "config.py"
 TRAINING_SHARE = 0.8
@@ -299,7 +300,7 @@ def imagenet_weights(request: Request) -> tuple[bool, str]:
     if given is not None and given.lower() != "true":
         return True, f"weights of {given}"
     try:
-        BACKBONES.build(dict(type="ResNet", depth=50, pretrained=True)).load_pretrained()
+        load_pretrained(BACKBONES.build(dict(type="ResNet", depth=50, pretrained=True)))
     except CheckpointError as error:
         if given is not None:
             raise

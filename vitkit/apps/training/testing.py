@@ -87,7 +87,8 @@ def evaluate_model(
         return _evaluate_tiles(config, weights, device, tiling, split)
     data, precision = DataSettings(**config["data"]), _precision(config, device)
     dataset = data.evaluated(split)
-    vocabularies = use_saved_vocabularies(dataset, weights)
+    saved = own_checkpoint(weights) if dataset.has_vocabularies else {}
+    vocabularies = use_saved_vocabularies(dataset, saved, str(weights))
     loader = data.val_loader(dataset)
     model = build_model_for(config, dataset, vocabularies)
     is_text = bool(vocabularies) and not isinstance(model, Captioner)

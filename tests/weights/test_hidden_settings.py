@@ -1,16 +1,17 @@
-"""Settings that change results but not the weights' names and shapes."""
+"""Settings that change results but neither names nor shapes of the weights."""
 
 import copy
 import json
 import logging
+from argparse import Namespace
 
 import pytest
+import torch
 
-from vitkit import load_config
+from vitkit import load_config, model_zoo
 from vitkit.errors import CheckpointError
 from vitkit.models import build_model
 from vitkit.weights import load_weights
-from vitkit.weights.trained_settings import warn_of_other_settings
 
 
 def dfine(**head):
@@ -62,11 +63,18 @@ def test_a_variants_settings_may_be_given_one_by_one(caplog):
     ours = dict(type="PerPixelClassification", num_classes=3, neck=dict(type="FPN", out_channels=16))
     ours |= dict(backbone="swin_tiny", head=dict(type="PerPixelHead"))
     theirs = copy.deepcopy(ours) | dict(backbone=dict(type="Swin", depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24]))
-    warn_of_other_settings(ours, {"config": json.dumps(dict(model=theirs))}, "a.pth")
+    with torch.device("meta"):
+        model = build_model(ours)
+
+    def load():
+        checkpoint = dict(model=model.state_dict(), config=json.dumps(dict(model=theirs)))
+        load_weights(model, checkpoint, spec=ours)
+
+    load()
     assert not caplog.text
     theirs["backbone"]["window"] = 4
-    warn_of_other_settings(ours, {"config": json.dumps(dict(model=theirs))}, "a.pth")
-    assert "a.pth: was trained with model.backbone.window=4, this model has 7" in caplog.text
+    load()
+    assert "was trained with model.backbone.window=4, this model has 7" in caplog.text
 
 
 def test_settings_without_effect_on_predictions_and_defaults_are_no_difference(caplog):
@@ -93,3 +101,68 @@ def test_a_config_that_cannot_be_compared_is_passed_over(config, caplog):
     model = build_model(ours)
     load_weights(model, dict(model=model.state_dict(), config=config), spec=ours)
     assert not caplog.text
+
+
+def detr(dilation):
+    return dict(
+        type="DETR",
+        num_queries=3,
+        num_classes=2,
+        backbone=dict(type="ResNet", depth=50, norm="frozen_bn", dilation=dilation, pretrained=False),
+        neck=dict(type="ChannelProjection", out_channels=16),
+        head=dict(type="DETRHead", d_model=16, num_heads=2, d_ffn=8, num_encoder_layers=1, num_decoder_layers=1),
+    )
+
+
+def other(dilation):
+    """The error for weights that were trained with this dilation."""
+    return f"was trained with model.backbone.dilation={dilation}, this model has {not dilation}. Names and shapes"
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {dilation: build_model(detr(dilation)) for dilation in (False, True)}
+
+
+@pytest.mark.parametrize("dilation", [True, False])
+def test_run_with_the_other_dilation_is_an_error(models, dilation):
+    checkpoint = dict(model=models[dilation].state_dict(), config=json.dumps(dict(model=detr(dilation))))
+    load_weights(models[dilation], checkpoint)
+    with pytest.raises(CheckpointError, match=other(dilation) + rf".*dilation={str(dilation).lower()}\."):
+        load_weights(models[not dilation], checkpoint)
+
+
+def test_dilation_is_known_from_official_settings(models):
+    checkpoint = dict(model=models[True].state_dict(), args=Namespace(dilation=True))
+    with pytest.raises(CheckpointError, match=other(True)):
+        load_weights(models[False], checkpoint)
+
+
+def test_dilation_is_known_from_the_model_zoo_name(models, monkeypatch, tmp_path):
+    torch.save({"model": models[True].state_dict()}, tmp_path / "weights.pth")
+    monkeypatch.setattr(model_zoo, "published_weights", lambda name: tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match=other(True)):
+        load_weights(models[False], "detr_r50_dc5")
+    with pytest.raises(CheckpointError, match=other(False)):
+        load_weights(models[True], "detr_r50")
+
+
+def test_dilation_is_known_from_a_published_file(models, tmp_path):
+    for name, dilation in (("detr-r50-e632da11.pth", False), ("detr-r50-dc5-f0fb7ef5.pth", True)):
+        torch.save({"model": models[dilation].state_dict()}, tmp_path / name)
+        load_weights(models[dilation], tmp_path / name)
+        with pytest.raises(CheckpointError, match=f"{name}: {other(dilation)}"):
+            load_weights(models[not dilation], tmp_path / name)
+
+
+def test_nothing_is_guessed_from_other_names(models, tmp_path, caplog):
+    torch.save({"model": models[True].state_dict()}, tmp_path / "my_detr_dc5.pth")
+    load_weights(models[False], tmp_path / "my_detr_dc5.pth")
+    assert not caplog.text
+
+
+def test_training_may_start_from_either_dilation(models, caplog):
+    checkpoint = dict(model=models[True].state_dict(), config=json.dumps(dict(model=detr(True))))
+    with caplog.at_level(logging.WARNING, "vitkit"):
+        load_weights(models[False], checkpoint, new_class_head=True)
+    assert "was trained with model.backbone.dilation=True, this model has False" in caplog.text

@@ -1,0 +1,56 @@
+"""What a checkpoint holds: its tensors, without the wrappers of other projects, and the classes that it states."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from vitkit.errors import CheckpointError
+
+
+def state_dict_of(checkpoint: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint, removing wrappers: {"model": ...}, {"ema": {"module": ...}}, the prefix
+    "module.", and in a file of Lightning "model.". If it was written in the training of DINO or iBOT, these are the
+    teacher's backbone.
+
+    Args:
+        name: name of the checkpoint, for errors.
+    Raises:
+        CheckpointError: it contains no tensors.
+    """
+    state = checkpoint
+    for key in ("ema", "model", "model_state", "state_dict", "teacher"):
+        if isinstance(state.get(key), Mapping):
+            state = state[key]
+            break
+    if isinstance(state.get("module"), Mapping):  # a moving average that is stored with its own settings
+        state = state["module"]
+    tensors = {str(key).removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    if "pytorch-lightning_version" in checkpoint and any(key.startswith("model.") for key in tensors):
+        # The other entries are those of the losses.
+        tensors = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
+    if "teacher" in checkpoint and "backbone.cls_token" in tensors:
+        # The other entries are those of the projection head, which only the training needs.
+        backbone = "backbone."
+        tensors = {k.removeprefix(backbone): value for k, value in tensors.items() if k.startswith(backbone)}
+    if not tensors:
+        keys = ", ".join(map(str, list(state)[:5])) + (", …" if len(state) > 5 else "")
+        raise CheckpointError(f"{name}: contains no tensors (keys: {keys}). Expected a model's state dict.")
+    return tensors
+
+
+def classes_of(checkpoint: Mapping[str, Any], name: str) -> list[str] | None:
+    """Return the classes that a checkpoint was trained on, or None if it does not state them.
+
+    Args:
+        name: name of the checkpoint, for errors.
+    Raises:
+        CheckpointError: its classes are not a list of names.
+    """
+    classes = checkpoint.get("classes")
+    if classes is None:
+        return None
+    if not isinstance(classes, list | tuple) or not all(isinstance(label, str) for label in classes):
+        text = " ".join(str(classes).split())  # a tensor's has several lines
+        raise CheckpointError(f"{name}: its classes are {text:.100}; expected a list of names.")
+    return list(classes)

@@ -1,0 +1,118 @@
+"""Loads the pretrained weights that a model's backbone names."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import nullcontext
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitkit.errors import CheckpointError
+from vitkit.protocols import Backbone, child
+from vitkit.registry import nearest
+from vitkit.weights.download import cached_file
+from vitkit.weights.hub import hub_folder, is_hub_name
+from vitkit.weights.loading import load_weights
+from vitkit.weights.transformers_folder import is_transformers_folder
+
+logger = logging.getLogger("vitkit")
+
+_RANDOM_INSTEAD = "or start from random weights (model.backbone.pretrained=False)."
+
+
+def load_pretrained(model: nn.Module) -> str | None:
+    """Load the pretrained weights of a backbone, or of a model, by the hooks that `vitkit.protocols.Backbone` lists.
+
+    A run calls this at its start, unless a checkpoint follows anyway.
+
+    Returns:
+        where the weights came from, or None if all stay random.
+    Raises:
+        ConfigError: there are no default weights.
+        CheckpointError: the weights are not available, or are for another network.
+    """
+    if hasattr(model, "load_pretrained"):
+        return model.load_pretrained()
+    if not hasattr(model, "pretrained_source"):
+        backbone = child(model, "backbone")
+        source = None if backbone is None else load_pretrained(backbone)
+        if source is None and getattr(model, "freeze_backbone", False):
+            logger.warning(
+                "backbone: random and frozen, so it never learns. Set backbone.pretrained, or train it: "
+                "freeze_backbone=False."
+            )
+        return source
+    source = model.pretrained_source()
+    if source is None:
+        _warn_if_frozen(model)
+        return None
+    _load_backbone(model, source)
+    return source.partition("#sha256=")[0]
+
+
+def _warn_if_frozen(backbone: Backbone) -> None:
+    remedies = {"frozen_stages": "frozen_stages=0", "frozen_stem": "frozen_stem=false"}
+    remedy = next((text for name, text in remedies.items() if getattr(backbone, name, False)), None)
+    if remedy is not None:
+        logger.warning(
+            "backbone: its first stages are random and frozen, so they never learn. To train without pretrained "
+            "weights or a checkpoint set model.backbone.%s.",
+            remedy,
+        )
+
+
+def _load_backbone(backbone: Backbone, source: str) -> None:
+    with getattr(backbone, "completing_state", nullcontext)():
+        # A backbone does not need the classifier, and a classifier for other classes cannot use it.
+        report = load_weights(backbone, _find(source), new_class_head=True, strict=False)
+    optional, class_head = getattr(backbone, "optional_weights", ()), tuple(getattr(backbone, "class_head", ()))
+    missing = [name for name in report.missing if not any(fnmatch(name, pattern) for pattern in optional)]
+    missing = [name for name in missing if not name.startswith(class_head)]
+    if missing:
+        raise CheckpointError(
+            f"{source} does not fit this {type(backbone).__name__}: missing {', '.join(missing[:3])} ({len(missing)} "
+            f"in all); not used: {', '.join(report.unexpected[:3]) or 'none'} ({len(report.unexpected)} in all). "
+            "Are the weights for this variant?"
+        )
+
+
+def _find(source: str) -> Path | Mapping[str, Any]:
+    """Return the file or state dict that a value of `pretrained` refers to."""
+    if source.startswith("timm/"):
+        return _timm_weights(source.removeprefix("timm/"))
+    if source.startswith(("http://", "https://", "file://")):
+        url, _, checksum = source.partition("#sha256=")
+        try:
+            return cached_file(url, checksum=f"sha256:{checksum}" if checksum else "")
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE), "
+                f"{_RANDOM_INSTEAD}"
+            ) from error
+    if is_hub_name(source):
+        return hub_folder(source)
+    if not Path(source).is_file() and not is_transformers_folder(Path(source)):
+        raise CheckpointError(
+            f"pretrained: no file {source!r}. Give a file of weights, a URL ('https://...#sha256=PREFIX'), the "
+            f"name of timm's weights ('timm/NAME'), {_RANDOM_INSTEAD}"
+        )
+    return Path(source)
+
+
+def _timm_weights(name: str) -> dict[str, Tensor]:
+    import timm
+
+    if not timm.is_model_pretrained(name):
+        raise CheckpointError(
+            f"pretrained: timm {timm.__version__} has no weights named {name!r}. "
+            f"{nearest(name, timm.list_pretrained())}"
+        )
+    try:
+        return timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:  # whatever the hub and its libraries raise when they cannot be reached
+        raise CheckpointError(
+            f"pretrained: timm's weights {name!r} cannot be downloaded ({str(error).splitlines()[0]}). Give a file "
+            f"(model.backbone.pretrained=FILE), {_RANDOM_INSTEAD}"
+        ) from error
