@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 import vitkit
 from vitkit import CheckpointError, ConfigError, load_weights
 from vitkit.models import build_model
-from vitkit.weights import hub
+from vitkit.weights import hub, transformers_folder
 
 COMMIT = "a" * 40
 SMALL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)
@@ -217,7 +217,7 @@ def lose_connection_at(monkeypatch, lost, error):
     monkeypatch.setattr(hub, "snapshot_download", fetch_or_fail)
 
 
-@pytest.mark.parametrize("lost", ["preprocessor_config.json", "model-1.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("lost", ["preprocessor_config.json", "model-0.safetensors", "model.safetensors.index.json"])
 def test_lost_connection_is_not_taken_for_a_missing_file(repositories, monkeypatch, lost):
     files = {"config.json": json.dumps(VIT).encode(), "preprocessor_config.json": b"{}"}
     repositories["cats/large"] = files | sharded(weights())

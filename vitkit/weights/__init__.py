@@ -4,9 +4,9 @@ In the order in which `load_weights` goes through them:
 
     a name -> a file    names.py: a path, a run's folder, a name of the model zoo (published.py), a repository (hub.py);
                         download.py: files by URL, cached, continued and checked
-    a file -> tensors   reading.py: checkpoints; array_files.py: .npz and .pkl; sharded.py: a folder that all ranks write;
-                        transformers_folder.py: that library's files, with their tokens in marian.py and
-                        tokenizer_files.py; contents.py: the tensors and the classes in what was read
+    a file -> tensors   reading.py: checkpoints; array_files.py: .npz and .pkl; sharded.py: a folder written by ranks;
+                        transformers_folder.py: that library's files, with the tokens in marian.py and
+                        tokenizer_files.py; contents.py: the tensors and classes in what was read
     official key names  vitkit.model_zoo.converters, through published.py
     tensors -> a model  loading.py: `load_weights` and its `LoadReport`; hidden_settings.py: what weights do not show
 
