@@ -62,7 +62,7 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "build_dataset": "data.loading.loader",
     "build_model": "models",
     "compare": "apps.training.comparing",
-    "convert": "apps.interop.convert",
+    "convert": "apps.conversion.convert",
     "diagnose": "apps.doctor",
     "explain": "apps.explanations.api",
     "export": "apps.deployment.export",
