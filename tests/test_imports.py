@@ -8,8 +8,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "vitkit"
 
-# Lowest first. A folder, or a file that stands alone, imports itself and what lower lines have; those of one line do not
-# import each other.
+# Lowest first. A folder, or a file that stands alone, imports itself and what lower lines have; those of one line do
+# not import each other.
 CORE = (
     ("text_format",),
     ("errors", "structures"),
@@ -38,8 +38,8 @@ MODELS = {"kernels", "nn", "backbones", "necks", "matchers", "losses", "training
 LAYERS = (*CORE, *(tuple(f"apps.{name}" for name in layer) for layer in APPS))
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 NOT_BELOW = {
-    **dict.fromkeys(("backbones", "necks", "matchers", "losses", "heads", "models", "seq2seq"), {"weights", "config"}),
-    **dict.fromkeys(("data", "evaluation", "visualization"), {*MODELS, "weights", "config"}),
+    **{room: {"weights", "config"} for room in MODELS},
+    **{room: {*MODELS, "weights", "config"} for room in ("data", "evaluation", "visualization")},
     # Steps, hooks and evaluation receive built objects; `nn` has what they do to any model.
     "engine": {*MODELS, "evaluation"} - {"nn", "kernels"},
 }
