@@ -19,7 +19,7 @@ from vitkit import registry
 from vitkit.apps.inference import Predictor, load
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.writing import write_shapes
-from vitkit.models import build_model
+from vitkit.engine.build import build_model
 from vitkit.protocols import Model
 from vitkit.registry import CRITERIA, DATASETS
 

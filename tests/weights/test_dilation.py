@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from vitkit import model_zoo
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
-from vitkit.models import build_model
 from vitkit.weights import load_weights
 
 

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from vitkit import load_config
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
-from vitkit.models import build_model
 from vitkit.weights import load_weights
 from vitkit.weights.trained_settings import warn_of_other_settings
 
