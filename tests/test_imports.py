@@ -1,4 +1,4 @@
-"""The parts of vitkit import in one direction, so that each can be read and used without those above it."""
+"""Folders are layers: each imports only those below it, so that it can be read and used without those above it."""
 
 import ast
 from pathlib import Path
@@ -8,95 +8,54 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "vitkit"
 
-# Lowest first. A room may import itself and the rooms of lower lines; rooms on the same line do not import each other.
-LAYERS = (
-    ("words", "files"),
+# Lowest first. A folder, or a file that stands alone, imports itself and what lower lines have; those of one line do
+# not import each other.
+CORE = (
+    ("text_format",),
     ("errors", "structures"),
-    ("protocols", "registry", "devices", "data.io", "seq2seq.vocabulary"),
-    ("distributed",),
+    ("registry", "protocols", "devices", "io"),
+    ("distributed", "text"),
     ("logging",),
-    ("config", "checkpoint"),
-    ("ops",),
+    ("config", "ops"),
+    ("weights",),
     ("kernels",),
     ("nn",),
     ("backbones", "necks", "matchers", "losses", "training_queries"),
     ("heads",),
     ("models",),
     ("seq2seq",),
+    ("data", "evaluation", "visualization"),
+    ("engine",),
 )
+APPS = (
+    ("exported", "interop"),
+    ("inference", "report"),
+    ("explanations", "deployment", "conversion", "analysis"),
+    ("doctor", "training"),
+    ("starter",),
+)
+MODELS = {"kernels", "nn", "backbones", "necks", "matchers", "losses", "training_queries", "heads", "models", "seq2seq"}
+"""The folders of models, which know neither data nor runs, and which data and runs do not know."""
+LAYERS = (*CORE, *(tuple(f"apps.{name}" for name in layer) for layer in APPS))
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-LOW = {room for room in LEVEL if LEVEL[room] <= LEVEL["logging"]}
-RUNS = {*LOW, "config", "checkpoint"}
-BESIDE = {  # rooms outside of that order, and the rooms that each may import
-    "data": {*LOW, "ops"},
-    "evaluation": {*LOW, "ops"},
-    # Steps, evaluation, hooks and checkpoints receive built objects: they know no concrete model, dataset or evaluator.
-    "engine": {*RUNS, "ops", "kernels", "nn"},
-    "visualization": {*LOW, "ops"},
-    "analysis": {*LOW, "kernels", "nn"},
-    "evaluation.report": {*LOW, "ops", "evaluation", "visualization"},
-    # At the top: each uses whatever it needs.
-    # Exported files and folders of the transformers library: inference reads them, and they are written from above it.
-    "foreign models": {*LEVEL, "data", "model_zoo"},
-    "inference": {*LEVEL, "data", "evaluation", "visualization", "model_zoo", "foreign models"},
-    "deployment": {*LEVEL, "data", "visualization", "model_zoo", "inference", "foreign models"},
-    "explanations": {*LEVEL, "data", "visualization", "inference"},
-    "interop": {*LEVEL, "data", "model_zoo", "inference", "foreign models"},
-    "analysis.reports": {*LEVEL, "data", "engine", "analysis", "visualization", "inference", "model_zoo"},
-    "doctor": {*LEVEL, "data", "engine", "analysis"},
-    "starter": {
-        *LEVEL,
-        "analysis",
-        "data",
-        "engine",
-        "engine builders",
-        "visualization",
-        "evaluation",
-        "evaluation.report",
-        "doctor",
-        "inference",
-    },
-    # The files of engine that build what a config names; the others do not import them.
-    "engine builders": {
-        *LEVEL,
-        "data",
-        "engine",
-        "evaluation",
-        "evaluation.report",
-        "visualization",
-        "inference",
-        "foreign models",
-    },
+NOT_BELOW = {
+    **{room: {"weights", "config"} for room in MODELS},
+    **{room: {*MODELS, "weights", "config"} for room in ("data", "evaluation", "visualization")},
+    # Steps, hooks and evaluation receive built objects; `nn` has what they do to any model.
+    "engine": {*MODELS, "evaluation"} - {"nn", "kernels"},
 }
-ENGINE_BUILDERS = ("api", "build", "comparing", "feature_cache", "results", "testing", "trainer", "validation")
-FOREIGN_MODELS = (
-    "deployment.exported",
-    "deployment.graphs",
-    "deployment.onnx_runner",
-    "deployment.settings",
-    "interop.backbones",
-    "interop.detectors",
-    "interop.masks",
-    "interop.text",
-    "interop.transformers_configs",
-    "interop.transformers_settings",
-)
-ROOMS = LEVEL.keys() | BESIDE.keys()
+"""Room -> rooms of lower lines that it does not import either."""
 
 
 def room_of(module: str) -> str | None:
-    """Return the room that a module belongs to: "heads" for "vitkit.heads.detr", "data.io" for what is in data/io.
+    """Return the room that a module belongs to: "heads" for "vitkit.heads.detr", "apps.report" for what is in it.
 
     None for other packages, and for vitkit itself, whose public names are imported when they are first used.
     """
     package, *names = module.split(".")
     if package != "vitkit" or not names or names[0].startswith("__"):
         return None
-    if names[0] == "engine" and names[1:] and names[1] in ENGINE_BUILDERS:
-        return "engine builders"
-    if ".".join(names[:2]) in FOREIGN_MODELS:
-        return "foreign models"
-    return ".".join(names[:2]) if ".".join(names[:2]) in ROOMS else names[0]
+    return ".".join(names[:2]) if names[0] == "apps" else names[0]
 
 
 def imports_of(path: Path) -> set[str]:
@@ -109,7 +68,7 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
             base = base if node.level else node.module
-            # `from vitkit import heads` and `from vitkit.data import io` import a room by a name.
+            # `from vitkit import heads` and `from vitkit.apps import report` import a room by a name.
             modules |= {f"{base}.{alias.name}" for alias in node.names}
     return modules
 
@@ -117,9 +76,11 @@ def imports_of(path: Path) -> set[str]:
 def allowed(room: str, imported: str) -> bool:
     if room == imported:
         return True
-    if room in BESIDE:
-        return imported in BESIDE[room]
-    return imported in LEVEL and LEVEL[imported] < LEVEL[room]
+    if imported == "model_zoo":  # beside the package: names of weights, and the key names of other projects
+        return room in ("apps.interop", "apps.inference", "apps.conversion", "apps.deployment", "apps.analysis")
+    if imported not in LEVEL or LEVEL[imported] >= LEVEL[room]:
+        return False
+    return imported not in NOT_BELOW.get(room, ())
 
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
@@ -129,8 +90,8 @@ def own_room(path: Path) -> str:
     return room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
-def test_every_package_has_an_import_level():
-    assert {own_room(path) for path in FILES} <= ROOMS
+def test_every_folder_has_an_import_level():
+    assert {own_room(path) for path in FILES} == LEVEL.keys() | {"apps.__init__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -146,28 +107,23 @@ def test_nothing_imports_tools_or_configs(path):
     assert not {room_of(m) for m in imports_of(path)} & {"tools", "configs"}
 
 
-@pytest.mark.parametrize("room", [room for room in LEVEL if "." in room])
-def test_packages_of_low_rooms_import_nothing(room):
-    # Importing vitkit.io also runs vitkit/data/__init__.py.
-    package = PACKAGE / room.split(".")[0] / "__init__.py"
-    assert not [module for module in imports_of(package) if room_of(module)]
-
-
 def test_model_zoo_stands_alone():
     # Loading weights uses it, so it must not import higher rooms; scripts and notebooks do not count.
     files = [path for path in (ROOT / "model_zoo").glob("*.py") if "__main__" not in path.read_text(encoding="utf-8")]
     imported = {room_of(m) for path in files for m in imports_of(path)} - {None}
     assert files
-    assert imported <= {"model_zoo", "errors", "checkpoint", "data.io"}
+    assert imported <= {"model_zoo", "errors", "weights", "io"}
 
 
-@pytest.mark.parametrize("room", ["checkpoint", "config", "data", "data.io", "evaluation", "evaluation.report"])
-def test_files_of_a_room_have_no_circular_imports(room):
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES if own_room(path) == room}
+def test_no_room_has_circular_imports():
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     imports = {
         name: {
-            other for other in files if other != name and any(f"{m}.".startswith(f"{other}.") for m in imports_of(path))
+            next((other for other in (m, m.rpartition(".")[0]) if other in files and other != name), None)
+            for m in imports_of(path)
         }
+        - {None}
         for name, path in files.items()
     }
     while free := [name for name, below in imports.items() if not below & imports.keys()]:
@@ -184,25 +140,36 @@ def test_files_of_a_room_have_no_circular_imports(room):
         ("heads", "training_queries", True),
         ("training_queries", "heads", False),
         ("models", "seq2seq", False),
-        ("models", "seq2seq.vocabulary", True),
+        ("models", "text", True),
+        ("models", "apps.inference", False),
         ("seq2seq", "models", True),
-        ("checkpoint", "model_zoo", False),
-        ("checkpoint", "seq2seq", False),
-        ("checkpoint", "config", False),
+        ("backbones", "weights", False),
+        ("weights", "model_zoo", False),
+        ("weights", "seq2seq", False),
+        ("weights", "config", True),
+        ("config", "weights", False),
         ("protocols", "distributed", False),
         ("registry", "protocols", False),
         ("distributed", "logging", False),
-        ("evaluation", "data.io", True),
+        ("evaluation", "io", True),
         ("evaluation", "data", False),
-        ("data.io", "ops", False),
+        ("evaluation", "apps.report", False),
+        ("io", "ops", False),
         ("nn", "heads", False),
         ("config", "registry", True),
         ("config", "ops", False),
         ("data", "ops", True),
+        ("data", "models", False),
         ("data", "engine", False),
+        ("engine", "data", True),
+        ("engine", "visualization", True),
         ("engine", "models", False),
-        ("engine", "engine builders", False),
-        ("engine builders", "models", True),
+        ("engine", "apps.inference", False),
+        ("apps.inference", "models", True),
+        ("apps.inference", "apps.exported", True),
+        ("apps.exported", "apps.inference", False),
+        ("apps.deployment", "apps.conversion", False),
+        ("apps.starter", "apps.training", True),
         ("models", "tools", False),
     ],
 )

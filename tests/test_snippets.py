@@ -19,7 +19,7 @@ from vitkit import registry
 from vitkit.apps.inference import Predictor, load
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.writing import write_shapes
-from vitkit.models import build_model
+from vitkit.engine.build import build_model
 from vitkit.protocols import Model
 from vitkit.registry import CRITERIA, DATASETS
 
@@ -177,7 +177,6 @@ def test_own_model_is_exported_as_a_graph(names):
 
 
 def test_predictions_of_images_and_videos(names, capsys):
-    pytest.importorskip("av", reason="videos need pip install -e '.[video]'")
     write_video(Path("drive.mp4"), 3)
     run("vitkit/apps/inference/README.md", 1, names)
     printed = capsys.readouterr().out

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vitkit.apps.training.comparing import compare
     from vitkit.config import Config, load_config
     from vitkit.data.loading.loader import build_dataset
+    from vitkit.engine.build import build_model
     from vitkit.errors import CheckpointError, ConfigError, DataError, TrainingError, VitkitError
-    from vitkit.models import build_model
     from vitkit.nn.attention import AttentionRecorder
     from vitkit.protocols import Criterion, Dataset, Evaluator, Model
     from vitkit.registry import (
@@ -60,9 +60,9 @@ _MODULES = dict.fromkeys(_REGISTRIES.split(), "registry") | {
     "VitkitError": "errors",
     "analyze": "apps.analysis.reports.api",
     "build_dataset": "data.loading.loader",
-    "build_model": "models",
+    "build_model": "engine.build",
     "compare": "apps.training.comparing",
-    "convert": "apps.interop.convert",
+    "convert": "apps.conversion.convert",
     "diagnose": "apps.doctor",
     "explain": "apps.explanations.api",
     "export": "apps.deployment.export",

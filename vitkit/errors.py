@@ -70,7 +70,7 @@ class DataError(VitkitError):
     """A dataset's folder, annotation file or image is missing or wrong."""
 
     def __str__(self) -> str:
-        # It quotes names that strangers chose, and stays one line.
+        # It quotes names from users' files, and must stay one line.
         return super().__str__().replace("\n", "\\n").replace("\t", "\\t")
 
 

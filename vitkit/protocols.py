@@ -138,7 +138,7 @@ class GenerativeModel(Protocol):
 
 @runtime_checkable
 class OffersExportGraph(Protocol):
-    """A model that says itself what its exported file takes and returns; see vitkit/apps/deployment/README.md."""
+    """A model that defines what its exported file takes and returns; see vitkit/apps/deployment/README.md."""
 
     def export_graph(self) -> nn.Module:
         """Return a `vitkit.apps.exported.graphs.ExportGraph` of the model, such as `ImageGraph(self)`."""
@@ -333,7 +333,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def table(self) -> str:
-        """Return the metrics as text to be read by people; to be called after `compute`."""
+        """Format the metrics as a table; to be called after `compute`."""
 
     @property
     def parts(self) -> Sequence["Evaluator"]:

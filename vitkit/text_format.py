@@ -1,4 +1,4 @@
-"""Texts for people: what a terminal can show, counted things, names that differ."""
+"""Formats text for messages: printable characters, numbers with their nouns, unique names."""
 
 from collections.abc import Iterable
 

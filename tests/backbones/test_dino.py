@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from vitkit.backbones.vit_blocks import Attention
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights

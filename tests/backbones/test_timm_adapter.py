@@ -6,9 +6,9 @@ from torch import nn
 
 from vitkit.backbones.timm_adapter import TimmBackbone
 from vitkit.config import load_config
+from vitkit.engine.build import build_model
 from vitkit.engine.optimizers import layer_factors
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, load_weights

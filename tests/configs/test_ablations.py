@@ -5,7 +5,7 @@ import torch
 
 from vitkit.apps.starter.ablations.sets import read_set, set_files, summary_of, train_command
 from vitkit.config import load_config
-from vitkit.models import build_model
+from vitkit.engine.build import build_model
 from vitkit.models.classifier import Classifier
 from vitkit.nn.additive_attention import SCORES
 from vitkit.registry import CRITERIA, DATASETS, TRANSFORMS

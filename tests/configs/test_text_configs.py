@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vitkit.config import load_config
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
 from vitkit.registry import CRITERIA, OPTIMIZERS, SCHEDULES
 from vitkit.seq2seq.captioner import Captioner
 

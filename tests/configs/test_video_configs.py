@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitkit.config import load_config
-from vitkit.models import build_model
+from vitkit.engine.build import build_model
 from vitkit.registry import CRITERIA, OPTIMIZERS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -13,7 +13,6 @@ from vitkit.data.loading.loader import DataSettings, build_dataset
 from vitkit.errors import ConfigError, DataError
 from vitkit.structures import Batch
 
-pytest.importorskip("av")
 CLIP = dict(num_frames=4, sampling_rate=4)
 
 

@@ -18,8 +18,8 @@ from vitkit.apps.exported.settings import ExportSettings
 from vitkit.apps.inference import Predictor, load
 from vitkit.apps.starter import start as starting
 from vitkit.apps.starter.child_runs import StepCost
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError, DataError
-from vitkit.models import build_model
 from vitkit.tools import browse, predict
 from vitkit.tools import test as test_tool
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from explanations.test_every_model import text_model
+from apps.explanations.test_every_model import text_model
 from helpers.emulated_gpu import DEVICE, emulated_gpu, to_device
 from helpers.quickstart_runs import REALTIME, quickstart_run
 from models.test_every_backbone_under_every_head import BACKBONES

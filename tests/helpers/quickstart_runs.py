@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
+from vitkit.engine.build import build_model
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.engine.run import TrainRun
 from vitkit.engine.settings import TrainSettings
-from vitkit.models import build_model
 from vitkit.registry import CRITERIA, DATASETS
 from vitkit.structures import Batch
 

@@ -8,7 +8,6 @@ from PIL import Image
 from vitkit.errors import DataError
 from vitkit.io.video_files import open_video
 
-pytest.importorskip("av")
 FILES = {
     "key_frames_every_12.mp4": dict(bf="3"),
     "one_key_frame.mp4": dict(g="250", bf="3", sc_threshold="0"),

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from vitkit.kernels import attend_explicit, scaled_dot_product_attention, use_kernels
+from vitkit.kernels import use_kernels
+from vitkit.kernels.attention import attend_explicit, scaled_dot_product_attention
 
 
 @pytest.mark.parametrize("learned", [False, True])

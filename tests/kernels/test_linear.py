@@ -2,8 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitkit import kernels
-from vitkit.kernels import linear, use_kernels
+from vitkit.kernels import linear as kernels
+from vitkit.kernels import use_kernels
+from vitkit.kernels.linear import linear
 from vitkit.nn.layers import Linear
 
 

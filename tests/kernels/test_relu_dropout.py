@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from vitkit.kernels import _dropout_, relu_dropout, use_kernels
+from vitkit.kernels import use_kernels
+from vitkit.kernels.linear import _dropout_, relu_dropout
 from vitkit.nn.layers import FeedForward
 
 

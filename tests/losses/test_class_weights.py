@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from vitkit.config.check import check_config
+from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
 from vitkit.losses import ClassificationLoss, MaskCriterion, PerPixelCriterion, SetCriterion
-from vitkit.losses.class_weights import build_criterion
 
 WEIGHTS = [1.0, 3.0, 0.5]
 CLASSES = ["red", "white", "platelets"]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from golden.weights import grad_projection, load_case, rng_for
 
+from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
-from vitkit.models import build_model
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.registry import CRITERIA
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS
 from vitkit.model_zoo.converters import convert_official
-from vitkit.models import build_model
 from vitkit.weights import load_weights
 
 ENCODER, DECODER = "transformer.encoder.layers.0.", "transformer.decoder.layers.0."

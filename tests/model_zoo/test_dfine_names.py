@@ -6,11 +6,11 @@ from models.test_dfine import dfine
 
 from vitkit.backbones.timm_adapter import TimmBackbone
 from vitkit.configs.rtdetr_r18 import config as rtdetr
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.io.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
 from vitkit.model_zoo.converters import written
-from vitkit.models import build_model
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, load_weights
 

@@ -12,9 +12,9 @@ import vitkit
 from vitkit import model_zoo
 from vitkit.apps.inference import find_model
 from vitkit.config import load_config
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
 from vitkit.model_zoo import write_table
-from vitkit.models import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = {name: entry for name, entry in model_zoo.index().items() if not model_zoo.is_packaged(name)}

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from vitkit.config import load_config
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
 from vitkit.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
-from vitkit.models import build_model
 from vitkit.weights import load_weights
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from vitkit.backbones.base import check_feature_info, keep_features
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError, DataError
-from vitkit.models import build_model
 from vitkit.models.base import DensePredictionModel
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, pixel_statistics
 from vitkit.registry import MODELS

@@ -9,7 +9,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vitkit import load_config
-from vitkit.models import build_model
+from vitkit.engine.build import build_model
 from vitkit.registry import HEADS as HEAD_REGISTRY
 from vitkit.structures import FeatureInfo, UncompiledTargets
 from vitkit.training_queries import TrainingQueries

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from vitkit.config import load_config
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
-from vitkit.models import build_model
 from vitkit.nn.deformable_transformer import flatten_levels, in_padded_maps
 from vitkit.nn.detection import boxes_around
 from vitkit.nn.layers import enable_activation_checkpointing

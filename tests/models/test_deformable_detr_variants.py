@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from vitkit.models import build_model
+from vitkit.engine.build import build_model
 from vitkit.registry import CRITERIA
 from vitkit.weights import load_weights
 

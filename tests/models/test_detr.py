@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from vitkit.config import load_config
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
 from vitkit.ops.images import normalize_images, pad_to_multiple, resize_mask

@@ -4,8 +4,8 @@ import pytest
 import torch
 from golden.weights import compare, load_case
 
+from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
-from vitkit.models import build_model
 from vitkit.nn.position import sine_positions_2d
 from vitkit.ops.images import resize_mask
 

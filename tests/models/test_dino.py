@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.config import load_config
 from vitkit.distributed import close_distributed
+from vitkit.engine.build import build_model
 from vitkit.engine.step import training_inputs
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
-from vitkit.models import build_model
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
 from vitkit.weights import load_weights

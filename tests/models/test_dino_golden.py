@@ -9,8 +9,8 @@ from golden.weights import compare, grad_projection, load_case, pinned_topk
 from models.test_deformable_detr_golden import padded, targets_of
 
 from vitkit.configs.dino_r50_4scale import config
+from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
-from vitkit.models import build_model
 from vitkit.registry import CRITERIA
 from vitkit.training_queries.box_denoising import Noise
 from vitkit.training_queries.sets import attention_mask

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from vitkit.engine.build import build_model
 from vitkit.engine.hooks import MaskAnnealing
 from vitkit.engine.step import Decision
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.models import build_model
 from vitkit.models.mask_postprocess import Geometry, WindowMasks, semantic_scores, windowed_scores
 from vitkit.models.windows import window_starts
 from vitkit.nn.attention import AttentionRecorder

@@ -4,8 +4,8 @@ import pytest
 import timm
 import torch
 
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
 from vitkit.registry import CRITERIA
 
 BACKBONES = {

@@ -4,8 +4,8 @@ import pytest
 import torch
 from golden.weights import compare, load_case
 
+from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
-from vitkit.models import build_model
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.ops.masks import mask_logits
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from vitkit.engine.build import build_model
 from vitkit.engine.step import training_inputs
-from vitkit.models import build_model
 from vitkit.registry import CRITERIA
 from vitkit.structures import Batch
 from vitkit.weights import load_weights

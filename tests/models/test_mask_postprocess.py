@@ -4,9 +4,10 @@ import torch
 import torch.nn.functional as F
 from golden.weights import compare, load_case
 
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
 from vitkit.model_zoo.converters import convert_official
-from vitkit.models import build_model, mask_postprocess
+from vitkit.models import mask_postprocess
 from vitkit.models.mask_postprocess import (
     Geometry,
     PanopticRules,

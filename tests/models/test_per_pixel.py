@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from vitkit.engine.build import build_model
 from vitkit.errors import DataError
-from vitkit.models import build_model
 from vitkit.models.mask_postprocess import Geometry, resized_bands, upsample
 from vitkit.models.tta import MultiScaleFlip
 from vitkit.registry import CRITERIA

@@ -8,8 +8,8 @@ import torch
 
 import vitkit
 from vitkit.config import load_config
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError, DataError
-from vitkit.models import build_model
 from vitkit.registry import CRITERIA
 from vitkit.weights import load_weights
 
@@ -274,7 +274,7 @@ def test_a_typo_in_training_queries_is_found_before_anything_is_built():
 
 def test_models_without_training_queries_do_not_import_them():
     program = (
-        "import sys, torch; from vitkit.config import load_config; from vitkit.models import build_model;"
+        "import sys, torch; from vitkit.config import load_config; from vitkit.engine.build import build_model;"
         "model = build_model(load_config('quickstart/detr')['model']).eval();"
         "model(torch.rand(1, 3, 64, 64)); print('vitkit.training_queries' in sys.modules)"
     )

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
 from vitkit.models.mask_postprocess import resize
 from vitkit.models.tta import MultiScaleFlip
 from vitkit.protocols import Model

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitkit.config import load_config
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
 from vitkit.necks.simple_pyramid import SimpleFeaturePyramid
 from vitkit.registry import BACKBONES, NECKS
 from vitkit.structures import FeatureInfo

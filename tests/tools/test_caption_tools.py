@@ -16,10 +16,10 @@ from vitkit.apps.inference import load
 from vitkit.config import load_config
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.world import World
+from vitkit.engine.build import build_model
 from vitkit.engine.feature_cache import cache_features, check_not_random
 from vitkit.engine.hooks import Hook
 from vitkit.errors import ConfigError, DataError
-from vitkit.models import build_model
 from vitkit.text.vocabulary import vocabularies_of
 from vitkit.tools import explain
 from vitkit.tools import test as test_tool

@@ -9,8 +9,8 @@ from vitkit import load
 from vitkit.apps.conversion.convert import NAMES
 from vitkit.config import load_config
 from vitkit.data.formats.writing import WRITERS
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.models import build_model
 from vitkit.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from vitkit.tools import convert
 from vitkit.weights import read_checkpoint, save_checkpoint

@@ -247,7 +247,7 @@ def test_image_too_large_for_memory_is_an_error_with_a_remedy(run, capsys, monke
     [
         (["run", "--input", "none.jpg"], "'none.jpg': no such file or folder, and no file matches it"),
         (["run", "--input", "empty"], "folder 'empty' has no image ("),
-        (["run", "--input", "clip.mp4"], "no frame of the video can be read"),
+        (["run", "--input", "clip.mp4"], "--input: cannot decode 'clip.mp4' (8 bytes)"),
         (["run", "--input", "b.png", "--task", "semantic"], "task 'semantic': the model does not predict it"),
         (["run", "--input", "b.png", "--batch-size", "0"], "expected an integer of at least 1"),
         (["run", "--input", "b.png", "--threshold", "2"], "expected a number from 0 to 1"),

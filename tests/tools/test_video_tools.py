@@ -20,7 +20,6 @@ from vitkit.tools import browse, doctor, explain, predict
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
 
-pytest.importorskip("av")
 CONFIG = """
 def config():
     videos = dict(type="VideoFolder", folder="videos", num_frames=4, sampling_rate=2)

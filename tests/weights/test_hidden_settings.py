@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from vitkit import load_config, model_zoo
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
-from vitkit.models import build_model
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_weights
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 
 import vitkit
 from vitkit import CheckpointError, ConfigError, load_weights
-from vitkit.models import build_model
+from vitkit.engine.build import build_model
 from vitkit.weights import hub, transformers_folder
 
 COMMIT = "a" * 40

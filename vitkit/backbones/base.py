@@ -12,7 +12,7 @@ from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, pixel_statistics
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, in_channels
 from vitkit.protocols import Backbone
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
@@ -144,12 +144,7 @@ def check_feature_info(backbone: nn.Module) -> None:
 
 
 # `Backbone` lists what a user's own backbone may leave out; models ask for it through these functions and, for its
-# pixels' mean and standard deviation, `vitkit.ops.images.pixel_statistics`.
-
-
-def in_channels(backbone: Backbone) -> int:
-    """Return the number of channels of a backbone's images: as many as its pixel statistics have, or 3."""
-    return len(pixel_statistics(backbone)["mean"])
+# pixels' channels, mean and standard deviation, those in `vitkit.ops.images`.
 
 
 def keep_features(backbone: Backbone, names: Iterable[str]) -> None:

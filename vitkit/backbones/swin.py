@@ -12,7 +12,7 @@ from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import STAGES, BackboneBase, check_at_least_1, drop_path_rates, four_stages, init_linear
 from vitkit.errors import ConfigError
-from vitkit.kernels import linear
+from vitkit.kernels.linear import linear
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
 from vitkit.nn.layers import Linear, TokenMLP

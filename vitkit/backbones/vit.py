@@ -17,12 +17,12 @@ from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
-from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates, in_channels, init_linear
+from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates, init_linear
 from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, choose_global_blocks, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import SwiGLU
 from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
-from vitkit.ops.images import check_images
+from vitkit.ops.images import check_images, in_channels
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 

@@ -14,7 +14,7 @@ from torchvision.ops import StochasticDepth
 
 from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
-from vitkit.kernels import linear
+from vitkit.kernels.linear import linear
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
 from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitkit.backbones.base import in_channels
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
 from vitkit.data.loading.loader import DataSettings, check_same_classes
@@ -17,11 +16,10 @@ from vitkit.distributed import broadcast_object, first_rank_first, is_main
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.losses.class_weights import build_criterion
-from vitkit.models import build_model
 from vitkit.nn.layers import enable_activation_checkpointing
+from vitkit.ops.images import in_channels
 from vitkit.protocols import Criterion, Dataset, Model, child
-from vitkit.registry import Spec
+from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import counted
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
@@ -92,6 +90,42 @@ def dataset_metadata(dataset: Dataset, vocabularies: Mapping[str, Vocabulary]) -
     return metadata
 
 
+def build_model(
+    spec: Spec,
+    *,
+    classes: Sequence[str] | None = None,
+    things: Sequence[bool] | None = None,
+    vocabularies: Mapping[str, Vocabulary] | None = None,
+) -> nn.Module:
+    """Build a config's `model` section.
+
+    Args:
+        spec: its `num_classes` and `things`, which official configs set to those of the published checkpoint, are used
+            if `classes` is None.
+        classes: the dataset's class names, whose number sets the size of the model's head; None leaves it to the spec.
+        things: for each class, whether it has instances, for models with such an argument; None: those in the spec, or
+            all.
+        vocabularies: those of the text that the model reads ("source") and writes ("target"), for models with such
+            arguments.
+    Raises:
+        ConfigError: the section is invalid.
+    """
+    if classes is None and not vocabularies:
+        return MODELS.build(spec)
+    parameters = parameters_of(MODELS.resolve(spec)[0])
+    if vocabularies:
+        named = {f"{side}_vocabulary": vocabulary for side, vocabulary in vocabularies.items()}
+        return MODELS.build(spec, **{name: vocabulary for name, vocabulary in named.items() if name in parameters})
+    stated = dict(spec) if isinstance(spec, Mapping) else {"type": spec}
+    num_classes = stated.pop("num_classes", len(classes))
+    arguments: dict[str, Any] = {"num_classes": len(classes)}
+    if "things" in parameters:
+        same_classes = num_classes == len(classes)
+        stated_things = stated.pop("things", None)
+        arguments["things"] = list(things) if things is not None else stated_things if same_classes else None
+    return MODELS.build(stated, **arguments)
+
+
 def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: Mapping[str, Vocabulary]) -> Model:
     """Build a config's model for the classes, or the vocabularies, of a dataset.
 
@@ -117,6 +151,39 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
             f"{channels or '3'} channels. Set both to the number of channels of the images."
         )
     return model
+
+
+def build_criterion(spec: Spec, classes: Sequence[str] | None) -> Criterion:
+    """Build a config's `criterion` section; its `class_weights` may be by name.
+
+    Args:
+        classes: names of the dataset's classes; None if it has none.
+    Raises:
+        ConfigError: the section is invalid, or `class_weights` are not for these classes.
+    """
+    weights = spec.get("class_weights") if isinstance(spec, Mapping) else None
+    if weights is None:
+        return CRITERIA.build(spec)
+    return CRITERIA.build({**spec, "class_weights": _in_class_order(weights, classes or ())})
+
+
+def _in_class_order(weights: Any, classes: Sequence[str]) -> list[float]:
+    """Return the weights in the order of the classes."""
+    if isinstance(weights, Mapping):
+        for name in weights:
+            if name not in classes:
+                raise ConfigError(
+                    f"criterion.class_weights: the data has no class {name!r}. {nearest(str(name), classes)}"
+                )
+        return [weights.get(name, 1.0) for name in classes]
+    if not isinstance(weights, list | tuple):
+        raise ConfigError(f"criterion.class_weights: got {weights!r}; expected {{'NAME': 2.0}}, or a list.")
+    if len(weights) != len(classes):
+        raise ConfigError(
+            f"criterion.class_weights: got {counted(len(weights), 'weights')}; the data has "
+            f"{counted(len(classes), 'classes')}. Give one for each, or name the classes: {{'NAME': 2.0}}."
+        )
+    return list(weights)
 
 
 def build_criterion_for(config: Mapping[str, Any], model: Model, classes: Sequence[str] | None = None) -> Criterion:

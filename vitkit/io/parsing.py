@@ -1,4 +1,4 @@
-"""Values of files that others wrote: numbers, names, YAML and XML, checked before anything is computed from them."""
+"""Parses and checks values in users' files: numbers, names, YAML and XML."""
 
 import math
 import re

@@ -101,12 +101,11 @@ class FrameFolder(nullcontext):
 
     @property
     def info(self) -> VideoInfo:
-        """See `Video`; the size is the first frame's."""
+        """The number of frames and the duration; the size is the first frame's."""
         width, height = upright_size(self._files[0], self.what, max_pixels=self.max_pixels)
         return VideoInfo(len(self._files), len(self._files) / ASSUMED_FRAME_RATE, height, width)
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        """See `Video`."""
         shape = None
         for number in numbers:
             frame = read_image(self._files[number], self.what, max_pixels=self.max_pixels)
@@ -159,14 +158,13 @@ class VideoFile:
 
     @cached_property
     def info(self) -> VideoInfo:
-        """See `Video`; decodes the first frame."""
+        """The number of frames, the duration and the size, for which the first frame is decoded."""
         height, width = next(self.frames([0])).shape[:2]
         intervals = np.diff(self.times)
         last = float(np.median(intervals)) if len(intervals) else 1 / ASSUMED_FRAME_RATE
         return VideoInfo(len(self.times), float(self.times[-1]) + last, height, width)
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        """See `Video`."""
         unique, counts = np.unique(np.asarray(numbers, np.int64), return_counts=True)
         frames = self._decode(self._shown[unique])
         for count in counts.tolist():

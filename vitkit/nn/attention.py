@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.kernels import attend_explicit, linear, scaled_dot_product_attention
+from vitkit.kernels.attention import attend_explicit, scaled_dot_product_attention
+from vitkit.kernels.linear import linear
 from vitkit.nn.layers import Linear
 
 logger = logging.getLogger("vitkit")

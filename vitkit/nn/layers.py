@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import FrozenBatchNorm2d
 
 from vitkit.errors import ConfigError
-from vitkit.kernels import linear, plain_only, relu_dropout
+from vitkit.kernels import plain_only
+from vitkit.kernels.linear import linear, relu_dropout
 
 
 def init_xavier(*modules: nn.Module) -> None:

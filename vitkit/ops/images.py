@@ -44,6 +44,11 @@ def pixel_statistics(backbone: Backbone) -> dict[str, Sequence[float]]:
     return dict(mean=getattr(backbone, "pixel_mean", IMAGENET_MEAN), std=getattr(backbone, "pixel_std", IMAGENET_STD))
 
 
+def in_channels(backbone: Backbone) -> int:
+    """Return the number of channels of a backbone's images: as many as its pixel statistics have, or 3."""
+    return len(pixel_statistics(backbone)["mean"])
+
+
 def float_statistics(backbone: Any) -> dict[str, Sequence[float]]:
     """Return the `mean` and `std` that images in float are already normalized by: ImageNet's for RGB, or else those of
     the backbone, or of a classifier."""

@@ -7,7 +7,8 @@ cached keys and values of the earlier ones, and to a memory that is projected on
 import torch
 from torch import Tensor
 
-from vitkit.kernels import attend_explicit, linear
+from vitkit.kernels.attention import attend_explicit
+from vitkit.kernels.linear import linear
 from vitkit.nn.attention import MultiHeadAttention, attend
 from vitkit.nn.transformer import (
     TransformerDecoder,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.kernels import linear
+from vitkit.kernels.linear import linear
 from vitkit.nn.attention import mask_bias, padding_bias
 from vitkit.nn.layers import Activation, Linear
 from vitkit.nn.position import fairseq_positions_1d, sine_positions_1d

@@ -7,8 +7,8 @@ from helpers.transformers_models import BUILDERS, build_theirs, compare
 from vitkit import CheckpointError, load_config, load_weights
 from vitkit.apps.conversion.transformers_writing import config_json
 from vitkit.apps.inference import Predictor, find_model
+from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import written
-from vitkit.models import build_model
 from vitkit.weights.writing import write_safetensors
 
 

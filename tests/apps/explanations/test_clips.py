@@ -10,8 +10,8 @@ from vitkit.apps.explanations.explain_options import Explanation, Request
 from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.backbones.timesformer import SCHEMES
 from vitkit.data.datasets.clip_sampling import ClipSampling
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError, DataError
-from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 
 H, W, T = 2, 3, 4

@@ -18,8 +18,8 @@ from vitkit.apps.explanations.images import (
     samples_points,
 )
 from vitkit.apps.inference import Predictor
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.structures import ScoreThresholds
 

@@ -5,7 +5,7 @@ from dataclasses import is_dataclass, replace
 import numpy as np
 import pytest
 import torch
-from explanations.test_every_model import CLASSIFIERS, CLIPS, DENSE, IMAGE, TEXTS, dense_model, text_model
+from apps.explanations.test_every_model import CLASSIFIERS, CLIPS, DENSE, IMAGE, TEXTS, dense_model, text_model
 from helpers.emulated_gpu import emulated_gpu, to_device
 
 from vitkit import build_model

@@ -175,11 +175,14 @@ def test_missing_camera_is_an_error(monkeypatch):
         def grab(self):
             return False
 
+        def get(self, key):
+            return 0.0
+
         def release(self):
             pass
 
     monkeypatch.setattr(inputs.cv2, "VideoCapture", Missing)
-    with pytest.raises(DataError, match="camera 7: no frame can be read. Is it connected"):
+    with pytest.raises(DataError, match="input: no frame of camera 7 can be read. Is it connected"):
         list(find_images(7).named)
 
 

@@ -9,7 +9,7 @@ from vitkit import CheckpointError, ConfigError, convert, load, load_weights
 from vitkit.apps.explanations.text import text_attention
 from vitkit.apps.inference import find_model
 from vitkit.apps.inference.language import MaskFiller, TextContinuer
-from vitkit.models import build_model
+from vitkit.engine.build import build_model
 from vitkit.structures import BOS, EOS, PAD, UNK
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 from vitkit.weights.transformers_folder import tokens_in

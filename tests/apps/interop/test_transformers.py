@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from vitkit import CheckpointError, ConfigError, load, load_weights
 from vitkit.apps.inference import find_model
 from vitkit.config import load_config
+from vitkit.engine.build import build_model
 from vitkit.errors import VitkitError
 from vitkit.io.coco_classes import COCO_CLASSES, COCO_PANOPTIC_CLASSES
-from vitkit.models import build_model
 from vitkit.weights.transformers_folder import is_transformers_folder
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")

@@ -10,7 +10,7 @@ from vitkit import CheckpointError, load
 from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import Predictor
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
-from vitkit.models import build_model
+from vitkit.engine.build import build_model
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.tools.convert import main as convert
 from vitkit.weights import save_checkpoint

@@ -7,8 +7,7 @@ import pytest
 
 import vitkit
 from vitkit import load_config
-from vitkit.apps.starter import child_runs, own_data
-from vitkit.apps.starter import starting as start
+from vitkit.apps.starter import child_runs, own_data, start
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.recipes import RECIPES
 from vitkit.apps.starter.start import imagenet_weights

@@ -62,12 +62,6 @@ def test_table_that_cannot_be_written_is_an_error_before_anything_is_measured(tm
     assert not capsys.readouterr().err
 
 
-def test_missing_pyav_is_an_error_before_clip_models_are_measured(monkeypatch):
-    monkeypatch.setattr(clips, "find_spec", lambda name: None)
-    with pytest.raises(VitkitError, match=r"needs PyAV: pip install -e '\.\[video\]'"):
-        benchmark.measure("clips", benchmark.parse_args(["clips", "--repeats", "1"]))
-
-
 def test_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit):
         benchmark.main(["dert"])

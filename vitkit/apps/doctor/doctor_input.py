@@ -14,9 +14,9 @@ from vitkit.apps.doctor.issues import Issue
 from vitkit.apps.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import resolve_precision
+from vitkit.engine.build import build_model
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import VitkitError
-from vitkit.models import build_model
 from vitkit.registry import MODELS, parameters_of
 from vitkit.text.vocabulary import vocabularies_of
 from vitkit.weights import load_pretrained, load_weights

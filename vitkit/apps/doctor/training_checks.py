@@ -19,11 +19,11 @@ from vitkit.apps.doctor.statistics import DatasetStatistics
 from vitkit.data.loading.batch_augmentation import Squares, squash
 from vitkit.data.loading.loader import BatchLoader
 from vitkit.devices import autocast, total_memory
+from vitkit.engine.build import build_criterion
 from vitkit.engine.optimizers import unmatched_names
 from vitkit.engine.settings import slow_precision
 from vitkit.engine.step import training_inputs
 from vitkit.errors import VitkitError
-from vitkit.losses.class_weights import build_criterion
 from vitkit.protocols import child
 from vitkit.registry import EVALUATORS, OPTIMIZERS, parameters_of
 from vitkit.structures import Batch

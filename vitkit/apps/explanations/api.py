@@ -21,8 +21,8 @@ from vitkit.apps.inference.inputs import ImageLike
 from vitkit.apps.inference.load import check_not_exported
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.transforms.pipelines import EvalResize
+from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
-from vitkit.losses.class_weights import build_criterion
 from vitkit.models.classifier import Classifier
 from vitkit.models.mask_results import MaskResults
 from vitkit.protocols import child

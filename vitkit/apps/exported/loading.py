@@ -101,7 +101,6 @@ class OnnxFile:
         self.outputs = [value.name for value in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """See `ExportedFile`."""
         names = self.outputs if outputs is None else [name for name in self.outputs if name in outputs]
         arrays = {name: value.cpu().numpy() for name, value in _taken(self, inputs).items()}
         try:
@@ -136,7 +135,6 @@ class ProgramFile:
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """See `ExportedFile`."""
         try:
             # The types of its operations are recorded: an autocast around it would mix others in.
             with torch.autocast("cpu", enabled=False):

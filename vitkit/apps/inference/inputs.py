@@ -5,11 +5,12 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from os.path import exists, isdir, isfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -21,7 +22,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import check_channels, decode_channels, read_channels
 from vitkit.io.image_files import MAX_PIXELS, decode_image, pillow_to_array, quiet_opencv, read_image
-from vitkit.io.video_files import VIDEO_EXTENSIONS
+from vitkit.io.video_files import VIDEO_EXTENSIONS, open_video
 from vitkit.text_format import unique_names
 from vitkit.weights.download import cache_folder, cached_file
 
@@ -59,7 +60,7 @@ def find_images(source: Any, *, channels: int | None = None) -> Inputs:
     if isinstance(source, bool) or source is None:
         raise DataError(f"got {source!r}; {_EXPECTED}.")
     if isinstance(source, int):
-        return Inputs(video_frames(source), "stream")
+        return Inputs(stream_frames(source), "stream")
     if isinstance(source, str | Path):
         return _images_named(str(source), channels)
     if isinstance(source, np.ndarray | Tensor):
@@ -122,14 +123,14 @@ def _images_named(source: str, channels: int | None) -> Inputs:
     path = Path(source)
     if is_url(source):
         if source.lower().endswith(VIDEO_EXTENSIONS):
-            return Inputs(video_frames(download(source)), "stream")
+            return Inputs(stream_frames(download(source)), "stream")
         return Inputs([(source, source)], "one")
     if isdir(path):
         return Inputs(
             [(str(file), file) for file in images_in(path, channels=channels)], "many", leaves_out_broken=True
         )
     if path.suffix.lower() in VIDEO_EXTENSIONS and isfile(path):
-        return Inputs(video_frames(path), "stream")
+        return Inputs(stream_frames(path), "stream")
     if exists(path) or not glob.has_magic(source):
         return Inputs([(source, path)], "one")
     files = paths_like(source, folders=False)
@@ -237,44 +238,56 @@ def download(url: str) -> Path:
     return cached_file(url, folder=cache_folder().parent / "images" / hashlib.sha256(os.fsencode(url)).hexdigest())
 
 
-def video_frames(source: int | str | Path, *, every: int = 1) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the number and the array (H, W, 3) uint8 RGB of frames of a video file or a camera.
+class FrameStream(NamedTuple):
+    """Frames of a video file or a camera, read one after another."""
+
+    frames: Iterator[tuple[str, np.ndarray]]
+    """The number and the array (H, W, 3) uint8 RGB of each frame."""
+    rate: float
+    """Frames per second of the source."""
+    num_frames: int | None
+    """Number of frames that will be yielded; None for a camera."""
+
+
+@contextmanager
+def open_frames(source: int | str | Path, *, every: int = 1, what: str = "input") -> Iterator[FrameStream]:
+    """Open a video file, or a camera by its number, to read every `every`-th frame.
 
     Args:
-        source: a file, or the number of a camera.
-        every: yield only every n-th frame.
+        what: beginning of the error messages.
     Raises:
-        DataError: the source cannot be opened or has no frames.
+        DataError: the file cannot be decoded, see `open_video`, or the camera gives no frame.
     """
-    what = f"camera {source}" if isinstance(source, int) else f"video '{source}'"
-    remedy = "Is it connected, and not in use?" if isinstance(source, int) else "Is it in a format OpenCV knows?"
-    video = open_capture(source)
-    try:
-        frames = read_frames(video, every)
-        first = next(frames, None)
-        if first is None:
-            raise DataError(f"{what}: no frame can be read. {remedy}")
-        yield first
-        yield from frames
-    finally:
-        video.release()
-
-
-def open_capture(source: int | str | Path) -> cv2.VideoCapture:
-    """Open a video file, or a camera by its number, without OpenCV's log messages if that fails."""
+    if not isinstance(source, int):
+        with open_video(source, what) as video:
+            numbers = range(0, len(video.times), every)
+            frames = zip(map(str, numbers), video.frames(numbers))
+            yield FrameStream(frames, video.info.frame_rate, len(numbers))
+        return
     with quiet_opencv():
-        return cv2.VideoCapture(source if isinstance(source, int) else str(source))
+        camera = cv2.VideoCapture(source)
+    try:
+        yield FrameStream(_camera_frames(camera, source, every, what), camera.get(cv2.CAP_PROP_FPS) or 25.0, None)
+    finally:
+        camera.release()
 
 
-def read_frames(video: cv2.VideoCapture, every: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the number and the RGB array of every `every`-th frame."""
+def _camera_frames(camera: cv2.VideoCapture, source: int, every: int, what: str) -> Iterator[tuple[str, np.ndarray]]:
     number = 0
-    while video.grab():
+    while camera.grab():
         if number % every == 0:
-            decoded, frame = video.retrieve()
+            decoded, frame = camera.retrieve()
             if decoded:
                 yield str(number), cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
         number += 1
+    if number == 0:
+        raise DataError(f"{what}: no frame of camera {source} can be read. Is it connected, and not in use?")
+
+
+def stream_frames(source: int | str | Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the number and the array (H, W, 3) uint8 RGB of each frame; errors are those of `open_frames`."""
+    with open_frames(source) as stream:
+        yield from stream.frames
 
 
 def to_array(

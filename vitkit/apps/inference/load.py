@@ -23,12 +23,12 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.apps.interop.transformers_configs import read_config, transformers_folder
-from vitkit.backbones.base import in_channels
 from vitkit.config import Config, config_names, load_config, load_saved_config
 from vitkit.data.datasets.video import sampling_of
+from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
-from vitkit.models import build_model
+from vitkit.ops.images import in_channels
 from vitkit.protocols import child
 from vitkit.registry import MODELS, parameters_of, unknown
 from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel

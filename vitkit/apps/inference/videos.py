@@ -47,11 +47,9 @@ class FrameList:
 
     @property
     def info(self) -> VideoInfo:
-        """See `Video`."""
         return VideoInfo(len(self._frames), len(self._frames) / ASSUMED_FRAME_RATE, *self._frames[0].shape[:2])
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        """See `Video`."""
         return (self._frames[number] for number in numbers)
 
     def __enter__(self) -> "FrameList":

@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import cv2
 import numpy as np
 from torch import Tensor
 
-from vitkit.apps.inference.inputs import Named, find_files, frame_folders, is_camera, open_capture, read_frames
+from vitkit.apps.inference.inputs import Named, find_files, frame_folders, is_camera, open_frames
 from vitkit.apps.inference.prediction import Prediction
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.prefetch import map_ahead
@@ -205,32 +204,25 @@ def predict_frames(
     Raises:
         DataError: the video or camera cannot be read.
     """
-    video = open_capture(int(path.name) if is_camera(path) else path)
     frames, writer = [], None
-    try:
-        rate = video.get(cv2.CAP_PROP_FPS) or 25.0
-        count = max(0, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
-        progress = ProgressLines(-(-count // output.every), f"frames of {path.name}")
-        predictions = predictor.stream(read_frames(video, output.every), batch_size=output.batch_size, tiles=tiling)
-        for frame, drawn in map_ahead(partial(draw_frame, rate=rate, output=output), predictions):
-            frames.append(frame)
-            if drawn is not None:
-                writer = writer or VideoWriter(output.folder / f"{name}.mp4", drawn, rate / output.every)
-                writer.add(drawn)
-            progress.step()
-    except KeyboardInterrupt:
-        if not is_camera(path):
-            raise
-    finally:
-        if writer:
-            writer.close()
-        video.release()
-    if not frames and is_camera(path):
-        raise DataError(f"--input {path}: no frame of camera {path} can be read. Is it connected, and not in use?")
-    if not frames:
-        raise DataError(f"--input {path}: no frame of the video can be read. Is it a video, in a format OpenCV knows?")
+    with open_frames(int(path.name) if is_camera(path) else path, every=output.every, what="--input") as stream:
+        progress = ProgressLines(stream.num_frames or 0, f"frames of {path.name}")
+        predictions = predictor.stream(stream.frames, batch_size=output.batch_size, tiles=tiling)
+        try:
+            for frame, drawn in map_ahead(partial(draw_frame, rate=stream.rate, output=output), predictions):
+                frames.append(frame)
+                if drawn is not None:
+                    writer = writer or VideoWriter(output.folder / f"{name}.mp4", drawn, stream.rate / output.every)
+                    writer.add(drawn)
+                progress.step()
+        except KeyboardInterrupt:
+            if not is_camera(path):
+                raise
+        finally:
+            if writer:
+                writer.close()
     progress.finish()
-    result = {"video": str(path), "frames_per_second": rate, "frames": frames}
+    result = {"video": str(path), "frames_per_second": stream.rate, "frames": frames}
     return result | {"drawn": f"{Path(name).as_posix()}.mp4"} if output.draw else result
 
 

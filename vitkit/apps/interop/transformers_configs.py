@@ -14,8 +14,8 @@ import torch
 from vitkit.apps.interop import backbones, detectors, masks, text
 from vitkit.apps.interop.transformers_settings import Kind, Section, Settings, preprocess
 from vitkit.config import Config, load_config, load_saved_config
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
 from vitkit.registry import nearest
 from vitkit.weights.hub import GENERATION, PREPROCESSOR, hub_folder, is_hub_name
 from vitkit.weights.transformers_folder import (

@@ -64,11 +64,9 @@ class BaseImageDataset(Dataset):
                 stage.check_source(self)
 
     def set_num_epochs(self, num_epochs: int) -> None:
-        """See `Dataset`."""
         self.num_epochs = num_epochs
 
     def set_epoch(self, epoch: int) -> None:
-        """See `Dataset`."""
         if self.transforms_by_epoch is not None:
             self.transforms = self.transforms_by_epoch.at(epoch, self.num_epochs)
 
@@ -142,11 +140,9 @@ class ListedImages(BaseImageDataset):
         self._sizes = np.array([(entry["height"], entry["width"]) for entry in entries], np.int64)
 
     def image_path(self, index: int) -> Path:
-        """See `BaseImageDataset`."""
         return self.folder / str(self._file_names[index])
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """See `BaseImageDataset`."""
         height, width = self._sizes[index].tolist()
         return height, width
 

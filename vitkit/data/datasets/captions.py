@@ -203,15 +203,12 @@ class CocoCaptions(CaptionDataset):
         super().__init__(transforms, min_count=min_count, features=features)
 
     def image_path(self, index: int) -> Path:
-        """See `BaseImageDataset`."""
         return self.folder / str(self._file_names[index])
 
     def references(self, index: int) -> list[str]:
-        """See `CaptionDataset`."""
         return self._captions[index]
 
     def images_key(self) -> str:
-        """See `CaptionDataset`."""
         listed = "\n".join(f"{image_id} {name}" for image_id, name in zip(self.image_ids, self._file_names))
         return f"{len(self)} images {hashlib.sha256(listed.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
@@ -220,7 +217,7 @@ class CocoCaptions(CaptionDataset):
         return (text for index in range(len(self)) for text in self.references(index))
 
     def aspect_ratios(self) -> np.ndarray:
-        """See `BaseImageDataset`; 1 for images whose size the file does not state."""
+        """Return width / height of each image; 1 for images whose size the file does not state."""
         return self._aspect_ratios
 
 

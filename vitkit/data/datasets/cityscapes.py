@@ -75,7 +75,6 @@ class CityscapesPanoptic(SegmentationDataset):
         )
 
     def image_path(self, index: int) -> Path:
-        """See `BaseImageDataset`."""
         return Path(self._images[index])
 
     def load_image(self, index: int) -> np.ndarray:
@@ -110,6 +109,6 @@ class CityscapesPanoptic(SegmentationDataset):
         return PanopticMap(keep_segments(values, segments), segments)
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """See `BaseImageDataset`; only the header of the annotation file is read."""
+        """Return (height, width) of a stored image, from the header of its annotation file."""
         header = read_header(self._labels[index], "labels", max_pixels=self.max_image_pixels)
         return header.height, header.width

@@ -139,7 +139,6 @@ class CocoDetection(ListedImages, DetectionDataset):
         self._segmentation_offsets = np.cumsum([0, *map(len, blobs)])
 
     def load_annotated(self, index: int) -> AnnotatedImage:
-        """See `DetectionDataset`."""
         image = self.load_image(index)
         rows = slice(self._offsets[index], self._offsets[index + 1])
         masks = self._load_masks(rows, *image.shape[:2]) if self.masks else None

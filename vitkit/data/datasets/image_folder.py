@@ -79,7 +79,6 @@ class ClassificationDataset(BaseImageDataset):
         return self.image_ids[index]
 
     def load_image(self, index: int) -> np.ndarray:
-        """See `BaseImageDataset`."""
         return self.load_labeled(index)[0]
 
     def aspect_ratios(self) -> np.ndarray:
@@ -103,7 +102,6 @@ class ListedFiles(ClassificationDataset):
         return [os.fsdecode(path) for path in self._paths.tolist()]
 
     def image_id(self, index: int) -> str:
-        """See `ClassificationDataset`."""
         return os.fsdecode(self._paths[index])
 
     def __len__(self) -> int:
@@ -118,7 +116,6 @@ class ListedFiles(ClassificationDataset):
         return int(self._labels[index])
 
     def image_path(self, index: int) -> Path:
-        """See `BaseImageDataset`."""
         return self.folder / self.image_id(index)
 
 
@@ -149,7 +146,6 @@ class ImageFolder(ListedFiles):
             )
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
-        """See `ClassificationDataset`."""
         return self.read_image(self.image_path(index)), self.label(index)
 
 

@@ -57,14 +57,13 @@ class MNIST(ClassificationDataset):
             )
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
-        """See `ClassificationDataset`; (28, 28, 1) uint16 with `channels`, as `read_channels` returns it."""
+        """Return an image, (28, 28, 3) uint8 or with `channels` (28, 28, 1) uint16, and its label."""
         image, label = self._images[index], int(self._labels[index])
         if self.channels is not None:
             return check_channels(image, self.channels, f"image {index}"), label
         return np.repeat(image[:, :, None], 3, axis=2), label
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """See `BaseImageDataset`."""
         return self._images.shape[1:]
 
     def image_classes(self) -> tuple[np.ndarray, np.ndarray]:

@@ -157,12 +157,11 @@ class SemanticFolder(BaseImageDataset):
         return labels.astype(np.uint8)
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """See `BaseImageDataset`; only the header of the label map's file is read."""
+        """Return (height, width) of a stored image, from the header of its label map's file."""
         header = read_header(self._label_path(index), "labels", max_pixels=self.max_image_pixels)
         return header.height, header.width
 
     def image_path(self, index: int) -> Path:
-        """See `BaseImageDataset`."""
         return self.folder / f"{self.image_ids[index]}{self.image_suffix}"
 
     def _label_path(self, index: int) -> Path:

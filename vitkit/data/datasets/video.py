@@ -98,11 +98,9 @@ class ClipDataset(ClassificationDataset):
             return next(video.frames([len(video.times) // 2]))
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
-        """See `ClassificationDataset`."""
         return self.load_image(index), self.label(index)
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """See `BaseImageDataset`."""
         with self.open(index) as video:
             return video.info.height, video.info.width
 
@@ -152,7 +150,6 @@ class ListedVideos(ListedFiles, ClipDataset):
     """Base of datasets that list videos with their labels; a video is a file or a folder of frames."""
 
     def open(self, index: int) -> Video:
-        """See `ClipDataset`."""
         return open_video(self.image_path(index), max_pixels=self.max_image_pixels)
 
 

@@ -153,7 +153,6 @@ class TokenBatches:
         self.set_position(0)
 
     def set_position(self, epoch: int, batch: int = 0) -> None:
-        """See TrainBatches."""
         self.epoch = epoch
         self.first_batch = batch
 

@@ -24,14 +24,11 @@ class TransformedLoader:
 
     @property
     def num_skipped(self) -> int:
-        """See `Loader`."""
         return self.loader.num_skipped
 
     @property
     def num_padded(self) -> int:
-        """See `Loader`."""
         return self.loader.num_padded
 
     def set_position(self, epoch: int, batch: int = 0) -> None:
-        """See `Loader`."""
         self.loader.set_position(epoch, batch)

@@ -65,7 +65,6 @@ class ShapesMotion(ClipDataset):
         self.image_ids = range(1, num_videos + 1)
 
     def label(self, index: int) -> int:
-        """See `ClipDataset`."""
         return index % len(self.classes)
 
     def image_classes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -74,7 +73,7 @@ class ShapesMotion(ClipDataset):
         return indices, indices % len(self.classes)
 
     def open(self, index: int) -> Video:
-        """See `ClipDataset`; the clip is drawn."""
+        """Draw the frames of a clip."""
         direction = DIRECTIONS[self.classes[self.label(index)]]
         return DrawnVideo(self.world.slide(index, self.sampling.num_frames, direction))
 
@@ -89,5 +88,4 @@ class DrawnVideo(nullcontext):
         self.info = VideoInfo(len(images), len(images) / ASSUMED_FRAME_RATE, *images[0].shape[:2])
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        """See `Video`."""
         return (self.images[number] for number in numbers)

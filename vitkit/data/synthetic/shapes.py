@@ -38,11 +38,9 @@ class _Shapes(BaseImageDataset):
         return self.world.scene(range(len(self))[index])
 
     def load_image(self, index: int) -> np.ndarray:
-        """See `BaseImageDataset`."""
         return self.scene(index).image
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """See `BaseImageDataset`."""
         return self.world.size(index)
 
 
@@ -82,7 +80,6 @@ class ShapesDetection(_Shapes, DetectionDataset):
         self.category_ids = [category["id"] for category in thing_categories()]
 
     def load_annotated(self, index: int) -> AnnotatedImage:
-        """See `DetectionDataset`."""
         scene = self.scene(index)
         masks = scene.masks.view(np.uint8) if self.masks else None
         return AnnotatedImage(scene.image, scene.boxes_xyxy, scene.labels, masks)
@@ -129,7 +126,7 @@ class ShapesSegmentation(_Shapes, SegmentationDataset):
         self.use_world(num_images, world)
 
     def load_annotated(self, index: int) -> tuple[np.ndarray, PanopticMap]:
-        """See `SegmentationDataset`; the scene is drawn once."""
+        """Draw the scene once, for the image and its map."""
         scene = self.scene(index)
         segments = [
             SegmentInfo(id=segment["id"], label=self.label_of[segment["category_id"]], iscrowd=False)
@@ -139,7 +136,6 @@ class ShapesSegmentation(_Shapes, SegmentationDataset):
         return scene.image, PanopticMap(keep_segments(scene.panoptic, segments), segments)
 
     def load_panoptic(self, index: int) -> PanopticMap:
-        """See `SegmentationDataset`."""
         return self.load_annotated(index)[1]
 
 
@@ -179,7 +175,6 @@ class ShapesClassification(_Shapes, ClassificationDataset):
         self.use_world(num_images, world)
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
-        """See `ClassificationDataset`."""
         scene = self.scene(index)
         return scene.image, int(scene.labels[0])
 
@@ -218,7 +213,6 @@ class ShapesCaptions(_Shapes, CaptionDataset):
         CaptionDataset.__init__(self, transforms, min_count=1, features=features)
 
     def references(self, index: int) -> list[str]:
-        """See `CaptionDataset`."""
         return [self.scene(index).caption]
 
     def vocabulary_texts(self) -> Iterable[str]:
@@ -226,7 +220,6 @@ class ShapesCaptions(_Shapes, CaptionDataset):
         return ["a an left of above below on ground", *THINGS, *COLORS, *GROUNDS]
 
     def images_key(self) -> str:
-        """See `CaptionDataset`."""
         return f"{len(self)} images of {self.world}"
 
 

@@ -156,7 +156,6 @@ class MultiScaleCrop(_CropAndResize):
         self.crop_probability = crop_probability
 
     def draw_crop(self, height: int, width: int, segment_map: np.ndarray | None) -> Crop:
-        """See `_CropAndResize`."""
         crop_height, crop_width = height, width
         box = (0, 0, width, height)
         if self.py_random.random() < self.crop_probability:
@@ -203,7 +202,6 @@ class _FixedSizeCrop(_CropAndResize):
         raise NotImplementedError
 
     def draw_crop(self, height: int, width: int, segment_map: np.ndarray | None) -> Crop:
-        """See `_CropAndResize`."""
         resized = self.draw_size(height, width)
         size = min(resized[0], self.crop_size[0]), min(resized[1], self.crop_size[1])
         for _ in range(_CROP_TRIES):
@@ -230,7 +228,6 @@ class JitteredCrop(_FixedSizeCrop):
         self.scale_range = scale_range
 
     def draw_size(self, height: int, width: int) -> tuple[int, int]:
-        """See `_FixedSizeCrop`."""
         fit = min(self.crop_size[0] / height, self.crop_size[1] / width)
         ratio = fit * self.py_random.uniform(*self.scale_range)
         return max(1, round(height * ratio)), max(1, round(width * ratio))
@@ -253,6 +250,5 @@ class ShortSideCrop(_FixedSizeCrop):
         self.max_size = max_size
 
     def draw_size(self, height: int, width: int) -> tuple[int, int]:
-        """See `_FixedSizeCrop`."""
         short_side = self.py_random.choice(self.short_sides)
         return resized_size(height, width, short_side=short_side, max_size=self.max_size)

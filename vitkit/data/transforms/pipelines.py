@@ -64,7 +64,6 @@ class _Pipeline:
         self._compose = A.Compose(list(transforms), bbox_params=bbox_params, is_check_shapes=False)
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
-        """See `Transforms`."""
         # Not set_random_seed: it gives every transform its own generator with the same seed, so that all would draw the
         # same numbers (a flip would always come with a crop). None takes fresh entropy, even in forked workers.
         self._compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
@@ -290,7 +289,7 @@ class EvalResize:
         return max(1, round(height * scale)), max(1, round(width * scale))
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
-        """See `Transforms`; nothing is random."""
+        """Transform an image as for evaluation: nothing is random."""
         height, width = sample.image.shape[:2]
         size = self.size_of(height, width)
         if size == (height, width):

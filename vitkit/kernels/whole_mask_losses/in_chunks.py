@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vitkit.kernels import linear
+from vitkit.kernels.linear import linear
 
 CHUNK_VALUES = (1 << 18, 1 << 24)
 """Number of values in an intermediate tensor, on a CPU and on a GPU: few enough for a CPU's cache; enough to keep a GPU

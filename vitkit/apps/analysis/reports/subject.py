@@ -12,14 +12,15 @@ from torch import nn
 from vitkit.apps.analysis.reports.published import published
 from vitkit.apps.inference import find_model, is_config_only
 from vitkit.apps.inference.load import FoundModel, own_checkpoint
-from vitkit.backbones.base import check_at_least_1, in_channels
+from vitkit.backbones.base import check_at_least_1
 from vitkit.config import config_names
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.datasets.video import sampling_of
 from vitkit.data.transforms.annotated_image import AnnotatedImage
+from vitkit.engine.build import build_model
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
+from vitkit.ops.images import in_channels
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, DATASETS, MODELS, TRANSFORMS, parameters_of, unknown
 from vitkit.weights import classes_of

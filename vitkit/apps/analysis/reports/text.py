@@ -13,10 +13,10 @@ from vitkit.apps.analysis.memory import count_parameters, parts
 from vitkit.apps.analysis.reports.subject import Subject, validation_size
 from vitkit.apps.analysis.reports.training import TrainingMacs, training_dataset, training_macs_of
 from vitkit.apps.inference.load import own_checkpoint
-from vitkit.backbones.base import in_channels
 from vitkit.data.text.datasets import TextDataset
+from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models import build_model
+from vitkit.ops.images import in_channels
 from vitkit.protocols import Dataset
 from vitkit.registry import MODELS, parameters_of
 from vitkit.seq2seq.captioner import Captioner
