@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
         device = init_distributed(args.device)
         setup_logging(verbose=args.verbose)
         if args.check:
-            check_training(config, device, init=args.init, trust=args.trust)
+            check_training(config, device, init=args.init)
             return
         run_training(
             config,

@@ -71,7 +71,7 @@ def run_training(
         default: the folder of a new run, numbered if it exists.
         run_dir: the folder to use instead of `default`.
         resume: the folder of a run to resume.
-        init: weights to start from, see `find_weights`.
+        init: weights to start from, see `vitkit.weights.find_weights`.
         trust: see `load_config`.
         hooks: hooks in addition to those of the config.
     Returns:
@@ -109,7 +109,7 @@ def run_training(
     return folder.path
 
 
-def check_training(config: Config, device: torch.device, *, init: str | None = None, trust: bool = False) -> None:
+def check_training(config: Config, device: torch.device, *, init: str | None = None) -> None:
     """Build what a config names and check it on the first batch, as `run_training` does, but write and train nothing.
 
     Raises:
