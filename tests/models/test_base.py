@@ -8,7 +8,7 @@ from torch import nn
 
 from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.engine.build import build_model
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models.base import DensePredictionModel
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, pixel_statistics
 from vitkit.registry import MODELS
@@ -267,6 +267,24 @@ def test_what_a_users_own_backbone_may_leave_out_has_a_default():
     assert load_pretrained(backbone) == "a file"
     keep_features(backbone, ["fine"])
     assert list(backbone(torch.zeros(1, 3, 32, 32))) == ["fine"]
+
+
+def test_a_users_own_backbone_names_its_weights(tmp_path):
+    class Names(Patches):
+        optional_weights = ("coarse.*",)
+
+        def pretrained_source(self):
+            return str(tmp_path / "fine.pth")
+
+    weights = {name: value for name, value in Patches().state_dict().items() if name.startswith("fine.")}
+    torch.save(weights, tmp_path / "fine.pth")
+    backbone = Names()
+    assert load_pretrained(nn.ModuleDict({"backbone": backbone})) == str(tmp_path / "fine.pth")
+    assert torch.equal(backbone.fine.weight, weights["fine.weight"])
+    del weights["fine.bias"]
+    torch.save(weights, tmp_path / "fine.pth")
+    with pytest.raises(CheckpointError, match=r"fine.pth does not fit this Names: missing fine.bias \(1 in all\)"):
+        load_pretrained(backbone)
 
 
 @pytest.mark.parametrize(
