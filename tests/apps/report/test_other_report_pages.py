@@ -11,7 +11,7 @@ from helpers.plain_dataset import PlainDataset
 
 from vitkit import EVALUATORS, build_dataset
 from vitkit.apps.report import write_report
-from vitkit.apps.report.map_sections import panoptic_pair, pixel_statistics
+from vitkit.apps.report.pages.panoptic import panoptic_pair, pixel_statistics
 from vitkit.apps.report.parts import shown_classes
 from vitkit.apps.report.sections import ranked
 from vitkit.apps.training.results import score_file
@@ -108,7 +108,7 @@ def test_page_contains_the_numbers_and_is_self_contained(make, tmp_path):
 def test_panoptic_pixel_counts_equal_those_of_a_semantic_evaluator():
     evaluator = panoptic()
     dataset, ids = evaluator.dataset, list(evaluator.dataset.image_ids)
-    pairs = [panoptic_pair(dataset.load_panoptic(k), evaluator.predicted_map(ids[k]), ()) for k in range(6)]
+    pairs = [panoptic_pair(evaluator, k) for k in range(6)]
 
     class Semantic(PlainDataset):
         annotations = ("semantic",)

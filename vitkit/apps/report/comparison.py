@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.apps.report.images import ImageBudget
+from vitkit.apps.report.pages import prediction_image
 from vitkit.apps.report.report import describe_data, write_page
 from vitkit.apps.report.sections import Cell, Change, Details, Gallery, Image, Section, Table, Text, number
 from vitkit.errors import ConfigError, DataError
@@ -232,7 +233,7 @@ def _side_by_side(models: Sequence[Compared], comparison: Comparison, indices: S
     for k in indices:
         position, images = position_of[ids[k]], []
         for model, value in zip(models, comparison.samples[:, k]):
-            image = model.evaluator.parts[0].prediction_image(position) or Image(position, "")
+            image = prediction_image(model.evaluator.parts[0], position)
             text = f"{ids[k]}, {model.name}: {comparison.sample_metric} {number(value)}"
             images.append(image._replace(text=text, caption=()))
         yield images

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.apps.report import charts
-from vitkit.apps.report.detection_sections import Detections
-from vitkit.apps.report.detections import detections_data
+from vitkit.apps.report.detections import Detections, detections_data
 from vitkit.apps.report.images import ImageBudget
+from vitkit.apps.report.pages import report_sections
 from vitkit.apps.report.parts import Review, show_gallery, show_matrix
 from vitkit.apps.report.sections import (
     Alert,
@@ -22,7 +22,6 @@ from vitkit.apps.report.sections import (
     Section,
     Table,
     Text,
-    default_sections,
     number,
 )
 from vitkit.io.output import write_text
@@ -60,9 +59,8 @@ def write_report(evaluator: Evaluator, path: str | Path, *, title: str, facts: M
     require_base("evaluator", type(evaluator), Evaluator)
     parts, sections = evaluator.parts, []
     for part in parts:
-        own = part.report_sections()
         images = ImageBudget(evaluator.dataset, IMAGE_BYTES // len(parts))
-        sections.append((default_sections(part) if own is None else own, images))
+        sections.append((report_sections(part), images))
     return write_page(path, title, sections, {**(facts or {}), "data": describe_data(evaluator)})
 
 

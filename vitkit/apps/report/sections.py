@@ -1,4 +1,4 @@
-"""What a report consists of, as plain data: an evaluator returns sections, and `vitkit.apps.report` draws them.
+"""What a report consists of, as plain data: `pages` makes the sections of an evaluator, and `report` draws them.
 
 Nothing here is HTML: all texts are plain, and images are an index into the dataset and what to draw on it.
 """
@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.errors import ConfigError
 from vitkit.evaluation.bootstrap import Estimate, SampleStatistics, Scores, bootstrap_weights, estimate
-from vitkit.protocols import Evaluator
 from vitkit.structures import PanopticMap
 from vitkit.text_format import counted
 
@@ -282,24 +280,3 @@ def calibration_section(counts: np.ndarray, weights: np.ndarray, note: str) -> S
         Details("bins", [Table(("score", "predictions", "mean score", "correct"), rows)]),
     ]
     return Section("Calibration", parts, note)
-
-
-def default_sections(evaluator: Evaluator) -> list[Section]:
-    """Return the sections for an evaluator without sections of its own: metrics overall and by class.
-
-    Metrics have intervals if the evaluator has `statistics`.
-    """
-    try:
-        statistics = evaluator.statistics()
-    except ConfigError:
-        rows = [[name, float(value)] for name, value in evaluator.compute().items()]
-        note = f"{type(evaluator).__name__} has no per-sample statistics, so there are no intervals."
-        return [Section("Overall", [Table(("", "value"), rows)], note)]
-    _, scores = resampled(statistics)
-    sections = [overall_section(scores.overall, noun=evaluator.dataset.noun)]
-    if scores.by_class:
-        columns = list(dict.fromkeys(metric for values in scores.by_class.values() for metric in values))
-        nothing = np.full(1, np.nan)
-        rows = {name: {c: values.get(c, nothing) for c in columns} for name, values in scores.by_class.items()}
-        sections.append(Section("Classes", [Table(("class", *columns), value_rows(rows, columns))]))
-    return sections
