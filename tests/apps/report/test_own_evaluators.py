@@ -11,7 +11,7 @@ from helpers.browser import open_page
 from helpers.plain_dataset import PlainDataset
 
 import vitkit
-from vitkit import EVALUATORS, apps, build_dataset
+from vitkit import EVALUATORS, apps, build_dataset, load_config
 from vitkit.apps.report import prediction_image, report_sections, write_report
 from vitkit.apps.report.comparison import Compared, write_comparison
 from vitkit.apps.report.sections import (
@@ -25,7 +25,7 @@ from vitkit.apps.report.sections import (
     Section,
     Table,
     overall_section,
-    resampled,
+    resample,
 )
 from vitkit.errors import ConfigError
 from vitkit.evaluation import LanguageModelEvaluator
@@ -84,7 +84,7 @@ class IllustratedCountEvaluator(CountEvaluator):
 @report_sections.register
 def illustrated_sections(evaluator: IllustratedCountEvaluator):
     statistics = evaluator.statistics()
-    _, scores = resampled(statistics)
+    _, scores = resample(statistics)
     levels = np.linspace(0, 1, 5)
     image = Image(3, NASTY, PixelOverlay(np.eye(60, 80, dtype=bool)), caption=(NASTY, "second line"))
     own = Image(None, "drawn here", pixels=np.zeros((40, 50, 3), np.uint8))
@@ -162,12 +162,15 @@ def test_evaluators_without_statistics_have_a_report_of_their_metrics(tmp_path):
         write_report(object(), tmp_path / "report.html", title="object")
 
 
-def test_the_evaluator_of_the_readme_works(tmp_path, monkeypatch):
+def test_the_evaluator_of_the_readme_and_its_page_are_one_file_that_a_config_imports(tmp_path, monkeypatch):
     monkeypatch.setattr(EVALUATORS, "_constructors", dict(EVALUATORS._constructors))
     text = (Path(apps.__file__).parent / "report" / "README.md").read_text(encoding="utf-8")
-    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {"__name__": "readme"})
+    (tmp_path / "counts.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], encoding="utf-8")
+    source = "def config():\n    return dict(imports=['counts.py'], evaluator=dict(type='CountEvaluator'))\n"
+    (tmp_path / "config.py").write_text(source)
+    config = load_config(tmp_path / "config.py")
     dataset = build_dataset(dict(type="ShapesDetection", num_images=4, image_size=48))
-    evaluator = EVALUATORS.build("CountEvaluator", dataset=dataset)
+    evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     for k, image_id in enumerate(dataset.image_ids):
         target = dataset[k]["target"]
         scores = torch.tensor([0.9] * (len(target["labels"]) + k) + [0.4])  # k too many, and one that is not counted
