@@ -198,7 +198,7 @@ class CocoEvaluator(SampleEvaluator):
             results = [{**result, "area": result["bbox"][2] * result["bbox"][3]} for result in results]
         results = [{**result, "iscrowd": 0} for result in results]
         with contextlib.redirect_stdout(io.StringIO()):
-            evaluation = COCOeval(_indexed(truth, truth["annotations"]), _indexed(truth, results), iou_type)
+            evaluation = COCOeval(_index(truth, truth["annotations"]), _index(truth, results), iou_type)
             evaluation.params.imgIds = [int(image_id) for image_id in self.dataset.image_ids]
             evaluation.params.catIds = self._category_ids.tolist()
             evaluation.params.maxDets = list(self.max_dets)
@@ -383,7 +383,7 @@ def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:
     return [{"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")} for rle in encoded]
 
 
-def _indexed(truth: dict[str, Any], annotations: list[dict[str, Any]]) -> COCO:
+def _index(truth: dict[str, Any], annotations: list[dict[str, Any]]) -> COCO:
     """Return pycocotools' index of annotations; its own `loadRes` fails on an empty list."""
     coco = COCO()
     # Copies, since COCOeval writes into them; ids start from 1, since it takes id 0 for "not matched".

@@ -13,7 +13,7 @@ from vitkit import EVALUATORS, build_dataset
 from vitkit.apps.report import write_report
 from vitkit.apps.report.pages.panoptic import panoptic_pair, pixel_statistics
 from vitkit.apps.report.parts import shown_classes
-from vitkit.apps.report.sections import ranked
+from vitkit.apps.report.sections import rank
 from vitkit.apps.training.results import score_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
@@ -146,8 +146,8 @@ def test_confusion_matrix_shows_the_most_confused_classes():
 
 
 def test_no_image_is_among_the_best_and_the_worst():
-    assert ranked(np.array([0.3, np.nan, 0.1, 0.9]), 5) == ([2], [3, 0])
-    assert ranked(np.array([0.5]), 5) == ([0], [])
+    assert rank(np.array([0.3, np.nan, 0.1, 0.9]), 5) == ([2], [3, 0])
+    assert rank(np.array([0.5]), 5) == ([0], [])
 
 
 @pytest.mark.parametrize("make", [semantic, classification], ids=lambda make: make.__name__)

@@ -229,7 +229,7 @@ def _side_by_side(models: Sequence[Compared], comparison: Comparison, indices: S
     """Yield images, each once for each model with its predictions."""
     ids = comparison.sample_ids
     # Statistics may be in another order than the dataset.
-    position_of = {image_id: position for position, image_id in enumerate(_plain(models[0].evaluator))}
+    position_of = {image_id: position for position, image_id in enumerate(_plain_ids(models[0].evaluator))}
     for k in indices:
         position, images = position_of[ids[k]], []
         for model, value in zip(models, comparison.samples[:, k]):
@@ -239,6 +239,6 @@ def _side_by_side(models: Sequence[Compared], comparison: Comparison, indices: S
         yield images
 
 
-def _plain(evaluator: Evaluator) -> list[Any]:
+def _plain_ids(evaluator: Evaluator) -> list[Any]:
     """Return the ids of the dataset's samples as plain Python values."""
     return [each.item() if isinstance(each, np.generic) else each for each in evaluator.dataset.sample_ids()]

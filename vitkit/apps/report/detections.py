@@ -67,7 +67,7 @@ def detections_data(detections: Detections, images: ImageBudget) -> dict[str, An
     urls = images.embed_stored(detections.images[k].index for k in order)
     for image, kept, entry in zip(detections.images, kept_of, entries):
         if url := urls.get(image.index):
-            entry |= _drawn(image, kept, detections.iou_type) | {"url": url}
+            entry |= _shapes(image, kept, detections.iou_type) | {"url": url}
     return {
         "classes": list(detections.class_names),
         "in_matrix": shown_classes(detections.matrix[:-1]),
@@ -99,7 +99,7 @@ def _entry(image: DetectedImage, kept: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _drawn(image: DetectedImage, kept: Sequence[int], iou_type: str) -> dict[str, Any]:
+def _shapes(image: DetectedImage, kept: Sequence[int], iou_type: str) -> dict[str, Any]:
     """Return the size of an image, and its boxes and outlines of masks, in its pixels."""
     width, height = image.matches.image["width"], image.matches.image["height"]
     objects, predictions = image.matches.objects, [image.matches.predictions[k] for k in kept]

@@ -216,7 +216,7 @@ def overall_section(metrics: Mapping[str, np.ndarray], *warnings: Alert, noun: s
     return Section("Overall", [*warnings, Table(("", "value"), rows)], intervals_note(noun))
 
 
-def resampled(statistics: SampleStatistics) -> tuple[np.ndarray, Scores]:
+def resample(statistics: SampleStatistics) -> tuple[np.ndarray, Scores]:
     """Return the weights of the resamples, (1 + R, N), and the metrics of each."""
     weights = bootstrap_weights(len(statistics.sample_ids))
     return weights, statistics.scores(weights)
@@ -229,17 +229,17 @@ def missing_samples(missing: int, total: int, consequence: str) -> list[Alert]:
     return [Alert(f"{counted(missing, 'images', 'have', of=total)} {consequence}")] if missing else []
 
 
-def ranked(values: np.ndarray, most: int) -> tuple[list[int], list[int]]:
+def rank(values: np.ndarray, most: int) -> tuple[list[int], list[int]]:
     """Return the indices of the lowest and of the highest values, none in both; NaN is ignored."""
     order = [k for k in np.argsort(values, kind="stable").tolist() if values[k] == values[k]]
     count = min(most, len(order) // 2 or len(order))
     return order[:count], [k for k in order[::-1] if k not in order[:count]][:most]
 
 
-def ranked_titles(statistics: SampleStatistics, most: int) -> tuple[np.ndarray, list[tuple[str, list[int]]]]:
+def rank_samples(statistics: SampleStatistics, most: int) -> tuple[np.ndarray, list[tuple[str, list[int]]]]:
     """Return each sample's value, and for the lowest and the highest a title and the samples' indices."""
     metric, values = statistics.sample_scores()
-    return values, list(zip((f"lowest {metric}", f"highest {metric}"), ranked(values, most)))
+    return values, list(zip((f"lowest {metric}", f"highest {metric}"), rank(values, most)))
 
 
 def expected_calibration_error(counts: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from functools import singledispatch
 
 import numpy as np
 
-from vitkit.apps.report.sections import Image, Section, Table, overall_section, resampled, value_rows
+from vitkit.apps.report.sections import Image, Section, Table, overall_section, resample, value_rows
 from vitkit.errors import ConfigError
 from vitkit.protocols import Evaluator
 
@@ -27,7 +27,7 @@ def report_sections(evaluator: Evaluator) -> list[Section]:
         rows = [[name, float(value)] for name, value in evaluator.compute().items()]
         note = f"{type(evaluator).__name__} has no per-sample statistics, so there are no intervals."
         return [Section("Overall", [Table(("", "value"), rows)], note)]
-    _, scores = resampled(statistics)
+    _, scores = resample(statistics)
     sections = [overall_section(scores.overall, noun=evaluator.dataset.noun)]
     if scores.by_class:
         columns = list(dict.fromkeys(metric for values in scores.by_class.values() for metric in values))

@@ -8,8 +8,8 @@ from vitkit.apps.report.sections import (
     missing_samples,
     number,
     overall_section,
-    ranked_titles,
-    resampled,
+    rank_samples,
+    resample,
 )
 from vitkit.evaluation.captions import CaptionEvaluator
 
@@ -22,7 +22,7 @@ def caption_sections(evaluator: CaptionEvaluator) -> list[Section]:
     statistics = evaluator.statistics()
     total = len(statistics.sample_ids)
     alerts = missing_samples(total - len(evaluator.answers), total, "no caption, which counts as an empty one.")
-    values, titles = ranked_titles(statistics, _RANKED)
+    values, titles = rank_samples(statistics, _RANKED)
 
     def image(k: int) -> Image:
         image_id = statistics.sample_ids[k]
@@ -32,6 +32,6 @@ def caption_sections(evaluator: CaptionEvaluator) -> list[Section]:
 
     galleries = [Gallery(title, [[image(k)] for k in indices], long_side=300) for title, indices in titles]
     return [
-        overall_section(resampled(statistics)[1].overall, *alerts),
+        overall_section(resample(statistics)[1].overall, *alerts),
         Section("Images", galleries, "The caption in bold, the references below it."),
     ]

@@ -12,8 +12,8 @@ from vitkit.apps.report.sections import (
     calibration_section,
     missing_samples,
     overall_section,
-    ranked,
-    resampled,
+    rank,
+    resample,
     value_rows,
 )
 from vitkit.evaluation.classification import ClassificationEvaluator
@@ -30,7 +30,7 @@ _CALIBRATION = (
 def classification_sections(evaluator: ClassificationEvaluator) -> list[Section]:
     """Return the sections of the report: metrics, classes, confusions, images, calibration."""
     statistics, names = evaluator.statistics(), list(evaluator.dataset.classes)
-    weights, scores = resampled(statistics)
+    weights, scores = resample(statistics)
     labels, best, best_scores = statistics.labels, statistics.best[:, 0], statistics.best_scores[:, 0]
     missing = int((labels < 0).sum())
 
@@ -42,7 +42,7 @@ def classification_sections(evaluator: ClassificationEvaluator) -> list[Section]
         chosen = np.flatnonzero((labels == row) & (best == column))
         return [image(k) for k in chosen[np.argsort(-best_scores[chosen], kind="stable")].tolist()]
 
-    lowest, highest = ranked(np.where(labels >= 0, statistics.sample_scores()[1], np.nan), _RANKED)
+    lowest, highest = rank(np.where(labels >= 0, statistics.sample_scores()[1], np.nan), _RANKED)
     counts = {name: int((labels == k).sum()) for k, name in enumerate(names)}
     columns = ("accuracy", "precision", "F1")
     galleries = [

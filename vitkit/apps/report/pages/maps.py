@@ -13,7 +13,7 @@ from vitkit.apps.report.sections import (
     PixelOverlay,
     Section,
     number,
-    ranked_titles,
+    rank_samples,
 )
 from vitkit.evaluation.bootstrap import SampleStatistics
 from vitkit.evaluation.sample_statistics import SemanticStatistics
@@ -81,7 +81,7 @@ def confusion_section(statistics: SemanticStatistics, matrix: np.ndarray, pair_o
 def images_section(statistics: SampleStatistics, pair_of: Callable[[int], MapPair]) -> Section:
     """Return the images with the lowest and the highest values, each with truth, prediction and errors."""
     metric = statistics.sample_scores()[0]
-    values, titles = ranked_titles(statistics, _RANKED)
+    values, titles = rank_samples(statistics, _RANKED)
 
     def groups(indices: Sequence[int]) -> Iterator[list[Image]]:
         for k in indices:

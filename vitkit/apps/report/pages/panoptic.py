@@ -14,7 +14,7 @@ from vitkit.apps.report.sections import (
     Table,
     intervals_note,
     missing_samples,
-    resampled,
+    resample,
     value_rows,
 )
 from vitkit.evaluation.bootstrap import estimate
@@ -28,7 +28,7 @@ from vitkit.structures import IGNORE_INDEX, PanopticMap
 def panoptic_sections(evaluator: PanopticEvaluator) -> list[Section]:
     """Return the sections of the report: quality, classes, confusions of pixels, images with error maps."""
     statistics, pair_of = evaluator.statistics(), partial(panoptic_pair, evaluator)
-    weights, scores = resampled(statistics)
+    weights, scores = resample(statistics)
     total, names = len(statistics.sample_ids), statistics.class_names
     alerts = missing_samples(total - len(evaluator.answers), total, "no prediction, which counts as missed.")
     of_pixels, matrix = pixel_statistics(statistics.sample_ids, names, pair_of)

@@ -11,7 +11,7 @@ from vitkit.apps.report.sections import (
     Table,
     missing_samples,
     overall_section,
-    resampled,
+    resample,
     value_rows,
 )
 from vitkit.evaluation.semantic import SemanticEvaluator
@@ -21,12 +21,12 @@ from vitkit.evaluation.semantic import SemanticEvaluator
 def semantic_sections(evaluator: SemanticEvaluator) -> list[Section]:
     """Return the sections of the report: metrics, classes, confusions, images with error maps."""
     statistics, pair_of = evaluator.statistics(), partial(semantic_pair, evaluator)
-    _, scores = resampled(statistics)
+    _, scores = resample(statistics)
     total = len(statistics.sample_ids)
     alerts = missing_samples(total - len(evaluator.answers), total, "no prediction, which counts as missed.")
     columns = [name for name in ("IoU", "boundary IoU", "accuracy") if name in next(iter(scores.by_class.values()))]
-    shares = (100 * statistics.true.sum(axis=0) / max(statistics.true.sum(), 1)).tolist()
-    rows = [[*row, share] for row, share in zip(value_rows(scores.by_class, columns), shares)]
+    percentages = (100 * statistics.true.sum(axis=0) / max(statistics.true.sum(), 1)).tolist()
+    rows = [[*row, each] for row, each in zip(value_rows(scores.by_class, columns), percentages)]
     return [
         overall_section(scores.overall, *alerts),
         Section("Classes", [Table(("class", *columns, "% of pixels"), rows)]),

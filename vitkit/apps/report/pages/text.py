@@ -1,7 +1,7 @@
 """The page of a model that translates; a language model has the default one."""
 
 from vitkit.apps.report.pages.base import report_sections
-from vitkit.apps.report.sections import Section, Table, overall_section, ranked_titles, resampled, value_rows
+from vitkit.apps.report.sections import Section, Table, overall_section, rank_samples, resample, value_rows
 from vitkit.evaluation.text import TextEvaluator
 
 _RANKED = 10  # number of sentences that are shown of the lowest and of the highest chrF
@@ -11,9 +11,9 @@ _RANKED = 10  # number of sentences that are shown of the lowest and of the high
 def text_sections(evaluator: TextEvaluator) -> list[Section]:
     """Return the sections of the report: metrics, also by length, and the worst and the best sentences."""
     statistics = evaluator.statistics()
-    _, scores = resampled(statistics)
+    _, scores = resample(statistics)
     metric, _ = statistics.sample_scores()
-    values, titles = ranked_titles(statistics, _RANKED)
+    values, titles = rank_samples(statistics, _RANKED)
     answers = [evaluator.answers[index] for index in statistics.sample_ids]
     sentences = [
         Table(
