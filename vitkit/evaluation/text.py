@@ -161,11 +161,11 @@ class TextEvaluator(SampleEvaluator):
         """Return the metrics, the first one by length, example texts and the signatures."""
         digits = {"bleu": 2, "chrf": 2, "exact_match": 4}
         scores = "   ".join(f"{METRICS[name]} {self.metrics[name]:.{digits[name]}f}" for name in self.reported)
-        places = digits[self.reported[0]] - 1
+        decimals = digits[self.reported[0]] - 1
         lines = [
             f"{scores}   {len(self.answers)} sentences",
             f"{self.per_class_metric} by words of the source: "
-            + "   ".join(f"{g.min_words}-{g.max_words}: {g.score:.{places}f} ({g.count})" for g in self.by_length()),
+            + "   ".join(f"{g.min_words}-{g.max_words}: {g.score:.{decimals}f} ({g.count})" for g in self.by_length()),
         ]
         for answer in list(self.answers.values())[:_NUM_EXAMPLES]:
             lines += [f"  {answer.source}", f"    got       {answer.text}", f"    reference {answer.references[0]}"]

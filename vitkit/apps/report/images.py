@@ -41,7 +41,7 @@ class ImageBudget:
             return None
         pixels = image.pixels
         if pixels is None:
-            pixels = self._stored(image.index)
+            pixels = self._load_stored(image.index)
         if pixels is None:
             return None
         shown, _ = enlarge(pixels if image.overlay is None else draw_overlay(pixels, image.overlay), MIN_SIDE)
@@ -53,7 +53,7 @@ class ImageBudget:
         self.left -= len(url)
         return url
 
-    def _stored(self, index: int | None) -> np.ndarray | None:
+    def _load_stored(self, index: int | None) -> np.ndarray | None:
         if self._load is None or index is None:
             return None
         try:

@@ -34,7 +34,7 @@ class MatrixCell(NamedTuple):
     description: str
     is_correct: bool
     fraction: float
-    """Of the row, in 0..1."""
+    """Its count divided by the total of its row, in 0..1."""
 
 
 class ShownMatrix(NamedTuple):
