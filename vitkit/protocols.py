@@ -333,7 +333,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def table(self) -> str:
-        """Format the metrics as a table; to be called after `compute`."""
+        """Return the metrics as lines to print; to be called after `compute`."""
 
     @property
     def parts(self) -> Sequence["Evaluator"]:
@@ -371,18 +371,6 @@ class Evaluator(ABC):
     def named_statistics(self) -> dict[str, Any]:
         """Return the statistics of everything that it evaluates; models are compared on what both have."""
         return {type(self).__name__: self.statistics()}
-
-    def report_sections(self) -> Sequence[Any] | None:
-        """Return the sections of a report, a list of `vitkit.apps.report.sections.Section`.
-
-        None: the metrics overall and by class, with intervals if there are `statistics`.
-        """
-        return None
-
-    def prediction_image(self, index: int) -> Any:
-        """Return how a comparison shows the prediction for a sample of the dataset, a
-        `vitkit.apps.report.sections.Image`; None: only the image."""
-        return None
 
     def write_results(self, path: str | Path) -> list[Path] | None:
         """Write the predictions; return the files, or None if `path` is the only one."""

@@ -164,7 +164,7 @@ class ScoreThresholds:
     by_class: tuple[float | None, ...] = ()
     """Threshold of each class; `overall` where it is None, or for all classes if the tuple is empty."""
     origin: str = "the default"
-    """Where the thresholds come from, for messages."""
+    """Where the thresholds come from, in words that messages show."""
 
     def of(self, labels: Tensor) -> Tensor:
         """Return the threshold of each label, (N,) float32."""

@@ -68,7 +68,7 @@ class SampleEvaluator(Evaluator):
             logger.warning("%d of %d images have no prediction and count as missed", missing, num_images)
 
     def table(self) -> str:
-        """Format the metrics of the last `compute()` as a table; empty on other processes."""
+        """Return the metrics of the last `compute()` as lines to print; empty on other processes."""
         return "\n".join(self._table_lines()) if self.metrics else ""
 
 

@@ -67,8 +67,8 @@ def bootstrap_weights(num_images: int, num_resamples: int | None = None, *, seed
         num_resamples = NUM_RESAMPLES if num_images <= LARGE else NUM_RESAMPLES_LARGE
     weights = np.ones((1 + num_resamples, num_images))
     if num_images:
-        share = np.full(num_images, 1 / num_images)
-        weights[1:] = np.random.default_rng(seed).multinomial(num_images, share, size=num_resamples)
+        probabilities = np.full(num_images, 1 / num_images)
+        weights[1:] = np.random.default_rng(seed).multinomial(num_images, probabilities, size=num_resamples)
     return weights
 
 

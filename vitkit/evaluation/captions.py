@@ -8,16 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.apps.report.sections import (
-    Gallery,
-    Image,
-    Section,
-    missing_samples,
-    number,
-    overall_section,
-    ranked_titles,
-    resampled,
-)
 from vitkit.errors import ConfigError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tokenize_caption
@@ -28,8 +18,6 @@ from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
 
 logger = logging.getLogger("vitkit")
-
-_RANKED = 10  # number of images that the report shows of the lowest and of the highest CIDEr-D
 
 
 @EVALUATORS.register
@@ -96,25 +84,6 @@ class CaptionEvaluator(SampleEvaluator):
         if self._statistics is None:
             raise ValueError("CaptionEvaluator.statistics: call compute() first.")
         return self._statistics
-
-    def report_sections(self) -> list[Section]:
-        """Return the sections of the report: metrics, and the images with the worst and the best captions."""
-        statistics = self.statistics()
-        total = len(statistics.sample_ids)
-        alerts = missing_samples(total - len(self.answers), total, "no caption, which counts as an empty one.")
-        values, titles = ranked_titles(statistics, _RANKED)
-
-        def image(k: int) -> Image:
-            image_id = statistics.sample_ids[k]
-            answer = self.answers.get(image_id, "")
-            lines = [answer or "(nothing)", f"CIDEr-D {number(values[k])}", *self.dataset.references(k)]
-            return Image(k, f"image {image_id}: {answer}", caption=lines)
-
-        galleries = [Gallery(title, [[image(k)] for k in indices], long_side=300) for title, indices in titles]
-        return [
-            overall_section(resampled(statistics)[1].overall, *alerts),
-            Section("Images", galleries, "The caption in bold, the references below it."),
-        ]
 
     def _table_lines(self) -> list[str]:
         """Return a line for each metric, and one that says what they were computed from."""

@@ -12,19 +12,6 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitkit.apps.report.sections import (
-    ConfusionMatrix,
-    Gallery,
-    Image,
-    Section,
-    Table,
-    calibration_section,
-    missing_samples,
-    overall_section,
-    ranked,
-    resampled,
-    value_rows,
-)
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.sample_statistics import ClassificationStatistics
@@ -38,12 +25,6 @@ from vitkit.text_format import counted
 _NUM_BEST = 5
 _MAX_NAMED = 40  # with more classes, the figure does not name them
 _MAX_COUNTED = 20  # with more classes, the figure's cells show no counts
-_RANKED = 12  # number of images that the report shows of the most confident ones
-_CONFUSION = "Rows are true classes, columns predicted ones. Choose a cell to see its images, the most confident first."
-_CALIBRATION = (
-    "How often images are classified correctly, by the score of their best class. The expected calibration error (ECE) "
-    "is the mean distance from the diagonal."
-)
 
 
 class _Answer(NamedTuple):
@@ -120,37 +101,6 @@ class ClassificationEvaluator(SampleEvaluator):
             if image_id in self.answers:
                 labels[k], best[k], scores[k] = self.answers[image_id]
         return ClassificationStatistics(ids, self.dataset.classes, labels, best, scores)
-
-    def report_sections(self) -> list[Section]:
-        """Return the sections of the report: metrics, classes, confusions, images, calibration."""
-        statistics, names = self.statistics(), list(self.dataset.classes)
-        weights, scores = resampled(statistics)
-        labels, best, best_scores = statistics.labels, statistics.best[:, 0], statistics.best_scores[:, 0]
-        missing = int((labels < 0).sum())
-
-        def image(k: int) -> Image:
-            predicted = f"predicted {names[best[k]]} {best_scores[k]:.2f}"
-            return Image(k, f"{statistics.sample_ids[k]}: {names[labels[k]]}, {predicted}")
-
-        def images_of(row: int, column: int) -> list[Image]:
-            chosen = np.flatnonzero((labels == row) & (best == column))
-            return [image(k) for k in chosen[np.argsort(-best_scores[chosen], kind="stable")].tolist()]
-
-        lowest, highest = ranked(np.where(labels >= 0, statistics.sample_scores()[1], np.nan), _RANKED)
-        counts = {name: int((labels == k).sum()) for k, name in enumerate(names)}
-        columns = ("accuracy", "precision", "F1")
-        galleries = [
-            Gallery(title, [[image(k)] for k in indices], long_side=220)
-            for title, indices in (("most confidently wrong", lowest), ("most confidently correct", highest))
-        ]
-        alerts = missing_samples(missing, len(labels), "no prediction, which counts as wrong.")
-        return [
-            overall_section(scores.overall, *alerts),
-            Section("Classes", [Table(("class", "images", *columns), value_rows(scores.by_class, columns, counts))]),
-            Section("Confusion matrix", [ConfusionMatrix(self.confusion_matrix(), names, images_of)], _CONFUSION),
-            Section("Images", galleries),
-            calibration_section(statistics.calibration_counts(), weights, _CALIBRATION),
-        ]
 
     def _table_lines(self) -> list[str]:
         """Return the accuracies and the most frequent confusions."""

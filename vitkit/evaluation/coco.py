@@ -16,8 +16,6 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
-from vitkit.apps.report.detection_sections import TITLES, Evaluated, detection_sections
-from vitkit.apps.report.sections import BoxOverlay, Image, Section
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.detection_statistics import DetectionStatistics
@@ -34,6 +32,8 @@ logger = logging.getLogger("vitkit")
 MAX_DETS = (1, 10, 100)
 """COCO's limits on the detections of a class in an image; all metrics but the first two recalls have the last one."""
 IOU_TYPES = ("bbox", "segm")
+TITLES = {"bbox": "boxes", "segm": "masks"}
+"""IoU type -> what the IoU is of."""
 _TRUTH = {
     "images": ("id",),
     "categories": ("id", "name"),
@@ -198,7 +198,7 @@ class CocoEvaluator(SampleEvaluator):
             results = [{**result, "area": result["bbox"][2] * result["bbox"][3]} for result in results]
         results = [{**result, "iscrowd": 0} for result in results]
         with contextlib.redirect_stdout(io.StringIO()):
-            evaluation = COCOeval(_indexed(truth, truth["annotations"]), _indexed(truth, results), iou_type)
+            evaluation = COCOeval(_index(truth, truth["annotations"]), _index(truth, results), iou_type)
             evaluation.params.imgIds = [int(image_id) for image_id in self.dataset.image_ids]
             evaluation.params.catIds = self._category_ids.tolist()
             evaluation.params.maxDets = list(self.max_dets)
@@ -270,30 +270,6 @@ class CocoEvaluator(SampleEvaluator):
     def named_statistics(self) -> dict[str, DetectionStatistics]:
         """Return the statistics of boxes and, last, of masks, if they were evaluated, as "bbox" and "segm"."""
         return {iou_type: self.statistics(iou_type) for iou_type in sorted(self.iou_types)}
-
-    def report_sections(self) -> list[Section]:
-        """Return the sections of the report; those of details are about masks if they were evaluated."""
-        by_class, by_size = self.details()
-        limit = self.limit_line()
-        statistics = self.named_statistics()
-        results = self.results()
-        return detection_sections(
-            Evaluated(self.dataset, statistics, results, self.metric_names, limit, by_class, by_size)
-        )
-
-    def prediction_image(self, index: int) -> Image:
-        """Return an image with the boxes above the threshold with the highest F1."""
-        answer = self.answers.get(int(self.dataset.image_ids[index]))
-        if answer is None:
-            return Image(index, "no prediction")
-        thresholds = self.score_thresholds()
-        scores = np.asarray(answer.scores, np.float64)
-        kept = scores >= (thresholds.overall if thresholds else 0.5)
-        boxes = np.asarray(answer.boxes_xywh, np.float64).reshape(-1, 4)[kept]
-        boxes[:, 2:] += boxes[:, :2]
-        label_of = {raw: label for label, raw in enumerate(self._category_ids.tolist())}
-        labels = np.array([label_of[int(raw)] for raw in answer.category_ids[kept]], int)
-        return Image(index, "predictions", BoxOverlay(boxes, labels, scores[kept], self.dataset.classes))
 
     def score_thresholds(self) -> ScoreThresholds | None:
         """Return the thresholds with the highest F1 in the last `compute()`, over all classes and for each class.
@@ -407,7 +383,7 @@ def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:
     return [{"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")} for rle in encoded]
 
 
-def _indexed(truth: dict[str, Any], annotations: list[dict[str, Any]]) -> COCO:
+def _index(truth: dict[str, Any], annotations: list[dict[str, Any]]) -> COCO:
     """Return pycocotools' index of annotations; its own `loadRes` fails on an empty list."""
     coco = COCO()
     # Copies, since COCOeval writes into them; ids start from 1, since it takes id 0 for "not matched".

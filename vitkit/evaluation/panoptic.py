@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.apps.report.map_sections import MapPair, error_image, panoptic_pair, panoptic_sections
-from vitkit.apps.report.sections import Image, Section, missing_samples
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, read_results, require_annotations
 from vitkit.evaluation.maps import (
@@ -120,20 +118,6 @@ class PanopticEvaluator(SampleEvaluator):
                 matches[k] = match_segments(truth, nothing, len(self.dataset.classes))
         things = np.asarray(self.dataset.things, bool)
         return PanopticStatistics(list(self._position_of), self.dataset.classes, things, matches)
-
-    def report_sections(self) -> list[Section]:
-        """Return the sections of the report: quality, classes, confusions of pixels, images with error maps."""
-        total = len(self._position_of)
-        alerts = missing_samples(total - len(self.answers), total, "no prediction, which counts as missed.")
-        return panoptic_sections(self.statistics(), self._pair, alerts)
-
-    def prediction_image(self, index: int) -> Image:
-        """Return an image with the pixels of a wrong class in red."""
-        return error_image(index, self._pair(index), "errors")
-
-    def _pair(self, index: int) -> MapPair:
-        predicted = self.predicted_map(list(self._position_of)[index])
-        return panoptic_pair(self.dataset.load_panoptic(index), predicted, self.dataset.classes)
 
     def _table_lines(self) -> list[str]:
         """Return the nine metrics in percent, and the numbers of classes."""

@@ -32,11 +32,11 @@ def threshold_rows(rankings: Sequence[Ranking], thresholds: Sequence[float]) -> 
         rankings: the predictions of each class, `DetectionStatistics.rankings()`.
         thresholds: scores in 0..1.
     """
-    scores, correct, num_objects = _joined(rankings)
+    scores, correct, num_objects = _join(rankings)
     return [_row(threshold, scores, correct, num_objects) for threshold in thresholds]
 
 
-def _joined(rankings: Sequence[Ranking]) -> tuple[np.ndarray, np.ndarray, int]:
+def _join(rankings: Sequence[Ranking]) -> tuple[np.ndarray, np.ndarray, int]:
     scores = np.concatenate([np.zeros(0), *(ranking.scores for ranking in rankings)])
     correct = np.concatenate([np.zeros(0, bool), *(ranking.correct for ranking in rankings)])
     return scores, correct, int(sum(ranking.num_objects.sum() for ranking in rankings))
@@ -55,7 +55,7 @@ def _row(threshold: float, scores: np.ndarray, correct: np.ndarray, num_objects:
 
 def best_row(rankings: Sequence[Ranking]) -> ThresholdRow:
     """Return the row with the highest F1 among all scores that occur; if no prediction is correct, a row at 1."""
-    scores, correct, num_objects = _joined(rankings)
+    scores, correct, num_objects = _join(rankings)
     if not correct.any():
         return _row(1.0, scores[:0], correct[:0], num_objects)
     order = np.argsort(-scores, kind="stable")
@@ -72,5 +72,5 @@ def robust_threshold(rankings: Sequence[Ranking]) -> float | None:
     row = best_row(rankings)
     if not row.true_positives:
         return None
-    scores = _joined(rankings)[0]
+    scores = _join(rankings)[0]
     return float((row.threshold + scores[scores < row.threshold].max(initial=0.0)) / 2)

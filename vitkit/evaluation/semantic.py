@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.apps.report.map_sections import MapPair, error_image, semantic_pair, semantic_sections
-from vitkit.apps.report.sections import Image, Section, missing_samples
 from vitkit.errors import DataError
 from vitkit.evaluation.base import SampleEvaluator, predicted_field, require_annotations
 from vitkit.evaluation.maps import (
@@ -155,20 +153,6 @@ class SemanticEvaluator(SampleEvaluator):
             if boundaries is not None:
                 boundaries[k] = counts.boundaries
         return SemanticStatistics(ids, self.dataset.classes, *regions.transpose(1, 0, 2), boundaries)
-
-    def report_sections(self) -> list[Section]:
-        """Return the sections of the report: metrics, classes, confusions, images with error maps."""
-        total = len(self._position_of)
-        alerts = missing_samples(total - len(self.answers), total, "no prediction, which counts as missed.")
-        return semantic_sections(self.statistics(), self.confusion_matrix(), self._pair, alerts)
-
-    def prediction_image(self, index: int) -> Image:
-        """Return an image with its wrong pixels in red."""
-        return error_image(index, self._pair(index), "errors")
-
-    def _pair(self, index: int) -> MapPair:
-        predicted = self.predicted_map(list(self._position_of)[index])
-        return semantic_pair(self.dataset.load_semantic(index), predicted, self.dataset.classes)
 
     def _table_lines(self) -> list[str]:
         """Return the means in percent, and a line for each class if there are few."""

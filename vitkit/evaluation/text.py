@@ -11,7 +11,6 @@ import sacrebleu
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitkit.apps.report.sections import Section, Table, overall_section, ranked_titles, resampled, value_rows
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import LikelihoodStatistics, TextStatistics, sacrebleu_sums
@@ -21,7 +20,6 @@ from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
 
 _NUM_EXAMPLES = 3
-_RANKED = 10  # number of sentences that the report shows of the lowest and of the highest chrF
 LENGTH_STEP = 5
 """Range of source words per group, for scores by length."""
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
@@ -159,42 +157,15 @@ class TextEvaluator(SampleEvaluator):
         exact = np.array([self._is_exact(answer) for answer in answers])
         return TextStatistics(list(self.answers), self.reported, self._corpus_metrics, sums, exact, groups)
 
-    def report_sections(self) -> list[Section]:
-        """Return the sections of the report: metrics, also by length, and the worst and the best sentences."""
-        statistics = self.statistics()
-        _, scores = resampled(statistics)
-        metric, _ = statistics.sample_scores()
-        values, titles = ranked_titles(statistics, _RANKED)
-        answers = [self.answers[index] for index in statistics.sample_ids]
-        sentences = [
-            Table(
-                ("source", "got", "reference", metric),
-                [
-                    (answers[k].source, answers[k].text or "(nothing)", answers[k].references[0], float(values[k]))
-                    for k in indices
-                ],
-                caption=title,
-                digits=1,
-            )
-            for title, indices in titles
-        ]
-        counts, columns = {name: int(chosen.sum()) for name, chosen in statistics.groups.items()}, statistics.reported
-        lengths = Table(("source", "sentences", *columns), value_rows(scores.by_class, columns, counts))
-        return [
-            overall_section(scores.overall, noun="sentences"),
-            Section("Length of the source", [lengths]),
-            Section("Sentences", sentences),
-        ]
-
     def _table_lines(self) -> list[str]:
         """Return the metrics, the first one by length, example texts and the signatures."""
         digits = {"bleu": 2, "chrf": 2, "exact_match": 4}
         scores = "   ".join(f"{METRICS[name]} {self.metrics[name]:.{digits[name]}f}" for name in self.reported)
-        places = digits[self.reported[0]] - 1
+        decimals = digits[self.reported[0]] - 1
         lines = [
             f"{scores}   {len(self.answers)} sentences",
             f"{self.per_class_metric} by words of the source: "
-            + "   ".join(f"{g.min_words}-{g.max_words}: {g.score:.{places}f} ({g.count})" for g in self.by_length()),
+            + "   ".join(f"{g.min_words}-{g.max_words}: {g.score:.{decimals}f} ({g.count})" for g in self.by_length()),
         ]
         for answer in list(self.answers.values())[:_NUM_EXAMPLES]:
             lines += [f"  {answer.source}", f"    got       {answer.text}", f"    reference {answer.references[0]}"]

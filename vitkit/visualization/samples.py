@@ -63,5 +63,5 @@ def describe(target: Mapping[str, Any], class_names: Sequence[str]) -> str:
         return target["references"][0]
     counts = classes_of(target, class_names).most_common()
     if "class_weights" in target:
-        return ", ".join(f"{name} {share} %" for name, share in counts)
+        return ", ".join(f"{name} {percent} %" for name, percent in counts)
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts) or "no object"

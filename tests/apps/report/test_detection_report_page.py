@@ -9,7 +9,7 @@ from helpers.browser import open_page
 from helpers.detection_files import CONFIG, evaluator_of, write_data
 
 from vitkit.apps.report import write_report
-from vitkit.apps.report.detection_sections import count_groups
+from vitkit.apps.report.pages.coco import count_groups
 from vitkit.apps.training.results import score_file
 from vitkit.errors import ConfigError
 from vitkit.evaluation import CocoEvaluator

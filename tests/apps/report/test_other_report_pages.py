@@ -11,9 +11,9 @@ from helpers.plain_dataset import PlainDataset
 
 from vitkit import EVALUATORS, build_dataset
 from vitkit.apps.report import write_report
-from vitkit.apps.report.map_sections import panoptic_pair, pixel_statistics
+from vitkit.apps.report.pages.panoptic import panoptic_pair, pixel_statistics
 from vitkit.apps.report.parts import shown_classes
-from vitkit.apps.report.sections import ranked
+from vitkit.apps.report.sections import rank
 from vitkit.apps.training.results import score_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
@@ -108,7 +108,7 @@ def test_page_contains_the_numbers_and_is_self_contained(make, tmp_path):
 def test_panoptic_pixel_counts_equal_those_of_a_semantic_evaluator():
     evaluator = panoptic()
     dataset, ids = evaluator.dataset, list(evaluator.dataset.image_ids)
-    pairs = [panoptic_pair(dataset.load_panoptic(k), evaluator.predicted_map(ids[k]), ()) for k in range(6)]
+    pairs = [panoptic_pair(evaluator, k) for k in range(6)]
 
     class Semantic(PlainDataset):
         annotations = ("semantic",)
@@ -146,8 +146,8 @@ def test_confusion_matrix_shows_the_most_confused_classes():
 
 
 def test_no_image_is_among_the_best_and_the_worst():
-    assert ranked(np.array([0.3, np.nan, 0.1, 0.9]), 5) == ([2], [3, 0])
-    assert ranked(np.array([0.5]), 5) == ([0], [])
+    assert rank(np.array([0.3, np.nan, 0.1, 0.9]), 5) == ([2], [3, 0])
+    assert rank(np.array([0.5]), 5) == ([0], [])
 
 
 @pytest.mark.parametrize("make", [semantic, classification], ids=lambda make: make.__name__)

@@ -11,8 +11,8 @@ from helpers.browser import open_page
 from helpers.plain_dataset import PlainDataset
 
 import vitkit
-from vitkit import EVALUATORS, build_dataset
-from vitkit.apps.report import write_report
+from vitkit import EVALUATORS, apps, build_dataset, load_config
+from vitkit.apps.report import prediction_image, report_sections, write_report
 from vitkit.apps.report.comparison import Compared, write_comparison
 from vitkit.apps.report.sections import (
     ConfusionMatrix,
@@ -25,11 +25,10 @@ from vitkit.apps.report.sections import (
     Section,
     Table,
     overall_section,
-    resampled,
+    resample,
 )
 from vitkit.errors import ConfigError
 from vitkit.evaluation import LanguageModelEvaluator
-from vitkit.evaluation import report as report_room
 from vitkit.evaluation.base import SampleEvaluator
 from vitkit.evaluation.bootstrap import Scores, weighted_ratio
 
@@ -79,24 +78,28 @@ class CountEvaluator(SampleEvaluator):
 
 
 class IllustratedCountEvaluator(CountEvaluator):
-    """Also has sections of its own."""
+    """Also has a page of its own."""
 
-    def report_sections(self):
-        statistics = self.statistics()
-        _, scores = resampled(statistics)
-        levels = np.linspace(0, 1, 5)
-        image = Image(3, NASTY, PixelOverlay(np.eye(60, 80, dtype=bool)), caption=(NASTY, "second line"))
-        own = Image(None, "drawn here", pixels=np.zeros((40, 50, 3), np.uint8))
-        return [
-            overall_section(scores.overall),
-            Section(f"Errors {NASTY}", [Table(("image", "error"), [[NASTY, 1], ["1", 0.25]], NASTY)], NASTY),
-            Section("Curves", [LineChart([Curve(NASTY, levels, levels)], NASTY, "x", "y")]),
-            Section("Images", [Details(NASTY, [Gallery("worst", [[image], [own, image]])])]),
-            Section("Matrix", [ConfusionMatrix(np.array([[2, 1], [0, 3]]), [NASTY, "b"], lambda *cell: [image])]),
-        ]
 
-    def prediction_image(self, index):
-        return Image(index, "", PixelOverlay(np.ones((60, 80), bool)))
+@report_sections.register
+def illustrated_sections(evaluator: IllustratedCountEvaluator):
+    statistics = evaluator.statistics()
+    _, scores = resample(statistics)
+    levels = np.linspace(0, 1, 5)
+    image = Image(3, NASTY, PixelOverlay(np.eye(60, 80, dtype=bool)), caption=(NASTY, "second line"))
+    own = Image(None, "drawn here", pixels=np.zeros((40, 50, 3), np.uint8))
+    return [
+        overall_section(scores.overall),
+        Section(f"Errors {NASTY}", [Table(("image", "error"), [[NASTY, 1], ["1", 0.25]], NASTY)], NASTY),
+        Section("Curves", [LineChart([Curve(NASTY, levels, levels)], NASTY, "x", "y")]),
+        Section("Images", [Details(NASTY, [Gallery("worst", [[image], [own, image]])])]),
+        Section("Matrix", [ConfusionMatrix(np.array([[2, 1], [0, 3]]), [NASTY, "b"], lambda *cell: [image])]),
+    ]
+
+
+@prediction_image.register
+def illustrated_image(evaluator: IllustratedCountEvaluator, index):
+    return Image(index, "", PixelOverlay(np.ones((60, 80), bool)))
 
 
 def evaluated(kind, offsets):
@@ -159,12 +162,15 @@ def test_evaluators_without_statistics_have_a_report_of_their_metrics(tmp_path):
         write_report(object(), tmp_path / "report.html", title="object")
 
 
-def test_the_evaluator_of_the_readme_works(tmp_path, monkeypatch):
+def test_the_evaluator_of_the_readme_and_its_page_are_one_file_that_a_config_imports(tmp_path, monkeypatch):
     monkeypatch.setattr(EVALUATORS, "_constructors", dict(EVALUATORS._constructors))
-    text = (Path(report_room.__file__).parent / "README.md").read_text(encoding="utf-8")
-    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {"__name__": "readme"})
+    text = (Path(apps.__file__).parent / "report" / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "counts.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], encoding="utf-8")
+    source = "def config():\n    return dict(imports=['counts.py'], evaluator=dict(type='CountEvaluator'))\n"
+    (tmp_path / "config.py").write_text(source)
+    config = load_config(tmp_path / "config.py")
     dataset = build_dataset(dict(type="ShapesDetection", num_images=4, image_size=48))
-    evaluator = EVALUATORS.build("CountEvaluator", dataset=dataset)
+    evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     for k, image_id in enumerate(dataset.image_ids):
         target = dataset[k]["target"]
         scores = torch.tensor([0.9] * (len(target["labels"]) + k) + [0.4])  # k too many, and one that is not counted
@@ -192,8 +198,11 @@ def test_a_subclass_keeps_the_report_of_its_base(tmp_path):
 
 def test_unknown_parts_are_named(tmp_path):
     class Wrong(CountEvaluator):
-        def report_sections(self):
-            return [Section("Wrong", ["<p>text</p>"])]
+        pass
+
+    @report_sections.register(Wrong)
+    def wrong_sections(evaluator):
+        return [Section("Wrong", ["<p>text</p>"])]
 
     with pytest.raises(TypeError, match="a part of type str; expected one of Alert, Bars"):
         write_report(evaluated(Wrong, range(8)), tmp_path / "report.html", title="wrong")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.apps.report.images import ImageBudget
+from vitkit.apps.report.pages import prediction_image
 from vitkit.apps.report.report import describe_data, write_page
 from vitkit.apps.report.sections import Cell, Change, Details, Gallery, Image, Section, Table, Text, number
 from vitkit.errors import ConfigError, DataError
@@ -228,16 +229,16 @@ def _side_by_side(models: Sequence[Compared], comparison: Comparison, indices: S
     """Yield images, each once for each model with its predictions."""
     ids = comparison.sample_ids
     # Statistics may be in another order than the dataset.
-    position_of = {image_id: position for position, image_id in enumerate(_plain(models[0].evaluator))}
+    position_of = {image_id: position for position, image_id in enumerate(_plain_ids(models[0].evaluator))}
     for k in indices:
         position, images = position_of[ids[k]], []
         for model, value in zip(models, comparison.samples[:, k]):
-            image = model.evaluator.parts[0].prediction_image(position) or Image(position, "")
+            image = prediction_image(model.evaluator.parts[0], position)
             text = f"{ids[k]}, {model.name}: {comparison.sample_metric} {number(value)}"
             images.append(image._replace(text=text, caption=()))
         yield images
 
 
-def _plain(evaluator: Evaluator) -> list[Any]:
+def _plain_ids(evaluator: Evaluator) -> list[Any]:
     """Return the ids of the dataset's samples as plain Python values."""
     return [each.item() if isinstance(each, np.generic) else each for each in evaluator.dataset.sample_ids()]

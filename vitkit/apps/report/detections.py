@@ -1,18 +1,53 @@
-"""The data of a detector's page: for each image its objects, its predictions, and which are matched."""
+"""Detections as a part of a page: for each image its objects, its predictions, and which are matched."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
-from vitkit.apps.report.detection_sections import DetectedImage, Detections
 from vitkit.apps.report.images import LONG_SIDE, ImageBudget
 from vitkit.apps.report.parts import shown_classes
+from vitkit.apps.report.sections import LineChart
+from vitkit.evaluation.matching import ImageMatches
 from vitkit.io.segmentations import decode_segmentation
 
 _MAX_PREDICTIONS = 120_000  # over all images: lower scores are left out of the page
 _MIN_DRAWN = 0.05  # minimum score of a mask that is drawn
+
+
+class DetectedImage(NamedTuple):
+    """An image with its objects and predictions."""
+
+    index: int
+    """Index into the dataset."""
+    matches: ImageMatches
+    true: np.ndarray
+    """(M,) int labels of the objects."""
+    predicted: np.ndarray
+    """(N,) int labels of the predictions."""
+
+
+class Detections(NamedTuple):
+    """What predictions with at least a score give, and their images; the page has a slider for the score."""
+
+    class_names: Sequence[str]
+    iou_type: str
+    iou: float
+    best: float
+    """The threshold with the highest F1."""
+    curves: Mapping[str, list[Any]]
+    """`ThresholdTable.curves`."""
+    chart: LineChart
+    matrix: np.ndarray
+    """(C + 1, C + 1) confusion matrix at the best threshold, see `confusion_matrix`."""
+    images: Sequence[DetectedImage]
+    lowest: Sequence[int]
+    """Indices of the images with the lowest F1,"""
+    highest: Sequence[int]
+    """and of those with the highest."""
+    order: Sequence[int]
+    """Indices of all images, those with the most and the rarest confusions first."""
 
 
 def detections_data(detections: Detections, images: ImageBudget) -> dict[str, Any]:
@@ -32,7 +67,7 @@ def detections_data(detections: Detections, images: ImageBudget) -> dict[str, An
     urls = images.embed_stored(detections.images[k].index for k in order)
     for image, kept, entry in zip(detections.images, kept_of, entries):
         if url := urls.get(image.index):
-            entry |= _drawn(image, kept, detections.iou_type) | {"url": url}
+            entry |= _shapes(image, kept, detections.iou_type) | {"url": url}
     return {
         "classes": list(detections.class_names),
         "in_matrix": shown_classes(detections.matrix[:-1]),
@@ -64,7 +99,7 @@ def _entry(image: DetectedImage, kept: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _drawn(image: DetectedImage, kept: Sequence[int], iou_type: str) -> dict[str, Any]:
+def _shapes(image: DetectedImage, kept: Sequence[int], iou_type: str) -> dict[str, Any]:
     """Return the size of an image, and its boxes and outlines of masks, in its pixels."""
     width, height = image.matches.image["width"], image.matches.image["height"]
     objects, predictions = image.matches.objects, [image.matches.predictions[k] for k in kept]

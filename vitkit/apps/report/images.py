@@ -41,10 +41,10 @@ class ImageBudget:
             return None
         pixels = image.pixels
         if pixels is None:
-            pixels = self._stored(image.index)
+            pixels = self._load_stored(image.index)
         if pixels is None:
             return None
-        shown, _ = enlarge(pixels if image.overlay is None else drawn(pixels, image.overlay), MIN_SIDE)
+        shown, _ = enlarge(pixels if image.overlay is None else draw_overlay(pixels, image.overlay), MIN_SIDE)
         shown.thumbnail((long_side, long_side))
         url = jpeg_url(np.asarray(shown), QUALITY)
         if len(url) > self.left:
@@ -53,7 +53,7 @@ class ImageBudget:
         self.left -= len(url)
         return url
 
-    def _stored(self, index: int | None) -> np.ndarray | None:
+    def _load_stored(self, index: int | None) -> np.ndarray | None:
         if self._load is None or index is None:
             return None
         try:
@@ -73,7 +73,7 @@ class ImageBudget:
         return urls
 
 
-def drawn(image: np.ndarray, overlay: Overlay) -> np.ndarray:
+def draw_overlay(image: np.ndarray, overlay: Overlay) -> np.ndarray:
     """Return an (H, W, 3) uint8 image with an overlay; it may be larger."""
     match overlay:
         case SemanticOverlay(labels, class_names):
@@ -83,11 +83,11 @@ def drawn(image: np.ndarray, overlay: Overlay) -> np.ndarray:
         case BoxOverlay(boxes_xyxy, labels, scores, class_names):
             return draw_detections(image, boxes_xyxy, labels, class_names, scores)
         case PixelOverlay(chosen, hidden):
-            return _highlighted(image, chosen, hidden)
+            return _highlight(image, chosen, hidden)
     raise TypeError(f"overlay: got {type(overlay).__name__}; expected one of vitkit.apps.report.sections.")
 
 
-def _highlighted(image: np.ndarray, chosen: np.ndarray, hidden: np.ndarray | None) -> np.ndarray:
+def _highlight(image: np.ndarray, chosen: np.ndarray, hidden: np.ndarray | None) -> np.ndarray:
     """Return an image in dimmed gray, with the chosen pixels in red and hidden ones in black."""
     gray = (0.7 * np.asarray(to_pil(image).convert("L")) + 40).clip(0, 255).astype(np.uint8)
     result = np.repeat(gray[:, :, None], 3, axis=2)

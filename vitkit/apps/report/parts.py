@@ -33,8 +33,8 @@ class MatrixCell(NamedTuple):
     """The number that it shows; "" for none."""
     description: str
     is_correct: bool
-    share: float
-    """Fraction of the row, in 0..1."""
+    fraction: float
+    """Its count divided by the total of its row, in 0..1."""
 
 
 class ShownMatrix(NamedTuple):
@@ -94,10 +94,10 @@ def show_matrix(part: ConfusionMatrix, images: ImageBudget) -> ShownMatrix:
     totals = np.maximum(matrix.sum(axis=1), 1)
 
     def cell(row: int, column: int) -> MatrixCell:
-        count, share = int(matrix[row, column]), float(matrix[row, column] / totals[row])
-        text = f"{100 * share:.1f}" if part.percent else str(count)
+        count, fraction = int(matrix[row, column]), float(matrix[row, column] / totals[row])
+        text = f"{100 * fraction:.1f}" if part.percent else str(count)
         description = f"true {names[row]}, predicted {names[column]}: {text}{' %' if part.percent else ''}"
-        return MatrixCell(f"{row},{column}", text if count else "", description, row == column, share)
+        return MatrixCell(f"{row},{column}", text if count else "", description, row == column, fraction)
 
     lines = [(names[row], [cell(row, column) for column in columns]) for row in rows]
     return ShownMatrix([names[column] for column in columns], lines, len(matrix), {"urls": urls, "cells": cells})

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.apps.report import charts
-from vitkit.apps.report.detection_sections import Detections
-from vitkit.apps.report.detections import detections_data
+from vitkit.apps.report.detections import Detections, detections_data
 from vitkit.apps.report.images import ImageBudget
+from vitkit.apps.report.pages import report_sections
 from vitkit.apps.report.parts import Review, show_gallery, show_matrix
 from vitkit.apps.report.sections import (
     Alert,
@@ -22,7 +22,6 @@ from vitkit.apps.report.sections import (
     Section,
     Table,
     Text,
-    default_sections,
     number,
 )
 from vitkit.io.output import write_text
@@ -60,9 +59,8 @@ def write_report(evaluator: Evaluator, path: str | Path, *, title: str, facts: M
     require_base("evaluator", type(evaluator), Evaluator)
     parts, sections = evaluator.parts, []
     for part in parts:
-        own = part.report_sections()
         images = ImageBudget(evaluator.dataset, IMAGE_BYTES // len(parts))
-        sections.append((default_sections(part) if own is None else own, images))
+        sections.append((report_sections(part), images))
     return write_page(path, title, sections, {**(facts or {}), "data": describe_data(evaluator)})
 
 
@@ -90,7 +88,7 @@ def write_page(
     groups = (f"group-{number}" for number in itertools.count())
     for several, images in sections:
         for section in several:
-            shown += _shown(section, images, groups)
+            shown += _show_section(section, images, groups)
     page = render_page(
         Path(__file__).with_suffix(".html"),
         title=title,
@@ -98,7 +96,7 @@ def write_page(
         sections=shown,
         charts=charts,
         number=number,
-        signed=_signed,
+        signed=_format_signed,
     )
     write_text(Path(path), page)
     return Path(path)
@@ -115,9 +113,9 @@ class _Shown(NamedTuple):
     """CSS class that sections share which follow the same score threshold."""
 
 
-def _shown(section: Section, images: ImageBudget, groups: Iterator[str]) -> Iterator[_Shown]:
+def _show_section(section: Section, images: ImageBudget, groups: Iterator[str]) -> Iterator[_Shown]:
     """Yield what is shown of a section: nothing if all of it is images and none has room; several for detections."""
-    parts = list(_shown_parts(section.parts, images))
+    parts = list(_show_parts(section.parts, images))
     for part in section.parts:
         if isinstance(part, Detections):
             data, iou, group = detections_data(part, images), f"{part.iou:g}", next(groups)
@@ -131,7 +129,7 @@ def _shown(section: Section, images: ImageBudget, groups: Iterator[str]) -> Iter
         yield _Shown(section.title, section.note, parts)
 
 
-def _shown_parts(parts: Sequence[Any], images: ImageBudget) -> Iterator[tuple[str, Any]]:
+def _show_parts(parts: Sequence[Any], images: ImageBudget) -> Iterator[tuple[str, Any]]:
     for kind, several in itertools.groupby(parts, key=type):
         if kind not in _KINDS:
             names = ", ".join(each.__name__ for each in _KINDS if each is not Review)
@@ -146,10 +144,10 @@ def _shown_parts(parts: Sequence[Any], images: ImageBudget) -> Iterator[tuple[st
             elif kind is ConfusionMatrix:
                 content = show_matrix(part, images)
             elif kind is Details:
-                content = Details(part.summary, list(_shown_parts(part.parts, images)))
+                content = Details(part.summary, list(_show_parts(part.parts, images)))
             if content is not None and kind is not Detections:
                 yield kind.__name__, content
 
 
-def _signed(value: float, digits: int) -> str:
+def _format_signed(value: float, digits: int) -> str:
     return f"{value:+.{digits}f}" if math.isfinite(value) else "–"

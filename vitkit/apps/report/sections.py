@@ -1,4 +1,4 @@
-"""What a report consists of, as plain data: an evaluator returns sections, and `vitkit.apps.report` draws them.
+"""What a report consists of, as plain data: `pages` makes the sections of an evaluator, and `report` draws them.
 
 Nothing here is HTML: all texts are plain, and images are an index into the dataset and what to draw on it.
 """
@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.errors import ConfigError
 from vitkit.evaluation.bootstrap import Estimate, SampleStatistics, Scores, bootstrap_weights, estimate
-from vitkit.protocols import Evaluator
 from vitkit.structures import PanopticMap
 from vitkit.text_format import counted
 
@@ -218,7 +216,7 @@ def overall_section(metrics: Mapping[str, np.ndarray], *warnings: Alert, noun: s
     return Section("Overall", [*warnings, Table(("", "value"), rows)], intervals_note(noun))
 
 
-def resampled(statistics: SampleStatistics) -> tuple[np.ndarray, Scores]:
+def resample(statistics: SampleStatistics) -> tuple[np.ndarray, Scores]:
     """Return the weights of the resamples, (1 + R, N), and the metrics of each."""
     weights = bootstrap_weights(len(statistics.sample_ids))
     return weights, statistics.scores(weights)
@@ -231,17 +229,17 @@ def missing_samples(missing: int, total: int, consequence: str) -> list[Alert]:
     return [Alert(f"{counted(missing, 'images', 'have', of=total)} {consequence}")] if missing else []
 
 
-def ranked(values: np.ndarray, most: int) -> tuple[list[int], list[int]]:
+def rank(values: np.ndarray, most: int) -> tuple[list[int], list[int]]:
     """Return the indices of the lowest and of the highest values, none in both; NaN is ignored."""
     order = [k for k in np.argsort(values, kind="stable").tolist() if values[k] == values[k]]
     count = min(most, len(order) // 2 or len(order))
     return order[:count], [k for k in order[::-1] if k not in order[:count]][:most]
 
 
-def ranked_titles(statistics: SampleStatistics, most: int) -> tuple[np.ndarray, list[tuple[str, list[int]]]]:
+def rank_samples(statistics: SampleStatistics, most: int) -> tuple[np.ndarray, list[tuple[str, list[int]]]]:
     """Return each sample's value, and for the lowest and the highest a title and the samples' indices."""
     metric, values = statistics.sample_scores()
-    return values, list(zip((f"lowest {metric}", f"highest {metric}"), ranked(values, most)))
+    return values, list(zip((f"lowest {metric}", f"highest {metric}"), rank(values, most)))
 
 
 def expected_calibration_error(counts: np.ndarray) -> np.ndarray:
@@ -282,24 +280,3 @@ def calibration_section(counts: np.ndarray, weights: np.ndarray, note: str) -> S
         Details("bins", [Table(("score", "predictions", "mean score", "correct"), rows)]),
     ]
     return Section("Calibration", parts, note)
-
-
-def default_sections(evaluator: Evaluator) -> list[Section]:
-    """Return the sections for an evaluator without sections of its own: metrics overall and by class.
-
-    Metrics have intervals if the evaluator has `statistics`.
-    """
-    try:
-        statistics = evaluator.statistics()
-    except ConfigError:
-        rows = [[name, float(value)] for name, value in evaluator.compute().items()]
-        note = f"{type(evaluator).__name__} has no per-sample statistics, so there are no intervals."
-        return [Section("Overall", [Table(("", "value"), rows)], note)]
-    _, scores = resampled(statistics)
-    sections = [overall_section(scores.overall, noun=evaluator.dataset.noun)]
-    if scores.by_class:
-        columns = list(dict.fromkeys(metric for values in scores.by_class.values() for metric in values))
-        nothing = np.full(1, np.nan)
-        rows = {name: {c: values.get(c, nothing) for c in columns} for name, values in scores.by_class.items()}
-        sections.append(Section("Classes", [Table(("class", *columns), value_rows(rows, columns))]))
-    return sections

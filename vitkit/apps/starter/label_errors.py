@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 
 from vitkit.apps.inference import find_model, find_trained
-from vitkit.apps.report.label_errors import weakness, write_label_errors
+from vitkit.apps.report.label_errors import LabelError
+from vitkit.apps.report.label_review import weakness, write_label_errors
 from vitkit.apps.training.testing import evaluate_model
 from vitkit.config import Config
 from vitkit.data.loading.loader import DataSettings, Split
@@ -16,7 +17,6 @@ from vitkit.distributed import is_main
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError
 from vitkit.evaluation import CocoEvaluator
-from vitkit.evaluation.label_errors import LabelError
 
 
 class CheckedLabels(NamedTuple):

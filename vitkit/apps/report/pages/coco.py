@@ -1,16 +1,20 @@
-"""The sections of a detector's report, for boxes or instance masks."""
+"""The page of a detector, of boxes or instance masks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from vitkit.apps.report.detections import DetectedImage, Detections
+from vitkit.apps.report.pages.base import prediction_image, report_sections
 from vitkit.apps.report.sections import (
     Alert,
     Bars,
+    BoxOverlay,
     Cell,
     Curve,
+    Image,
     LineChart,
     Section,
     Table,
@@ -21,101 +25,71 @@ from vitkit.apps.report.sections import (
     value_rows,
 )
 from vitkit.evaluation.bootstrap import bootstrap_weights, estimate
+from vitkit.evaluation.coco import TITLES, CocoEvaluator
 from vitkit.evaluation.detection_statistics import CALIBRATED, RECALLS, THRESHOLDS, DetectionStatistics, f1_score
 from vitkit.evaluation.error_breakdown import KINDS, ErrorBreakdown, neighbor_overlaps
-from vitkit.evaluation.matching import IOUS, ImageMatches, confused_classes, match_images
+from vitkit.evaluation.matching import IOUS, confused_classes, match_images
 from vitkit.protocols import Dataset
 from vitkit.text_format import counted
 
-TITLES = {"bbox": "boxes", "segm": "masks"}
 _COLUMNS = ("AP", "AP50", "AP75", "AR")
 _CURVES = 10  # number of classes in the precision-recall chart
 _CROWDED = ((0.0, 0.1, "isolated: IoU with every other below 0.1"), (0.1, 0.3, "0.1 to 0.3"), (0.3, 1.01, "from 0.3"))
 _RANKED = 8  # number of images with the lowest, and with the highest scores
 
 
-class Evaluated(NamedTuple):
-    """What the report shows of an evaluated detector."""
-
-    dataset: Dataset
-    statistics: Mapping[str, DetectionStatistics]
-    """IoU type -> statistics; all but the overall metrics are for the last one."""
-    results: Sequence[Mapping[str, Any]]
-    """The predictions in COCO's result format."""
-    metric_names: Sequence[str]
-    limit: str
-    """A sentence about the limit on the number of predictions."""
-    by_class: Mapping[str, Mapping[str, float]]
-    by_size: Mapping[str, Mapping[str, float]]
-    """Names -> metrics, of which only `objects` is read."""
-
-
-class DetectedImage(NamedTuple):
-    """An image with its objects and predictions."""
-
-    index: int
-    """Index into the dataset."""
-    matches: ImageMatches
-    true: np.ndarray
-    """(M,) int labels of the objects."""
-    predicted: np.ndarray
-    """(N,) int labels of the predictions."""
-
-
-class Detections(NamedTuple):
-    """What predictions with at least a score give, and their images; the page has a slider for the score."""
-
-    class_names: Sequence[str]
-    iou_type: str
-    iou: float
-    best: float
-    """The threshold with the highest F1."""
-    curves: Mapping[str, list[Any]]
-    """`ThresholdTable.curves`."""
-    chart: LineChart
-    matrix: np.ndarray
-    """(C + 1, C + 1) confusion matrix at the best threshold, see `confusion_matrix`."""
-    images: Sequence[DetectedImage]
-    lowest: Sequence[int]
-    """Indices of the images with the lowest F1,"""
-    highest: Sequence[int]
-    """and of those with the highest."""
-    order: Sequence[int]
-    """Indices of all images, those with the most and the rarest confusions first."""
-
-
-def detection_sections(evaluated: Evaluated) -> list[Section]:
-    """Return the sections of the report."""
-    dataset, truth = evaluated.dataset, evaluated.dataset.ground_truth()
-    statistics = list(evaluated.statistics.values())[-1]
+@report_sections.register
+def detection_sections(evaluator: CocoEvaluator) -> list[Section]:
+    """Return the sections of the report; all but the overall metrics are about masks if they were evaluated."""
+    dataset, truth, results = evaluator.dataset, evaluator.dataset.ground_truth(), evaluator.results()
+    statistics_of = evaluator.named_statistics()
+    *_, statistics = statistics_of.values()
+    classes, sizes = evaluator.details()
     weights = bootstrap_weights(len(statistics.sample_ids))
-    scores = {iou_type: of_type.scores(weights) for iou_type, of_type in evaluated.statistics.items()}
-    errors = ErrorBreakdown(statistics, evaluated.results, truth, list(dataset.category_ids))
+    scores = {iou_type: of_type.scores(weights) for iou_type, of_type in statistics_of.items()}
+    errors = ErrorBreakdown(statistics, results, truth, list(dataset.category_ids))
     thresholds = ThresholdTable(statistics, weights)
-    class_counts = {name: int(evaluated.by_class[name]["objects"]) for name in dataset.classes}
-    size_counts = {name: int(metrics["objects"]) for name, metrics in evaluated.by_size.items()}
+    class_counts = {name: int(classes[name]["objects"]) for name in dataset.classes}
+    size_counts = {name: int(metrics["objects"]) for name, metrics in sizes.items()}
     overall = Table(
         ("", *(TITLES[iou_type] for iou_type in scores)),
         [
             [name, *(estimate(each.overall[f"{iou_type}/{name}"]) for iou_type, each in scores.items())]
-            for name in evaluated.metric_names
+            for name in evaluator.metric_names
         ],
     )
-    empty = len(dataset.image_ids) - len({result["image_id"] for result in evaluated.results})
+    empty = len(dataset.image_ids) - len({result["image_id"] for result in results})
     alerts = missing_samples(empty, len(dataset.image_ids), "no prediction.")
     by_class = value_rows(scores[statistics.iou_type].by_class, _COLUMNS, class_counts)
     by_size = value_rows(statistics.by_size(weights), _COLUMNS, size_counts)
     iou, title = f"{statistics.iou:g}", f"by class, {TITLES[statistics.iou_type]}"
     return [
-        Section("Overall", [*alerts, overall], f"COCO's metrics: {evaluated.limit}. {intervals_note()}"),
+        Section("Overall", [*alerts, overall], f"COCO's metrics: {evaluator.limit_line()}. {intervals_note()}"),
         Section("Classes", [Table(("class", "objects", *_COLUMNS), by_class, title)]),
         Section("Object size", [Table(("size", "objects", *_COLUMNS), by_size)], _SIZES),
         Section("Crowding", _crowding(statistics, errors, truth, thresholds.best, weights), _CROWDING.format(iou)),
         Section("Precision and recall", _precision_recall(dataset, statistics, class_counts), _PRECISION),
-        Section("Score threshold", [_detections(dataset, statistics, evaluated.results, truth, thresholds)]),
+        Section("Score threshold", [_detections(dataset, statistics, results, truth, thresholds)]),
         Section("Errors", _errors(errors, weights), _ERRORS.format(ap=_ap_name(statistics), iou=iou)),
         calibration_section(statistics.calibration_counts(), weights, _CALIBRATION.format(iou)),
     ]
+
+
+@prediction_image.register
+def detection_image(evaluator: CocoEvaluator, index: int) -> Image:
+    """Return an image with the boxes above the threshold with the highest F1."""
+    dataset = evaluator.dataset
+    answer = evaluator.answers.get(int(dataset.image_ids[index]))
+    if answer is None:
+        return Image(index, "no prediction")
+    thresholds = evaluator.score_thresholds()
+    scores = np.asarray(answer.scores, np.float64)
+    kept = scores >= (thresholds.overall if thresholds else 0.5)
+    boxes = np.asarray(answer.boxes_xywh, np.float64).reshape(-1, 4)[kept]
+    boxes[:, 2:] += boxes[:, :2]
+    label_of = {int(raw): label for label, raw in enumerate(dataset.category_ids)}
+    labels = np.array([label_of[int(raw)] for raw in answer.category_ids[kept]], int)
+    return Image(index, "predictions", BoxOverlay(boxes, labels, scores[kept], dataset.classes))
 
 
 _SIZES = "Small is below 32 x 32 pixels, large from 96 x 96 pixels, by the annotated area."

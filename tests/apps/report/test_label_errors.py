@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitkit.evaluation.label_errors import KINDS, corrections, detected_share, find_label_errors
+from vitkit.apps.report.label_errors import KINDS, corrections, detected_fraction, find_label_errors
 
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}]
 WRONG = {"missing": 0, "extra": 1, "class": 2, "box": 3}
@@ -97,9 +97,9 @@ def test_no_label_is_suspicious_without_predictions():
 
 def test_extra_boxes_rank_low_if_the_model_misses_many_objects():
     truth, results = data()
-    assert detected_share(truth, results, [3, 7]) > 0.8
+    assert detected_fraction(truth, results, [3, 7]) > 0.8
     strong = max(error.suspicion for error in find_label_errors(truth, results, [3, 7]) if error.kind == "extra")
-    assert 0.2 < detected_share(truth, results[::3], [3, 7]) < 0.5
+    assert 0.2 < detected_fraction(truth, results[::3], [3, 7]) < 0.5
     weak = [error for error in find_label_errors(truth, results[::3], [3, 7]) if error.kind == "extra"]
     assert max(error.suspicion for error in weak) < 0.5 * strong
-    assert detected_share(truth, [], [3, 7]) == 0
+    assert detected_fraction(truth, [], [3, 7]) == 0
