@@ -155,6 +155,11 @@ class ShortHook(Hook):
         pass
 
 
+class UncalledHook(Hook):
+    def before_step(self, run):
+        pass
+
+
 CASES = {
     WithoutTuples: r"data.train: dataset WithoutTuples\[0, 0\] raises TypeError: list indices .* \(test_contracts\.py",
     FloatImages: r"data.train: dataset FloatImages: its images are Tensor, shape \(3, 48, 64\), torch.float32; expect",
@@ -175,7 +180,8 @@ CASES = {
     ListMetrics: r"evaluator ListMetrics\.compute: returns \[.*; expected a dict of metrics by name\. See class Evalua",
     TextMetrics: r"evaluator TextMetrics\.compute: 'verdict' is 'good'; expected a number\. See class Evaluator in vi",
     Baseless: r"hook Baseless: does not derive from Hook\. Write: class Baseless\(Hook\)\. See class Hook in vitkit/e",
-    ShortHook: r"hook ShortHook\.after_step: is called with \(run, decision\): too many positional arguments\. See cl",
+    ShortHook: r"hook ShortHook\.after_step: is called with \(run, step\): too many positional arguments\. See class H",
+    UncalledHook: r"hook UncalledHook\.before_step: is never called\. Did you mean 'before_epoch'.* See class Hook in",
 }
 
 
@@ -216,7 +222,7 @@ def test_a_part_that_lacks_something_is_named_before_training(part, config, monk
     def no_step(*args):
         raise AssertionError("trained a step")
 
-    monkeypatch.setattr(trainer, "train_step", no_step)
+    monkeypatch.setattr(trainer, "next_step", no_step)
     name, overrides = config
     with pytest.raises(VitkitError, match=CASES[part]) as error:
         trainer.run_training(

@@ -112,33 +112,25 @@ def test_step_with_a_non_finite_gradient_is_skipped_and_its_parameters_are_named
     assert "4 in a row so far" in caplog.text
 
 
-class State:
-    """The part of a run's state that the guard reads between two steps."""
-
-    def __init__(self, **fields):
-        self.model = nn.Linear(1, 1)
-        self.progress = Progress()
-        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
-        self.losses, self.targets = [{"a": torch.tensor(1.0)}], [[{}]]
-        self.grad_norm = torch.tensor(1.0)
-        self.stop_signal, self.is_save_due = None, lambda: False
-        self.__dict__.update(fields)
+def decide(norm, progress=None, *, scale=None, stop_signal=None, save=False):
+    """Return the decision about a step with a finite loss and a gradient norm."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    scaler.scale(torch.zeros(()))  # makes the scale
+    guard = StepGuard(nn.Linear(1, 1), scaler, lambda: save)
+    guard.stop_signal = stop_signal
+    return guard.decide([{"a": torch.tensor(1.0)}], [[{}]], torch.tensor(norm), progress or Progress())
 
 
 def test_too_high_fp16_scale_is_lowered_without_counting_as_a_failure():
-    state = State(grad_norm=torch.tensor(math.inf))
+    progress = Progress()
     for scale, expected in ((2.0**16, 0), (2.0, 0), (1.0, 1), (0.5, 2)):
-        state.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        state.scaler.scale(torch.zeros(()))  # makes the scale
-        assert not StepGuard().decide(state).step and state.progress.bad_in_a_row == expected
+        assert not decide(math.inf, progress, scale=scale).take and progress.bad_in_a_row == expected
 
 
 @pytest.mark.parametrize("norm", [1.0, math.nan])
 def test_saving_and_stopping_are_decided_also_if_the_step_is_skipped(norm):
-    state = State(grad_norm=torch.tensor(norm), stop_signal=signal.SIGTERM)
-    assert StepGuard().decide(state) == Decision(step=norm == 1.0, save=False, stop=True)
-    state = State(grad_norm=torch.tensor(norm), is_save_due=lambda: True)
-    assert StepGuard().decide(state) == Decision(step=norm == 1.0, save=True, stop=False)
+    assert decide(norm, stop_signal=signal.SIGTERM) == Decision(take=norm == 1.0, save=False, stop=True)
+    assert decide(norm, save=True) == Decision(take=norm == 1.0, save=True, stop=False)
 
 
 def test_gradients_that_overflow_at_every_scale_end_the_run(tmp_path):

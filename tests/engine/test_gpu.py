@@ -1,7 +1,6 @@
 """Training on a GPU. Without one, VITKIT_GPU_TESTS=cpu pytest -m gpu runs the tests that do not need it."""
 
 import warnings
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import vitkit
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.engine.failures import memory_explained, training_remedies
 from vitkit.engine.parallel import shard
-from vitkit.engine.step import train_step, training_inputs
+from vitkit.engine.step import training_inputs
+from vitkit.engine.trainer import next_step
 from vitkit.errors import TrainingError
 from vitkit.models.detr import DETR
 
@@ -53,8 +52,8 @@ def test_three_steps_lower_the_loss_in_every_precision(name, precision, gpu, tmp
     totals = []
     # With fp16 the first steps are skipped until the loss scale fits; each halves it.
     for _ in range(16 if precision == "fp16" else 6):
-        train_step(run, iter([batch]), 1)
-        totals.append(float(sum(run.losses[0].values())))
+        step = next_step(run, iter([batch]))
+        totals.append(float(sum(step.losses[0].values())))
     assert run.progress.step >= 2
     assert all(parameter.isfinite().all() for parameter in run.parameters)
     assert min(totals[3:]) < totals[0]
@@ -64,7 +63,7 @@ def test_three_steps_lower_the_loss_in_every_precision(name, precision, gpu, tmp
 def test_step_synchronizes_twice_and_the_forward_pass_never(name, gpu, tmp_path):
     needs_cuda(gpu)
     run, batch = quickstart_run(name, gpu, tmp_path, ema_decay=0.9)
-    train_step(run, iter([batch]), 1)  # allocates what later steps reuse
+    next_step(run, iter([batch]))  # allocates what later steps reuse
     batch = batch.pin_memory()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -74,7 +73,7 @@ def test_step_synchronizes_twice_and_the_forward_pass_never(name, gpu, tmp_path)
         torch.cuda.set_sync_debug_mode("warn")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            train_step(run, iter([batch]), 1)
+            next_step(run, iter([batch]))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     waits = [str(warning.message) for warning in caught if "synchronizing" in str(warning.message)]
@@ -91,8 +90,8 @@ def test_compiled_model_trains_like_the_eager_one(name, gpu, tmp_path):
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         torch.manual_seed(0)
-        train_step(run, iter([batch]), 1)
-        losses.append(float(sum(run.losses[0].values())))
+        step = next_step(run, iter([batch]))
+        losses.append(float(sum(step.losses[0].values())))
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 
@@ -124,8 +123,8 @@ def test_losses_follow_those_of_the_cpu(gpu, tmp_path):
                 module.p = 0.0
         curves.append([])
         for _ in range(10):
-            train_step(run, iter([batch]), 1)
-            curves[-1].append(float(sum(run.losses[0].values())))
+            step = next_step(run, iter([batch]))
+            curves[-1].append(float(sum(step.losses[0].values())))
     assert curves[0] == pytest.approx(curves[1], rel=1e-2) and curves[0][-1] < curves[0][0]
 
 
@@ -152,7 +151,7 @@ def test_fsdp_with_one_rank_takes_the_steps_of_the_plain_model(gpu, tmp_path, pr
         settings = dict(move=move, strategy="fsdp") if sharded else {}
         run, batch = quickstart_run("detr", gpu, tmp_path, **settings)
         run.model.eval()
-        train_step(run, iter([batch]), 1)
+        next_step(run, iter([batch]))
         states.append(get_model_state_dict(run.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=2e-4, msg=name)
@@ -191,12 +190,8 @@ def test_out_of_memory_names_the_batch_and_memory_savings(gpu, tmp_path):
     batch.inputs = {name: x.repeat_interleave(64, -1).repeat_interleave(64, -2) for name, x in batch.inputs.items()}
     torch.cuda.set_per_process_memory_fraction(0.02)
     try:
-        remedies = partial(training_remedies, settings=run.settings)
-        with (
-            pytest.raises(TrainingError, match=r"images_per_gpu") as error,
-            memory_explained(lambda: run.batch, remedies),
-        ):
-            train_step(run, iter([batch]), 1)
+        with pytest.raises(TrainingError, match=r"images_per_gpu") as error:
+            next_step(run, iter([batch]))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert "4096x4096" in str(error.value)

@@ -41,11 +41,8 @@ class Recorder(Hook):
     def before_epoch(self, run):
         self.calls.append(f"epoch {run.progress.epoch}")
 
-    def before_step(self, run):
-        assert run.grad_norm.isfinite() and len(run.losses) == run.settings.accumulate
-
-    def after_step(self, run, decision):
-        assert decision.step
+    def after_step(self, run, step):
+        assert step.decision.take and step.grad_norm.isfinite() and len(step.losses) == run.settings.accumulate
         self.calls.append(f"step {run.progress.step}")
 
     def on_log(self, run, record):
@@ -91,6 +88,19 @@ def test_a_hook_can_end_a_run(tmp_path):
 
     _, progress = run(tmp_path / "run", hooks=[FirstEpochOnly()])
     assert (progress.epoch, progress.step) == (1, 8)
+
+
+def test_a_hook_sees_gradients_through_the_optimizer(tmp_path):
+    class Gradients(Hook):
+        @contextmanager
+        def during_training(self, run):
+            self.norms = []
+            run.optimizer.register_step_pre_hook(lambda *_: self.norms.append(run.parameters[0].grad.norm()))
+            yield
+
+    gradients = Gradients()
+    run(tmp_path / "run", epochs=1, hooks=[gradients])
+    assert len(gradients.norms) == 8 and min(gradients.norms) > 0
 
 
 def test_error_for_an_unknown_hook_names_the_nearest(tmp_path):

@@ -17,10 +17,16 @@ import torch
 
 from vitkit.engine.checkpointing import Progress
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard, cut_log, peak_memory_mb
-from vitkit.engine.step import Decision
+from vitkit.engine.step import Decision, Step
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, setup_logging
 
-TAKEN = Decision(step=True, save=False, stop=False)
+STEP = Step(
+    losses=[{"labels": torch.tensor(1.0), "l1": torch.tensor(2.0), "aux0_labels": torch.tensor(0.5)}],
+    grad_norm=torch.tensor(1.0),
+    lr=1e-4,
+    decision=Decision(take=True, save=False, stop=False),
+    data_seconds=0.0,
+)
 METRICS = {"bbox/AP": 0.25, "loss": 3.0}
 VAL = {"kind": "val", "step": 40, "epoch": 1, "metrics": METRICS}
 
@@ -32,10 +38,7 @@ def run_of(run_dir):
         hooks=[ProgressLog(), TensorBoard()],
         settings=SimpleNamespace(epochs=2, accumulate=1, log_every=10, eval_every=1, best_metric="bbox/AP"),
         progress=Progress(step=20, batch=10, num_batches=20),
-        lr=1e-4,
-        losses=[{"labels": torch.tensor(1.0), "l1": torch.tensor(2.0), "aux0_labels": torch.tensor(0.5)}],
         device=torch.device("cpu"),
-        data_seconds=0.0,
     )
 
 
@@ -47,7 +50,7 @@ def write(run_dir, metrics=METRICS):
             spans.enter_context(hook.during_training(run))
         for hook in run.hooks:
             hook.before_epoch(run)
-            hook.after_step(run, TAKEN)
+            hook.after_step(run, STEP)
         run.progress.step = 40
         for hook in run.hooks:
             hook.after_evaluation(run, metrics)
@@ -59,7 +62,7 @@ def lines_of(run, seconds, capsys):
     log._printed_at = min(log._printed_at, time.monotonic()) - seconds
     run.progress.step += 1
     run.progress.batch += 1
-    log.after_step(run, TAKEN)
+    log.after_step(run, STEP)
     return capsys.readouterr().out.splitlines()
 
 

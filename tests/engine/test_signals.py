@@ -13,7 +13,7 @@ from vitkit.engine.hooks.saving import Interrupted, Signals
 
 @contextmanager
 def listening():
-    signals, run = Signals(), SimpleNamespace(model=nn.Linear(1, 1), stop_signal=None)
+    signals, run = Signals(), SimpleNamespace(model=nn.Linear(1, 1), guard=SimpleNamespace(stop_signal=None))
     with signals.during_training(run):
         yield signals, run
 
@@ -23,7 +23,7 @@ def test_second_interrupt_stops_at_once_unless_it_was_only_forwarded():
     with listening() as (signals, run):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        assert run.stop_signal == signal.SIGINT
+        assert run.guard.stop_signal == signal.SIGINT
         signals._received_at -= 2
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -37,11 +37,11 @@ def test_stop_request_interrupts_an_evaluation():
             time.sleep(5)
         with pytest.raises(Interrupted), signals.during_evaluation(run):
             raise AssertionError("it was asked to stop before")
-    assert run.stop_signal == signal.SIGTERM
+    assert run.guard.stop_signal == signal.SIGTERM
 
 
 def test_stop_request_waits_for_the_evaluation_of_a_sharded_model(monkeypatch):
     monkeypatch.setattr("vitkit.engine.hooks.saving.is_sharded", lambda model: True)
     with listening() as (signals, run), signals.during_evaluation(run):
         signal.raise_signal(signal.SIGTERM)
-    assert run.stop_signal == signal.SIGTERM
+    assert run.guard.stop_signal == signal.SIGTERM

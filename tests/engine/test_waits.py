@@ -11,7 +11,7 @@ from helpers.quickstart_runs import REALTIME, quickstart_run
 from models.test_every_backbone_under_every_head import BACKBONES
 
 from vitkit.data.transforms.mixing import BatchMixing
-from vitkit.engine.step import train_step
+from vitkit.engine.trainer import next_step
 from vitkit.kernels import deformable_attention
 from vitkit.registry import BACKBONES as REGISTRY
 from vitkit.structures import EOS, PAD, Batch
@@ -109,8 +109,8 @@ def test_step_synchronizes_once_for_matching_and_once_for_the_guard(name, tmp_pa
     with emulated_gpu() as gpu:
         run, batch = quickstart_run(name, DEVICE, tmp_path, move=to_device)
         gpu.waits.clear()
-        decision = train_step(run, iter([batch]), 1)
-    assert decision.step and run.progress.step == 1
+        step = next_step(run, iter([batch]))
+    assert step.decision.take and run.progress.step == 1
     waits = {where.split(":")[0]: count for where, count in gpu.waits.items()}
     assert waits == {MATCHING[name]: 1, "step.py": 1}, gpu.waits
 
@@ -120,7 +120,7 @@ def test_moving_average_does_not_synchronize(tmp_path):
         run, batch = quickstart_run("detr", DEVICE, tmp_path, move=to_device, ema_decay=0.9)
         for _ in range(2):  # the first update copies
             gpu.waits.clear()
-            train_step(run, iter([batch]), 1)
+            next_step(run, iter([batch]))
             assert sum(gpu.waits.values()) == 2, gpu.waits
 
 

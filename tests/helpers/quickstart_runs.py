@@ -46,5 +46,6 @@ def quickstart_run(name: str, device: torch.device, folder: Path, *, move=None, 
         device=device,
         run_dir=folder,
     )
-    run.guard.watch(model)
+    run.guard.watch()
+    run.progress.num_batches = 1000  # of an epoch: more than any test takes
     return run, batch

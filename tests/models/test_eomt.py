@@ -9,7 +9,6 @@ from torch import nn
 
 from vitkit.engine.build import build_model
 from vitkit.engine.hooks import MaskAnnealing
-from vitkit.engine.step import Decision
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models.mask_postprocess import Geometry, WindowMasks, semantic_scores, windowed_scores
 from vitkit.models.windows import window_starts
@@ -215,7 +214,7 @@ def test_annealing_sets_the_model_and_its_average_after_each_step():
     with hook.during_training(run_of(model, step=0)):
         hook.before_epoch(run_of(model, step=0))
         assert model.attn_mask_probs.tolist() == [1.0, 1.0]
-        hook.after_step(run_of(model, step=2, ema=SimpleNamespace(module=average)), Decision(True, False, False))
+        hook.after_step(run_of(model, step=2, ema=SimpleNamespace(module=average)), step=None)
     for each in (model, average):
         assert each.attn_mask_probs.tolist() == pytest.approx([0.0, 1.0])
     with torch.no_grad():

@@ -1,20 +1,10 @@
-"""The moving average of a model's weights, and the return to the best weights when a run's last part begins."""
+"""The moving average of a model's weights."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-from vitkit.distributed import broadcast, broadcast_object, is_main
-from vitkit.engine.checkpointing import BEST_NAME
-from vitkit.errors import CheckpointError
-from vitkit.logging import print_line
-from vitkit.weights import read_checkpoint
-
-if TYPE_CHECKING:
-    from vitkit.engine.run import TrainRun
 
 
 class MovingAverage(AveragedModel):
@@ -55,55 +45,3 @@ class MovingAverage(AveragedModel):
         """Continue after that many updates, towards another decay."""
         self.n_averaged.fill_(num_updates)
         self.decay = decay
-
-
-def restore_average(run: "TrainRun") -> None:
-    """Continue a resumed run's average where its progress says."""
-    progress, settings = run.progress, run.settings
-    decay = settings.restart_ema_decay if progress.restart_step else None
-    run.ema.continue_at(progress.step - progress.restart_step, settings.ema_decay if decay is None else decay)
-
-
-def restart_from_best(run: "TrainRun") -> None:
-    """Continue from the best weights so far, with a new moving average of them, and save that state.
-
-    The optimizer and the schedule continue as they are. All ranks must call it.
-
-    Raises:
-        CheckpointError: there is no best.pth of this part of the run, or the state cannot be saved.
-    """
-    progress = run.progress
-    failure = None
-    if is_main():
-        try:
-            _load_best(run)
-        except CheckpointError as error:
-            failure = str(error)
-    if failure := broadcast_object(failure):
-        raise CheckpointError(failure)
-    for value in run.model.state_dict().values():
-        broadcast(value)
-    run.ema.module.load_state_dict(run.model.state_dict())
-    progress.restart_step, progress.worse_in_a_row = progress.step, 0
-    restore_average(run)
-    # Before best.pth can be replaced: a run that is killed before its next save would restart from other weights.
-    run.save(raise_on_error=True)
-
-
-def _load_best(run: "TrainRun") -> None:
-    path, epoch = run.run_dir / BEST_NAME, run.progress.epoch
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: does not exist, and train.restart_epoch={epoch} continues from it. Expected "
-            f"train.best_metric={run.settings.best_metric} among the metrics of an earlier evaluation: resume with "
-            "another one, or with train.restart_epoch=none."
-        )
-    best = read_checkpoint(path)
-    best_epoch = best["progress"]["epoch"]
-    if best_epoch > epoch:
-        raise CheckpointError(
-            f"{path}: is from epoch {best_epoch}, but train.restart_epoch={epoch} continues from the best one before. "
-            "Resume from a later checkpoint, or with train.restart_epoch=none."
-        )
-    run.model.load_state_dict(best["model"])
-    print_line(f"epoch {epoch + 1} continues from the weights of epoch {best_epoch}, the best so far")

@@ -1,6 +1,5 @@
 """Checks, before the first epoch, that the parts which a config names have what a run asks of them."""
 
-import inspect
 import traceback
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -10,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.engine.run import Hook
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols import Criterion, Dataset, Evaluator, child
 
 _DATASET = "See class Dataset in vitkit/protocols.py, and Sample in vitkit/structures.py."
-_HOOK = "See class Hook in vitkit/engine/run.py."
 _EVALUATOR = "See class Evaluator in vitkit/protocols.py."
 _CRITERION = "See class Criterion in vitkit/protocols.py."
 
@@ -118,23 +115,6 @@ def check_metrics(evaluator: Evaluator, metrics: Any) -> None:
     for key, value in metrics.items():
         if not isinstance(value, Real):
             raise ConfigError(f"{name}.compute: {key!r} is {value!r:.100}; expected a number. {_EVALUATOR}")
-
-
-def check_hook(hook: Any) -> None:
-    """Check that a hook derives from `Hook`, and that each method takes the arguments that it is called with.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    name = f"hook {type(hook).__name__}"
-    if not isinstance(hook, Hook):
-        raise ConfigError(f"{name}: does not derive from Hook. Write: class {type(hook).__name__}(Hook). {_HOOK}")
-    for method, base in inspect.getmembers(Hook, inspect.isfunction):
-        arguments = list(inspect.signature(base).parameters)[1:]
-        try:
-            inspect.signature(getattr(hook, method)).bind(*arguments)
-        except TypeError as error:
-            raise ConfigError(f"{name}.{method}: is called with ({', '.join(arguments)}): {error}. {_HOOK}") from error
 
 
 def missing_key_error(error: KeyError) -> ConfigError:

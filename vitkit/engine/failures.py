@@ -14,21 +14,16 @@ _MAX_IMAGES = 8
 
 
 @contextmanager
-def memory_explained(
-    batch: Batch | Callable[[], Batch | None], remedies: Callable[[Batch], Sequence[str]]
-) -> Iterator[None]:
+def memory_explained(batch: Batch, remedies: Callable[[Batch], Sequence[str]]) -> Iterator[None]:
     """Replace an out-of-memory error by one that describes the batch and how to use less memory.
 
-    Args:
-        batch: the batch, or a function that returns the current one; None if there is none.
     Raises:
         TrainingError: there is not enough memory.
     """
     try:
         yield
     except OUT_OF_MEMORY as error:
-        batch = batch() if callable(batch) else batch
-        if batch is None or not is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise _out_of_memory_error(error, batch, remedies(batch)) from error
 

@@ -2,26 +2,29 @@
 
 import logging
 import math
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from vitkit.devices import autocast
 from vitkit.distributed import all_reduce_sum, gather_objects, world_size
-from vitkit.engine.checkpointing import LAST_NAME
-from vitkit.engine.failures import describe_images
+from vitkit.engine.averaging import MovingAverage
+from vitkit.engine.checkpointing import LAST_NAME, Progress
+from vitkit.engine.failures import describe_images, memory_explained, training_remedies
 from vitkit.engine.parallel import no_sync
+from vitkit.engine.settings import TrainSettings
 from vitkit.errors import TrainingError
 from vitkit.protocols import Model
 from vitkit.structures import Batch, UncompiledTargets
-
-if TYPE_CHECKING:
-    from vitkit.engine.run import TrainRun
 
 logger = logging.getLogger("vitkit")
 MAX_SKIPPED_IN_A_ROW = 5
@@ -30,7 +33,7 @@ MAX_SKIPPED_IN_A_ROW = 5
 class Decision(NamedTuple):
     """What to do once a step's gradients are complete; the same on all ranks."""
 
-    step: bool
+    take: bool
     """Take the optimizer step; otherwise skip it."""
     save: bool
     """Save after the step."""
@@ -38,62 +41,87 @@ class Decision(NamedTuple):
     """Save after the step and end the run, to be resumed later."""
 
 
-def train_step(run: "TrainRun", batches: Iterator[Batch], num_batches: int) -> Decision:
+class Step(NamedTuple):
+    """What one step computed."""
+
+    losses: list[dict[str, Tensor]]
+    """Detached losses of each batch, by name; scalars on the device."""
+    grad_norm: Tensor
+    """Norm over all gradients, without the loss scale and before clipping."""
+    lr: float
+    """Largest learning rate of the parameter groups."""
+    decision: Decision
+    """What all ranks decided: whether the step was taken, and whether to save or stop after it."""
+    data_seconds: float
+    """Time spent waiting for the batches, in seconds."""
+
+
+def train_step(
+    model: nn.Module,
+    criterion: nn.Module,
+    batches: Iterator[Batch],
+    num_batches: int,
+    *,
+    wrapped_model: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    optimizer: Optimizer,
+    schedule: LRScheduler,
+    scaler: torch.amp.GradScaler,
+    ema: MovingAverage | None,
+    guard: "StepGuard",
+    progress: Progress,
+    settings: TrainSettings,
+    device: torch.device,
+) -> Step:
     """Train on the next `num_batches` batches: accumulate their gradients, clip them, and take an optimizer step.
 
-    Returns:
-        what all ranks decided: whether the step was taken, and whether to save or stop after it.
+    Args:
+        wrapped_model: the model as it is called: compiled, and synchronizing the gradients of all ranks.
+        parameters: the model's; collecting them anew can take as long as computing the norm of their gradients.
+        progress: is advanced by these batches and, if the step is taken, by one step.
     Raises:
-        TrainingError: the loader has ended early, or several steps in a row were skipped.
+        TrainingError: the loader has ended early, several steps in a row were skipped, or memory ran out.
     """
-    run.targets, run.losses = [], []
-    for index, batch in enumerate(_timed(run, islice(batches, num_batches)), start=1):
-        run.batch = batch = batch.to(run.device)
-        # Ranks synchronize their gradients once per step, in its last backward pass.
-        with nullcontext() if index == num_batches else no_sync(run.wrapped_model):
-            with run.autocast:
-                outputs = run.wrapped_model(**training_inputs(run.model, batch))
-                losses = run.criterion(outputs, batch.targets)
-                loss = sum(losses.values())
-            run.scaler.scale(loss / num_batches).backward()
-        run.targets.append(batch.targets)
-        run.losses.append({name: value.detach().float() for name, value in losses.items()})
-    if len(run.losses) < num_batches:
-        raise TrainingError(
-            f"the training loader ended after {run.progress.batch + len(run.losses)} batches of the epoch, but its "
-            f"length is {run.progress.num_batches}. Expected as many batches as its __len__ says: correct one of them."
-        )
-    run.progress.batch += num_batches
-
-    run.scaler.unscale_(run.optimizer)
-    run.grad_norm = gradient_norm(run.parameters)
-    run.lr = max(run.schedule.get_last_lr())
-    for hook in run.hooks:
-        hook.before_step(run)
-    decision = run.guard.decide(run)
-    if decision.step:
-        if run.settings.clip_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(run.parameters, run.settings.clip_grad_norm, run.grad_norm)
-        run.scaler.step(run.optimizer)
-        run.schedule.step()
-        if run.ema is not None:
-            run.ema.update_parameters(run.model)
-        run.progress.step += 1
-    run.scaler.update()
-    run.optimizer.zero_grad(set_to_none=True)
-    run.batch = None
-    return decision
-
-
-def _timed(run: "TrainRun", batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the batches, adding the time spent waiting for each one to `run.data_seconds`."""
-    while True:
-        start = time.monotonic()
+    remedies = partial(training_remedies, settings=settings)
+    losses, targets, data_seconds = [], [], 0.0
+    for index in range(1, num_batches + 1):
+        started = time.monotonic()
         batch = next(batches, None)
-        run.data_seconds += time.monotonic() - start
+        data_seconds += time.monotonic() - started
         if batch is None:
-            return
-        yield batch
+            raise TrainingError(
+                f"the training loader ended after {progress.batch + len(losses)} batches of the epoch, but its "
+                f"length is {progress.num_batches}. Expected as many batches as its __len__ says: correct one of them."
+            )
+        batch = batch.to(device)
+        # Ranks synchronize their gradients once per step, in its last backward pass.
+        synchronization = nullcontext() if index == num_batches else no_sync(wrapped_model)
+        with memory_explained(batch, remedies), synchronization:
+            with autocast(device, settings.precision):
+                outputs = wrapped_model(**training_inputs(model, batch))
+                batch_losses = criterion(outputs, batch.targets)
+                loss = sum(batch_losses.values())
+            scaler.scale(loss / num_batches).backward()
+        losses.append({name: value.detach().float() for name, value in batch_losses.items()})
+        targets.append(batch.targets)
+    progress.batch += num_batches
+
+    with memory_explained(batch, remedies):
+        scaler.unscale_(optimizer)
+        grad_norm = gradient_norm(parameters)
+        lr = max(schedule.get_last_lr())
+        decision = guard.decide(losses, targets, grad_norm, progress)
+        if decision.take:
+            if settings.clip_grad_norm is not None:
+                nn.utils.clip_grads_with_norm_(parameters, settings.clip_grad_norm, grad_norm)
+            scaler.step(optimizer)
+            schedule.step()
+            if ema is not None:
+                ema.update_parameters(model)
+            progress.step += 1
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+    return Step(losses, grad_norm, lr, decision, data_seconds)
 
 
 def training_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -111,70 +139,90 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 class StepGuard:
-    """Skips a step unless every loss and gradient of every rank is finite, and reports which are not."""
+    """Skips a step unless every loss and gradient of every rank is finite, and reports which are not.
 
-    def __init__(self) -> None:
+    Args:
+        model: the model whose running statistics are restored if a step is skipped.
+        scaler: scales the losses, so that gradients may overflow.
+        is_save_due: whether this rank asks for a save after the step.
+    """
+
+    def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler, is_save_due: Callable[[], bool]):
+        self.model = model
+        self.scaler = scaler
+        self.is_save_due = is_save_due
+        self.stop_signal: signal.Signals | None = None
+        """The signal that asked this process to end the run after the current step; None without one."""
         self._statistics: list[Tensor] = []
 
-    def watch(self, model: nn.Module) -> None:
-        """Copy the running statistics of a model's batch norms, which are restored if a step is skipped."""
-        norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    def watch(self) -> None:
+        """Copy the running statistics of the model's batch norms, before an epoch's first step."""
+        norms = [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         self._statistics = [buffer for norm in norms for buffer in norm.buffers()]
         self._last_good = [buffer.clone() for buffer in self._statistics]
 
-    def decide(self, run: "TrainRun") -> Decision:
+    def decide(
+        self,
+        losses: Sequence[Mapping[str, Tensor]],
+        targets: Sequence[Sequence[Mapping[str, Any]]],
+        grad_norm: Tensor,
+        progress: Progress,
+    ) -> Decision:
         """Decide, together with all ranks, about the step, saving and stopping; count the skipped steps.
 
+        Args:
+            losses, targets: those of each batch of the step.
         Raises:
             TrainingError: several steps in a row were skipped.
         """
-        save, stop = run.is_save_due(), run.stop_signal is not None
+        requests = [self.is_save_due(), self.stop_signal is not None]
         # A sum is not finite if any of its terms is not, so a single transfer from the device is enough.
-        loss = torch.stack([value for losses in run.losses for value in losses.values()]).sum()
-        not_finite = torch.stack([~loss.isfinite(), ~run.grad_norm.isfinite()]).float()
-        requests = torch.tensor([save, stop], dtype=torch.float32).to(not_finite.device, non_blocking=True)
+        loss = torch.stack([value for batch_losses in losses for value in batch_losses.values()]).sum()
+        not_finite = torch.stack([~loss.isfinite(), ~grad_norm.isfinite()]).float()
+        requests = torch.tensor(requests, dtype=torch.float32).to(not_finite.device, non_blocking=True)
         flags = all_reduce_sum(torch.cat([not_finite, requests])) > 0
         bad_loss, bad_gradient, save, stop = flags.tolist()
-        step = not (bad_loss or bad_gradient)
+        take = not (bad_loss or bad_gradient)
         # Gradients may overflow because the loss scale is too high: it is then lowered, and the step does not count as
         # bad.
-        scale_is_too_high = bad_gradient and run.scaler.is_enabled() and run.scaler.get_scale() > 1
-        if step:
-            run.progress.bad_in_a_row = 0
+        scale_is_too_high = bad_gradient and self.scaler.is_enabled() and self.scaler.get_scale() > 1
+        if take:
+            progress.bad_in_a_row = 0
         elif bad_loss or not scale_is_too_high:
-            run.progress.bad_in_a_row += 1
-            self._report(run, bad_loss=bad_loss)
-        if self._statistics and step:
+            progress.bad_in_a_row += 1
+            if bad_loss:
+                local = "; ".join(filter(None, map(_describe_losses, losses, targets)))
+            else:
+                images = describe_images([target for batch_targets in targets for target in batch_targets])
+                local = f"{_describe_gradients(self.model, float(grad_norm))}; {images}"
+            _report_skipped(local, progress)
+        if self._statistics and take:
             torch._foreach_copy_(self._last_good, self._statistics)
         elif self._statistics:
             # The forward pass has already changed them.
             torch._foreach_copy_(self._statistics, self._last_good)
-        return Decision(step, save, stop)
+        return Decision(take, save, stop)
 
-    def _report(self, run: "TrainRun", *, bad_loss: bool) -> None:
-        progress = run.progress
-        if bad_loss:
-            local = "; ".join(filter(None, map(_describe_losses, run.losses, run.targets)))
-        else:
-            images = describe_images([target for targets in run.targets for target in targets])
-            local = f"{_describe_gradients(run.model, float(run.grad_norm))}; {images}"
-        per_rank = gather_objects(local)
-        problems = [f"rank {rank}: {text}" if world_size() > 1 else text for rank, text in enumerate(per_rank) if text]
-        step = f"the step after step {progress.step} (epoch {progress.epoch}, batch {progress.batch})"
-        if progress.bad_in_a_row < MAX_SKIPPED_IN_A_ROW:
-            logger.warning(
-                "%s is skipped, %d in a row so far: %s. After %d the run ends.",
-                step,
-                progress.bad_in_a_row,
-                "; ".join(problems),
-                MAX_SKIPPED_IN_A_ROW,
-            )
-            return
-        raise TrainingError(
-            f"{step}: {'; '.join(problems) or 'see rank 0'}. {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped. "
-            f"The weights are as they were before, and {LAST_NAME} is the last good checkpoint. Lower optimizer.lr, "
-            "set train.clip_grad_norm, use train.precision=bf16 in place of fp16, or look at these images."
+
+def _report_skipped(local: str, progress: Progress) -> None:
+    """Report a skipped step from the descriptions `local` of each rank, and end the run after too many in a row."""
+    per_rank = gather_objects(local)
+    problems = [f"rank {rank}: {text}" if world_size() > 1 else text for rank, text in enumerate(per_rank) if text]
+    step = f"the step after step {progress.step} (epoch {progress.epoch}, batch {progress.batch})"
+    if progress.bad_in_a_row < MAX_SKIPPED_IN_A_ROW:
+        logger.warning(
+            "%s is skipped, %d in a row so far: %s. After %d the run ends.",
+            step,
+            progress.bad_in_a_row,
+            "; ".join(problems),
+            MAX_SKIPPED_IN_A_ROW,
         )
+        return
+    raise TrainingError(
+        f"{step}: {'; '.join(problems) or 'see rank 0'}. {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped. "
+        f"The weights are as they were before, and {LAST_NAME} is the last good checkpoint. Lower optimizer.lr, "
+        "set train.clip_grad_norm, use train.precision=bf16 in place of fp16, or look at these images."
+    )
 
 
 def _describe_gradients(model: nn.Module, norm: float) -> str:

@@ -4,7 +4,7 @@ import json
 import logging
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,11 @@ from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import default_device, resolve_precision
 from vitkit.distributed import broadcast, broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
 from vitkit.engine import build, validation
-from vitkit.engine.averaging import restart_from_best, restore_average
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
-from vitkit.engine.failures import memory_explained, training_remedies
 from vitkit.engine.feature_cache import cache_features
 from vitkit.engine.hooks import Hook, Interrupted, default_hooks
+from vitkit.engine.restart import restart_from_best, restore_average
 from vitkit.engine.run import TrainRun
 from vitkit.engine.run_folder import (
     Launch,
@@ -38,10 +37,11 @@ from vitkit.engine.run_folder import (
     writing_into,
 )
 from vitkit.engine.settings import TrainSettings, require, slow_precision
-from vitkit.engine.step import train_step
+from vitkit.engine.step import Decision, Step, train_step
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
+from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.text_format import counted
 from vitkit.visualization.curves import plot_training
@@ -274,11 +274,9 @@ def fit(
         on_start()
     if not resume:
         # So a run can be resumed from its very beginning, and a full disk is noticed before hours of training.
-        run.save(raise_on_error=True)
+        run.checkpoints.save(progress, raise_on_error=True)
 
     with ExitStack() as contexts:
-        remedies = partial(training_remedies, settings=settings)
-        contexts.enter_context(memory_explained(lambda: run.batch, remedies))
         for hook in run.hooks:
             contexts.enter_context(hook.during_training(run))
         if progress.epoch >= settings.epochs:
@@ -309,22 +307,51 @@ def train_epoch(run: TrainRun, epoch: int) -> None:
             meter.reset()
     run.model.train()
     run.criterion.train()
-    run.guard.watch(run.model)
+    run.guard.watch()
     for hook in run.hooks:
         hook.before_epoch(run)
     batches = iter(run.loader)
     while progress.batch < progress.num_batches:
-        decision = train_step(run, batches, min(run.settings.accumulate, progress.num_batches - progress.batch))
+        step = next_step(run, batches)
         for hook in run.hooks:
-            hook.after_step(run, decision)
-        every = run.settings.save_every_steps
-        is_due = decision.step and every is not None and progress.step % every == 0
-        if decision.save or decision.stop or is_due:
-            run.save(raise_on_error=decision.stop)
-        if decision.stop:
-            raise Interrupted(run.stop_signal or signal.SIGTERM)  # another rank may have received the signal
+            hook.after_step(run, step)
+        save_step(run, step.decision)
     for hook in run.hooks:
         hook.after_epoch(run)
+
+
+def next_step(run: TrainRun, batches: Iterator[Batch]) -> Step:
+    """Take the run's next step, on the batches that follow in its epoch."""
+    return train_step(
+        run.model,
+        run.criterion,
+        batches,
+        min(run.settings.accumulate, run.progress.num_batches - run.progress.batch),
+        wrapped_model=run.wrapped_model,
+        parameters=run.parameters,
+        optimizer=run.optimizer,
+        schedule=run.schedule,
+        scaler=run.scaler,
+        ema=run.ema,
+        guard=run.guard,
+        progress=run.progress,
+        settings=run.settings,
+        device=run.device,
+    )
+
+
+def save_step(run: TrainRun, decision: Decision) -> None:
+    """Save the state after a step if a save is due, or the run ends here.
+
+    Raises:
+        Interrupted: a signal requested the end, and the state is saved.
+    """
+    every = run.settings.save_every_steps
+    is_due = decision.take and every is not None and run.progress.step % every == 0
+    if decision.save or decision.stop or is_due:
+        run.checkpoints.save(run.progress, raise_on_error=decision.stop)
+    if decision.stop:
+        raise Interrupted(run.guard.stop_signal or signal.SIGTERM)  # another rank may have received the signal
 
 
 def evaluate_epoch(run: TrainRun, validate: Validate) -> None:
@@ -348,7 +375,7 @@ def save_epoch(run: TrainRun, best_before: float) -> None:
     progress = run.progress
     is_best = progress.best > best_before
     is_last = progress.epoch == run.settings.epochs or _should_end(run)
-    written = run.save(is_best=is_best, raise_on_error=is_last)
+    written = run.checkpoints.save(progress, is_best=is_best, raise_on_error=is_last)
     if is_best and not broadcast_object(BEST_NAME in written):
         # These weights will have changed by the next save. Later evaluations are compared with the one in best.pth.
         progress.best = best_before

@@ -129,13 +129,13 @@ def test_training_starts_from_weights_or_resumes_a_run(tiny):
 
 
 def test_ctrl_c_saves_and_leaves_python_running(tiny, monkeypatch):
-    def interrupted_step(run, batches, count, original=trainer.train_step):
-        decision = original(run, batches, count)
+    def interrupted_step(run, batches, original=trainer.next_step):
+        step = original(run, batches)
         os.kill(os.getpid(), signal.SIGINT)
-        return decision
+        return step
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(trainer, "train_step", interrupted_step)
+        patched.setattr(trainer, "next_step", interrupted_step)
         vitkit.train(tiny, device="cpu", train=dict(epochs=2))
     assert len(vitkit.train(resume="runs/tiny", device="cpu").history) == 2
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from vitkit.engine.contracts import check_hook
 from vitkit.engine.hooks.annealing import MaskAnnealing
+from vitkit.engine.hooks.base import Hook, check_hook
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
 from vitkit.engine.hooks.pausing import EndAfter
 from vitkit.engine.hooks.sampling import ScheduledSampling
 from vitkit.engine.hooks.saving import BestMetric, FailedEvaluation, Interrupted, Signals
-from vitkit.engine.run import Hook
 from vitkit.engine.settings import TrainSettings
 from vitkit.registry import HOOKS
 
@@ -19,7 +18,7 @@ def default_hooks(settings: TrainSettings, added: Sequence[Hook] = ()) -> list[H
     """Return the hooks of a run, including the config's and those `added`, in the order in which they are called.
 
     Raises:
-        ConfigError: one of the user's lacks the base, or a method does not take the arguments that it is called with.
+        ConfigError: one of the user's does not fit, see `check_hook`.
     """
     user_hooks = [*(HOOKS.build(spec) for spec in settings.hooks), *added]
     for hook in user_hooks:

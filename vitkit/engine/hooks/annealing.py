@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vitkit.engine.run import Hook, TrainRun
-from vitkit.engine.step import Decision
+from vitkit.engine.hooks.base import Hook
+from vitkit.engine.run import TrainRun
+from vitkit.engine.step import Step
 from vitkit.errors import ConfigError
 from vitkit.registry import HOOKS
 
@@ -69,7 +70,7 @@ class MaskAnnealing(Hook):
         """Set the mask probabilities for the first step."""
         self._set(run)
 
-    def after_step(self, run: TrainRun, decision: Decision) -> None:
+    def after_step(self, run: TrainRun, step: Step) -> None:
         """Set the mask probabilities for the next step."""
         self._set(run)
 

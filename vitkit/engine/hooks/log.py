@@ -15,8 +15,9 @@ from torch import Tensor
 
 from vitkit import devices
 from vitkit.distributed import all_reduce_mean, all_reduce_sum, is_main
-from vitkit.engine.run import Hook, TrainRun
-from vitkit.engine.step import Decision
+from vitkit.engine.hooks.base import Hook
+from vitkit.engine.run import TrainRun
+from vitkit.engine.step import Step
 from vitkit.logging import LOG_NAME, print_line
 from vitkit.text_format import counted
 
@@ -59,23 +60,25 @@ class ProgressLog(Hook):
         self._start = time.monotonic()
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
-        run.data_seconds = 0.0
+        self._data_seconds = 0.0
 
-    def after_step(self, run: TrainRun, decision: Decision) -> None:
+    def after_step(self, run: TrainRun, step: Step) -> None:
         """Add the step's losses, and log the window when it is due."""
         progress = run.progress
-        if decision.step:
-            for losses in run.losses:
+        self._data_seconds += step.data_seconds
+        if step.decision.take:
+            for losses in step.losses:
                 for name, value in losses.items():  # sums stay on the device until they are logged
                     self._sums[name] = self._sums[name] + value if name in self._sums else value
                 self._num_batches += 1
         is_due = progress.step % run.settings.log_every == 0 or progress.batch == progress.num_batches
         if is_due and self._num_batches:
-            self._log_window(run)
+            self._log_window(run, step.lr)
             self.before_epoch(run)
         elif self._num_batches and is_main() and time.monotonic() - self._printed_at >= _MAX_SECONDS:
             # Clocks of different ranks disagree, so this line does not wait for the losses of the others.
-            self._print(run, self._record(run, (torch.stack(list(self._sums.values())) / self._num_batches).tolist()))
+            means = (torch.stack(list(self._sums.values())) / self._num_batches).tolist()
+            self._print(run, self._record(run, means, step.lr))
 
     def after_epoch(self, run: TrainRun) -> None:
         """Print the epoch's meters, and how many samples were replaced or padded."""
@@ -126,15 +129,15 @@ class ProgressLog(Hook):
             yield
         self._evaluation_seconds = time.monotonic() - start
 
-    def _log_window(self, run: TrainRun) -> None:
+    def _log_window(self, run: TrainRun, lr: float) -> None:
         """Log the means over batches and ranks since the last record."""
         means = all_reduce_mean(torch.stack(list(self._sums.values())) / self._num_batches).tolist()
-        record = self._record(run, means) | (self._clock.minutes() if is_main() else {})
+        record = self._record(run, means, lr) | (self._clock.minutes() if is_main() else {})
         self._print(run, record)
         _call_on_log(run, record)
 
-    def _record(self, run: TrainRun, means: Sequence[float]) -> dict[str, Any]:
-        """Return the record of the window, given the mean losses."""
+    def _record(self, run: TrainRun, means: Sequence[float], lr: float) -> dict[str, Any]:
+        """Return the record of the window, given the mean losses and the last step's learning rate."""
         progress = run.progress
         seconds = max(time.monotonic() - self._start, 1e-9)
         return {
@@ -143,9 +146,9 @@ class ProgressLog(Hook):
             "epoch": round(progress.epoch + progress.batch / progress.num_batches, 6),
             "loss": sum(means),
             "losses": dict(zip(self._sums, means)),
-            "lr": run.lr,
+            "lr": lr,
             "it_s": self._num_batches / run.settings.accumulate / seconds,
-            "data_share": run.data_seconds / seconds,
+            "data_share": self._data_seconds / seconds,
             "memory_mb": peak_memory_mb(run.device),
         }
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vitkit.distributed import broadcast_object
-from vitkit.engine.run import Hook, TrainRun
+from vitkit.engine.hooks.base import Hook
+from vitkit.engine.run import TrainRun
 from vitkit.errors import ConfigError
 from vitkit.logging import print_line
 

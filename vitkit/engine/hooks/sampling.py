@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vitkit.engine.run import Hook, TrainRun
+from vitkit.engine.hooks.base import Hook
+from vitkit.engine.run import TrainRun
 from vitkit.errors import ConfigError
 from vitkit.registry import HOOKS
 

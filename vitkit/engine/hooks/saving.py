@@ -11,8 +11,9 @@ from functools import partial
 from types import FrameType
 
 from vitkit.distributed import is_main
+from vitkit.engine.hooks.base import Hook
 from vitkit.engine.parallel import is_sharded
-from vitkit.engine.run import Hook, TrainRun
+from vitkit.engine.run import TrainRun
 from vitkit.logging import print_line
 from vitkit.registry import nearest
 
@@ -122,21 +123,21 @@ class Signals(Hook):
         # An evaluation changes no weights, so the run can be saved without its end.
         self._interrupts = not is_sharded(run.model)  # ranks of a sharded model could not save, see `FailedEvaluation`
         try:
-            if self._interrupts and run.stop_signal is not None:
-                raise Interrupted(run.stop_signal)
+            if self._interrupts and run.guard.stop_signal is not None:
+                raise Interrupted(run.guard.stop_signal)
             yield
         finally:
             self._interrupts = False
 
     def _receive(self, run: TrainRun, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if run.stop_signal is None:
-            run.stop_signal, self._received_at = signal.Signals(number), now
+        if run.guard.stop_signal is None:
+            run.guard.stop_signal, self._received_at = signal.Signals(number), now
             if is_main():
                 # Whatever is being printed when the signal arrives, this must not wait for it.
-                os.write(2, f"{run.stop_signal.name}: ending after this step, with a checkpoint\n".encode())
+                os.write(2, f"{run.guard.stop_signal.name}: ending after this step, with a checkpoint\n".encode())
         elif number == signal.SIGINT and now - self._received_at > _SAME_REQUEST_SECONDS:
             raise KeyboardInterrupt
         if self._interrupts:
             self._interrupts = False
-            raise Interrupted(run.stop_signal)
+            raise Interrupted(run.guard.stop_signal)
