@@ -69,17 +69,31 @@ Matches = list[list[ImageMatches]]
 """The matches of each layer and each image. From a matcher: ascending query indices, `min(Q, N)` matches per image."""
 
 
-class TrainingOutputs(TypedDict, total=False):
-    """The outputs of one set of queries that a model has only in training, such as those of denoising.
+class QuerySet(TypedDict, total=False):
+    """One set of queries that a model has only in training, such as those of denoising.
 
-    `outputs["training_outputs"]` is a list of them. An entry has `name`, `pred_logits`, and boxes or masks; the other
-    fields have defaults. Queries whose entries have the same name are equal in number, and their losses are averaged;
-    the name "" also includes the model's main queries.
+    Training queries make it with `queries`; `outputs["training_outputs"]` is a list of sets with their predictions in
+    place of these, `pred_logits`, and boxes or masks, which criteria loop over. Fields other than `name` have defaults.
+    Sets with the same name have the same number of queries, and their losses are averaged; the name "" also includes
+    the model's main queries.
     """
 
     name: str
     """Prefix of the losses: "" as for the main queries (Group DETR), "many" (H-DETR), "dn" (denoising), or "enc" (the
     first stage of a two-stage detector)."""
+    queries: Any
+    """`vitkit.nn.queries.Queries` before the decoder: content, boxes or positions, and masks to attend within."""
+    matches: list[ImageMatches] | None
+    """The matches of each image, the same in all layers. None, the default: the criterion matches the queries."""
+    repeats: int
+    """Number of queries that each target is matched with; 1 by default. With `matches`, their target indices are those
+    of the targets as they are, without repetition."""
+    num_parts: int
+    """Number of equal parts of the set that do not see each other; 1 by default."""
+    sees_own: bool
+    """Whether the queries see the head's own, which never see them; False by default."""
+    class_agnostic: bool
+    """Whether every target has class 0, an object (the first stage of two-stage Deformable DETR); False by default."""
     pred_logits: Tensor
     """(B, Q, C + 1) with "no object" as the last class, or (B, Q, C) with a sigmoid per class."""
     pred_boxes: Tensor
@@ -90,15 +104,8 @@ class TrainingOutputs(TypedDict, total=False):
     """(B, Q, channels), whose product with `mask_features` is the masks' logits; an alternative to `pred_masks`."""
     mask_features: Tensor
     """(B, channels, h, w)."""
-    aux_outputs: "list[TrainingOutputs]"
+    aux_outputs: "list[QuerySet]"
     """The predictions of the earlier decoder layers, first layer first; [] by default."""
-    matches: list[ImageMatches] | None
-    """The matches of each image, the same in all layers. None, the default: the criterion matches the queries."""
-    repeats: int
-    """Number of queries that each target is matched with; 1 by default. With `matches`, their target indices are those
-    of the targets as they are, without repetition."""
-    class_agnostic: bool
-    """Whether every target has class 0, an object (the first stage of two-stage Deformable DETR); False by default."""
 
 
 class SegmentInfo(TypedDict, total=False):

@@ -12,6 +12,7 @@ Here: see model_zoo/ablations/vit_parts.md.
 from vitkit.configs.parts.small_shapes import small_shapes_settings
 
 VIT = dict(type="ViT", patch_size=4, d_model=64, depth=4, num_heads=4, image_size=32, pretrained=False)
+RELATIVE = dict(VIT, type="ViTDet", positions="none", window_size=None, relative_positions=8)
 MEAN = {"model.backbone.classifier": dict(pooling="mean"), "model.backbone.class_token": False}
 
 
@@ -25,8 +26,7 @@ def ablation():
             "no positions": {"model.backbone.positions": "none"},
             "2-D positions": {"model.backbone.positions": "axes"},
             "mean": MEAN,
-            "mean, relative positions": MEAN
-            | {"model.backbone.positions": "none", "model.backbone.windows": dict(relative_positions=8)},
+            "mean, relative positions": {"model.backbone": RELATIVE},
             "hybrid": {"model.backbone.stem": dict(type="ResNet", depth=18, out_features=["res2"], pretrained=False)},
             "hidden layer": {"model.backbone.classifier": dict(hidden_layer=True)},
         },

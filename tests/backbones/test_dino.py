@@ -221,7 +221,6 @@ def test_recorded_attention_includes_rotations_and_bias():
         (dict(blocks=dict(qkv_bias="kv")), "qkv_bias='kv': expected 'qkv', 'qv' or 'none'"),
         (dict(positions="rotatory"), "positions='rotatory': unknown. Did you mean 'rotary'"),
         (dict(rotary_rescale=0.5), "rotary_rescale=0.5: expected at least 1"),
-        (dict(windows=dict(size=2), positions="rotary"), "Set class_token=False, num_registers=0, and positions='all'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

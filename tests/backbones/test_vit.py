@@ -6,6 +6,7 @@ from helpers.vit_models import SMALL, build, images, randomize
 
 from vitkit.backbones.vit import VIT_VARIANTS
 from vitkit.backbones.vit_blocks import Attention
+from vitkit.backbones.vitdet import WindowAttention
 from vitkit.errors import ConfigError, DataError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import enable_activation_checkpointing
@@ -86,14 +87,15 @@ def explicit_attention(attention: Attention, x, size):
 
 @pytest.mark.parametrize(("window", "size"), [(3, (5, 7)), (3, (6, 3)), (None, (4, 4))])
 def test_windows_and_relative_positions_equal_their_definition(window, size):
-    attention = randomize(Attention(12, 2, window_size=window, relative_positions=window or 4)).double()
+    attention = WindowAttention(Attention(12, 2), window_size=window, relative_positions=window or 4)
+    attention = randomize(attention).double()
     x = torch.randn(2, math.prod(size), 12, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(attention(x, size), explicit_attention(attention, x, size))
 
 
 def test_relative_positions_take_maps_of_any_size_and_are_resampled_linearly():
-    attention = Attention(4, 1, relative_positions=3)
+    attention = WindowAttention(Attention(4, 1), window_size=None, relative_positions=3)
     attention.rel_pos_h.data = torch.linspace(0, 4, 5)[:, None].repeat(1, 4)
     assert attention(torch.randn(1, 2 * 6, 4), (2, 6)).shape == (1, 12, 4)
     state = {"a.rel_pos_h": torch.arange(9.0)[:, None].repeat(1, 4)}
@@ -107,13 +109,13 @@ def test_relative_positions_take_maps_of_any_size_and_are_resampled_linearly():
     [
         {},
         dict(num_registers=2, distilled=True),
-        dict(windows=dict(size=3, relative_positions=6), drop_path=0.1),
-        dict(windows=dict(size=2, global_blocks=[1])),
+        dict(type="ViTDet", window_size=3, relative_positions=6, drop_path=0.1),
+        dict(type="ViTDet", window_size=2, relative_positions=None, global_blocks=[1]),
     ],
 )
 @pytest.mark.parametrize("size", [(33, 71), (32, 32)])
 def test_dense_maps_have_the_promised_shape_and_finite_gradients(options, size):
-    model = build("ViT", **SMALL, **options).train()
+    model = build(dict(type="ViT", **SMALL) | options).train()
     features = model(images(*size))
     (info,) = model.feature_info.values()
     assert list(features) == list(model.feature_info) == ["res3"] and info == (24, 8)
@@ -130,11 +132,11 @@ def test_dense_maps_have_the_promised_shape_and_finite_gradients(options, size):
         dict(distilled=True),
         dict(classifier=dict(pooling="mean"), class_token=False),
         dict(classifier=dict(pooling="mean_norm"), num_registers=1),
-        dict(classifier=dict(pooling="mean"), windows=dict(size=2)),
+        dict(type="ViTDet", window_size=2, relative_positions=None),
     ],
 )
 def test_classifiers_give_logits_and_gradients_to_every_parameter(options):
-    model = build("ViT", **SMALL, num_classes=7, **options).train()
+    model = build(dict(type="ViT", **SMALL, num_classes=7) | options).train()
     logits = model(images(30, 41))
     assert logits.shape == (2, 7)
     logits.square().mean().backward()
@@ -160,7 +162,7 @@ def test_frozen_stages_are_the_embeddings_and_the_first_blocks():
 
 
 def test_recomputing_activations_keeps_the_gradients():
-    model = build("ViT", **SMALL, windows=dict(size=3, relative_positions=4)).train()
+    model = build("ViTDet", **SMALL, window_size=3, relative_positions=4).train()
     grads = []
     for enabled in (False, True):
         assert enable_activation_checkpointing(model, enabled) == 3
@@ -171,9 +173,9 @@ def test_recomputing_activations_keeps_the_gradients():
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("options", [{}, dict(windows=dict(size=2, relative_positions=4))])
+@pytest.mark.parametrize("options", [{}, dict(type="ViTDet", window_size=2, relative_positions=4)])
 def test_recorded_weights_sum_to_1_and_recording_changes_nothing(options):
-    model = randomize(build("ViT", **SMALL, **options))
+    model = randomize(build(dict(type="ViT", **SMALL) | options))
     x = images(33, 32)
     with torch.no_grad():
         plain = model(x)["res3"]
@@ -185,9 +187,9 @@ def test_recorded_weights_sum_to_1_and_recording_changes_nothing(options):
     torch.testing.assert_close(recorded, plain, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, dict(windows=dict(size=2, relative_positions=4))])
+@pytest.mark.parametrize("options", [{}, dict(type="ViTDet", window_size=2, relative_positions=4)])
 def test_double_precision_and_bfloat16_agree_with_single(options):
-    model = build("ViT", **SMALL, **options).eval()
+    model = build(dict(type="ViT", **SMALL) | options).eval()
     x = images(32, 40)
     with torch.no_grad():
         single = model(x)["res3"]
@@ -199,9 +201,9 @@ def test_double_precision_and_bfloat16_agree_with_single(options):
     torch.testing.assert_close(half, single, atol=0.1, rtol=0.1)
 
 
-@pytest.mark.parametrize("options", [dict(num_classes=3), dict(windows=dict(size=3, relative_positions=4))])
+@pytest.mark.parametrize("options", [dict(num_classes=3), dict(type="ViTDet", window_size=3, relative_positions=4)])
 def test_compiles_without_graph_breaks(options):
-    model = build("ViT", **SMALL, **options).eval()
+    model = build(dict(type="ViT", **SMALL) | options).eval()
     x = images(33, 47)
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="eager")(x)
@@ -215,14 +217,13 @@ def test_compiles_without_graph_breaks(options):
         (dict(image_size=(32, 0)), r"image_size=\(32, 0\): expected at least 1 pixel"),
         (dict(num_heads=5), "num_heads=5 must divide d_model=24"),
         (dict(patch_size=0), "patch_size=0: expected at least 1"),
-        (dict(windows=dict(siz=2)), "windows.siz: unknown key. Did you mean 'size'"),
-        (dict(windows=dict(size=0)), "windows.size=0: expected at least 1"),
-        (dict(windows=dict(size=2), class_token=True), "Set class_token=False"),
-        (dict(windows=dict(relative_positions=4)), "Set class_token=False"),
-        (dict(windows=dict(global_blocks=[1])), "without windows.size"),
+        (dict(blocks=dict(qkv_bia="none")), "blocks.qkv_bia: unknown key. Did you mean 'qkv_bias'"),
+        (dict(type="ViTDet", window_size=0), "window_size=0: expected at least 1"),
+        (dict(type="ViTDet", positions="rotary"), "positions='rotary': expected 'patches', 'axes' or 'none'"),
+        (dict(type="ViTDet", window_size=None, global_blocks=[1]), "without window_size"),
         (
-            dict(windows=dict(size=2, global_blocks=[3])),
-            r"windows.global_blocks=\[3\]: expected indices of blocks, 0 to 2",
+            dict(type="ViTDet", window_size=2, global_blocks=[3]),
+            r"global_blocks=\[3\]: expected indices of blocks, 0 to 2",
         ),
         (dict(out_features=["res5"]), "out_features: unknown feature 'res5'. Did you mean 'res3'"),
         (dict(num_classes=2, out_features=["res3"]), "returns no features"),
@@ -236,7 +237,7 @@ def test_compiles_without_graph_breaks(options):
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        build("ViT", **{**SMALL, **arguments})
+        build(dict(type="ViT", **SMALL) | arguments)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_positions_for_another_image_size_are_resampled_as_in_timm():
 
 def test_weights_with_other_prefix_tokens_load():
     theirs = randomize(VisionTransformer(**THEIRS))
-    windowed = build("ViT", **SMALL, windows=dict(size=2))
+    windowed = build("ViTDet", **SMALL, window_size=2, relative_positions=None)
     report = load_weights(windowed, theirs.state_dict(), strict=False)
     assert not report.missing and {"cls_token", "norm.weight"} <= set(report.unexpected)
     torch.testing.assert_close(windowed.pos_embed, theirs.pos_embed[:, 1:])
@@ -237,8 +237,8 @@ def test_pretrained_weights_load_from_a_file_into_any_form(tmp_path):
     theirs = randomize(VisionTransformer(**THEIRS))
     path = tmp_path / "vit.pth"
     torch.save({"model": theirs.state_dict()}, path)
-    for options in (dict(), dict(num_classes=3), dict(windows=dict(size=2, relative_positions=4))):
-        model = build("ViT", **SMALL, **options, pretrained=str(path))
+    for options in (dict(), dict(num_classes=3), dict(type="ViTDet", window_size=2, relative_positions=4)):
+        model = build(dict(type="ViT", **SMALL, pretrained=str(path)) | options)
         assert load_pretrained(model) == str(path)
         torch.testing.assert_close(model.blocks[2].mlp.fc2.weight, theirs.blocks[2].mlp.fc2.weight)
 

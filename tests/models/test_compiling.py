@@ -10,9 +10,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from vitkit import load_config
 from vitkit.engine.build import build_model
+from vitkit.nn.queries import run_with_training_queries
 from vitkit.registry import HEADS as HEAD_REGISTRY
 from vitkit.structures import FeatureInfo, UncompiledTargets
-from vitkit.training_queries import TrainingQueries
+from vitkit.training_queries import build_training_queries
 
 SIZES = [(69, 91), (101, 67), (64, 128)]
 MULTIPLES_OF_32 = [(64, 96), (96, 64), (64, 128)]
@@ -74,10 +75,10 @@ class TrainedHead(nn.Module):
     def __init__(self, head):
         super().__init__()
         self.head = head
-        self.training_queries = TrainingQueries([dict(type="BoxDenoising", num_queries=6)], head, num_classes=3)
+        self.training_queries = build_training_queries([dict(type="BoxDenoising", num_queries=6)], head, num_classes=3)
 
     def forward(self, maps, padding_mask, targets):
-        return self.training_queries(self.head, maps, padding_mask, targets)
+        return run_with_training_queries(self.head, self.training_queries.values(), maps, padding_mask, targets)
 
 
 def test_other_numbers_of_targets_cause_no_recompilation():

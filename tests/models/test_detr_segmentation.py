@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models import mask_postprocess
-from vitkit.models.detr_masks import instance_masks, mask_argmax, panoptic_map
+from vitkit.ops import mask_postprocess
+from vitkit.ops.detr_masks import instance_masks, mask_argmax, panoptic_map
 from vitkit.registry import CRITERIA
 from vitkit.weights import load_weights
 

@@ -3,10 +3,11 @@
 import torch
 
 from vitkit.heads import DFINEHead
+from vitkit.nn.queries import run_with_training_queries
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy
 from vitkit.registry import CRITERIA
 from vitkit.structures import FeatureInfo
-from vitkit.training_queries import TrainingQueries
+from vitkit.training_queries import build_training_queries
 
 NUM_CLASSES = 3
 BOXES = [[[0.3, 0.4, 0.3, 0.4], [0.7, 0.6, 0.4, 0.3]], [[0.5, 0.5, 0.6, 0.5]]]
@@ -18,7 +19,7 @@ def test_overfits_two_images_with_denoising():
     info = {"res4": FeatureInfo(32, 16), "res5": FeatureInfo(32, 32)}
     layers = dict(d_model=32, num_heads=2, num_points=[3, 2], d_ffn=48, num_decoder_layers=2, reg_max=16)
     head = DFINEHead(info, NUM_CLASSES, num_queries=10, **layers)
-    training_queries = TrainingQueries([dict(type="BoxDenoising", num_queries=6)], head, NUM_CLASSES)
+    training_queries = build_training_queries([dict(type="BoxDenoising", num_queries=6)], head, NUM_CLASSES)
     criterion = CRITERIA.build(
         dict(
             type="DFINECriterion",
@@ -33,7 +34,8 @@ def test_overfits_two_images_with_denoising():
     parameters = [*head.parameters(), *training_queries.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=4e-3)
     for _ in range(80):
-        losses = criterion(training_queries(head, maps, None, targets), targets)
+        outputs = run_with_training_queries(head, training_queries.values(), maps, None, targets)
+        losses = criterion(outputs, targets)
         optimizer.zero_grad()
         sum(losses.values()).backward()
         assert all(parameter.grad is not None for parameter in parameters)

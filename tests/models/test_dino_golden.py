@@ -11,9 +11,9 @@ from models.test_deformable_detr_golden import padded, targets_of
 from vitkit.configs.dino_r50_4scale import config
 from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
+from vitkit.nn.queries import attention_mask, part_sizes
 from vitkit.registry import CRITERIA
 from vitkit.training_queries.box_denoising import Noise
-from vitkit.training_queries.sets import attention_mask
 
 TERMS = {"labels": "loss_ce", "l1": "loss_bbox", "giou": "loss_giou"}
 LAYERS = {"": "", **{f"aux{i}_": f"_{i}" for i in range(5)}, "enc_": "_interm", "dn_": "_dn"}
@@ -119,11 +119,11 @@ def test_denoising_queries_and_mask_equal_the_original(case, model, monkeypatch,
     inputs, meta = case.torch_inputs(), case.meta["dn"][variant]
     labels = inputs[f"{variant}/dn_label_ids"]
     content = denoising.label_embed.weight.cpu()[labels.clamp(min=0)] * (labels >= 0)[..., None]
-    assert torch.equal(noised.queries.content.cpu(), content)
-    assert noised.repeats == meta["num_dn_group"]
+    assert torch.equal(noised["queries"].content.cpu(), content)
+    assert noised["repeats"] == meta["num_dn_group"]
     expected = inputs[f"{variant}/dn_boxes_unact"].sigmoid()
-    torch.testing.assert_close(noised.queries.references.cpu(), expected, atol=1e-6, rtol=0)
-    mask = attention_mask(noised.sizes(), [True] * noised.num_parts, 900)
+    torch.testing.assert_close(noised["queries"].references.cpu(), expected, atol=1e-6, rtol=0)
+    mask = attention_mask(part_sizes(noised), [True] * noised["num_parts"], 900)
     assert torch.equal(mask, inputs[f"{variant}/dn_attn_mask"])
 
 

@@ -10,16 +10,17 @@ from torch import nn
 from vitkit.engine.build import build_model
 from vitkit.engine.hooks import MaskAnnealing
 from vitkit.errors import CheckpointError, ConfigError, DataError
-from vitkit.models.mask_postprocess import Geometry, WindowMasks, semantic_scores, windowed_scores
 from vitkit.models.windows import window_starts
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.ops.images import normalize_images
+from vitkit.ops.mask_postprocess import Geometry, WindowMasks, semantic_scores, windowed_scores
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import CRITERIA
 from vitkit.weights import load_weights
 
 VIT = dict(type="ViT", patch_size=8, d_model=24, depth=4, num_heads=2, image_size=32, num_registers=2)
 DINOV3 = dict(type="vit_small_patch16_dinov3_qkvb", d_model=24, depth=4, num_heads=2, image_size=64)
+WINDOWED = dict(type="ViTDet", patch_size=8, d_model=24, depth=4, num_heads=2, image_size=32)
 
 
 def build(*, backbone=VIT, **options):
@@ -133,7 +134,7 @@ def test_single_window_equals_the_usual_scores_and_rows_can_be_selected(monkeypa
     window = WindowMasks(probabilities, masks, 0, 0)
     ((_, got),) = windowed_scores([window], geometry)
     torch.testing.assert_close(got, expected)
-    monkeypatch.setattr("vitkit.models.mask_postprocess.CHUNK_VALUES", 1000)
+    monkeypatch.setattr("vitkit.ops.mask_postprocess.CHUNK_VALUES", 1000)
     bands = list(windowed_scores([window], geometry, within=range(7, 40)))
     assert len(bands) > 1
     torch.testing.assert_close(torch.cat([scores for _, scores in bands], dim=1), expected[:, 7:40])
@@ -252,7 +253,7 @@ def test_invalid_annealing_is_named(options, message):
             dict(backbone=dict(type="ResNet", depth=18, pretrained=False)),
             "queries join the blocks of a ViT; got ResNet",
         ),
-        (dict(backbone=dict(VIT, num_registers=0, windows=dict(size=2))), "a ViT without windows"),
+        (dict(backbone=dict(WINDOWED, window_size=2)), "a ViT without windows"),
         (dict(backbone=dict(VIT, image_size=[32, 36])), "32x36 pixels, which are not divisible into patches of 8x8"),
         (dict(tasks=[]), "model: tasks is empty"),
     ],

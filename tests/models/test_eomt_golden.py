@@ -9,8 +9,8 @@ from vitkit.engine.build import build_model
 from vitkit.engine.hooks import MaskAnnealing
 from vitkit.engine.optimizers import adamw
 from vitkit.model_zoo.converters import convert_official
-from vitkit.models.mask_postprocess import Geometry, PanopticRules, panoptic, upsample
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.mask_postprocess import Geometry, PanopticRules, panoptic, upsample
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import CRITERIA, SCHEDULES
 from vitkit.weights import load_weights

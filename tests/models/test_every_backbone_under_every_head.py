@@ -11,7 +11,9 @@ from vitkit.registry import CRITERIA
 BACKBONES = {
     "resnet": dict(type="ResNet", depth=18, pretrained=False),
     "vit": dict(type="ViT", d_model=32, depth=2, num_heads=2, image_size=64),
-    "vit_windows": dict(type="ViT", d_model=32, depth=4, num_heads=2, image_size=64, windows=dict(size=2)),
+    "vit_windows": dict(
+        type="ViTDet", d_model=32, depth=4, num_heads=2, image_size=64, window_size=2, relative_positions=None
+    ),
     "swin": dict(type="Swin", embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 2, 2, 4], window=3),
     "swinv2": dict(type="SwinV2", embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 2, 2, 4], window=3),
     "mvit": dict(type="MViT", embed_dim=16, depths=[1, 1, 2, 1], num_heads=1, image_size=64),

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from vitkit.engine.build import build_model
 from vitkit.errors import DataError
-from vitkit.models.mask_postprocess import Geometry, resized_bands, upsample
 from vitkit.models.tta import MultiScaleFlip
+from vitkit.ops.mask_postprocess import Geometry, resized_bands, upsample
 from vitkit.registry import CRITERIA
 
 NUM_CLASSES = 5
@@ -71,7 +71,7 @@ def test_semantic_map_has_the_original_size_and_the_most_likely_classes(model):
 def test_map_computed_in_bands_of_rows_equals_the_full_map(monkeypatch):
     maps = torch.randn(3, 9, 8)
     geometry = Geometry((36, 32), (30, 31), (77, 45))
-    monkeypatch.setattr("vitkit.models.mask_postprocess.CHUNK_VALUES", 3 * 45 * 10)
+    monkeypatch.setattr("vitkit.ops.mask_postprocess.CHUNK_VALUES", 3 * 45 * 10)
     bands = list(resized_bands(maps, geometry))
     assert len(bands) == 8
     torch.testing.assert_close(torch.cat([band for _, band in bands], dim=1), upsample(maps, geometry))

@@ -12,9 +12,8 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.model_zoo.converters import written
 from vitkit.model_zoo.converters.rf_detr import TRANSFORMERS
-from vitkit.models.mask_postprocess import Geometry
-from vitkit.models.rf_detr import full_masks
 from vitkit.necks import C2fProjection
+from vitkit.ops.mask_postprocess import Geometry, full_masks
 from vitkit.registry import CRITERIA
 from vitkit.structures import FeatureInfo
 from vitkit.training_queries import OneToManyQueries

@@ -6,8 +6,8 @@ from torch import nn
 
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
-from vitkit.models.mask_postprocess import resize
 from vitkit.models.tta import MultiScaleFlip
+from vitkit.ops.mask_postprocess import resize
 from vitkit.protocols import Model
 
 SMALL = dict(

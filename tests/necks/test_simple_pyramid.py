@@ -14,9 +14,6 @@ from vitkit.structures import FeatureInfo
 from vitkit.weights import load_weights
 
 build = BACKBONES.build
-VIT = dict(patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, windows=dict(size=2, relative_positions=4))
-
-
 INFO = {"res4": FeatureInfo(16, 16)}
 
 
@@ -97,7 +94,7 @@ def test_masked_padding_does_not_affect_the_image():
 @pytest.mark.parametrize("nested", [True, False])
 def test_vitdet_names_load_into_backbone_and_neck(nested):
     backbone = build(
-        "ViT", patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, windows=dict(size=2, relative_positions=4)
+        "ViTDet", patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, window_size=2, relative_positions=4
     )
     neck = SimpleFeaturePyramid(backbone.feature_info, 8, strides=(2, 4, 8, 16))
     source = nn.ModuleDict({"backbone": backbone, "neck": neck})
@@ -110,7 +107,7 @@ def test_vitdet_names_load_into_backbone_and_neck(nested):
     # The original keeps a position for the class token, which it does not have.
     official[pos_embed] = torch.cat((torch.full((1, 1, 16), 9.0), official[pos_embed]), dim=1)
     backbone = build(
-        "ViT", patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, windows=dict(size=2, relative_positions=4)
+        "ViTDet", patch_size=8, d_model=16, depth=2, num_heads=2, image_size=32, window_size=2, relative_positions=4
     )
     target = nn.ModuleDict(
         {"backbone": backbone, "neck": SimpleFeaturePyramid(INFO | backbone.feature_info, 8, strides=(2, 4, 8, 16))}

@@ -215,7 +215,7 @@ def test_two_stage_queries_have_no_dataset_drawing(deformable):
 def test_boxes_above_the_thresholds_of_the_model_are_chosen_best_first(tmp_path):
     def queries(scores):
         labels = torch.tensor([0, 0, 1, 1])
-        return images.Queries(scores, labels, torch.zeros(4, 4), None, (50, 70))
+        return images.QueryPredictions(scores, labels, torch.zeros(4, 4), None, (50, 70))
 
     scores = torch.tensor([0.6, 0.1, 0.9, 0.7])
     predictor = SimpleNamespace(thresholds=ScoreThresholds(0.5, (0.65, 0.8), origin="best F1"))

@@ -4,10 +4,9 @@ import torch
 from vitkit.errors import ConfigError
 from vitkit.heads.detr import DETRHead
 from vitkit.heads.dino import DINOHead
-from vitkit.nn.queries import Queries
-from vitkit.structures import FeatureInfo
+from vitkit.nn.queries import Queries, TrainingQueries, attention_mask, part_sizes
+from vitkit.structures import FeatureInfo, QuerySet
 from vitkit.training_queries.box_denoising import BoxDenoising, Noise, shifted_boxes
-from vitkit.training_queries.sets import BatchQueries, QuerySet, attention_mask
 
 
 def target(*boxes, labels=None):
@@ -50,7 +49,7 @@ def test_parts_attend_to_themselves_and_only_denoising_rows_to_the_matching_quer
 
 def joined(sets, num_own=3):
     """Return the queries of sets joined with a head's own, and the batch that separates them again."""
-    batch = BatchQueries([FixedSets(sets)], [])
+    batch = TrainingQueries([FixedSets(sets)], [])
     own = Queries(torch.full((1, num_own, 8), 9.0), references=torch.full((1, num_own, 4), 0.9))
     return batch.join(own, make_head()), batch
 
@@ -99,7 +98,9 @@ def test_sets_without_queries_need_no_mask():
 
 
 def test_queries_with_masks_come_first():
-    masked = QuerySet("dn", Queries(torch.ones(1, 2, 8), references=torch.zeros(1, 2, 4), masks=lambda size: size))
+    masked = QuerySet(
+        name="dn", queries=Queries(torch.ones(1, 2, 8), references=torch.zeros(1, 2, 4), masks=lambda size: size)
+    )
     queries, _ = joined([rows(3, name=""), masked])
     assert queries.content[0, :2].eq(1).all() and queries.masks((4, 4)) == (4, 4)
 
@@ -110,26 +111,26 @@ def test_queries_with_masks_come_first():
 def test_number_of_groups_shrinks_with_the_most_objects_of_an_image(counts, groups, rows):
     targets = [target(*[BOX] * count, labels=[0] * count) for count in counts]
     noised = make_set(make(num_queries=100), targets)
-    assert noised.repeats == noised.num_parts == groups
-    assert noised.queries.content.shape == (2, rows, 8) and noised.queries.references.shape == (2, rows, 4)
+    assert noised["repeats"] == noised["num_parts"] == groups
+    assert noised["queries"].content.shape == (2, rows, 8) and noised["queries"].references.shape == (2, rows, 4)
 
 
 def test_positive_rows_are_matched_with_their_targets():
     targets = [target(BOX, OTHER), target(OTHER)]
     noised = make_set(make(num_queries=4), targets)
     # Two groups of copies, each positive and negative, of two rows each.
-    assert [[index.tolist() for index in match] for match in noised.matches] == [
+    assert [[index.tolist() for index in match] for match in noised["matches"]] == [
         [[0, 1, 4, 5], [0, 1, 0, 1]],
         [[0, 4], [0, 0]],
     ]
-    assert noised.sizes() == [4, 4]
+    assert part_sizes(noised) == [4, 4]
     plain = make_set(make(num_queries=4, contrastive=False), targets)
-    assert plain.matches[1][0].tolist() == [0, 2] and plain.queries.content.shape[1] == 4
+    assert plain["matches"][1][0].tolist() == [0, 2] and plain["queries"].content.shape[1] == 4
 
 
 def test_rows_equal_the_targets_without_noise_and_empty_rows_have_no_content():
     denoising = make(num_queries=2, contrastive=False, label_noise=0.0, box_noise=0.0)
-    noised = make_set(denoising, [target(BOX, OTHER, labels=[3, 1]), target(OTHER, labels=[4])]).queries
+    noised = make_set(denoising, [target(BOX, OTHER, labels=[3, 1]), target(OTHER, labels=[4])])["queries"]
     weight = denoising.label_embed.weight
     assert torch.equal(noised.content[0], weight[[3, 1]])
     assert torch.equal(noised.content[1], torch.stack([weight[4], torch.zeros(8)]))
@@ -144,7 +145,7 @@ def test_negative_copies_have_more_noise(monkeypatch):
         "draw",
         lambda n, device: Noise(torch.ones(n), torch.zeros(n, dtype=int), torch.ones(n, 4), torch.full((n, 4), 0.4)),
     )
-    boxes = make_set(denoising, [target(BOX)]).queries.references[0]
+    boxes = make_set(denoising, [target(BOX)])["queries"].references[0]
     # All corners move by 0.5 * 0.4 of half the width and height, those of the negative copy by 0.5 * 1.4 of it.
     torch.testing.assert_close(boxes, torch.tensor([[0.52, 0.54, 0.2, 0.4], [0.57, 0.64, 0.2, 0.4]]))
 
@@ -158,7 +159,7 @@ def test_boxes_stay_in_the_image_and_keep_a_size():
 
 def test_label_noise_redraws_half_of_its_fraction_of_labels():
     denoising = make(num_classes=1000, num_queries=2000, contrastive=False, label_noise=0.5, box_noise=0.0)
-    content = make_set(denoising, [target(BOX, labels=[7])]).queries.content[0]
+    content = make_set(denoising, [target(BOX, labels=[7])])["queries"].content[0]
     kept = (content == denoising.label_embed.weight[7]).all(-1).float().mean()
     assert 0.72 < kept < 0.78
 
@@ -167,15 +168,15 @@ def test_positions_made_from_boxes_have_the_precision_of_the_model():
     small = dict(num_queries=3, d_model=8, num_heads=2, d_ffn=8, num_encoder_layers=1, num_decoder_layers=1)
     head = DETRHead({"res5": FeatureInfo(8, 32)}, 5, **small)
     (denoising,) = BoxDenoising(head, 5, num_queries=4).double()(head, [target(BOX)], None)
-    assert denoising.queries.positions.dtype == denoising.queries.content.dtype == torch.float64
+    assert denoising["queries"].positions.dtype == denoising["queries"].content.dtype == torch.float64
 
 
 def test_no_targets_give_no_rows_and_the_embedding_still_has_a_gradient():
     denoising = make()
     noised = make_set(denoising, [target(), target()])
-    assert noised.queries.content.shape == (2, 0, 8) and noised.repeats == 1
-    assert [len(rows) for rows, _ in noised.matches] == [0, 0]
-    noised.queries.content.sum().backward()
+    assert noised["queries"].content.shape == (2, 0, 8) and noised["repeats"] == 1
+    assert [len(rows) for rows, _ in noised["matches"]] == [0, 0]
+    noised["queries"].content.sum().backward()
     assert denoising.label_embed.weight.grad.abs().sum() == 0
 
 

@@ -10,6 +10,7 @@ from vitkit.backbones.swinv2 import SWINV2_VARIANTS, SwinV2
 from vitkit.backbones.timesformer import TIMESFORMER_VARIANTS, TimeSformer
 from vitkit.backbones.timm_adapter import TimmBackbone
 from vitkit.backbones.vit import VIT_VARIANTS, ViT
+from vitkit.backbones.vitdet import VITDET_VARIANTS, ViTDet
 from vitkit.backbones.windowed_vit import WindowedViT
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "SWINV2_VARIANTS",
     "SWIN_VARIANTS",
     "TIMESFORMER_VARIANTS",
+    "VITDET_VARIANTS",
     "VIT_VARIANTS",
     "ClipResNet",
     "LRNet",
@@ -33,5 +35,6 @@ __all__ = [
     "TimeSformer",
     "TimmBackbone",
     "ViT",
+    "ViTDet",
     "WindowedViT",
 ]

@@ -1,14 +1,13 @@
 """Vision Transformer (Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929), with DeiT's distillation token
 (Touvron et al. 2020, https://arxiv.org/abs/2012.12877), register tokens (Darcet et al. 2023,
-https://arxiv.org/abs/2309.16588), ViTDet's windows (Li et al. 2022, https://arxiv.org/abs/2203.16527), and the changes
-of DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and DINOv3 (Simeoni et al. 2025,
-https://arxiv.org/abs/2508.10104).
+https://arxiv.org/abs/2309.16588), and the changes of DINOv2 (Oquab et al. 2023, https://arxiv.org/abs/2304.07193) and
+DINOv3 (Simeoni et al. 2025, https://arxiv.org/abs/2508.10104).
 
 Shapes: B batch, h x w patches, L tokens (class, distillation and register tokens, then the patches row by row).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
 from vitkit.backbones.base import BackboneBase, check_keys, drop_path_rates, init_linear
-from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, choose_global_blocks, map_of_patches
+from vitkit.backbones.vit_blocks import Block, PatchEmbedding, add, check_sizes, map_of_patches
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.nn.layers import SwiGLU
 from vitkit.nn.position import pad_rotations, resize_positions_1d, resize_positions_2d, rotary_positions_2d
@@ -26,14 +25,13 @@ from vitkit.ops.images import check_images, in_channels
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
-_SIZES = {
+VIT_SIZES = {
     "tiny": dict(d_model=192, depth=12, num_heads=3),
     "small": dict(d_model=384, depth=12, num_heads=6),
     "base": dict(d_model=768, depth=12, num_heads=12),
     "large": dict(d_model=1024, depth=24, num_heads=16),
     "huge": dict(d_model=1280, depth=32, num_heads=16),
 }
-_VITDET = dict(patch_size=16, windows=dict(size=14, relative_positions=64))
 _GIANT = dict(d_model=1536, depth=40, num_heads=24, mlp_ratio=8 / 3, mlp="swiglu")
 _DINO = "https://dl.fbaipublicfiles.com/dino/dino_{0}_pretrain/dino_{0}_pretrain.pth"
 _DINO_NAMES = {
@@ -42,14 +40,14 @@ _DINO_NAMES = {
     ("base", 8): "vitbase8",
     ("base", 16): "vitbase16",
 }
-_DINOV2_SIZES = {**{n: _SIZES[n] for n in ("small", "base", "large")}, "giant": _GIANT}
+_DINOV2_SIZES = {**{n: VIT_SIZES[n] for n in ("small", "base", "large")}, "giant": _GIANT}
 _DINOV2 = dict(patch_size=14, image_size=518, blocks=dict(layer_scale=1e-5))
 _REGISTERS = dict(num_registers=4, positions="patches")
 _DINOV3_SIZES = {
-    "small": _SIZES["small"],
-    "small_plus": dict(**_SIZES["small"], mlp="swiglu"),
-    "base": _SIZES["base"],
-    "large": _SIZES["large"],
+    "small": VIT_SIZES["small"],
+    "small_plus": dict(**VIT_SIZES["small"], mlp="swiglu"),
+    "base": VIT_SIZES["base"],
+    "large": VIT_SIZES["large"],
     "huge_plus": dict(d_model=1280, depth=32, num_heads=20, mlp="swiglu"),
     "7b": dict(d_model=4096, depth=40, num_heads=32, mlp_ratio=2, mlp="swiglu"),
 }
@@ -57,14 +55,10 @@ _DINOV3 = dict(patch_size=16, image_size=256, num_registers=4, positions="rotary
 _DINOV3_BLOCKS = dict(layer_scale=1e-5, norm_eps=1e-5)
 
 VIT_VARIANTS = {
-    **{f"vit_{n}_patch{p}": dict(patch_size=p, **size) for n, size in _SIZES.items() for p in (32, 16, 14)},
-    **{f"deit_{n}_distilled_patch16": dict(distilled=True, **_SIZES[n]) for n in ("tiny", "small", "base")},
+    **{f"vit_{n}_patch{p}": dict(patch_size=p, **size) for n, size in VIT_SIZES.items() for p in (32, 16, 14)},
+    **{f"deit_{n}_distilled_patch16": dict(distilled=True, **VIT_SIZES[n]) for n in ("tiny", "small", "base")},
     **{
-        f"vitdet_{n}": dict(**_SIZES[n], **_VITDET, drop_path=drop_path)
-        for n, drop_path in (("base", 0.1), ("large", 0.4), ("huge", 0.5))
-    },
-    **{
-        f"vit_{n}_patch{p}_dino": dict(patch_size=p, **_SIZES[n], default_weights=_DINO.format(name))
+        f"vit_{n}_patch{p}_dino": dict(patch_size=p, **VIT_SIZES[n], default_weights=_DINO.format(name))
         for (n, p), name in _DINO_NAMES.items()
     },
     **{f"vit_{n}_patch14_dinov2": dict(**size, **_DINOV2) for n, size in _DINOV2_SIZES.items()},
@@ -79,11 +73,11 @@ VIT_VARIANTS = {
         if n != "7b"
     },
 }
-"""The variants of table 1 of the paper (B, L, H); table 1 of DeiT (Ti, S; distilled); section 4 and appendix A.2 of
-ViTDet; table 1 of DINO (Caron et al. 2021, https://arxiv.org/abs/2104.14294), whose weights have no published
-checksum; table 17 of DINOv2, with and without registers; tables 2 and 3 of DINOv3, without the biases that are zero in
-the published weights, and with them (qkvb). Names are timm's, except for DINO's. A dict in a spec, such as `blocks`,
-replaces the variant's."""
+"""The variants of table 1 of the paper (B, L, H); table 1 of DeiT (Ti, S; distilled); table 1 of DINO (Caron et al.
+2021, https://arxiv.org/abs/2104.14294), whose weights have no published checksum; table 17 of DINOv2, with and without
+registers; tables 2 and 3 of DINOv3, without the biases that are zero in the published weights, and with them (qkvb).
+Names are timm's, except for DINO's. A dict in a spec, such as `blocks`, replaces the
+variant's."""
 
 _DEIT = "https://dl.fbaipublicfiles.com/deit/deit_{}_patch16_224-{}.pth#sha256={}"
 _DEIT_CHECKSUMS = {
@@ -113,22 +107,6 @@ class BlockOptions(TypedDict, total=False):
     qkv_bias: Literal["qkv", "qv", "none"]
     layer_scale: float | None
     norm_eps: float
-
-
-class Windows(TypedDict, total=False):
-    """Blocks that attend within windows, as in ViTDet for dense prediction.
-
-    There is then no class token and no norm after the last block, and, as in the original, no antialiasing when
-    position embeddings are resampled.
-    """
-
-    size: int | None
-    """Side, in patches, of the windows in which all but a few blocks attend; None: no windows."""
-    global_blocks: Sequence[int] | None
-    """Indices of the blocks with global attention; None: the last one of each quarter."""
-    relative_positions: int | None
-    """Side, in patches, of the map that the relative positions of global blocks are made for (blocks with windows also
-    get them); None: no relative positions."""
 
 
 class ClassifierOptions(TypedDict, total=False):
@@ -170,14 +148,13 @@ class ViT(BackboneBase):
         positions: learned positions of patches, class and distillation token ("all"), or only of patches ("patches",
             as in DINOv2 with registers); learned positions of a patch's row and column, with half of the channels each
             ("axes", ViT's "2-D" in table 8); rotations of the patches' queries and keys in every block ("rotary",
-            DINOv3); or "none". For ViT's relative positions use `windows=dict(relative_positions=...)`.
+            DINOv3); or "none". For relative positions use `ViTDet`.
         rotary_rescale: in training, the coordinates of "rotary" are multiplied by a log-uniform random factor between
             the inverse of this number and the number itself; DINOv3 was trained with 2.
-        class_token: whether there is a class token; None: yes, unless there are windows.
+        class_token: whether there is a class token.
         distilled: whether there is a distillation token with its own head; logits are then the mean of both heads.
         num_registers: number of register tokens, which have no position.
         blocks: see `BlockOptions`.
-        windows: see `Windows`.
         classifier: see `ClassifierOptions`.
         stem: a backbone whose coarsest map is divided into patches instead of the image (the hybrid of section 3.1).
         default_weights: the weights that pretrained=True means, as a value of `pretrained`; None: DINOv2's, DINOv3's,
@@ -191,7 +168,11 @@ class ViT(BackboneBase):
     class_head = ("head.", "head_dist.")
     input_weight = "patch_embed.proj.weight"
     classifier_parts = ("pre_logits.",)
-    optional_weights = ("*.rel_pos_h", "*.rel_pos_w", "fc_norm.*")
+    optional_weights = ("fc_norm.*",)
+    attends_globally = True
+    """Whether every block attends over all tokens by content, so that other tokens may be added."""
+    antialias = True
+    """Whether position embeddings are smoothed when they are resampled for a smaller map."""
 
     def __init__(
         self,
@@ -205,25 +186,20 @@ class ViT(BackboneBase):
         image_size: int | tuple[int, int] = 224,
         positions: Literal["all", "patches", "axes", "rotary", "none"] = "all",
         rotary_rescale: float = 1.0,
-        class_token: bool | None = None,
+        class_token: bool = True,
         distilled: bool = False,
         num_registers: int = 0,
         blocks: BlockOptions | None = None,
-        windows: Windows | None = None,
         classifier: ClassifierOptions | None = None,
         stem: Mapping[str, Any] | None = None,
         default_weights: str | None = None,
         drop_path: float = 0.0,
         **options: Any,
     ):
-        blocks, windows, classifier = blocks or {}, windows or {}, classifier or {}
+        blocks, classifier = blocks or {}, classifier or {}
         check_keys("blocks", blocks, BlockOptions)
-        check_keys("windows", windows, Windows)
         check_keys("classifier", classifier, ClassifierOptions)
         check_sizes(patch_size=patch_size, d_model=d_model, depth=depth, num_heads=num_heads)
-        window_size, relative_positions = windows.get("size"), windows.get("relative_positions")
-        if class_token is None:
-            class_token = window_size is None
         if num_registers < 0:
             raise ConfigError(f"num_registers={num_registers}: expected 0 or more.")
         if positions not in _POSITIONS:
@@ -232,19 +208,10 @@ class ViT(BackboneBase):
             raise ConfigError(f"rotary_rescale={rotary_rescale}: expected at least 1, where 1 means no rescaling.")
         if distilled and not class_token:
             raise ConfigError("distilled=True: a distillation token needs a class token. Set class_token=True.")
-        attends_globally = window_size is None and relative_positions is None
-        if not attends_globally and (class_token or num_registers or positions == "rotary"):
-            raise ConfigError(
-                "windows: attention within windows or with relative positions takes only patches. Set "
-                "class_token=False, num_registers=0, and positions='all'."
-            )
         super().__init__(self.maps(patch_size, d_model, depth), **options)
-        self.attends_globally = attends_globally
-        """Whether every block attends over all tokens by content, so that other tokens may be added."""
         self.pooling = classifier.get("pooling", "token")
         if self.is_classifier:
             _check_pooling(self.pooling, class_token=class_token, distilled=distilled)
-        self.antialias = window_size is None
         self.default_weights = default_weights
         self.depth = depth
 
@@ -259,21 +226,10 @@ class ViT(BackboneBase):
         self.patch_embed = PatchEmbedding(patch_size, d_model, stem, self.in_channels)
         self.rotary_rescale = rotary_rescale
         self._make_tokens(d_model, int(class_token), int(distilled), num_registers, positions)
-        global_blocks = choose_global_blocks(depth, window_size, windows.get("global_blocks"))
-        self.blocks = nn.ModuleList()
-        for i, rate in enumerate(drop_path_rates(drop_path, depth)):
-            window = None if i in global_blocks else window_size
-            block = Block(
-                d_model,
-                num_heads,
-                d_mlp=int(d_model * mlp_ratio),
-                mlp=mlp,
-                drop_path=rate,
-                window_size=window,
-                relative_positions=None if relative_positions is None else window or relative_positions,
-                **blocks,
-            )
-            self.blocks.append(block)
+        self.blocks = nn.ModuleList(
+            Block(d_model, num_heads, d_mlp=int(d_model * mlp_ratio), mlp=mlp, drop_path=rate, **blocks)
+            for rate in drop_path_rates(drop_path, depth)
+        )
         norm_eps = self.blocks[-1].norm1.eps
         if self.is_classifier:
             norm = "fc_norm" if self.pooling == "mean_norm" else "norm"
@@ -283,7 +239,7 @@ class ViT(BackboneBase):
                 self.head = nn.Sequential(nn.Linear(d_model, d_model), nn.Tanh(), self.head)
             self.head_dist = nn.Linear(d_model, self.num_classes) if distilled else None
         else:
-            self.norm = nn.Identity() if window_size is not None else nn.LayerNorm(d_model, eps=norm_eps)
+            self.norm = nn.LayerNorm(d_model, eps=norm_eps)
         self._initialize()
         self.freeze()
 
@@ -466,7 +422,7 @@ class ViT(BackboneBase):
         shape = dict(d_model=width, depth=self.depth, num_heads=self.blocks[0].attn.num_heads)
         if not isinstance(self.blocks[0].ls1, nn.Identity):
             return self._dino_url(shape)
-        name = next((n for n, size in _SIZES.items() if size == shape), None)
+        name = next((n for n, size in VIT_SIZES.items() if size == shape), None)
         deit = f"{name}_distilled" if self.dist_token is not None else name
         if name and patch == 16 and deit in _DEIT_CHECKSUMS:
             return _DEIT.format(deit, _DEIT_CHECKSUMS[deit], _DEIT_CHECKSUMS[deit])

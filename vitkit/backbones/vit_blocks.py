@@ -4,7 +4,6 @@ Shapes: B batch, h x w patches, L tokens, the patches last, row by row.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -15,11 +14,9 @@ from torchvision.ops import StochasticDepth
 from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
 from vitkit.kernels.linear import linear
-from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.nn.attention import attend
 from vitkit.nn.layers import LayerScale, Linear, SwiGLU, TokenMLP
-from vitkit.nn.position import resize_positions_1d, rotate
-from vitkit.nn.relative_attention import attend_relative
+from vitkit.nn.position import rotate
 from vitkit.ops.images import padding_to_multiple
 from vitkit.protocols import Backbone
 from vitkit.registry import nearest
@@ -36,26 +33,6 @@ def check_sizes(*, patch_size: int, d_model: int, depth: int, num_heads: int) ->
 def map_of_patches(patch_size: int, d_model: int) -> dict[str, FeatureInfo]:
     """Return the description of the only map of a plain vision transformer, res{log2 stride}."""
     return {f"res{round(math.log2(patch_size))}": FeatureInfo(d_model, patch_size)}
-
-
-def choose_global_blocks(depth: int, window_size: int | None, global_blocks: Sequence[int] | None) -> set[int]:
-    """Return the indices of the blocks with global attention; see `Windows`.
-
-    Raises:
-        ConfigError: there are no windows, or an index is out of range.
-    """
-    if window_size is None:
-        if global_blocks is not None:
-            raise ConfigError("windows.global_blocks: without windows.size, all blocks are global. Leave it out.")
-        return set(range(depth))
-    if window_size < 1:
-        raise ConfigError(f"windows.size={window_size}: expected at least 1, or None for no windows.")
-    if global_blocks is None:
-        return {depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)} - {-1}
-    wrong = sorted(set(global_blocks) - set(range(depth)))
-    if wrong:
-        raise ConfigError(f"windows.global_blocks={wrong}: expected indices of blocks, 0 to {depth - 1}.")
-    return set(global_blocks)
 
 
 def add(branch: Tensor, x: Tensor) -> Tensor:
@@ -89,40 +66,26 @@ class PatchEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over all tokens, or within windows of patches.
+    """Self-attention over all tokens.
 
     Args:
         qkv_bias: which of queries, keys and values have a bias: "qkv", "qv" or "none".
-        window_size: side of the windows, in patches; None: attend over all tokens.
-        relative_positions: side, in patches, of the map that decomposed relative positions (ViTDet, section 3; Li et
-            al. 2021, https://arxiv.org/abs/2112.01526, equation 4) are made for; None: no relative positions.
     Raises:
         ConfigError: `qkv_bias` is unknown.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        *,
-        qkv_bias: Literal["qkv", "qv", "none"] = "qkv",
-        window_size: int | None = None,
-        relative_positions: int | None = None,
-    ):
+    window_size: int | None = None
+    """Side, in patches, of the windows that it attends in; None: over all tokens."""
+
+    def __init__(self, d_model: int, num_heads: int, *, qkv_bias: Literal["qkv", "qv", "none"] = "qkv"):
         super().__init__()
         if qkv_bias not in ("qkv", "qv", "none"):
             raise ConfigError(f"qkv_bias={qkv_bias!r}: expected 'qkv', 'qv' or 'none'.")
         self.num_heads = num_heads
-        self.window_size = window_size
         self.qkv = Linear(d_model, 3 * d_model, bias=qkv_bias == "qkv")
         self.q_bias = nn.Parameter(torch.zeros(d_model)) if qkv_bias == "qv" else None
         self.v_bias = nn.Parameter(torch.zeros(d_model)) if qkv_bias == "qv" else None
         self.proj = Linear(d_model, d_model)
-        self.rel_pos_h = self.rel_pos_w = None
-        if relative_positions is not None:
-            shape = (2 * relative_positions - 1, d_model // num_heads)
-            self.rel_pos_h = nn.Parameter(torch.zeros(shape))
-            self.rel_pos_w = nn.Parameter(torch.zeros(shape))
 
     def forward(
         self,
@@ -134,29 +97,19 @@ class Attention(nn.Module):
         """Attend.
 
         Args:
-            x: (B, L, d_model); with windows or relative positions L = h * w.
-            size: (h, w) of the patches; only needed for windows or relative positions.
-            rotations: (2, L, d) for all tokens, see `rotate`; like `bias`, not with windows or relative positions.
+            x: (B, L, d_model).
+            size: (h, w) of the patches, which attention over all tokens does not need.
+            rotations: (2, L, d) for all tokens, see `rotate`.
             bias: float, broadcastable to (B, heads, L, L), added to the scores.
         """
-        if self.window_size is None:
-            return self._attend(x, size, rotations, bias)
-        # As in the original, windows that extend beyond the border see zeros there, inserted after the norm.
-        windows = window_partition(x.unflatten(1, size), self.window_size)
-        windows = self._attend(windows, (self.window_size, self.window_size))
-        return window_reverse(windows, self.window_size, size).flatten(1, 2)
-
-    def _attend(
-        self, x: Tensor, size: tuple[int, int] | None, rotations: Tensor | None = None, bias: Tensor | None = None
-    ) -> Tensor:
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self._project(x).chunk(3, dim=-1))
+        q, k, v = self.project(x)
         if rotations is not None:
             q, k = rotate(q, rotations), rotate(k, rotations)
-        if self.rel_pos_h is None:
-            x = attend(q, k, v, bias)
-        else:
-            x = attend_relative(q, k, v, (self.rel_pos_h, self.rel_pos_w), size, size)
-        return self.proj(x.transpose(1, 2).flatten(2))
+        return self.proj(attend(q, k, v, bias).transpose(1, 2).flatten(2))
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        """Project to queries, keys and values: (B, L, d_model) -> three of (B, heads, L, d)."""
+        return [y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self._project(x).chunk(3, dim=-1)]
 
     def _project(self, x: Tensor) -> Tensor:
         """Project to queries, keys and values: (B, L, d_model) -> (B, L, 3 * d_model)."""
@@ -165,11 +118,7 @@ class Attention(nn.Module):
         return linear(x, self.qkv.weight, torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias)))
 
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Resize relative positions for maps of another size, and convert biases to those that this layer has."""
-        for name in ("rel_pos_h", "rel_pos_w"):
-            table, key = getattr(self, name), prefix + name
-            if table is not None and key in state:
-                state[key] = resize_positions_1d(state[key], len(table))
+        """Convert biases to those that this layer has."""
         if f"{prefix}qkv.weight" in state:
             self._adapt_biases(state, prefix)
 
@@ -201,7 +150,7 @@ class Block(nn.Module):
         d_mlp: hidden width of the MLP.
         mlp: "gelu", or "swiglu": gated, where `d_mlp` is the gated width.
         drop_path: probability of being skipped in training.
-        window_size, relative_positions, qkv_bias: see `Attention`.
+        qkv_bias: see `Attention`.
         layer_scale: initial value of the branches' learned scales; None: no scales, and those in weights are merged
             into the preceding layers.
     Raises:
@@ -218,8 +167,6 @@ class Block(nn.Module):
         d_mlp: int,
         mlp: Literal["gelu", "swiglu"] = "gelu",
         drop_path: float = 0.0,
-        window_size: int | None = None,
-        relative_positions: int | None = None,
         qkv_bias: Literal["qkv", "qv", "none"] = "qkv",
         layer_scale: float | None = None,
         norm_eps: float = 1e-6,
@@ -228,9 +175,7 @@ class Block(nn.Module):
         if mlp not in _MLPS:
             raise ConfigError(f"mlp={mlp!r}: unknown. {nearest(str(mlp), _MLPS)}")
         self.norm1 = nn.LayerNorm(d_model, eps=norm_eps)
-        self.attn = Attention(
-            d_model, num_heads, qkv_bias=qkv_bias, window_size=window_size, relative_positions=relative_positions
-        )
+        self.attn = Attention(d_model, num_heads, qkv_bias=qkv_bias)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(d_model, layer_scale)
         self.norm2 = nn.LayerNorm(d_model, eps=norm_eps)
         self.mlp = _MLPS[mlp](d_model, d_mlp)

@@ -18,7 +18,7 @@ from vitkit.nn.deformable_transformer import (
 )
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
 from vitkit.nn.layers import MLP, init_xavier
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
 
@@ -71,7 +71,11 @@ class DABDeformableDETRHead(QueryHead):
         init_deformable(self.encoder.layers, self.decoder.layers)
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 
@@ -99,7 +103,7 @@ class DABDeformableDETRHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
-        """Return queries whose content and box are learned, from (B, Q, d_model + 4); see `MakesQueries`."""
+        """Return queries whose content and box are learned, from (B, Q, d_model + 4); see `QueryHead`."""
         content, boxes = learned.split((self.d_model, 4), dim=-1)
         return Queries(content, references=boxes.sigmoid())
 

@@ -20,7 +20,7 @@ from vitkit.nn.deformable_transformer import (
 )
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
 from vitkit.nn.position import sine_positions_boxes
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
 
@@ -89,7 +89,11 @@ class DeformableDETRHead(QueryHead):
             nn.init.zeros_(self.reference_points.bias)
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 
@@ -131,7 +135,7 @@ class DeformableDETRHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
-        """Return queries at learned points, from (B, Q, 2 * d_model), or at selected boxes; see `MakesQueries`."""
+        """Return queries at learned points, from (B, Q, 2 * d_model), or at selected boxes; see `QueryHead`."""
         if self.two_stage:
             positions, content = self.proposals.encode(boxes)
             return Queries(content, positions, references=boxes)

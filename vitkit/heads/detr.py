@@ -11,7 +11,7 @@ from vitkit.nn.attention import padding_bias
 from vitkit.nn.detection import check_channels
 from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.position import sine_positions_2d
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
 from vitkit.ops.images import resize_mask
 from vitkit.registry import HEADS
@@ -80,7 +80,11 @@ class DETRHead(QueryHead):
         self.bbox_embed = MLP((d_model, d_model, d_model, 4))
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 
@@ -125,7 +129,7 @@ class DETRHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
-        """Return queries with learned positions, (B, Q, d_model), and without content; see `MakesQueries`."""
+        """Return queries with learned positions, (B, Q, d_model), and without content; see `QueryHead`."""
         return Queries(content=torch.zeros_like(learned), positions=learned)
 
     def _encode_positions(self, image: Tensor, padding: Tensor | None) -> Tensor | None:

@@ -13,7 +13,7 @@ from vitkit.nn.deformable_attention import MultiScaleDeformableAttention
 from vitkit.nn.deformable_transformer import Levels, flatten_levels, in_padded_maps
 from vitkit.nn.detection import box_head, boxes_around, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.ops.box_distances import boxes_at_distances, distance_bins
 from vitkit.registry import HEADS
@@ -89,7 +89,11 @@ class DFINEHead(QueryHead):
         self.quality_embed = nn.ModuleList(LocationQuality(reg_max, activation=activation) for _ in layers)
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 

@@ -21,7 +21,7 @@ from vitkit.nn.deformable_transformer import (
 )
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
 from vitkit.nn.layers import MLP, init_xavier
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
 
@@ -84,7 +84,11 @@ class DINOHead(QueryHead):
         init_deformable(self.encoder.layers, self.decoder.layers)
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 
@@ -121,7 +125,7 @@ class DINOHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: Tensor) -> Queries:
-        """Return queries with learned content, (B, Q, d_model), at selected boxes; see `MakesQueries`."""
+        """Return queries with learned content, (B, Q, d_model), at selected boxes; see `QueryHead`."""
         return Queries(learned, references=boxes)
 
 

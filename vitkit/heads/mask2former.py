@@ -12,7 +12,7 @@ from vitkit.nn.attention import MultiHeadAttention, mask_bias
 from vitkit.nn.layers import MLP, FeedForward, init_xavier
 from vitkit.nn.mask_features import check_pixel_decoder
 from vitkit.nn.position import sine_positions_2d
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.ops.images import resize_mask
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
@@ -86,7 +86,11 @@ class Mask2FormerHead(QueryHead):
         self.mask_embed = MLP((d_model, d_model, d_model, feature_info["mask_features"].channels))
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict class logits and a mask per query.
 
@@ -149,7 +153,7 @@ class Mask2FormerHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
-        """Return queries with learned content and positions, from (B, Q, 2 * d_model); see `MakesQueries`."""
+        """Return queries with learned content and positions, from (B, Q, 2 * d_model); see `QueryHead`."""
         content, positions = learned.chunk(2, dim=-1)
         return Queries(content, positions)
 

@@ -10,7 +10,7 @@ from vitkit.nn.attention import padding_bias
 from vitkit.nn.layers import MLP, init_xavier
 from vitkit.nn.mask_features import check_pixel_decoder
 from vitkit.nn.position import sine_positions_2d
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.transformer import TransformerDecoder, TransformerEncoder
 from vitkit.ops.images import resize_mask
 from vitkit.ops.masks import mask_logits
@@ -68,7 +68,11 @@ class MaskFormerHead(QueryHead):
         self.mask_embed = MLP((d_model, d_model, d_model, feature_info["mask_features"].channels))
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict class logits and a mask per query.
 
@@ -112,5 +116,5 @@ class MaskFormerHead(QueryHead):
         }
 
     def make_queries(self, learned: Tensor, boxes: None = None) -> Queries:
-        """Return queries with learned positions, (B, Q, d_model), and without content; see `MakesQueries`."""
+        """Return queries with learned positions, (B, Q, d_model), and without content; see `QueryHead`."""
         return Queries(content=torch.zeros_like(learned), positions=learned)

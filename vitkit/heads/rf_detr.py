@@ -23,7 +23,7 @@ from vitkit.nn.deformable_transformer import (
 )
 from vitkit.nn.detection import box_head, check_channels, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.ops.masks import mask_logits
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
@@ -97,7 +97,11 @@ class RFDETRHead(QueryHead):
         self.shared_outputs = ("mask_features",) if masks else ()
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 
@@ -156,7 +160,7 @@ class RFDETRHead(QueryHead):
         return embedding
 
     def make_queries(self, learned: Tensor, boxes: Tensor) -> Queries:
-        """Return queries with learned content at selected boxes that learned numbers refine; see `MakesQueries`."""
+        """Return queries with learned content at selected boxes that learned numbers refine; see `QueryHead`."""
         deltas, content = learned.split((4, self.d_model), dim=-1)
         return Queries(content, references=refine_boxes(boxes, deltas))
 

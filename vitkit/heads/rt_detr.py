@@ -15,7 +15,7 @@ from vitkit.nn.deformable_transformer import (
 )
 from vitkit.nn.detection import box_head, boxes_around, class_head
 from vitkit.nn.layers import MLP, init_xavier
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.query_selection import LocationSelection
 from vitkit.registry import HEADS
 from vitkit.structures import FeatureInfo
@@ -69,7 +69,11 @@ class RTDETRHead(QueryHead):
         init_deformable(self.decoder.layers)
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict a box and class logits per query.
 

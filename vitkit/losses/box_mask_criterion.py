@@ -12,7 +12,7 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss
 from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.mask_criterion import matched_masks
-from vitkit.losses.matched import MatchedQueries, QuerySets
+from vitkit.losses.matched import MatchedLayers, SetLayers
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.ops.masks import masks_at, most_uncertain, sample_points
 from vitkit.registry import CRITERIA, Spec
@@ -95,9 +95,7 @@ class BoxMaskCriterion(SetCriterion):
         """Draw (num_masks, count, 2) uniform in 0..1: candidates for uncertain points, or points to use as they are."""
         return torch.rand(num_masks, count, 2, device=device)
 
-    def _mask_terms(
-        self, queries: QuerySets, matched: MatchedQueries, input_size: tuple[int, int]
-    ) -> dict[str, Tensor]:
+    def _mask_terms(self, queries: SetLayers, matched: MatchedLayers, input_size: tuple[int, int]) -> dict[str, Tensor]:
         """Return the mask and dice losses of all layers of all sets, (L,)."""
         _, image, query = matched.indices
         matches_per_image = [len(query) for query, _ in queries.matches[0]]

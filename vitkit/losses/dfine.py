@@ -12,7 +12,7 @@ from vitkit.distributed import all_reduce_mean
 from vitkit.errors import ConfigError
 from vitkit.losses.class_losses import sigmoid_loss
 from vitkit.losses.class_weights import ClassWeights
-from vitkit.losses.matched import MatchedQueries, QuerySets
+from vitkit.losses.matched import MatchedLayers, SetLayers
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.ops.box_distances import distances_of_boxes, neighboring_bins
 from vitkit.ops.boxes import box_iou, clamp_sizes, cxcywh_to_xyxy, generalized_box_iou
@@ -103,7 +103,7 @@ class DFINECriterion(SetCriterion):
                 right and bottom edges from those of initial_boxes (B, Q, 4), which have no gradient. Also
                 distance_bins (N,) and reg_scale (see `distance_bins`), and aux_outputs, a list of the first three for
                 each earlier prediction, without pred_corners where boxes are predicted directly. Optionally
-                training_outputs, a list of `TrainingOutputs`: the encoder's predictions for the same queries, without
+                training_outputs, a list of `QuerySet`: the encoder's predictions for the same queries, without
                 pred_corners; and denoising queries, with the same fields as the main queries.
             targets: B targets with labels in 0..C-1.
         Returns:
@@ -137,7 +137,7 @@ class DFINECriterion(SetCriterion):
         giou = generalized_box_iou(cxcywh_to_xyxy(clamp_sizes(pred_cxcywh)), cxcywh_to_xyxy(target_cxcywh))
         return {"l1": (pred_cxcywh - target_cxcywh).abs().sum(-1), "giou": 1 - giou}
 
-    def _union(self, query_sets: Sequence[QuerySets]) -> Pairs:
+    def _union(self, query_sets: Sequence[SetLayers]) -> Pairs:
         """Return the pairs for all queries whose matches are not known."""
         main = query_sets[0]
         voting = [layer for queries in query_sets if not queries.has_known_matches for layer in queries.matches]
@@ -146,14 +146,14 @@ class DFINECriterion(SetCriterion):
         counts = self._counts(query, main)
         return Pairs(image, query, _target_boxes(main)[target], counts[0].clamp(min=1e-6), counts)
 
-    def _known_pairs(self, queries: QuerySets, matched: MatchedQueries) -> Pairs:
+    def _known_pairs(self, queries: SetLayers, matched: MatchedLayers) -> Pairs:
         """Return the pairs of a set whose matches, the same in all layers, are known."""
         _, image, query = (indices[0] for indices in matched.indices)
         target_cxcywh = _target_boxes(queries)[matched.target[0]]
         normalizer = queries.repeats * matched.num_targets
         return Pairs(image, query, target_cxcywh, normalizer, self._counts(query, queries))
 
-    def _counts(self, query: Tensor, queries: QuerySets) -> Tensor:
+    def _counts(self, query: Tensor, queries: SetLayers) -> Tensor:
         """Return the means over ranks of the numbers of paired and of other queries, (2,)."""
         num_queries = queries.layers[0]["pred_logits"][..., 0].numel()
         counts = torch.tensor([len(query), num_queries - len(query)], dtype=torch.float32)
@@ -161,7 +161,7 @@ class DFINECriterion(SetCriterion):
         # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
         return all_reduce_mean(counts) if self.training else counts
 
-    def _class_and_box_losses(self, queries: QuerySets, matched: MatchedQueries, pairs: Pairs) -> dict[str, Tensor]:
+    def _class_and_box_losses(self, queries: SetLayers, matched: MatchedLayers, pairs: Pairs) -> dict[str, Tensor]:
         boxes = queries.stack("pred_boxes")  # (L, B, Q, 4)
         ious = _ious(boxes[tuple(matched.indices)], _target_boxes(queries)[matched.target])
         class_losses = sigmoid_loss(
@@ -178,7 +178,7 @@ class DFINECriterion(SetCriterion):
         labels = class_losses / (queries.repeats * matched.num_targets)
         return queries.named_losses({"labels": labels, **terms}, self.weights)
 
-    def _fgl(self, queries: QuerySets, pairs: Pairs, bins: Tensor, reg_scale: float) -> dict[str, Tensor]:
+    def _fgl(self, queries: SetLayers, pairs: Pairs, bins: Tensor, reg_scale: float) -> dict[str, Tensor]:
         """Return the weighted fine-grained localization loss of each layer (section 4.1)."""
         # All layers predict distances from the same boxes, so they have the same targets.
         initial_boxes = queries.layers[0]["initial_boxes"].detach().float()[pairs.image, pairs.query]
@@ -193,7 +193,7 @@ class DFINECriterion(SetCriterion):
         losses = (_pair_ious(queries, pairs) * cross_entropy).sum(1) / pairs.normalizer
         return queries.named_losses({"fgl": losses}, self.weights)
 
-    def _ddf(self, queries: QuerySets, pairs: Pairs, *, main_counts: Tensor) -> dict[str, Tensor]:
+    def _ddf(self, queries: SetLayers, pairs: Pairs, *, main_counts: Tensor) -> dict[str, Tensor]:
         """Return the weighted distillation loss of each layer but the last, which teaches them (section 4.2)."""
         teacher = queries.layers[0]
         students = replace(queries, prefixes=queries.prefixes[1:], layers=queries.layers[1:])
@@ -250,7 +250,7 @@ def _check_fields(outputs: Mapping[str, Any]) -> None:
         )
 
 
-def _check_sets(query_sets: Sequence[QuerySets], *, num_bins: int) -> None:
+def _check_sets(query_sets: Sequence[SetLayers], *, num_bins: int) -> None:
     """Raise ConfigError unless the distributions have as many bins, and the sets are those of a D-FINE model."""
     main = query_sets[0]
     num_queries = main.layers[0]["pred_logits"].shape[1]
@@ -282,27 +282,27 @@ def _check_sets(query_sets: Sequence[QuerySets], *, num_bins: int) -> None:
             )
 
 
-def _name(queries: QuerySets) -> str:
+def _name(queries: SetLayers) -> str:
     return queries.prefixes[0].removesuffix("_")
 
 
-def _layers_with_distributions(queries: QuerySets) -> QuerySets:
+def _layers_with_distributions(queries: SetLayers) -> SetLayers:
     """Return the layers that predict distributions, with their prefixes."""
     kept = [(prefix, layer) for prefix, layer in zip(queries.prefixes, queries.layers) if "pred_corners" in layer]
     return replace(queries, prefixes=[prefix for prefix, _ in kept], layers=[layer for _, layer in kept])
 
 
-def _target_boxes(queries: QuerySets) -> Tensor:
+def _target_boxes(queries: SetLayers) -> Tensor:
     """Return the targets' boxes of the whole batch, (T, 4) float32 cxcywh."""
     return torch.cat([target["boxes_cxcywh"] for target in queries.targets]).float()
 
 
-def _of_pairs(queries: QuerySets, field: str, pairs: Pairs) -> Tensor:
+def _of_pairs(queries: SetLayers, field: str, pairs: Pairs) -> Tensor:
     """Return a field of the pairs' queries in each layer, (L, M, ...) float32."""
     return torch.stack([layer[field][pairs.image, pairs.query] for layer in queries.layers]).float()
 
 
-def _pair_ious(queries: QuerySets, pairs: Pairs) -> Tensor:
+def _pair_ious(queries: SetLayers, pairs: Pairs) -> Tensor:
     """Return the IoU of each pair in each layer, (L, M), without gradient."""
     return _ious(_of_pairs(queries, "pred_boxes", pairs), pairs.target_cxcywh)
 

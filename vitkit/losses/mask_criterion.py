@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
 from vitkit.losses.class_weights import ClassWeights
-from vitkit.losses.matched import MatchedCriterion, QuerySets
+from vitkit.losses.matched import MatchedCriterion, SetLayers
 from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
@@ -77,7 +77,7 @@ class MaskCriterion(MatchedCriterion):
             outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks in the form that `matched_masks`
                 takes; input_size (height, width) that the images were padded to, which the masks cover; optionally
                 aux_outputs, a list of such dicts for the earlier layers, and training_outputs, a list of
-                `TrainingOutputs` for queries that exist only in training; and windows, (N, 3) int64, if the B rows are
+                `QuerySet` for queries that exist only in training; and windows, (N, 3) int64, if the B rows are
                 not of images but of N windows, of size `input_size`: the index of the image, and the top and left of
                 the window.
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images.
@@ -98,7 +98,7 @@ class MaskCriterion(MatchedCriterion):
                 losses |= self._set_losses(queries, input_size)
         return losses
 
-    def _set_losses(self, queries: QuerySets, input_size: tuple[int, int]) -> dict[str, Tensor]:
+    def _set_losses(self, queries: SetLayers, input_size: tuple[int, int]) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
         matched = self.matched_queries(queries)
         class_losses = self.cross_entropy(matched)

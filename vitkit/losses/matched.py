@@ -15,13 +15,13 @@ from vitkit.errors import ConfigError
 from vitkit.losses.class_weights import ClassWeights, weights_tensor
 from vitkit.protocols import Criterion
 from vitkit.registry import MATCHERS, Spec, nearest
-from vitkit.structures import DetectionTarget, Matches, TrainingOutputs
+from vitkit.structures import DetectionTarget, Matches, QuerySet
 
 logger = logging.getLogger("vitkit")
 
 
 @dataclass
-class QuerySets:
+class SetLayers:
     """S sets of queries with the same name, whose losses are averaged; each has the outputs of L layers."""
 
     prefixes: Sequence[str]
@@ -88,7 +88,7 @@ class QuerySets:
 
 
 @dataclass
-class MatchedQueries:
+class MatchedLayers:
     """The M matched queries of each of L layers, and the class predictions of all queries."""
 
     logits: Tensor
@@ -147,7 +147,7 @@ class MatchedCriterion(Criterion):
                 f"weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
             )
 
-    def match(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget], **settings: Any) -> list[QuerySets]:
+    def match(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget], **settings: Any) -> list[SetLayers]:
         """Return the sets of queries with their matches, the main queries first.
 
         Args:
@@ -162,7 +162,7 @@ class MatchedCriterion(Criterion):
             queries.matches = matches
         return query_sets
 
-    def matched_queries(self, queries: QuerySets) -> MatchedQueries:
+    def matched_queries(self, queries: SetLayers) -> MatchedLayers:
         """Return the matched queries of all layers; those of the main set's last layer are counted by the meter."""
         logits = queries.stack("pred_logits")
         *indices, target = queries.matched_indices()
@@ -181,14 +181,14 @@ class MatchedCriterion(Criterion):
             matched_sum = class_weights.sum(1).mean()
         weight_sum = matched_sum + self.no_object_weight * (num_queries - num_matched)
         normalizer, num_targets = normalizers(weight_sum, sum(queries.counts), logits.device, training=self.training)
-        return MatchedQueries(logits, indices, target, labels, normalizer, num_targets, class_weights)
+        return MatchedLayers(logits, indices, target, labels, normalizer, num_targets, class_weights)
 
     def _check_class_weights(self, num_logits: int) -> None:
         expected = num_logits - (self.no_object_weight > 0)
         if len(self.class_weights) != expected:
             raise ConfigError(f"class_weights: got {len(self.class_weights)}; the model has {expected} classes.")
 
-    def cross_entropy(self, matched: MatchedQueries) -> Tensor:
+    def cross_entropy(self, matched: MatchedLayers) -> Tensor:
         """Return the cross entropy of each layer, (L,); the target of unmatched queries is "no object", the last class.
 
         It is the mean over queries, weighted by their class's weight if they are matched and by `no_object_weight` if
@@ -224,12 +224,12 @@ class MatchedCriterion(Criterion):
         )
 
 
-def collect_sets(outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[QuerySets]:
+def collect_sets(outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[SetLayers]:
     """Return a model's sets of queries, those with the same name together; the main queries come first.
 
     Args:
         outputs: predictions of the main queries, with optional `aux_outputs` and `training_outputs`, a list of
-            `TrainingOutputs`.
+            `QuerySet`.
     Raises:
         ValueError: sets with the same name differ in more than their predictions.
     """
@@ -240,7 +240,7 @@ def collect_sets(outputs: Mapping[str, Any], targets: Sequence[DetectionTarget])
     return [_joined(name, query_sets, targets) for name, query_sets in by_name.items()]
 
 
-def _joined(name: str, query_sets: Sequence[TrainingOutputs], targets: Sequence[DetectionTarget]) -> QuerySets:
+def _joined(name: str, query_sets: Sequence[QuerySet], targets: Sequence[DetectionTarget]) -> SetLayers:
     _check_alike(name, query_sets)
     has_matches = query_sets[0].get("matches") is not None
     repeats = query_sets[0].get("repeats", 1)
@@ -250,7 +250,7 @@ def _joined(name: str, query_sets: Sequence[TrainingOutputs], targets: Sequence[
         # One-to-one matching then gives each target `repeats` queries.
         targets, repeats = repeat_targets(targets, repeats), 1
     prefixes = [f"{name}_{layer}" if name else layer for layer in decoder_layers(query_sets[0])]
-    return QuerySets(
+    return SetLayers(
         prefixes=prefixes,
         layers=[layer for outputs in query_sets for layer in decoder_layers(outputs).values()],
         targets=targets,
@@ -261,7 +261,7 @@ def _joined(name: str, query_sets: Sequence[TrainingOutputs], targets: Sequence[
     )
 
 
-def _check_alike(name: str, query_sets: Sequence[TrainingOutputs]) -> None:
+def _check_alike(name: str, query_sets: Sequence[QuerySet]) -> None:
     """Raise ValueError unless the losses of the sets can be averaged."""
     properties = [
         {

@@ -10,7 +10,7 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
 from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
 from vitkit.losses.class_weights import ClassWeights
-from vitkit.losses.matched import MatchedCriterion, MatchedQueries, QuerySets, normalizers
+from vitkit.losses.matched import MatchedCriterion, MatchedLayers, SetLayers, normalizers
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy, generalized_box_iou
 from vitkit.ops.masks import pad_masks
 from vitkit.registry import CRITERIA, Spec
@@ -87,7 +87,7 @@ class SetCriterion(MatchedCriterion):
         Args:
             outputs: pred_logits (B, Q, C + 1), the last class being "no object", or (B, Q, C) for sigmoid losses;
                 pred_boxes (B, Q, 4) cxcywh in 0..1; and optionally aux_outputs, a list of such dicts for the earlier
-                layers, and training_outputs, a list of `TrainingOutputs` for queries that exist only in training. With
+                layers, and training_outputs, a list of `QuerySet` for queries that exist only in training. With
                 mask terms also pred_masks (B, Q, h, w) logits and input_size (height, width) that they cover.
             targets: B targets with labels in 0..C-1 and, for mask terms, masks (N, H, W) bool.
         Returns:
@@ -113,11 +113,11 @@ class SetCriterion(MatchedCriterion):
         giou = generalized_box_iou(cxcywh_to_xyxy(pred_cxcywh), cxcywh_to_xyxy(target_cxcywh))
         return {"l1": (pred_cxcywh - target_cxcywh).abs().sum(-1), "giou": 1 - giou}
 
-    def _set_losses(self, queries: QuerySets) -> dict[str, Tensor]:
+    def _set_losses(self, queries: SetLayers) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
         return queries.named_losses(self.set_terms(queries, self.matched_queries(queries)), self.weights)
 
-    def set_terms(self, queries: QuerySets, matched: MatchedQueries) -> dict[str, Tensor]:
+    def set_terms(self, queries: SetLayers, matched: MatchedLayers) -> dict[str, Tensor]:
         """Return the class and box losses by term, (L,) for all layers of all sets."""
         boxes = queries.stack("pred_boxes")[tuple(matched.indices)]  # (L, M, 4), all sets' layers
         target_boxes = torch.cat([t["boxes_cxcywh"] for t in queries.targets]).float()[matched.target]  # (L, M, 4)
@@ -140,7 +140,7 @@ class SetCriterion(MatchedCriterion):
         terms = {name: values.sum(1) / box_normalizer for name, values in box_losses.items()}
         return {"labels": class_losses, **terms}
 
-    def _mask_losses(self, outputs: Mapping[str, Any], queries: QuerySets) -> dict[str, Tensor]:
+    def _mask_losses(self, outputs: Mapping[str, Any], queries: SetLayers) -> dict[str, Tensor]:
         """Return the weighted mask terms of the main queries' last layer, for full masks at the input's size."""
         if "pred_masks" not in outputs:
             raise ConfigError(

@@ -3,7 +3,8 @@
 import inspect
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,12 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.queries import run_with_training_queries
+from vitkit.ops.detections import BatchDetections
 from vitkit.ops.images import normalize_images, pad_to_multiple, pixel_statistics
 from vitkit.protocols import Model
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
+from vitkit.structures import DetectionTarget
 
 logger = logging.getLogger("vitkit")
 
@@ -74,9 +78,9 @@ class DensePredictionModel(Model):
         self.head = HEADS.build(head, feature_info=self.neck.feature_info, num_classes=num_classes, **queries)
         self.training_queries = None
         if training_queries:
-            from vitkit.training_queries import TrainingQueries  # models without them never import the package
+            from vitkit.training_queries import build_training_queries  # models without them never import the package
 
-            self.training_queries = TrainingQueries(training_queries, self.head, num_classes)
+            self.training_queries = build_training_queries(training_queries, self.head, num_classes)
         self.isolate_padding = isolate_padding
         self.size_divisibility = size_divisibility
         # If strides divide the size, an image's part of a map does not depend on the amount of padding.
@@ -113,6 +117,18 @@ class DensePredictionModel(Model):
         """Return the backbone's maps of prepared images; it is told of the padding only if that is isolated."""
         return self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
 
+    def run_head(
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None,
+        targets: Sequence[DetectionTarget] | None = None,
+    ) -> dict[str, Any]:
+        """Return the head's outputs; with targets, in training, also those of the training queries."""
+        if targets is None:
+            return self.head(features, padding_mask)
+        kinds = self.training_queries.values()
+        return run_with_training_queries(self.head, kinds, features, padding_mask, targets)
+
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Make weights fit that were trained with other training queries, or without any, in place: their entries are
         dropped, and the model's own keep their initial values."""
@@ -137,12 +153,28 @@ class DensePredictionModel(Model):
             state |= ours
 
 
+class Detector(DensePredictionModel):
+    """Base of models that predict class logits and a box per query."""
+
+    def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
+        """Return the detections of all images, relative to the un-padded image, without a threshold of their scores."""
+        raise NotImplementedError
+
+
 def without_divisibility_padding(padding_mask: Tensor, size: int) -> Tensor:
     """Count the padding of each image to a multiple of `size` as part of it: (B, H, W) bool, True = padding."""
     if size == 1:
         return padding_mask
     free = F.max_pool2d((~padding_mask).float(), size)
     return free.repeat_interleave(size, 1).repeat_interleave(size, 2) == 0
+
+
+def check_detections(num_detections: int, nms_iou: float | None) -> None:
+    """Raise ConfigError if the arguments of `best_pairs` and `suppress_duplicates` are out of range."""
+    if num_detections < 1:
+        raise ConfigError(f"num_detections={num_detections}: expected at least 1.")
+    if nms_iou is not None and not 0 < nms_iou < 1:
+        raise ConfigError(f"nms_iou={nms_iou}: expected a number between 0 and 1, or None for no suppression.")
 
 
 def check_tasks(tasks: Sequence[str], choices: Sequence[str]) -> None:

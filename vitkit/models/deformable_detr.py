@@ -1,27 +1,33 @@
 """Deformable DETR: backbone, neck, head (Zhu et al. 2021, https://arxiv.org/abs/2010.04159)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError
-from vitkit.models.detr import DETR
-from vitkit.ops.boxes import cxcywh_to_xyxy, duplicates
+from vitkit.models.base import Detector, check_detections
+from vitkit.models.variants import deformable_variant
+from vitkit.ops.detections import BatchDetections, best_pairs, in_pixels, suppress_duplicates
 from vitkit.registry import MODELS, Spec
-from vitkit.structures import Detections
+from vitkit.structures import Detections, DetectionTarget
 
 
 @MODELS.register
-class DeformableDETR(DETR):
-    """A DETR with one sigmoid per class in place of a softmax with "no object", on as many maps as its neck and head
-    have.
+class DeformableDETR(Detector):
+    """A detector whose queries look at a few points of several maps, with one sigmoid per class.
 
     Args:
-        num_detections: number of detections per image. The other arguments are those of DETR.
+        backbone, neck, head: spec or module.
+        num_queries: number of boxes predicted per image.
+        num_classes: number of classes; a run sets its dataset's. The official checkpoints have 91,
+            for COCO's raw category ids.
+        num_detections: number of detections per image.
         nms_iou: detections that overlap a better one of their class by more than this IoU get the score 0; None leaves
-            them, as in the papers. It helps after short training, when queries still find objects twice; see
+            them, as in the paper. It helps after short training, when queries still find objects twice; see
             configs/bccd/dino_r18.py.
+        training_queries, isolate_padding: see `DensePredictionModel`.
+    Raises:
+        ConfigError: a number is out of range; see `DensePredictionModel`.
     """
 
     class_head = ("head.class_embed.", "head.proposals.class_embed.", "training_queries.denoising.label_embed.")
@@ -34,58 +40,53 @@ class DeformableDETR(DETR):
         head: Spec | nn.Module,
         *,
         num_queries: int = 300,
+        num_classes: int = 91,
         num_detections: int = 100,
         nms_iou: float | None = None,
-        **options: Any,
+        training_queries: Sequence[Spec] = (),
+        isolate_padding: bool = False,
     ):
-        super().__init__(backbone, neck, head, num_queries=num_queries, **options)
-        if num_detections < 1:
-            raise ConfigError(f"num_detections={num_detections}: expected at least 1.")
-        if nms_iou is not None and not 0 < nms_iou < 1:
-            raise ConfigError(f"nms_iou={nms_iou}: expected a number between 0 and 1, or None for no suppression.")
+        super().__init__(
+            backbone,
+            neck,
+            head,
+            num_classes=num_classes,
+            num_queries=num_queries,
+            training_queries=training_queries,
+            isolate_padding=isolate_padding,
+        )
+        check_detections(num_detections, nms_iou)
         self.num_detections, self.nms_iou = num_detections, nms_iou
 
     @staticmethod
     def variant_of(names: Iterable[str]) -> str:
-        """Return the variant that the names of a state dict belong to, such as "of 4 levels with box refinement"."""
-        names = set(names)
-        if not any(name.startswith("neck.levels.") for name in names):
-            return ""  # another head than the family's
-        levels = sum(name.startswith("neck.levels.") and name.endswith(".0.weight") for name in names)
-        box_positions = "head.decoder.ref_point_head.layers.0.weight" in names
-        if "head.proposals.enc_output.weight" in names:
-            stages = "in two stages" + (" with mixed query selection (DINO)" if box_positions else "")
-        elif box_positions:
-            stages = "with learned anchor boxes (DAB-DETR)"
-        else:
-            refines = "head.decoder.bbox_embed.1.layers.0.weight" in names
-            stages = f"with{'' if refines else 'out'} box refinement"
-        return f"of {levels} level{'s' if levels > 1 else ''} {stages}"
+        """Return the variant that the names of a state dict belong to, such as "of 4 levels in two stages"."""
+        return deformable_variant(names)
 
-    def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
-        """Return the pairs of a query and a class with the highest scores; a query may be returned with several
-        classes.
+    def forward(
+        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
+    ) -> dict[str, Any]:
+        """Predict a box and class logits per query.
 
+        Args:
+            targets: only in training, see `uses_targets`.
         Returns:
-            the same as DETR's, with `num_detections` rows (or all pairs, if there are fewer), best first.
+            the head's outputs:
+            pred_logits: (B, Q, num_classes), a sigmoid per class.
+            pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
+            aux_outputs: the same two for each decoder layer but the last, first layer first.
+            training_outputs: in two stages, those of the first; and of training queries, if there are any: a list, see
+                `QuerySet`.
         """
-        scores, queries, labels = self.best_pairs(outputs)
-        return Detections(scores=scores, labels=labels, boxes_xyxy=self._boxes_of(queries, outputs))
+        images, padding_mask = self.prepare(images, padding_mask)
+        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
+        return self.run_head(features, padding_mask, targets)
 
-    def best_pairs(self, outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the scores, queries and labels of the detections, each (B, num_detections), best first."""
-        probabilities = outputs["pred_logits"].float().sigmoid()
-        num_classes = probabilities.shape[-1]
-        pairs = probabilities.flatten(1)
-        scores, best = pairs.topk(min(self.num_detections, pairs.shape[1]), dim=1)
-        if self.nms_iou is not None:
-            boxes_xyxy = self._boxes_of(best // num_classes, outputs)
-            scores = scores.masked_fill(duplicates(boxes_xyxy, best % num_classes, iou=self.nms_iou), 0.0)
-            scores, order = scores.topk(scores.shape[1], dim=1)
-            best = best.gather(1, order)
-        return scores, best // num_classes, best % num_classes
+    def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
+        """Return the best pairs of a query and a class, best first; a query may be returned with several classes."""
+        best = best_pairs(outputs["pred_logits"], outputs["pred_boxes"], self.num_detections)
+        return suppress_duplicates(best, self.nms_iou)
 
-    @staticmethod
-    def _boxes_of(queries: Tensor, outputs: Mapping[str, Tensor]) -> Tensor:
-        boxes_xyxy = cxcywh_to_xyxy(outputs["pred_boxes"].float())
-        return boxes_xyxy.gather(1, queries[..., None].expand(-1, -1, 4))
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
+        """Return the detections of each image, in pixels of the original image."""
+        return in_pixels(self.detections(outputs), image_sizes)

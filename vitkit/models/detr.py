@@ -5,14 +5,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitkit.models.base import DensePredictionModel
-from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
+from vitkit.models.base import Detector
+from vitkit.ops.detections import BatchDetections, best_classes, in_pixels
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections, DetectionTarget
 
 
 @MODELS.register
-class DETR(DensePredictionModel):
+class DETR(Detector):
     """A detector that predicts boxes and classes from object queries.
 
     Args:
@@ -59,27 +59,16 @@ class DETR(DensePredictionModel):
             pred_logits: (B, Q, num_classes + 1), the last class being "no object".
             pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
             aux_outputs: the same two for each decoder layer but the last, first layer first.
-            training_outputs: only with training queries, a list of their outputs, see `TrainingOutputs`.
+            training_outputs: only with training queries, a list of their outputs, see `QuerySet`.
         """
         images, padding_mask = self.prepare(images, padding_mask)
         features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
-        if targets is None:
-            return self.head(features, padding_mask)
-        return self.training_queries(self.head, features, padding_mask, targets)
+        return self.run_head(features, padding_mask, targets)
 
-    def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
-        """Return every query's best class and box, without thresholding or suppression.
-
-        Returns:
-            the detections of all images together, (B, Q, ...) in the order of queries; boxes in 0..1 of the un-padded
-            image.
-        """
-        scores, labels = outputs["pred_logits"].float().softmax(dim=-1)[..., :-1].max(dim=-1)
-        boxes_xyxy = cxcywh_to_xyxy(outputs["pred_boxes"].float())
-        return Detections(scores=scores, labels=labels, boxes_xyxy=boxes_xyxy)
+    def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
+        """Return every query with its best class, in the order of the queries, without suppression."""
+        return best_classes(outputs["pred_logits"], outputs["pred_boxes"])
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
-        """Return the `detections` of each image, in pixels of the original image."""
-        scores, labels, boxes_xyxy = self.detections(outputs).values()
-        boxes_xyxy = scale_boxes(boxes_xyxy, image_sizes)
-        return [Detections(scores=s, labels=l, boxes_xyxy=b) for s, l, b in zip(scores, labels, boxes_xyxy)]
+        """Return the detections of each image, in pixels of the original image."""
+        return in_pixels(self.detections(outputs), image_sizes)

@@ -10,7 +10,7 @@ from vitkit.errors import ConfigError
 from vitkit.heads.detr_masks import BoxAttention, MaskConvHead
 from vitkit.models.base import check_tasks
 from vitkit.models.detr import DETR
-from vitkit.models.detr_masks import instance_masks, panoptic_map
+from vitkit.ops.detr_masks import instance_masks, panoptic_map
 from vitkit.ops.images import resize_mask, unpadded_sizes
 from vitkit.registry import MODELS, Spec
 

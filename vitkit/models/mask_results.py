@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.models.base import check_tasks
-from vitkit.models.mask_postprocess import Geometry, PanopticRules, instances, panoptic, semantic_map, semantic_scores
+from vitkit.ops.mask_postprocess import PanopticRules, geometry_of, instances, panoptic, semantic_map, semantic_scores
 from vitkit.ops.masks import boxes_around_masks
 
 TASKS = ("semantic", "instance", "panoptic")
@@ -107,8 +107,3 @@ class MaskResults:
             resize_masks=self.resize_masks,
             within=within,
         )
-
-
-def geometry_of(outputs: Mapping[str, Any], index: int, original: Sequence[int]) -> Geometry:
-    """Return the sizes of one image in a batch."""
-    return Geometry(outputs["input_size"], tuple(outputs["image_sizes"][index].tolist()), tuple(original))

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.models.base import DensePredictionModel
-from vitkit.models.mask_postprocess import resized_bands
-from vitkit.models.mask_results import geometry_of
 from vitkit.ops.images import unpadded_sizes
+from vitkit.ops.mask_postprocess import geometry_of, resized_bands
 from vitkit.registry import MODELS, Spec
 
 

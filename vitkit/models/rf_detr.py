@@ -8,20 +8,33 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.models.deformable_detr import DeformableDETR
-from vitkit.models.mask_postprocess import Geometry, query_chunks
-from vitkit.models.mask_results import geometry_of
+from vitkit.models.base import Detector, check_detections
+from vitkit.ops.detections import BatchDetections, best_pairs, in_pixels, suppress_duplicates
 from vitkit.ops.images import padding_to_multiple, unpadded_sizes
+from vitkit.ops.mask_postprocess import full_masks, geometry_of
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections, DetectionTarget
 
 
 @MODELS.register
-class RFDETR(DeformableDETR):
+class RFDETR(Detector):
     """A real-time detector on a plain transformer in windows; trained with groups of queries (`QueryGroups`).
 
-    Its outputs and results are those of Deformable DETR, with boxes cut off at the image's border.
+    Args:
+        backbone, neck, head: spec or module.
+        num_queries: number of boxes predicted per image.
+        num_classes: number of classes; a run sets its dataset's. The official checkpoints have 91, for COCO's raw
+            category ids.
+        num_detections: number of detections per image.
+        nms_iou: detections that overlap a better one of their class by more than this IoU get the score 0; None leaves
+            them, as in the paper.
+        training_queries, isolate_padding: see `DensePredictionModel`.
+    Raises:
+        ConfigError: a number is out of range; see `DensePredictionModel`.
     """
+
+    class_head = ("head.class_embed.", "head.proposals.class_embed.", "training_queries.denoising.label_embed.")
+    class_activation = "sigmoid"
 
     def __init__(
         self,
@@ -29,10 +42,24 @@ class RFDETR(DeformableDETR):
         neck: Spec | nn.Module,
         head: Spec | nn.Module,
         *,
+        num_queries: int = 300,
+        num_classes: int = 91,
         num_detections: int = 300,
-        **options: Any,
+        nms_iou: float | None = None,
+        training_queries: Sequence[Spec] = (),
+        isolate_padding: bool = False,
     ):
-        super().__init__(backbone, neck, head, num_detections=num_detections, **options)
+        super().__init__(
+            backbone,
+            neck,
+            head,
+            num_classes=num_classes,
+            num_queries=num_queries,
+            training_queries=training_queries,
+            isolate_padding=isolate_padding,
+        )
+        check_detections(num_detections, nms_iou)
+        self.num_detections, self.nms_iou = num_detections, nms_iou
         groups = {f"{name.rpartition('.')[0]}." for name, _ in self.named_parameters() if is_group_head(name)}
         self.class_head = (*type(self).class_head, *sorted(groups))
 
@@ -55,6 +82,35 @@ class RFDETR(DeformableDETR):
             padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
         return super().prepare(images, padding_mask)
 
+    def forward(
+        self, images: Tensor, padding_mask: Tensor | None = None, targets: Sequence[DetectionTarget] | None = None
+    ) -> dict[str, Any]:
+        """Predict a box and class logits per query.
+
+        Args:
+            targets: only in training, see `uses_targets`.
+        Returns:
+            the head's outputs:
+            pred_logits: (B, Q, num_classes), a sigmoid per class.
+            pred_boxes: (B, Q, 4) cxcywh, relative to the un-padded image.
+            aux_outputs: the same two for each decoder layer but the last, first layer first.
+            training_outputs: of the first stage, and of training queries if there are any: a list, see
+                `QuerySet`.
+        """
+        images, padding_mask = self.prepare(images, padding_mask)
+        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
+        return self.run_head(features, padding_mask, targets)
+
+    def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
+        """Return the best pairs of a query and a class, best first; a query may be returned with several classes."""
+        best = best_pairs(outputs["pred_logits"], outputs["pred_boxes"], self.num_detections)
+        best = suppress_duplicates(best, self.nms_iou)
+        return best._replace(boxes_xyxy=best.boxes_xyxy.clamp(0, 1))  # boxes end at the image's border
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
+        """Return the detections of each image, in pixels of the original image."""
+        return in_pixels(self.detections(outputs), image_sizes)
+
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """If the weights have more queries, keep the first of each group, in place; see `DensePredictionModel`.
 
@@ -67,11 +123,6 @@ class RFDETR(DeformableDETR):
             if others in state:
                 state[others] = state[others].unflatten(0, (-1, theirs))[:, :ours].flatten(0, 1)
         super().adapt_state(state, prefix)
-
-    def detections(self, outputs: Mapping[str, Tensor]) -> Detections:
-        """See `DeformableDETR`; boxes end at the image's border."""
-        detections = super().detections(outputs)
-        return Detections(**{**detections, "boxes_xyxy": detections["boxes_xyxy"].clamp(0, 1)})
 
 
 @MODELS.register
@@ -91,10 +142,23 @@ class RFDETRSeg(RFDETR):
         head: Spec | nn.Module,
         *,
         num_queries: int = 100,
+        num_classes: int = 91,
         num_detections: int = 100,
-        **options: Any,
+        nms_iou: float | None = None,
+        training_queries: Sequence[Spec] = (),
+        isolate_padding: bool = False,
     ):
-        super().__init__(backbone, neck, head, num_queries=num_queries, num_detections=num_detections, **options)
+        super().__init__(
+            backbone,
+            neck,
+            head,
+            num_queries=num_queries,
+            num_classes=num_classes,
+            num_detections=num_detections,
+            nms_iou=nms_iou,
+            training_queries=training_queries,
+            isolate_padding=isolate_padding,
+        )
         if getattr(self.head, "mask_head", None) is None:
             raise ConfigError("RFDETRSeg: the head predicts no masks. Set model.head.masks=True, or model.type=RFDETR.")
 
@@ -119,29 +183,16 @@ class RFDETRSeg(RFDETR):
         return {**outputs, "input_size": input_size, "image_sizes": image_sizes}
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Return the `detections` of each image, in pixels of the original image, with masks (N, H, W) bool."""
-        _, queries, _ = self.best_pairs(outputs)
+        """Return the detections of each image, in pixels of the original image, with masks (N, H, W) bool."""
+        batch = self.detections(outputs)
         results = []
-        for i, detections in enumerate(super().postprocess(outputs, image_sizes)):
+        for i, detections in enumerate(in_pixels(batch, image_sizes)):
             geometry = geometry_of(outputs, i, image_sizes[i])
             # A query may be detected with several classes, but has only one mask.
-            chosen, position = queries[i].unique(return_inverse=True)
+            chosen, position = batch.queries[i].unique(return_inverse=True)
             masks = full_masks(outputs["pred_masks"][i, chosen].float(), geometry)
             results.append({**detections, "masks": masks[position]})
         return results
-
-
-def full_masks(masks: Tensor, geometry: Geometry) -> Tensor:
-    """Resize mask logits (N, h, w) to (N, H, W) bool of the original image."""
-    sizes = zip(masks.shape[-2:], geometry.image, geometry.padded)
-    (height, below), (width, right) = [divmod(n * side, padded) for n, side, padded in sizes]
-    if not (below or right):
-        # As in the original, masks that end with the image are resized once. Others are first enlarged to its pixels.
-        masks, geometry = masks[:, :height, :width], Geometry(*[geometry.original] * 3)
-    full = torch.zeros(len(masks), *geometry.original, dtype=torch.bool, device=masks.device)
-    for chunk, logits in query_chunks(masks, geometry):
-        full[chunk] = logits > 0
-    return full
 
 
 def is_group_head(name: str) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.models.mask_postprocess import Geometry, WindowMasks, windowed_scores
 from vitkit.models.mask_results import MaskResults
+from vitkit.ops.mask_postprocess import Geometry, WindowMasks, windowed_scores
 
 
 def cut_windows(images: Tensor, image_sizes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:

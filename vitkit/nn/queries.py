@@ -1,12 +1,20 @@
-"""The queries of a decoder, and the one place where a model adds others to them in training."""
+"""The queries of a decoder, and the one place where a head adds others to them in training.
+
+A decoder's rows are those of each set of training queries, in the order of the config, and then the head's own queries.
+A mask in the self-attention separates them: leaving the sets out does not change what the head predicts.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
+
+from vitkit.nn.attention import mask_bias
+from vitkit.structures import DetectionTarget, QuerySet
 
 
 class Queries(NamedTuple):
@@ -34,7 +42,7 @@ class QueryHead(nn.Module, ABC):
     It is built with `feature_info`, `num_classes` and `num_queries`, which the model sets. Its constructor sets
     `d_model`, `num_queries` and, if queries are made from learned vectors, `learned_channels`; its class sets
     `query_outputs`, and `reference` if queries have references. Heads that groups of queries can be added to also have
-    `make_queries`, see `MakesQueries`.
+    `make_queries`.
     """
 
     d_model: int
@@ -59,7 +67,11 @@ class QueryHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict from the maps.
 
@@ -90,36 +102,176 @@ class QueryHead(nn.Module, ABC):
         """
         return Queries(content, references=boxes)
 
-
-@runtime_checkable
-class MakesQueries(Protocol):
-    """A head that can make further queries like its own; heads whose queries are locations of the image cannot."""
-
     def make_queries(self, learned: Tensor | None, boxes: Tensor | None = None) -> Queries:
-        """Make queries as the head's own are made.
+        """Make queries as the head's own are made; heads whose queries are locations of the image cannot.
 
         Args:
             learned: (B, Q, learned_channels), the learned vector of each query; None if `learned_channels` is 0. Q may
                 differ from `num_queries`.
             boxes: (B, Q, 4) cxcywh in 0..1, for heads that select queries' boxes from the image; None for others.
         """
+        raise NotImplementedError
+
+    @classmethod
+    def can_make_queries(cls) -> bool:
+        """Return whether the head has `make_queries`."""
+        return cls.make_queries is not QueryHead.make_queries
 
 
-class AddedQueries(ABC):
-    """Queries that a model adds to its head's own for one batch of training, see `vitkit.training_queries`."""
+class TrainingQueries:
+    """The sets of queries that a model adds to its head's own for one batch of training.
 
-    num_selected: int = 0
-    """Number of boxes that a head which selects boxes from the image has to select beyond its own queries'."""
-    proposals: Sequence[nn.Module] = ()
-    """The layers that select the boxes of each added group, as many boxes as the head has queries; empty if all groups
-    share the head's, see `QueryHead.make_proposals`."""
+    Numbers of queries change with the targets, so compiled models run these methods outside of their graphs.
 
-    @abstractmethod
+    Args:
+        kinds: modules as in `vitkit.training_queries`.
+        targets: of the images; masks, if any, of the padded images.
+    """
+
+    def __init__(self, kinds: Iterable[nn.Module], targets: Sequence[DetectionTarget]):
+        self.kinds = list(kinds)
+        self.targets = targets
+        self.num_selected = sum(kind.num_selected for kind in self.kinds)
+        """Number of boxes that a head which selects boxes from the image has to select beyond its own queries'."""
+        self.proposals = [stage for kind in self.kinds for stage in kind.proposals]
+        """The layers that select the boxes of each added group, as many boxes as the head has queries; empty if all
+        groups share the head's, see `QueryHead.make_proposals`."""
+        self.query_sets: list[QuerySet] = []
+
+    @torch.compiler.disable
     def join(self, queries: Queries, head: QueryHead, selected: Tensor | None = None) -> Queries:
-        """Return the added queries followed by the head's own.
+        """Return the sets' queries followed by the head's own.
 
         Args:
             queries: the head's own.
-            selected: (B, num_selected, 4), the boxes that were selected for added queries; from `proposals`, if there
-                are any, those of all groups.
+            selected: (B, num_selected, 4), the boxes that were selected for the sets; from `proposals`, if there are
+                any, those of all groups.
         """
+        counts = [kind.num_selected for kind in self.kinds]
+        boxes = [None] * len(counts) if selected is None else selected.split(counts, dim=1)
+        query_sets = [
+            query_set for kind, part in zip(self.kinds, boxes) for query_set in kind(head, self.targets, part)
+        ]
+        # Masks are for the first queries.
+        self.query_sets = sorted(query_sets, key=lambda query_set: query_set["queries"].masks is None)
+        all_queries = [*(query_set["queries"] for query_set in self.query_sets), queries]
+
+        def joined(name: str) -> Tensor | None:
+            values = [getattr(part, name) for part in all_queries]
+            return None if values[-1] is None else torch.cat(values, dim=1)
+
+        content, num_own = joined("content"), queries.content.shape[1]
+        in_parts = head.attends_in_parts and self._are_like_own(num_own)
+        return Queries(
+            content,
+            joined("positions"),
+            joined("references"),
+            None if in_parts else self._attention_bias(num_own, content),
+            len(all_queries) if in_parts else 1,
+            next((part.masks for part in all_queries if part.masks is not None), None),
+        )
+
+    def _are_like_own(self, num_own: int) -> bool:
+        """Whether all sets are as large as the head's own queries, and see only themselves."""
+        return all(
+            part_sizes(query_set) == [num_own] and not query_set.get("sees_own", False) for query_set in self.query_sets
+        )
+
+    def _attention_bias(self, num_own: int, like: Tensor) -> Tensor | None:
+        """Return the bias of the self-attention, (L, L); None if there are no added queries in this batch."""
+        sizes = [size for query_set in self.query_sets for size in part_sizes(query_set)]
+        if not sum(sizes):
+            return None
+        sees_own = [query_set.get("sees_own", False) for query_set in self.query_sets for _ in part_sizes(query_set)]
+        masked = attention_mask(sizes, sees_own, num_own)
+        return mask_bias(masked.to(like.device, non_blocking=True), like.dtype)
+
+    @torch.compiler.disable
+    def separate(self, outputs: Mapping[str, Any], head: QueryHead) -> dict[str, Any]:
+        """Separate a head's outputs into those of its own queries and those of each set."""
+        sizes = [query_set["queries"].content.shape[1] for query_set in self.query_sets]
+        sizes.append(outputs[head.query_outputs[0]].shape[1] - sum(sizes))
+        layers = [outputs, *outputs["aux_outputs"]]
+        split = [
+            {name: layer[name].split(sizes, dim=1) for name in head.query_outputs if name in layer} for layer in layers
+        ]
+        shared = [{name: layer[name] for name in head.shared_outputs} for layer in layers]
+
+        def rows(i: int) -> list[dict[str, Tensor]]:
+            return [
+                {**{name: parts[i] for name, parts in layer.items()}, **common} for layer, common in zip(split, shared)
+            ]
+
+        *by_set, main = (rows(i) for i in range(len(sizes)))
+        entries = [
+            _with_outputs(query_set, last, earlier, head)
+            for query_set, (last, *earlier) in zip(self.query_sets, by_set)
+        ]
+        last, *earlier = main
+        first_stage = outputs.get("training_outputs", [])
+        return {**outputs, **last, "aux_outputs": earlier, "training_outputs": [*first_stage, *entries]}
+
+
+@torch.compiler.disable
+def training_queries_of(kinds: Iterable[nn.Module], targets: Sequence[DetectionTarget]) -> TrainingQueries:
+    """Return the training queries of a batch, outside of a compiled model's graph."""
+    return TrainingQueries(kinds, targets)
+
+
+def run_with_training_queries(
+    head: QueryHead,
+    kinds: Iterable[nn.Module],
+    features: Mapping[str, Tensor],
+    padding_mask: Tensor | None,
+    targets: Sequence[DetectionTarget],
+) -> dict[str, Any]:
+    """Run a head with training queries added to its own.
+
+    Args:
+        features, padding_mask: inputs of the head.
+        kinds, targets: see `TrainingQueries`.
+    Returns:
+        the head's outputs, with those of each set in the list `training_outputs`.
+    """
+    added = training_queries_of(kinds, targets)
+    return added.separate(head(features, padding_mask, added=added), head)
+
+
+def part_sizes(query_set: QuerySet) -> list[int]:
+    """Return the number of queries in each part of a set."""
+    num_parts = query_set.get("num_parts", 1)
+    return [query_set["queries"].content.shape[1] // num_parts] * num_parts
+
+
+def _with_outputs(
+    query_set: QuerySet, last: Mapping[str, Tensor], earlier: Sequence[Mapping[str, Tensor]], head: QueryHead
+) -> QuerySet:
+    """Return a set as criteria read it, with its predictions in place of its queries."""
+    # What is predicted before the first layer does not apply to queries whose masks are given.
+    skipped = head.num_initial_outputs if query_set["queries"].masks is not None else 0
+    return {
+        **last,
+        "aux_outputs": list(earlier[skipped:]),
+        "name": query_set["name"],
+        "matches": query_set.get("matches"),
+        "repeats": query_set.get("repeats", 1),
+        "class_agnostic": False,
+    }
+
+
+def attention_mask(sizes: Sequence[int], sees_own: Sequence[bool], num_own: int) -> Tensor:
+    """Return which keys each row of a decoder must not see in the self-attention.
+
+    Every part sees itself. Added queries, which may give the answer away, are seen by no others.
+
+    Args:
+        sizes: number of rows of each part of the added queries, which are the first rows.
+        sees_own: for each part, whether it also sees the head's own queries.
+        num_own: number of the head's own queries, which are the last rows.
+    Returns:
+        (L, L) bool, True = masked.
+    """
+    part = torch.arange(len(sizes) + 1).repeat_interleave(torch.tensor([*sizes, num_own]))
+    is_own = part == len(sizes)
+    sees = torch.tensor([*sees_own, True])[part]
+    return (part[:, None] != part) & ~(sees[:, None] & is_own)

@@ -13,8 +13,7 @@ from vitkit.nn.position import sine_positions_boxes
 from vitkit.nn.queries import Queries, QueryHead
 from vitkit.ops.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
 from vitkit.registry import TRAINING_QUERIES
-from vitkit.structures import DetectionTarget
-from vitkit.training_queries.sets import QuerySet, TrainingQueriesBase
+from vitkit.structures import DetectionTarget, QuerySet
 
 EDGE = 1e-3
 """Noised boxes keep approximately this distance to 0 and 1."""
@@ -34,7 +33,7 @@ class Noise(NamedTuple):
 
 
 @TRAINING_QUERIES.register
-class BoxDenoising(TrainingQueriesBase):
+class BoxDenoising(nn.Module):
     """Queries from noised labels and boxes, which need no matching (DN-DETR, Li et al. 2022,
     https://arxiv.org/abs/2203.01305).
 
@@ -54,6 +53,8 @@ class BoxDenoising(TrainingQueriesBase):
     """
 
     key = "denoising"
+    num_selected = 0
+    proposals = ()
 
     def __init__(
         self,
@@ -112,8 +113,8 @@ class BoxDenoising(TrainingQueriesBase):
         content = content.new_zeros(*shape, content.shape[1]).index_put(rows, content)
         boxes = boxes.new_full((*shape, 4), 0.5).index_put(rows, boxes)
         query_set = QuerySet(
-            "dn",
-            self._queries(head, content, boxes),
+            name="dn",
+            queries=self._queries(head, content, boxes),
             matches=[match_rows(count, max_targets, is_negative) for count in counts],
             repeats=num_groups,
             num_parts=num_groups,

@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.nn.queries import MakesQueries, QueryHead
+from vitkit.nn.queries import QueryHead
 from vitkit.registry import TRAINING_QUERIES
-from vitkit.structures import DetectionTarget
-from vitkit.training_queries.sets import QuerySet, TrainingQueriesBase
+from vitkit.structures import DetectionTarget, QuerySet
 
 
 @TRAINING_QUERIES.register
-class QueryGroups(TrainingQueriesBase):
+class QueryGroups(nn.Module):
     """Groups of queries that are each matched to the targets one-to-one (Group DETR, Chen et al. 2022,
     https://arxiv.org/abs/2207.13085). They share the decoder, and see only their own group; losses are averaged.
 
@@ -36,19 +35,19 @@ class QueryGroups(TrainingQueriesBase):
         self.num_selected = count if head.selects_boxes else 0
         self.num_added = groups - 1
         stages = [head.make_proposals() for _ in range(groups - 1)]
-        self.proposals.extend(stage for stage in stages if stage is not None)
+        self.proposals = nn.ModuleList(stage for stage in stages if stage is not None)
 
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
-        """See `TrainingQueriesBase`."""
+        """Make the groups for a batch."""
         learned = [None] * self.num_added
         if self.embed is not None:
             learned = [part.expand(len(targets), -1, -1) for part in self.embed.weight.chunk(self.num_added)]
         boxes = [None] * self.num_added if selected is None else selected.chunk(self.num_added, dim=1)
-        return [QuerySet("", head.make_queries(part, b)) for part, b in zip(learned, boxes)]
+        return [QuerySet(name="", queries=head.make_queries(part, b)) for part, b in zip(learned, boxes)]
 
 
 @TRAINING_QUERIES.register
-class OneToManyQueries(TrainingQueriesBase):
+class OneToManyQueries(nn.Module):
     """A set of queries in which each target is matched to several (H-DETR, Jia et al. 2022,
     https://arxiv.org/abs/2207.13080); its losses are added as terms of their own.
 
@@ -61,6 +60,7 @@ class OneToManyQueries(TrainingQueriesBase):
     """
 
     key = "one_to_many"
+    proposals = ()
 
     def __init__(self, head: QueryHead, num_classes: int, *, num_queries: int, repeats: int = 6):
         super().__init__()
@@ -83,13 +83,13 @@ class OneToManyQueries(TrainingQueriesBase):
         self.num_selected = num_queries if head.selects_boxes else 0
 
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
-        """See `TrainingQueriesBase`."""
+        """Make the set for a batch."""
         learned = None if self.embed is None else self.embed.weight.expand(len(targets), -1, -1)
-        return [QuerySet("many", head.make_queries(learned, selected), repeats=self.repeats)]
+        return [QuerySet(name="many", queries=head.make_queries(learned, selected), repeats=self.repeats)]
 
 
-def _check_makes_queries(kind: TrainingQueriesBase, head: QueryHead) -> None:
-    if not isinstance(head, MakesQueries):
+def _check_makes_queries(kind: nn.Module, head: QueryHead) -> None:
+    if not head.can_make_queries():
         raise ConfigError(
             f"{type(kind).__name__} needs a head that can make further queries, unlike {type(head).__name__}, whose "
             "queries are locations of the image. Leave it out, or choose another head."

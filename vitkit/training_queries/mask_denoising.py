@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.nn.queries import Queries, QueryHead
 from vitkit.registry import TRAINING_QUERIES
-from vitkit.structures import DetectionTarget
+from vitkit.structures import DetectionTarget, QuerySet
 from vitkit.training_queries.box_denoising import copied_rows, match_rows
-from vitkit.training_queries.sets import QuerySet, TrainingQueriesBase
 
 
 @TRAINING_QUERIES.register
-class MaskDenoising(TrainingQueriesBase):
+class MaskDenoising(nn.Module):
     """Queries from embeddings of the targets' classes, which each decoder layer lets attend within the targets' masks
     instead of the masks that it predicted before. They need no matching.
 
@@ -34,6 +33,8 @@ class MaskDenoising(TrainingQueriesBase):
     """
 
     key = "denoising"
+    num_selected = 0
+    proposals = ()
 
     def __init__(
         self,
@@ -73,8 +74,10 @@ class MaskDenoising(TrainingQueriesBase):
         rows = tuple(copied_rows(counts, num_copies).to(labels.device, non_blocking=True))
         content = content.new_zeros(len(targets), num_copies * max_targets, content.shape[1]).index_put(rows, content)
         query_set = QuerySet(
-            "dn",
-            Queries(content, torch.zeros_like(content), masks=NoisedMasks(targets, num_copies, self.mask_flips)),
+            name="dn",
+            queries=Queries(
+                content, torch.zeros_like(content), masks=NoisedMasks(targets, num_copies, self.mask_flips)
+            ),
             matches=[match_rows(count, max_targets, [False] * num_copies) for count in counts],
             repeats=num_copies,
             num_parts=num_copies,

@@ -12,7 +12,7 @@ from vitkit.nn.attention import attend, padding_bias
 from vitkit.nn.detection import box_head, boxes_around, check_channels, class_head
 from vitkit.nn.layers import MLP, FeedForward, Linear, init_xavier
 from vitkit.nn.position import sine_positions_2d, sine_positions_boxes
-from vitkit.nn.queries import AddedQueries, Queries, QueryHead
+from vitkit.nn.queries import Queries, QueryHead, TrainingQueries
 from vitkit.nn.transformer import TransformerEncoder
 from vitkit.ops.images import resize_mask
 from vitkit.structures import FeatureInfo
@@ -64,7 +64,11 @@ class ConditionalDETRHead(QueryHead):
         self.bbox_embed = box_head(d_model)
 
     def forward(
-        self, features: Mapping[str, Tensor], padding_mask: Tensor | None = None, *, added: AddedQueries | None = None
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None = None,
+        *,
+        added: TrainingQueries | None = None,
     ) -> dict[str, Any]:
         """Predict a box and class logits per query; arguments as in `QueryHead`."""
         image = features[self.feature_name]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitkit.apps.explanations.images import (
-    Queries,
+    QueryPredictions,
     cell_of,
     class_scores,
     covered_by,
@@ -174,7 +174,7 @@ def test_sampling_points_of_rf_detr_lie_at_their_pixels_in_images_of_incomplete_
 
 def boxes(*scores, masks=None):
     boxes_xyxy = torch.tensor([[0.0, 0, 100, 100], [10, 10, 50, 50], [20, 20, 40, 40]])
-    return Queries(torch.tensor(scores), torch.tensor([0, 1, 2]), boxes_xyxy, masks, (100, 100))
+    return QueryPredictions(torch.tensor(scores), torch.tensor([0, 1, 2]), boxes_xyxy, masks, (100, 100))
 
 
 def test_the_smallest_confident_box_around_a_point_is_taken():

@@ -11,7 +11,7 @@ from vitkit.apps.explanations.images import LayerAttention, View
 from vitkit.apps.explanations.masks import draw_loss_points, draw_merging, draw_queries, merging_rules
 from vitkit.apps.explanations.queries import draw_query_layers
 from vitkit.losses.mask_criterion import MaskCriterion
-from vitkit.models.mask_postprocess import Geometry, PanopticRules, panoptic
+from vitkit.ops.mask_postprocess import Geometry, PanopticRules, panoptic
 
 GEOMETRY = Geometry((2, 4), (2, 4), (2, 4))
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitkit.apps.explanations.images import LayerAttention, Queries
+from vitkit.apps.explanations.images import LayerAttention, QueryPredictions
 from vitkit.apps.explanations.regions import attention_ratio, box_region, sampling_ratio
 
 
@@ -46,7 +46,9 @@ def test_sampling_points_in_a_box_count_by_weight():
 def test_a_layer_measures_each_head_and_a_query_with_a_mask_uses_it():
     heads = torch.tensor([[[[1.0, 0.0]]], [[[0.5, 0.5]]]])  # 2 heads, 1 query, a map of 1 x 2
     boxes, masks = torch.tensor([[0.0, 0.0, 8.0, 4.0]]), torch.tensor([[[True, False]]])
-    by_box, by_mask = (Queries(torch.ones(1), torch.zeros(1), boxes, m, (4, 8)).region(0) for m in (None, masks))
+    by_box, by_mask = (
+        QueryPredictions(torch.ones(1), torch.zeros(1), boxes, m, (4, 8)).region(0) for m in (None, masks)
+    )
     layer = LayerAttention(0, heads, (1.0, 1.0))
     assert layer.ratios(0, by_box) == pytest.approx([1.0, 1.0])
     assert layer.ratios(0, by_mask) == pytest.approx([2.0, 1.0])

@@ -12,11 +12,11 @@ from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import ConfigError
 from vitkit.models.base import DensePredictionModel
-from vitkit.models.detr_masks import SMALLEST_AREA
 from vitkit.models.detr_segmentation import DETRSegmentation
 from vitkit.models.eomt import EoMT
 from vitkit.models.mask_results import MaskResults
 from vitkit.models.rf_detr import RFDETRSeg
+from vitkit.ops.detr_masks import SMALLEST_AREA
 from vitkit.ops.images import pixel_statistics
 from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.text.vocabulary import Vocabulary

@@ -12,7 +12,7 @@ from vitkit.apps.explanations.drawing import COCO_SIZES, coco_sizes, draw_query_
 from vitkit.apps.explanations.explain_options import Explanation, Point, Request, check_layer, check_queries
 from vitkit.apps.explanations.images import (
     ImageAttention,
-    Queries,
+    QueryPredictions,
     decoder_layers,
     encoder_layers,
     image_attention,
@@ -81,7 +81,7 @@ def explain_attention(predictor: Predictor, image: np.ndarray, request: Request,
 
 
 def choose_queries(
-    predictor: Predictor, queries: Queries, request: Request, result: Explanation, limit: int
+    predictor: Predictor, queries: QueryPredictions, request: Request, result: Explanation, limit: int
 ) -> list[int]:
     """Return the requested queries; otherwise those that reach the threshold, best first, or at least the best one.
 
@@ -111,7 +111,7 @@ def page_queries(request: Request, scores: Tensor) -> list[int]:
 
 
 def points_of(
-    queries: Queries | None, chosen: Sequence[int], size: tuple[int, int]
+    queries: QueryPredictions | None, chosen: Sequence[int], size: tuple[int, int]
 ) -> tuple[list[Point], list[list[float]]]:
     """Return the centers of queries' boxes and these boxes, xyxy in pixels; without any, the center of the image of
     size (height, width) and no box.

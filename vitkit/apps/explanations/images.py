@@ -170,7 +170,7 @@ def class_scores(outputs: Mapping[str, Any], num_classes: int) -> Tensor:
     return logits.softmax(dim=-1)[:, :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
 
 
-class Queries(NamedTuple):
+class QueryPredictions(NamedTuple):
     """What each query predicted in one image, in the order of the queries."""
 
     scores: Tensor
@@ -185,7 +185,7 @@ class Queries(NamedTuple):
     """(height, width) of the image in pixels."""
 
     @classmethod
-    def of(cls, view: View, num_classes: int) -> "Queries":
+    def of(cls, view: View, num_classes: int) -> "QueryPredictions":
         """Read the queries' predictions from a model's outputs."""
         scores, labels = class_scores(view.outputs, num_classes).max(dim=-1)
         size = view.image.shape[:2]
@@ -260,7 +260,7 @@ class ImageAttention:
     encoder: LayerAttention | None
     """The attention of the chosen encoder layer; None if the model has none."""
     decoder: LayerAttention | None
-    queries: Queries | None
+    queries: QueryPredictions | None
     """The queries' final predictions; None without a decoder."""
     decoder_layers: Sequence[LayerAttention]
     """The attention of all decoder layers; for EoMT only that of the chosen one."""
@@ -404,7 +404,7 @@ def image_attention(
         predictor.classes,
         attended("encoder", encoder_layer) if encoder else None,
         next((layer for layer in layers if layer.layer == decoder_layer), None),
-        Queries.of(view, len(predictor.classes)) if layers else None,
+        QueryPredictions.of(view, len(predictor.classes)) if layers else None,
         layers,
         view,
     )
@@ -446,7 +446,7 @@ class ImageSampling:
 
     image: np.ndarray
     classes: Sequence[str]
-    queries: Queries
+    queries: QueryPredictions
     """The predictions after the last decoder layer."""
     strides: Sequence[int]
     """The stride of each feature level in pixels."""
@@ -503,5 +503,5 @@ def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     # RF-DETR measures padding in pixels; all others round it to the locations of each level.
     in_pixels = isinstance(model.head, RFDETRHead)
     covered = [view.covered if in_pixels else view.covered_at(name) for name in view.feature_sizes]
-    queries = Queries.of(view, len(predictor.classes))
+    queries = QueryPredictions.of(view, len(predictor.classes))
     return ImageSampling(view.image, predictor.classes, queries, strides, levels, covered, view)

@@ -10,8 +10,8 @@ from torch import Tensor
 from vitkit.apps.explanations.images import View, class_scores
 from vitkit.apps.explanations.panels import Panel, draw_rows
 from vitkit.losses.mask_criterion import MaskCriterion
-from vitkit.models.mask_postprocess import Geometry, PanopticRules, assign_pixels, panoptic, query_chunks
-from vitkit.models.mask_results import MaskResults, geometry_of
+from vitkit.models.mask_results import MaskResults
+from vitkit.ops.mask_postprocess import Geometry, PanopticRules, assign_pixels, geometry_of, panoptic, query_chunks
 from vitkit.visualization.masks import draw_panoptic
 
 RULES = (

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitkit.apps.explanations.attention_locations import LocatedAttention
 from vitkit.apps.explanations.html_page import PageLayer
-from vitkit.apps.explanations.images import ImageAttention, ImageSampling, Queries
+from vitkit.apps.explanations.images import ImageAttention, ImageSampling, QueryPredictions
 from vitkit.apps.explanations.text import TextAttention
 from vitkit.text.vocabulary import SPACE
 
@@ -69,7 +69,9 @@ def query_page(attention: ImageAttention, queries: Sequence[int]) -> list[PageLa
     return page
 
 
-def _named(predicted: Queries, classes: Sequence[str], queries: Sequence[int]) -> tuple[list[str], list[list[float]]]:
+def _named(
+    predicted: QueryPredictions, classes: Sequence[str], queries: Sequence[int]
+) -> tuple[list[str], list[list[float]]]:
     """Return the names and the boxes, xyxy, of queries."""
     names = [f"{k}: {classes[predicted.labels[k]]} {predicted.scores[k]:.2f}" for k in queries]
     return names, predicted.boxes_xyxy[queries].tolist()

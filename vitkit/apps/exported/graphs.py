@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.models.base import DensePredictionModel
+from vitkit.models.base import DensePredictionModel, Detector
 from vitkit.models.classifier import Classifier
-from vitkit.models.deformable_detr import DeformableDETR
-from vitkit.models.detr import DETR
 from vitkit.models.eomt import EoMT
-from vitkit.models.mask_classification import MaskClassification
+from vitkit.models.mask_results import MaskResults
 from vitkit.models.per_pixel import PerPixelClassification
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.images import float_statistics, normalize_images, padding_to_multiple
@@ -114,17 +112,9 @@ class DetectorGraph(ImageGraph):
 
     def finish(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the detections of all images as the model's `postprocess` computes them."""
-        detections = dict(self.model.detections(outputs))
-        detections["boxes_xyxy"] = scale_boxes(detections["boxes_xyxy"], inputs["image_sizes"])
-        if "pred_masks" in outputs:
-            detections["queries"] = self._queries(outputs)
-        return detections
-
-    def _queries(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        if isinstance(self.model, DeformableDETR):
-            return self.model.best_pairs(outputs)[1]
-        batch_size, num_queries = outputs["pred_logits"].shape[:2]
-        return torch.arange(num_queries, device=outputs["pred_logits"].device).expand(batch_size, -1)
+        scores, labels, boxes_xyxy, queries = self.model.detections(outputs)
+        detections = dict(scores=scores, labels=labels, boxes_xyxy=scale_boxes(boxes_xyxy, inputs["image_sizes"]))
+        return detections | dict(queries=queries) if "pred_masks" in outputs else detections
 
 
 class SegmenterGraph(ImageGraph):
@@ -168,9 +158,8 @@ def mask_multiple(model: DensePredictionModel | EoMT) -> int:
 
 _GRAPHS = {
     Classifier: ClassifierGraph,
-    DETR: DetectorGraph,
-    MaskClassification: SegmenterGraph,
-    EoMT: SegmenterGraph,
+    Detector: DetectorGraph,
+    MaskResults: SegmenterGraph,
     PerPixelClassification: SegmenterGraph,
 }
 

@@ -22,8 +22,8 @@ from vitkit.devices import OUT_OF_MEMORY, autocast, is_out_of_memory
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.image_files import MAX_PIXELS, to_tensor
+from vitkit.models.base import Detector
 from vitkit.models.classifier import Classifier
-from vitkit.models.detr import DETR
 from vitkit.protocols import DenseModel, Model, require_base
 from vitkit.registry import TRANSFORMS
 from vitkit.seq2seq.captioner import Captioner
@@ -101,7 +101,7 @@ class Predictor:
         model = self._defining_model
         if not isinstance(model, DenseModel) or isinstance(model, Classifier):
             return False
-        of_segmentation = self.tasks and not isinstance(model, DETR)
+        of_segmentation = self.tasks and not isinstance(model, Detector)
         return not of_segmentation or "instance" in self.tasks
 
     def __call__(

@@ -7,8 +7,9 @@ from golden.weights import compare, load_case
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
 from vitkit.model_zoo.converters import convert_official
-from vitkit.models import mask_postprocess
-from vitkit.models.mask_postprocess import (
+from vitkit.ops import mask_postprocess
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.ops.mask_postprocess import (
     Geometry,
     PanopticRules,
     instances,
@@ -17,7 +18,6 @@ from vitkit.models.mask_postprocess import (
     semantic_map,
     semantic_scores,
 )
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.ops.masks import boxes_around_masks
 
 GEOMETRY = Geometry(padded=(32, 48), image=(29, 40), original=(51, 77))

@@ -4,7 +4,7 @@ Predicted masks are upsampled to the padded input, cropped to the image in it, a
 bilinearly, as in the originals. At 2048x2048, all masks at once would take gigabytes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,11 @@ class Geometry(NamedTuple):
     """Size of the image's part of it, at the top left."""
     original: tuple[int, int]
     """Size of the image as stored."""
+
+
+def geometry_of(outputs: Mapping[str, Any], index: int, original: Sequence[int]) -> Geometry:
+    """Return the sizes of one image in a batch."""
+    return Geometry(outputs["input_size"], tuple(outputs["image_sizes"][index].tolist()), tuple(original))
 
 
 def upsample(masks: Tensor, geometry: Geometry) -> Tensor:
@@ -198,6 +203,19 @@ def chunks(count: int, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
     step = max(1, CHUNK_VALUES // max(height * width for height, width in sizes))
     for start in range(0, count, step):
         yield slice(start, start + step)
+
+
+def full_masks(masks: Tensor, geometry: Geometry) -> Tensor:
+    """Resize mask logits (N, h, w) to (N, H, W) bool of the original image."""
+    sizes = zip(masks.shape[-2:], geometry.image, geometry.padded)
+    (height, below), (width, right) = [divmod(n * side, padded) for n, side, padded in sizes]
+    if not (below or right):
+        # As in the original, masks that end with the image are resized once. Others are first enlarged to its pixels.
+        masks, geometry = masks[:, :height, :width], Geometry(*[geometry.original] * 3)
+    full = torch.zeros(len(masks), *geometry.original, dtype=torch.bool, device=masks.device)
+    for chunk, logits in query_chunks(masks, geometry):
+        full[chunk] = logits > 0
+    return full
 
 
 class Instances(NamedTuple):

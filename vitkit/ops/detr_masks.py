@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitkit.models.mask_postprocess import Panoptic, chunks, resize
+from vitkit.ops.mask_postprocess import Panoptic, chunks, resize
 
 SMALLEST_AREA = 4
 """Panoptic segments with no more than this number of pixels are dropped."""
