@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, pixel_statistics
-from vitkit.protocols import Backbone
+from vitkit.protocols import Backbone, BackboneFacts
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 from vitkit.weights import load_weights
@@ -168,7 +168,7 @@ def load_pretrained(backbone: Backbone) -> str | None:
     return backbone.load_pretrained() if hasattr(backbone, "load_pretrained") else None
 
 
-class BackboneBase(nn.Module):
+class BackboneBase(BackboneFacts, nn.Module):
     """Base of vitkit's backbones: `backbone(images: (B, C, H, W)) -> dict[str, Tensor]`, or a classifier's logits.
 
     Images are float, normalized, of any height and width not below the first map's stride. The maps are those in

@@ -4,6 +4,7 @@ import inspect
 import logging
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import check_feature_info, keep_features, load_pretrained
 from vitkit.errors import ConfigError, DataError
+from vitkit.nn.attention import MultiHeadAttention
+from vitkit.nn.queries import QueryHead
 from vitkit.ops.images import normalize_images, pad_to_multiple, pixel_statistics
-from vitkit.protocols import Model
+from vitkit.protocols import AttentionLayers, Model, backbone_fact, child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 
 logger = logging.getLogger("vitkit")
@@ -26,6 +29,10 @@ class ModelOnBackbone(Model):
     def load_pretrained(self) -> str | None:
         """Load the backbone's pretrained weights; return where they came from, or None if they stay random."""
         return load_pretrained(self.backbone)
+
+    def attention_layers(self) -> AttentionLayers:
+        """Return the attention of a plain transformer as backbone."""
+        return AttentionLayers(encoder=backbone_fact(self.backbone, "global_attention")())
 
 
 class DensePredictionModel(ModelOnBackbone):
@@ -95,6 +102,31 @@ class DensePredictionModel(ModelOnBackbone):
         """Images are padded to multiples of this, in pixels."""
 
     @property
+    def mask_multiple(self) -> int:
+        """Its masks cover the padded images."""
+        return self.padding_multiple
+
+    def attention_layers(self) -> AttentionLayers:
+        """Return the self-attention of the head's or the neck's `encoder.layers`, or else of a plain transformer as
+        backbone, and the cross-attention of the head's `decoder.layers`, or of its own `layers`."""
+        encoders = (attention_in(child(part, "encoder"), "self_attn") for part in (self.head, self.neck))
+        # Deformable encoders attend to sampled points, not to all locations.
+        encoder = next((e for e in encoders if e and all(isinstance(m, MultiHeadAttention) for m in e)), None)
+        decoder = child(self.head, "decoder") or self.head
+        layers = AttentionLayers(encoder or super().attention_layers().encoder, attention_in(decoder, "cross_attn"))
+        if not isinstance(self.head, QueryHead):
+            return layers
+        return layers._replace(
+            level_names=self.head.level_names,
+            masked=tuple(decoder.layers) if self.head.attends_in_masks else (),
+            rounds_padding=self.head.rounds_padding,
+        )
+
+    def postprocess_settings(self) -> dict[str, Any]:
+        """Return the tasks, and the multiple of pixels to which images are padded under masks."""
+        return {"tasks": list(self.tasks), "mask_multiple": self.mask_multiple}
+
+    @property
     def uses_targets(self) -> bool:
         """Whether `forward` needs the targets in training."""
         return self.training_queries is not None
@@ -145,6 +177,20 @@ class DensePredictionModel(ModelOnBackbone):
             for key in theirs:
                 del state[key]
             state |= ours
+
+
+def attention_in(stack: nn.Module | None, name: str) -> list[nn.Module]:
+    """Return the attention modules of this name in a stack's `layers`; an empty list unless every layer has one."""
+    layers = None if stack is None else child(stack, "layers")
+    modules = [child(layer, name) for layer in layers or ()]
+    return modules if None not in modules else []
+
+
+def statistics_owner(model: nn.Module) -> nn.Module:
+    """Return the module that has the mean and standard deviation of a model's pixels: the model itself if it states
+    them or has no backbone, or else its backbone."""
+    backbone = child(model, "backbone")
+    return model if backbone is None or hasattr(model, "pixel_mean") else backbone
 
 
 def without_divisibility_padding(padding_mask: Tensor, size: int) -> Tensor:

@@ -72,6 +72,10 @@ class DeformableDETR(DETR):
         scores, queries, labels = self.best_pairs(outputs)
         return Detections(scores=scores, labels=labels, boxes_xyxy=self._boxes_of(queries, outputs))
 
+    def detected_queries(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the query of each of the `detections`, (B, num_detections)."""
+        return self.best_pairs(outputs)[1]
+
     def best_pairs(self, outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the scores, queries and labels of the detections, each (B, num_detections), best first."""
         probabilities = outputs["pred_logits"].float().sigmoid()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitkit.models.base import DensePredictionModel
@@ -25,6 +26,7 @@ class DETR(DensePredictionModel):
 
     class_head = ("head.class_embed.", "training_queries.denoising.label_embed.")
     class_activation = "softmax"
+    returns = ("boxes_xyxy",)
 
     def __init__(
         self,
@@ -77,6 +79,11 @@ class DETR(DensePredictionModel):
         scores, labels = outputs["pred_logits"].float().softmax(dim=-1)[..., :-1].max(dim=-1)
         boxes_xyxy = cxcywh_to_xyxy(outputs["pred_boxes"].float())
         return Detections(scores=scores, labels=labels, boxes_xyxy=boxes_xyxy)
+
+    def detected_queries(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the query of each of the `detections`, (B, Q): every one."""
+        batch_size, num_queries = outputs["pred_logits"].shape[:2]
+        return torch.arange(num_queries, device=outputs["pred_logits"].device).expand(batch_size, -1)
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
         """Return the `detections` of each image, in pixels of the original image."""

@@ -82,6 +82,7 @@ class RFDETRSeg(RFDETR):
         ConfigError: the head predicts no masks.
     """
 
+    returns = ("boxes_xyxy", "masks")
     tasks = ("instance",)
 
     def __init__(
@@ -120,7 +121,7 @@ class RFDETRSeg(RFDETR):
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return the `detections` of each image, in pixels of the original image, with masks (N, H, W) bool."""
-        _, queries, _ = self.best_pairs(outputs)
+        queries = self.detected_queries(outputs)
         results = []
         for i, detections in enumerate(super().postprocess(outputs, image_sizes)):
             geometry = geometry_of(outputs, i, image_sizes[i])
@@ -129,6 +130,10 @@ class RFDETRSeg(RFDETR):
             masks = full_masks(outputs["pred_masks"][i, chosen].float(), geometry)
             results.append({**detections, "masks": masks[position]})
         return results
+
+    def postprocess_settings(self) -> dict[str, Any]:
+        """Return how masks are resized, in addition; see `DensePredictionModel`."""
+        return {**super().postprocess_settings(), "masks": "resized once"}
 
 
 def full_masks(masks: Tensor, geometry: Geometry) -> Tensor:

@@ -49,6 +49,8 @@ class Captioner(ModelOnBackbone, TextGenerator):
         options: the arguments of `TextGenerator`.
     """
 
+    takes = ("images",)
+
     def __init__(self, backbone: Spec | nn.Module, *, freeze_backbone: bool = False, **options: Any):
         super().__init__(**options)
         self.backbone = BACKBONES.build(backbone)
@@ -61,6 +63,11 @@ class Captioner(ModelOnBackbone, TextGenerator):
             self.backbone.requires_grad_(False)
         self._weights_key: int | None = None
         self.register_load_state_dict_post_hook(_clear_weights_key)
+
+    @property
+    def has_fixed_features(self) -> bool:
+        """See `Model`."""
+        return self.freeze_backbone
 
     def train(self, mode: bool = True) -> "Captioner":
         """Set training mode; a frozen backbone stays in evaluation mode."""

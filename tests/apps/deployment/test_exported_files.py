@@ -17,7 +17,7 @@ from vitkit.apps.deployment import exported
 from vitkit.apps.deployment.checks import run_graph
 from vitkit.apps.deployment.exported import ExportedGenerator, ExportedModel, open_exported
 from vitkit.apps.deployment.graphs import image_graph
-from vitkit.apps.deployment.metadata import describe, postprocessing
+from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.deployment.text import text_graphs
 from vitkit.apps.inference import Predictor, load
 from vitkit.apps.inference.tiles import Tiling
@@ -59,7 +59,7 @@ class GraphInPython:
 
     def __init__(self, model, graph=None):
         self.graph = image_graph(model) if graph is None else graph
-        self.metadata = {"size": None, "postprocessing": postprocessing(model)}
+        self.metadata = {"size": None, "postprocessing": model.postprocess_settings()}
 
     def run(self, inputs, outputs=None):
         values = run_graph(self.graph, inputs)

@@ -34,7 +34,6 @@ from vitkit.io.image_files import MAX_PIXELS
 from vitkit.models import build_model
 from vitkit.protocols import child
 from vitkit.registry import MODELS, parameters_of, unknown
-from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.vocabulary import vocabularies_from_json
 from vitkit.weights import LoadReport, classes_of, load_weights
@@ -107,10 +106,10 @@ def load(
         report = load_weights(model, weights, classes=classes, spec=spec)
     if "source" in vocabularies:
         return Translator(model.to(device), vocabularies, report=report)
-    if isinstance(model, CausalLanguageModel):
-        return TextContinuer(model.to(device), vocabularies, report=report)
-    if isinstance(model, MaskedLanguageModel):
+    if "masked_tokens" in model.returns:
         return MaskFiller(model.to(device), vocabularies, report=report)
+    if "tokens" in model.takes:
+        return TextContinuer(model.to(device), vocabularies, report=report)
     settings = dict(
         transforms=_section(config, "data", "val").get("transforms"),
         precision=precision,
@@ -366,7 +365,8 @@ def trained_classes(weights: str | Path, config: Mapping[str, Any]) -> TrainedOn
     """Return the classes that weights were trained on.
 
     A run's checkpoint holds them. For official files, which do not, they are the classes that the config's validation
-    data states, or else ImageNet's for a classifier and COCO's for all other models, panoptic or not as that data is.
+    data states, or else none for a model that takes a prompt, ImageNet's for a classifier, and COCO's for all other
+    models, panoptic or not as that data is.
     Classes are named by their numbers if the config's model has a different number of classes.
     """
     return _trained_classes(own_checkpoint(weights), str(weights), config)
@@ -383,7 +383,10 @@ def _trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[s
     num_classes = model.get("num_classes")
     if num_classes not in (None, *_KNOWN_NAMES):
         return TrainedOn([f"class {k}" for k in range(num_classes)], model.get("things"))
-    if model["type"] == "Classifier":
+    constructor, _ = MODELS.resolve(model, "model")
+    if "prompt" in getattr(constructor, "takes", ()):
+        return TrainedOn([], None)
+    if "class_scores" in getattr(constructor, "returns", ()):
         names = ImageNetInfo("imagenet-1k")
         return TrainedOn([names.index_to_description(k) for k in range(names.num_classes())], None)
     if val.get("type") == "CocoPanoptic" and val.get("task") != "instance":
