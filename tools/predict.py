@@ -48,6 +48,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--input", nargs="+", required=True, metavar="INPUT", help=text)
     text = "folder to write (default: runs/predict, or runs/predict-2 if it exists)"
     parser.add_argument("--out", type=Path, help=text)
+    text = "what to look for, for a model that takes a prompt: 'a red car. a dog.'"
+    parser.add_argument("--prompt", metavar="TEXT", help=text)
     text = "minimum score of the objects that are drawn (default: the model's own, or 0.5)"
     parser.add_argument("--threshold", type=fraction, metavar="SCORE", help=text)
     text = "minimum score of the objects in the JSON (default: the same)"
@@ -93,6 +95,8 @@ def main(argv: list[str] | None = None) -> None:
             precision=args.precision,
         )
         require_images(predictor, args.model)
+        if args.prompt is not None:
+            predictor = predictor.with_prompt(args.prompt)
         print(predictor.report)
         output = Output(
             folder=args.out,

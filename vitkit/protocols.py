@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -36,7 +36,8 @@ class Backbone(Protocol):
             that it can take a classifier's weights,
         optional_weights: patterns ("*.rel_pos_h") of the entries that such weights may lack,
         hidden_settings: its arguments, by name, that weights do not show though they are wrong for another value,
-        block_names(): the names of its blocks, first to last, if they are modules of another library.
+        block_names(): the names of its blocks, first to last, if they are modules of another library,
+        and what it says about itself, see `BackboneFacts`.
     `BackboneBase` has those that its subclasses need.
     """
 
@@ -55,6 +56,34 @@ class Backbone(Protocol):
         Returns:
             name -> (B, channels, ceil(H / stride), ceil(W / stride)).
         """
+
+
+class BackboneFacts:
+    """What a backbone says about itself, with the defaults for one that says nothing; read by `backbone_fact`."""
+
+    patch_size: int | None = None
+    """Side, in pixels, of the patches that are the tokens of every block of a plain vision transformer; None for
+    others, which merge or pool their tokens or have none."""
+    has_class_token: bool = False
+    """Whether the first token is a class token, the only one of the image."""
+    num_windows: int = 1
+    """Number of windows along each side of the image, each of which has its own class token before its patches."""
+    window_depends_on_size: bool = False
+    """Whether its windows shrink to small maps, so that a graph of it holds for one size of images."""
+    num_frames: int | None = None
+    """Number of frames of the clips that it is made for; None: it takes images."""
+
+    def global_attention(self) -> Sequence[nn.Module]:
+        """Return the modules in which every token of an image attends to every other one, first to last."""
+        return ()
+
+
+_UNSTATED = BackboneFacts()
+
+
+def backbone_fact(backbone: nn.Module, name: str) -> Any:
+    """Return an attribute of `BackboneFacts`: the backbone's, or the default if it says nothing."""
+    return getattr(backbone, name, getattr(_UNSTATED, name))
 
 
 class Neck(Protocol):
@@ -83,12 +112,43 @@ class Head(Protocol):
         """Return the outputs that the model's criterion and `postprocess` read."""
 
 
+class AttentionLayers(NamedTuple):
+    """Where a model's attention lies: its attention modules by what attends to what, first layer to last."""
+
+    encoder: Sequence[nn.Module] = ()
+    """Modules in which each location of a map of the image attends to all others."""
+    decoder: Sequence[nn.Module] = ()
+    """Modules in which queries attend to the image: to every location, or to sampled points."""
+    prompt: Sequence[nn.Module] = ()
+    """Modules in which queries or locations attend to the words of the prompt."""
+    level_names: Sequence[str] = ()
+    """Names of the neck's maps that the decoder's modules attend to in turn; empty: only the coarsest."""
+    masked: Sequence[nn.Module] = ()
+    """The decoder's layers if they are called with `memory_bias`, (B, 1 or heads, Q, S), which masks the locations
+    outside each query's mask."""
+    num_joint_queries: int = 0
+    """Number of queries that come first among the tokens of the decoder's modules, if these are modules of the encoder
+    in which queries and locations attend to each other; 0: queries and locations are separate."""
+    rounds_padding: bool = True
+    """Whether sampled points are relative to the padding rounded to each map's locations; False: in pixels."""
+
+
 class Model(nn.Module):
     """Base of the models in MODELS: `model(**batch.inputs)` returns outputs for a criterion, a dict by field name.
 
-    An evaluated model is a `DenseModel` or a `GenerativeModel`, unless its evaluator `takes_outputs`.
+    An evaluated model is a `DenseModel` or a `GenerativeModel`, unless its evaluator `takes_outputs`. Nothing else asks
+    for a model's class: it says by `takes` and `returns`, on the class or in the constructor, what kind it is.
     """
 
+    takes: Sequence[Literal["images", "prompt", "source", "tokens"]] = ("images",)
+    """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "prompt", a list with a
+    text for each image that names what to look for; "source", the tokens of a text that another is written from;
+    "tokens", those of a text that is continued or whose masks are filled."""
+    returns: Sequence[
+        Literal["boxes_xyxy", "masks", "semantic", "panoptic", "class_scores", "phrases", "text", "masked_tokens"]
+    ] = ()
+    """What its predictions have, by their fields (vitkit/structures.py), and "masked_tokens" for a model that fills
+    masks; empty: it does not say, and is taken for a detector."""
     class_head: Sequence[str] = ()
     """Prefixes of the names of the parameters whose size depends on the number of classes."""
     class_activation: Literal["softmax", "sigmoid"] | None = None
@@ -96,6 +156,15 @@ class Model(nn.Module):
     class; None if only one kind of criterion fits the model."""
     tasks: Sequence[str] = ()
     """The tasks that a segmentation model is configured for, out of "semantic", "instance" and "panoptic"."""
+    classifies_masks: bool = False
+    """Whether its queries predict a class and a mask each, and no box (mask classification)."""
+    image_size: tuple[int, int] | None = None
+    """The (height, width) that it pads smaller images to, the only one that its exported file takes; None: any."""
+    mask_multiple: int = 1
+    """Its masks and maps cover the images of a batch padded to a multiple of this, in pixels."""
+    has_fixed_features: bool = False
+    """Whether a frozen backbone's maps of an image never change, so that training may read them from a file; see
+    `Captioner`."""
     new_parts: Sequence[str] = ()
     """Prefixes of parts that may be missing altogether from a checkpoint to start training from."""
 
@@ -106,6 +175,20 @@ class Model(nn.Module):
     def variant_of(self, names: Iterable[str]) -> str:
         """Describe which variant a state dict's names belong to, if the variants' checkpoints are easily confused."""
         return ""
+
+    def attention_layers(self) -> AttentionLayers:
+        """Return where its attention lies; none by default, besides that of its backbone."""
+        return AttentionLayers()
+
+    def prompt_words(self, prompt: str) -> list[str]:
+        """Return the words of a prompt as the model reads them: the columns of its `pred_logits` (B, Q, words), a
+        sigmoid each, and of its attention to the prompt."""
+        return prompt.split()
+
+    def postprocess_settings(self) -> dict[str, Any] | None:
+        """Return the settings of the post-processing that an exported file leaves to its reader, as plain values; None
+        if there is none."""
+        return None
 
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
@@ -126,6 +209,15 @@ class DenseModel(Protocol):
 
     def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return each image's predictions in pixels of the original, whose (height, width) is in `image_sizes`."""
+
+
+@runtime_checkable
+class FixedDetections(Protocol):
+    """A model whose detections have one shape for all images, so that an exported file can include them."""
+
+    def detections(self, outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return scores and labels (B, N), boxes_xyxy (B, N, 4) in 0..1 of the un-padded image, and the query that each
+        detection is from, (B, N) int64; see `vitkit.ops.detections.BatchDetections`."""
 
 
 @runtime_checkable

@@ -140,6 +140,17 @@ class Detections(TypedDict):
     """(N, 4) float32 in pixels of the original image."""
 
 
+class PhraseDetections(TypedDict):
+    """Predicted boxes of one image, each with the words of the prompt that it shows, in place of a class."""
+
+    scores: Tensor
+    """(N,) float32 in 0..1."""
+    phrases: list[str]
+    """N texts."""
+    boxes_xyxy: Tensor
+    """(N, 4) float32 in pixels of the original image."""
+
+
 class InstanceDetections(Detections):
     """Detections with masks."""
 
@@ -278,7 +289,8 @@ class Batch:
 
     For images, `inputs` holds
         images: (B, 3, H, W) uint8 RGB, or (B, C, H, W) uint16, zero-padded at the right and bottom to a common size,
-        padding_mask: (B, H, W) bool, True = padding.
+        padding_mask: (B, H, W) bool, True = padding,
+        prompt: only for a model that takes one, a list with a text for each image.
     For clips, which all have one size within a batch, `inputs` holds
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.
     """

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from vitkit.errors import CheckpointError
-from vitkit.heads.dfine import DFINEDecoder
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import TORCH_FEED_FORWARD, library_stack
@@ -29,7 +28,7 @@ def _settings(prefixes: Sequence[str], attention: str) -> list[Rule]:
 
     def read(state: State, model: nn.Module) -> State:
         stated = state.get(f"{prefixes[0]}reg_scale")
-        ours = [part.reg_scale for part in model.modules() if isinstance(part, DFINEDecoder)]
+        ours = [part.reg_scale for part in model.modules() if hasattr(part, "reg_scale")]
         if stated is not None and any(scale != stated.item() for scale in ours):
             raise CheckpointError(
                 f"the weights are for head.reg_scale={stated.item():g}, but the model has {ours[0]:g}: use the config "

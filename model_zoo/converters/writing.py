@@ -33,8 +33,7 @@ def written(model: nn.Module, target: Literal["official", "transformers"]) -> Wr
     Raises:
         CheckpointError: the target does not have the model, or lacks one of its parts.
     """
-    is_classifier = type(model).__name__ == "Classifier"
-    part = model.get_submodule("backbone") if is_classifier else model
+    part = model.get_submodule("backbone") if "class_scores" in getattr(model, "returns", ()) else model
     form = next((form for form in _FORMATS[target] if form.is_of(part)), None)
     if form is None:
         alike = {

@@ -88,6 +88,7 @@ OPTIONS = {
     "--points": "points of an image, in pixels",
     "--port": "port to serve on",
     "--precision": "precision to compute in",
+    "--prompt": "what a model that takes a prompt looks for",
     "--print-config": "print every value and where it was set, and stop",
     "--processor-time": "measure processor time",
     "--queries": "numbers of queries, from 0",

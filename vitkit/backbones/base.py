@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, check_pixel_statistics, in_channels
-from vitkit.protocols import Backbone
+from vitkit.protocols import Backbone, BackboneFacts
 from vitkit.registry import nearest
 from vitkit.structures import FeatureInfo
 
@@ -153,7 +153,7 @@ def keep_features(backbone: Backbone, names: Iterable[str]) -> None:
         backbone.keep_features(names)
 
 
-class BackboneBase(nn.Module):
+class BackboneBase(BackboneFacts, nn.Module):
     """Base of vitkit's backbones: `backbone(images: (B, C, H, W)) -> dict[str, Tensor]`, or a classifier's logits.
 
     Images are float, normalized, of any height and width not below the first map's stride. The maps are those in

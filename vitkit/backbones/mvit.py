@@ -318,6 +318,16 @@ class MViT(BackboneBase):
         """Return the class token and absolute positions."""
         return list(self.parameters(recurse=False))
 
+    @property
+    def has_class_token(self) -> bool:
+        """See `BackboneFacts`."""
+        return self.class_token
+
+    @property
+    def num_frames(self) -> int | None:
+        """See `BackboneFacts`."""
+        return self.grid[0] * FRAME_STRIDE if self.axes == 3 else None
+
     def norm_of(self, feature: str) -> str:
         """Return the name of the norm of a returned map."""
         return norm_name(feature)

@@ -247,6 +247,11 @@ class ClipResNet(BackboneBase):
         self.apply(_init_weights)
         self.freeze()
 
+    @property
+    def num_frames(self) -> int:
+        """See `BackboneFacts`: the frames of the papers' clips."""
+        return 32 if self.paper_pooling else 8
+
     def forward(self, clips: Tensor) -> dict[str, Tensor] | Tensor:
         """Compute the features, or a classifier's logits.
 

@@ -290,6 +290,11 @@ class Swin(BackboneBase):
         self.apply(init_linear)
         self.freeze()
 
+    @property
+    def window_depends_on_size(self) -> bool:
+        """See `BackboneFacts`; only a classifier's windows shrink."""
+        return self.is_classifier
+
     def norm_of(self, feature: str) -> str:
         """Return the name of the norm of a returned map."""
         return f"norm{STAGES.index(feature)}"

@@ -212,6 +212,7 @@ class TimeSformer(BackboneBase):
         ConfigError: an argument is invalid.
     """
 
+    has_class_token = True
     class_head = ("head.",)
     input_weight = "patch_embed.proj.weight"
 
@@ -264,6 +265,11 @@ class TimeSformer(BackboneBase):
             nn.init.trunc_normal_(tokens, std=0.02 if position_std is None else position_std)
         if position_std is not None and self.time_embed is not None:
             nn.init.trunc_normal_(self.time_embed, std=position_std)
+
+    @property
+    def num_frames(self) -> int:
+        """See `BackboneFacts`; without positions in time, the paper's 8."""
+        return 8 if self.time_embed is None else self.time_embed.shape[1]
 
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return the embeddings, then each block."""

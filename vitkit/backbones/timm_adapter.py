@@ -10,8 +10,10 @@ from typing import Any
 
 import timm
 import torch
-from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from timm.layers import PatchEmbed, resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv, group_parameters
+from timm.models.eva import EvaAttention
+from timm.models.vision_transformer import Attention
 from timm.utils.model import freeze_batch_norm_2d
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -110,6 +112,19 @@ class TimmBackbone(BackboneBase):
             self.total_stride = max(info.stride for info in available.values())
         if self._frozen():
             self.freeze()
+
+    @property
+    def patch_size(self) -> int | None:
+        """See `BackboneFacts`: that of timm's plain vision transformers."""
+        patches = [module.patch_size[0] for module in self.net.modules() if isinstance(module, PatchEmbed)]
+        is_plain = any(isinstance(module, Attention | EvaAttention) for module in self.net.modules())
+        return patches[0] if len(patches) == 1 and is_plain else None
+
+    @property
+    def has_class_token(self) -> bool:
+        """See `BackboneFacts`."""
+        names = (name.rpartition(".")[2] for name, _ in self.net.named_parameters())
+        return self.patch_size is not None and "cls_token" in names
 
     def _feature_net(self) -> nn.Module:
         chosen = tuple(self.indices[feature] for feature in self.feature_info)

@@ -277,6 +277,20 @@ class ViT(BackboneBase):
         """Return the description of all maps that the constructor's arguments give."""
         return map_of_patches(patch_size, d_model)
 
+    @property
+    def patch_size(self) -> int:
+        """See `BackboneFacts`."""
+        return self.patch_embed.patch_size
+
+    @property
+    def has_class_token(self) -> bool:
+        """See `BackboneFacts`."""
+        return self.cls_token is not None
+
+    def global_attention(self) -> list[nn.Module]:
+        """Return the attention of the blocks without windows."""
+        return [block.attn for block in self.blocks if block.attn.window_size is None]
+
     def stages(self) -> list[list[nn.Module | nn.Parameter]]:
         """Return the embeddings, then each block."""
         tables = (self.pos_embed, self.row_embed, self.col_embed, self.cls_token, self.dist_token, self.reg_token)

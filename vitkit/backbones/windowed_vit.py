@@ -102,6 +102,15 @@ class WindowedViT(ViT):
         """Return the description of the map after each block."""
         return {f"block{i}": FeatureInfo(d_model, patch_size) for i in range(1, depth + 1)}
 
+    @property
+    def has_class_token(self) -> bool:
+        """Whether there is only one; each window has its own."""
+        return self.num_windows == 1
+
+    def global_attention(self) -> list[nn.Module]:
+        """Return all blocks' attention, or nothing if there are windows, whose tokens lie in another order."""
+        return super().global_attention() if self.num_windows == 1 else []
+
     def drop_stages_after(self, feature: str) -> None:
         """Remove the blocks after this feature."""
         del self.blocks[int(feature.removeprefix("block")) :]

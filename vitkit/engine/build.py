@@ -118,7 +118,8 @@ def build_model(
         return MODELS.build(spec, **{name: vocabulary for name, vocabulary in named.items() if name in parameters})
     stated = dict(spec) if isinstance(spec, Mapping) else {"type": spec}
     num_classes = stated.pop("num_classes", len(classes))
-    arguments: dict[str, Any] = {"num_classes": len(classes)}
+    # A model that takes a prompt has no classes.
+    arguments: dict[str, Any] = {"num_classes": len(classes)} if "num_classes" in parameters else {}
     if "things" in parameters:
         same_classes = num_classes == len(classes)
         stated_things = stated.pop("things", None)

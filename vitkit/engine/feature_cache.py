@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.data.datasets.captions import CaptionDataset
 from vitkit.data.datasets.image_features import FeatureFile, write_features
@@ -14,12 +14,11 @@ from vitkit.data.loading.samplers import EvalBatches
 from vitkit.distributed import first_rank_first
 from vitkit.errors import ConfigError, DataError
 from vitkit.logging import ProgressLines, print_line
-from vitkit.protocols import Dataset
-from vitkit.seq2seq.captioner import Captioner
+from vitkit.protocols import Dataset, Model
 
 
 def cache_features(
-    model: nn.Module, datasets: Mapping[str, Dataset], data: DataSettings, device: torch.device
+    model: Model, datasets: Mapping[str, Dataset], data: DataSettings, device: torch.device
 ) -> dict[str, str]:
     """Make datasets read features from the folder `data.cache_features` instead of images; compute what is not there.
 
@@ -34,7 +33,7 @@ def cache_features(
         ConfigError: the model is not a captioner with a frozen backbone, or transforms are random.
         DataError: images have features of different sizes.
     """
-    if not isinstance(model, Captioner) or not model.freeze_backbone:
+    if not model.has_fixed_features:
         raise ConfigError(
             f"data.cache_features: {type(model).__name__} is not a captioner with a frozen backbone, so its features "
             "change while it trains. Set model.freeze_backbone=True, or leave out data.cache_features."
@@ -54,7 +53,7 @@ def cache_features(
     return files
 
 
-def _is_current(path: Path, dataset: CaptionDataset, model: Captioner) -> bool:
+def _is_current(path: Path, dataset: CaptionDataset, model: Model) -> bool:
     try:
         features = FeatureFile(path, dataset.images_key(), dataset.transforms_key)
         return features.weights_key == model.weights_key() and len(features.array) == len(dataset)
@@ -63,7 +62,7 @@ def _is_current(path: Path, dataset: CaptionDataset, model: Captioner) -> bool:
 
 
 def _write(
-    path: Path, dataset: CaptionDataset, where: str, model: Captioner, data: DataSettings, device: torch.device
+    path: Path, dataset: CaptionDataset, where: str, model: Model, data: DataSettings, device: torch.device
 ) -> None:
     check_not_random(dataset, where)
     # Not `val_loader`: of several ranks, only this one computes the features of all images.

@@ -51,6 +51,7 @@ class RFDETRHead(QueryHead):
     reference = "boxes"
     selects_boxes = True
     attends_in_parts = True
+    rounds_padding = False
 
     def __init__(
         self,

@@ -12,17 +12,28 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.errors import ConfigError, DataError
-from vitkit.nn.queries import run_with_training_queries
+from vitkit.nn.attention import MultiHeadAttention
+from vitkit.nn.queries import QueryHead, run_with_training_queries
 from vitkit.ops.detections import BatchDetections
 from vitkit.ops.images import normalize_images, pad_to_multiple, pixel_statistics
-from vitkit.protocols import Model
+from vitkit.protocols import AttentionLayers, Model, backbone_fact, child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, nearest
 from vitkit.structures import DetectionTarget
 
 logger = logging.getLogger("vitkit")
 
 
-class DensePredictionModel(Model):
+class ModelOnBackbone(Model):
+    """Base of models with a backbone."""
+
+    backbone: nn.Module
+
+    def attention_layers(self) -> AttentionLayers:
+        """Return the attention of a plain transformer as backbone."""
+        return AttentionLayers(encoder=backbone_fact(self.backbone, "global_attention")())
+
+
+class DensePredictionModel(ModelOnBackbone):
     """A model of backbone, neck and head.
 
     Images are (B, 3, H, W), uint8 RGB, zero-padded at the right and bottom; or float, already normalized by ImageNet's
@@ -87,6 +98,31 @@ class DensePredictionModel(Model):
         stride = max(info.stride for info in self.neck.feature_info.values()) if isolate_padding else 1
         self.padding_multiple = math.lcm(stride, size_divisibility)
         """Images are padded to multiples of this, in pixels."""
+
+    @property
+    def mask_multiple(self) -> int:
+        """Its masks cover the padded images."""
+        return self.padding_multiple
+
+    def attention_layers(self) -> AttentionLayers:
+        """Return the self-attention of the head's or the neck's `encoder.layers`, or else of a plain transformer as
+        backbone, and the cross-attention of the head's `decoder.layers`, or of its own `layers`."""
+        encoders = (attention_in(child(part, "encoder"), "self_attn") for part in (self.head, self.neck))
+        # Deformable encoders attend to sampled points, not to all locations.
+        encoder = next((e for e in encoders if e and all(isinstance(m, MultiHeadAttention) for m in e)), None)
+        decoder = child(self.head, "decoder") or self.head
+        layers = AttentionLayers(encoder or super().attention_layers().encoder, attention_in(decoder, "cross_attn"))
+        if not isinstance(self.head, QueryHead):
+            return layers
+        return layers._replace(
+            level_names=self.head.level_names,
+            masked=tuple(decoder.layers) if self.head.attends_in_masks else (),
+            rounds_padding=self.head.rounds_padding,
+        )
+
+    def postprocess_settings(self) -> dict[str, Any]:
+        """Return the tasks, and the multiple of pixels to which images are padded under masks."""
+        return {"tasks": list(self.tasks), "mask_multiple": self.mask_multiple}
 
     @property
     def uses_targets(self) -> bool:
@@ -156,9 +192,25 @@ class DensePredictionModel(Model):
 class Detector(DensePredictionModel):
     """Base of models that predict class logits and a box per query."""
 
+    returns = ("boxes_xyxy",)
+
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
         """Return the detections of all images, relative to the un-padded image, without a threshold of their scores."""
         raise NotImplementedError
+
+
+def attention_in(stack: nn.Module | None, name: str) -> list[nn.Module]:
+    """Return the attention modules of this name in a stack's `layers`; an empty list unless every layer has one."""
+    layers = None if stack is None else child(stack, "layers")
+    modules = [child(layer, name) for layer in layers or ()]
+    return modules if None not in modules else []
+
+
+def statistics_owner(model: nn.Module) -> nn.Module:
+    """Return the module that has the mean and standard deviation of a model's pixels: the model itself if it states
+    them or has no backbone, or else its backbone."""
+    backbone = child(model, "backbone")
+    return model if backbone is None or hasattr(model, "pixel_mean") else backbone
 
 
 def without_divisibility_padding(padding_mask: Tensor, size: int) -> Tensor:

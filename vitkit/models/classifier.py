@@ -21,6 +21,8 @@ class Classifier(Model):
             (https://arxiv.org/abs/2106.10270), for which all are 0.5.
     """
 
+    returns = ("class_scores",)
+
     def __init__(
         self,
         backbone: Spec | nn.Module,

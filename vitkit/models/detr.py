@@ -25,6 +25,7 @@ class DETR(Detector):
 
     class_head = ("head.class_embed.", "training_queries.denoising.label_embed.")
     class_activation = "softmax"
+    returns = ("boxes_xyxy",)
 
     def __init__(
         self,

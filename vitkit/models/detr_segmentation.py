@@ -10,9 +10,12 @@ from vitkit.errors import ConfigError
 from vitkit.heads.detr_masks import BoxAttention, MaskConvHead
 from vitkit.models.base import check_tasks
 from vitkit.models.detr import DETR
-from vitkit.ops.detr_masks import instance_masks, panoptic_map
+from vitkit.ops.detr_masks import SMALLEST_AREA, instance_masks, panoptic_map
 from vitkit.ops.images import resize_mask, unpadded_sizes
 from vitkit.registry import MODELS, Spec
+
+_FIELDS = {"instance": "masks", "panoptic": "panoptic"}
+"""Task -> the field of its predictions."""
 
 
 @MODELS.register
@@ -66,6 +69,7 @@ class DETRSegmentation(DETR):
         for part in self._frozen_parts():
             part.requires_grad_(False)
         self.tasks = tuple(tasks)
+        self.returns = ("boxes_xyxy", *(name for task, name in _FIELDS.items() if task in tasks))
         self.things = list(things) if things is not None else [True] * num_classes
         self.object_threshold = object_threshold
 
@@ -128,3 +132,8 @@ class DETRSegmentation(DETR):
                 )
                 result |= dict(panoptic=panoptic.segment_ids, segments_info=panoptic.segments)
         return results
+
+    def postprocess_settings(self) -> dict[str, Any]:
+        """Return how masks are resized and merged, in addition; see `DensePredictionModel`."""
+        rules = dict(masks="nearest", smallest_area=SMALLEST_AREA, object_threshold=self.object_threshold)
+        return {**super().postprocess_settings(), **rules, "things": list(self.things)}

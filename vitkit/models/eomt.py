@@ -14,7 +14,7 @@ from vitkit.models.windows import WindowedMaskResults, cut_windows
 from vitkit.nn.attention import mask_bias
 from vitkit.ops.images import float_statistics, normalize_images, per_channel, pixel_statistics, unpadded_sizes
 from vitkit.ops.masks import mask_logits
-from vitkit.protocols import Model
+from vitkit.protocols import AttentionLayers, Model
 from vitkit.registry import BACKBONES, MODELS, Spec
 
 
@@ -83,6 +83,12 @@ class EoMT(WindowedMaskResults, Model):
             object_threshold=object_threshold,
             overlap_threshold=overlap_threshold,
         )
+
+    def attention_layers(self) -> AttentionLayers:
+        """Return that of all blocks, of which the last ones also process the queries."""
+        layers = [block.attn for block in self.backbone.blocks]
+        num_queries = self.head.query_embed.num_embeddings
+        return AttentionLayers(layers, layers[-self.num_blocks :], num_joint_queries=num_queries)
 
     def set_mask_probabilities(self, probabilities: Sequence[float]) -> None:
         """Set the fraction of queries that each of the last blocks masks, first to last."""

@@ -11,11 +11,14 @@ from vitkit.ops.mask_postprocess import PanopticRules, geometry_of, instances, p
 from vitkit.ops.masks import boxes_around_masks
 
 TASKS = ("semantic", "instance", "panoptic")
+_FIELDS = {"instance": ("boxes_xyxy", "masks"), "semantic": ("semantic",), "panoptic": ("panoptic",)}
+"""Task -> the fields of its predictions."""
 
 
 class MaskResults:
     """Base of models whose queries each predict a class and a mask."""
 
+    classifies_masks = True
     tasks: tuple[str, ...]
     things: list[bool]
     num_instances: int
@@ -49,6 +52,7 @@ class MaskResults:
         if things is not None and len(things) != num_classes:
             raise ConfigError(f"things has {len(things)} entries, but there are {num_classes} classes.")
         self.tasks = tuple(tasks)
+        self.returns = tuple(name for task, names in _FIELDS.items() if task in tasks for name in names)
         self.things = list(things) if things is not None else [True] * num_classes
         self.num_instances = num_instances
         self.panoptic_rules = PanopticRules(object_threshold, overlap_threshold, self.cut_masks)
@@ -86,6 +90,17 @@ class MaskResults:
                 result |= dict(panoptic=segmented.segment_ids, segments_info=segmented.segments)
             results.append(result)
         return results
+
+    def postprocess_settings(self) -> dict[str, Any]:
+        """Return the tasks and the rules by which masks become their results."""
+        return {
+            "tasks": list(self.tasks),
+            "mask_multiple": self.mask_multiple,
+            "masks": "bilinear",
+            "num_instances": self.num_instances,
+            **self.panoptic_rules._asdict(),
+            "things": list(self.things),
+        }
 
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None

@@ -1,5 +1,6 @@
 """Per-pixel classification with a pixel decoder, as a baseline for mask classification."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from vitkit.models.base import DensePredictionModel
 from vitkit.ops.images import unpadded_sizes
 from vitkit.ops.mask_postprocess import geometry_of, resized_bands
+from vitkit.protocols import AttentionLayers
 from vitkit.registry import MODELS, Spec
 
 
@@ -24,7 +26,7 @@ class PerPixelClassification(DensePredictionModel):
     """
 
     class_head = ("head.predictor.", "head.query_embed.")
-    tasks = ("semantic",)
+    tasks = returns = ("semantic",)
 
     def __init__(
         self,
@@ -37,6 +39,15 @@ class PerPixelClassification(DensePredictionModel):
     ):
         super().__init__(backbone, neck, head, num_classes=num_classes, isolate_padding=isolate_padding)
         self.stride = next(iter(self.neck.feature_info.values())).stride
+
+    @property
+    def mask_multiple(self) -> int:
+        """The logits cover images padded to complete locations of their map."""
+        return math.lcm(self.padding_multiple, self.stride)
+
+    def attention_layers(self) -> AttentionLayers:
+        """Return those of the encoder: the queries, if the head has any, make no predictions themselves."""
+        return super().attention_layers()._replace(decoder=())
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Predict class logits per pixel. Unless padding is isolated, it is only set to 0 after normalization.

@@ -133,6 +133,7 @@ class RFDETRSeg(RFDETR):
         ConfigError: the head predicts no masks.
     """
 
+    returns = ("boxes_xyxy", "masks")
     tasks = ("instance",)
 
     def __init__(
@@ -193,6 +194,10 @@ class RFDETRSeg(RFDETR):
             masks = full_masks(outputs["pred_masks"][i, chosen].float(), geometry)
             results.append({**detections, "masks": masks[position]})
         return results
+
+    def postprocess_settings(self) -> dict[str, Any]:
+        """Return how masks are resized, in addition; see `DensePredictionModel`."""
+        return {**super().postprocess_settings(), "masks": "resized once"}
 
 
 def is_group_head(name: str) -> bool:

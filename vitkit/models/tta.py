@@ -34,6 +34,8 @@ class MultiScaleFlip(Model):
         ConfigError: the model predicts no semantic maps, or a scale is not positive.
     """
 
+    returns = ("semantic",)
+
     def __init__(self, model: Model, *, scales: Sequence[float] = SCALES, flip: bool = True):
         super().__init__()
         require_base("model", type(model), Model)

@@ -58,6 +58,10 @@ class QueryHead(nn.Module, ABC):
     """Whether the self-attention reads `Queries.num_parts`, which is much faster than a bias that separates parts."""
     attends_in_masks: bool = False
     """Whether queries attend within masks, and so read `Queries.masks`."""
+    level_names: Sequence[str] = ()
+    """Names of the maps that decoder layers attend to in turn; empty: only the coarsest, or all at once."""
+    rounds_padding: bool = True
+    """Whether sampled points are relative to the padding rounded to each map's locations; False: in pixels."""
     query_outputs: tuple[str, ...]
     """Names of the outputs with a row for each query, (B, Q, ...)."""
     shared_outputs: tuple[str, ...] = ()

@@ -48,6 +48,8 @@ class Captioner(TextGenerator):
         options: the arguments of `TextGenerator`.
     """
 
+    takes = ("images",)
+
     def __init__(self, backbone: Spec | nn.Module, *, freeze_backbone: bool = False, **options: Any):
         super().__init__(**options)
         self.backbone = BACKBONES.build(backbone)
@@ -60,6 +62,11 @@ class Captioner(TextGenerator):
             self.backbone.requires_grad_(False)
         self.backbone.weights_key = None
         self.backbone.register_load_state_dict_post_hook(_clear_weights_key)
+
+    @property
+    def has_fixed_features(self) -> bool:
+        """See `Model`."""
+        return self.freeze_backbone
 
     def train(self, mode: bool = True) -> "Captioner":
         """Set training mode; a frozen backbone stays in evaluation mode."""

@@ -161,6 +161,11 @@ class TextGenerator(Model):
         ConfigError: there is neither a vocabulary nor a size, or they disagree.
     """
 
+    takes = ("source",)
+    returns = ("text",)
+    joins_source: bool = False
+    """Whether source and target are read as a single sequence."""
+
     def __init__(
         self,
         *,

@@ -173,6 +173,8 @@ class CausalLanguageModel(DecoderOnly):
     Its arguments are those of `DecoderOnly`.
     """
 
+    takes = ("tokens",)
+
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Predict the token that follows each position.
 
@@ -214,6 +216,8 @@ class PrefixLanguageModel(DecoderOnly):
     Raises:
         ConfigError: a size is missing, or source and target have different vocabularies.
     """
+
+    joins_source = True
 
     def __init__(self, *, source_vocabulary: Vocabulary | None = None, source_size: int | None = None, **options: Any):
         super().__init__(**options)
@@ -294,6 +298,9 @@ class MaskedLanguageModel(Model):
     Raises:
         ConfigError: a size is missing, there is no mask token, or mask_share is not in 0..1.
     """
+
+    takes = ("tokens",)
+    returns = ("masked_tokens",)
 
     def __init__(
         self,

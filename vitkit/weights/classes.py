@@ -8,6 +8,7 @@ from timm.data import ImageNetInfo
 
 from vitkit.errors import CheckpointError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES, COCO_PANOPTIC_CATEGORY_IDS, COCO_PANOPTIC_CLASSES
+from vitkit.registry import MODELS
 from vitkit.weights.contents import classes_of
 
 _NUMBERS_WITH_NAMES = (80, 91, 133, 250, 1000)
@@ -26,7 +27,8 @@ def trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[st
     """Return the classes that weights were trained on.
 
     A run's checkpoint holds them. For official files, which do not, they are the classes that the config's validation
-    data states, or else ImageNet's for a classifier and COCO's for all other models, panoptic or not as that data is.
+    data states, or else none for a model that takes a prompt, ImageNet's for a classifier, and COCO's for all other
+    models, panoptic or not as that data is.
     Classes are named by their numbers if the config's model has a different number of classes.
 
     Args:
@@ -48,7 +50,10 @@ def trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[st
     num_classes = model.get("num_classes")
     if num_classes not in (None, *_NUMBERS_WITH_NAMES):
         return TrainedOn([f"class {k}" for k in range(num_classes)], model.get("things"))
-    if model["type"] == "Classifier":
+    constructor, _ = MODELS.resolve(model, "model")
+    if "prompt" in getattr(constructor, "takes", ()):
+        return TrainedOn([], None)
+    if "class_scores" in getattr(constructor, "returns", ()):
         names = ImageNetInfo("imagenet-1k")
         return TrainedOn([names.index_to_description(k) for k in range(names.num_classes())], None)
     if val.get("type") == "CocoPanoptic" and val.get("task") != "instance":

@@ -14,7 +14,7 @@ from helpers.small_exports import CLASSES, IMAGES, LAYERS, TINY, export, predict
 import vitkit
 from vitkit import build_model, load_config
 from vitkit.apps.deployment.checks import run_graph
-from vitkit.apps.deployment.metadata import describe, postprocessing
+from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.deployment.text import text_graphs
 from vitkit.apps.exported import loading as exported
 from vitkit.apps.exported.graphs import image_graph
@@ -59,7 +59,7 @@ class GraphInPython:
 
     def __init__(self, model, graph=None):
         self.graph = image_graph(model) if graph is None else graph
-        self.metadata = {"size": None, "postprocessing": postprocessing(model)}
+        self.metadata = {"size": None, "postprocessing": model.postprocess_settings()}
 
     def run(self, inputs, outputs=None):
         values = run_graph(self.graph, inputs)

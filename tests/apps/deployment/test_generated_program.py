@@ -13,8 +13,8 @@ from helpers.small_exports import IMAGES, noise, predictor_of
 from PIL import Image, UnidentifiedImageError
 
 from vitkit import build_model, load_config
-from vitkit.apps.deployment.metadata import postprocessing, resize_of
-from vitkit.apps.exported.graphs import image_graph, mask_multiple
+from vitkit.apps.deployment.metadata import resize_of
+from vitkit.apps.exported.graphs import image_graph
 from vitkit.apps.inference import load
 from vitkit.io.channel_files import read_channels
 from vitkit.io.image_files import FORMATS, read_image
@@ -156,12 +156,12 @@ class Outputs:
         self.raw = {"pred_logits": torch.randn(1, 9, num_logits, generator=generator) * 3, "pred_masks": masks}
         if boxes:
             self.raw["pred_boxes"] = torch.rand(1, 9, 4, generator=generator)
-        multiple = mask_multiple(self.model)
+        multiple = self.model.mask_multiple
         self.covered = tuple(-(-side // multiple) * multiple for side in (24, 40))
         runner = object.__new__(onnx_runner.Runner)
         runner.threshold, runner.inputs = threshold, []
         thresholds = {"overall": 0.0, "by_class": {}}
-        runner.info = {"classes": list("abcdef"[:num_classes]), "postprocessing": postprocessing(self.model)}
+        runner.info = {"classes": list("abcdef"[:num_classes]), "postprocessing": self.model.postprocess_settings()}
         runner.info["thresholds"] = thresholds
         inputs = {"images": torch.zeros(1, 3, 24, 40, dtype=torch.uint8)}
         inputs |= {"padding_mask": torch.zeros(1, 24, 40, dtype=torch.bool), "image_sizes": torch.tensor([[36, 60]])}

@@ -106,7 +106,7 @@ class Macs:
         return self.by_module[""]
 
 
-def count_macs(model: nn.Module, *inputs: Tensor, **named: Tensor) -> Macs:
+def count_macs(model: nn.Module, *inputs: Tensor, **named: Any) -> Macs:
     """Run the model once, in evaluation mode and with the plain definitions of its operators, and count its MACs.
 
     Args:

@@ -16,7 +16,7 @@ from vitkit.data.transforms.clips import ClipEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import CheckpointError
 from vitkit.model_zoo.converters import Written, written
-from vitkit.models.classifier import Classifier
+from vitkit.models.base import statistics_owner
 from vitkit.ops.images import pixel_statistics
 from vitkit.registry import MODELS, REGISTRIES, Registry
 from vitkit.structures import EOS
@@ -162,7 +162,7 @@ def _classes(loaded: Predictor | TextModel) -> Section:
 def _preprocessor(loaded: Predictor, kind: str) -> Section:
     """Return the settings of the library's image processor that prepares images as `loaded` does."""
     model, transforms = loaded.model, loaded.transforms
-    statistics = pixel_statistics(model if isinstance(model, Classifier) else model.backbone)
+    statistics = pixel_statistics(statistics_owner(model))
     values = dict(image_processor_type=KINDS[kind].processor, do_rescale=True)
     values["do_normalize"] = (*statistics["mean"], *statistics["std"]) != (0, 0, 0, 1, 1, 1)
     values |= dict(image_mean=list(statistics["mean"]), image_std=list(statistics["std"]))

@@ -14,11 +14,9 @@ from torchvision.transforms.v2.functional import resize
 from vitkit.apps.exported.graphs import ExportGraph
 from vitkit.apps.exported.loading import NEW, ExportedFile
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.backbones.swin import Swin
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.errors import ConfigError
-from vitkit.models.classifier import Classifier
-from vitkit.models.eomt import EoMT
+from vitkit.protocols import backbone_fact, child
 from vitkit.structures import BOS, EOS, PAD
 
 Inputs = dict[str, Tensor]
@@ -54,21 +52,23 @@ def image_size(predictor: Predictor, size: tuple[int, int] | None) -> tuple[int,
         ConfigError: the model takes images of a single size, which differs from `size` or is unknown.
     """
     model = predictor.model
-    if isinstance(model, EoMT):
+    if model.image_size is not None:
         if size not in (None, tuple(model.image_size)):
             raise ConfigError(
-                f"export: got size {size[0]}x{size[1]}, but EoMT pads images to {model.image_size[0]}x"
-                f"{model.image_size[1]} (model.backbone.image_size). Leave size out."
+                f"export: got size {size[0]}x{size[1]}, but {type(model).__name__} pads images to "
+                f"{model.image_size[0]}x{model.image_size[1]} (model.backbone.image_size). Leave size out."
             )
         return tuple(model.image_size)
-    if size is None and isinstance(model, Classifier) and isinstance(model.backbone, Swin):
+    backbone = child(model, "backbone")
+    if size is None and backbone is not None and backbone_fact(backbone, "window_depends_on_size"):
         size = crop_of(predictor)
         if size is None:
             raise ConfigError(
-                "export: a classifier on Swin has windows that depend on the size of its images, which are of any size "
-                "(data.val.transforms). Set data.val.transforms=\"dict(type='ClassificationEvalTransforms', size=…)\"."
+                f"export: a classifier on {type(backbone).__name__} has windows that depend on the size of its images, "
+                "which are of any size (data.val.transforms). Set "
+                "data.val.transforms=\"dict(type='ClassificationEvalTransforms', size=…)\"."
             )
-    if size is not None and isinstance(model, Classifier):
+    if size is not None and "class_scores" in model.returns:
         check_crop(predictor, size)
     return size
 

@@ -46,7 +46,6 @@ from vitkit.apps.inference.translator import Translator
 from vitkit.config.trust import ProgramCode, remember
 from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError, DataError, place_in_own_code
-from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.weights import LoadReport
 
 TRACED_SIZE = (259, 515)
@@ -278,7 +277,7 @@ def parts_of(predictor: Loaded, settings: ExportSettings, images: Sequence[np.nd
     else:
         batches = image_inputs(predictor, images, settings.size)
         example = image_example(settings.size or TRACED_SIZE, predictor.channels)
-    if not isinstance(model, TextGenerator):
+    if "text" not in model.returns:
         return [Part("", image_graph(model), batches, example)]
     encoder, step = text_graphs(model)
     steps = list(decoded_inputs(encoder, step, batches))

@@ -5,20 +5,13 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from vitkit.apps.exported.graphs import mask_multiple, statistics_owner
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import ConfigError
-from vitkit.models.base import DensePredictionModel
-from vitkit.models.detr_segmentation import DETRSegmentation
-from vitkit.models.eomt import EoMT
-from vitkit.models.mask_results import MaskResults
-from vitkit.models.rf_detr import RFDETRSeg
-from vitkit.ops.detr_masks import SMALLEST_AREA
+from vitkit.models.base import statistics_owner
 from vitkit.ops.images import pixel_statistics
-from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.text.vocabulary import Vocabulary
 
 
@@ -38,7 +31,7 @@ def describe(
         "type": type(predictor.model).__name__,
         "license": license,
         "config": json.loads(json.dumps(config)),
-        "postprocessing": postprocessing(predictor.model),
+        "postprocessing": predictor.model.postprocess_settings(),
     }
     if isinstance(predictor, Predictor):
         about |= {
@@ -48,7 +41,7 @@ def describe(
             "image_sizes": None if predictor.image_sizes is None else predictor.image_sizes.to_json(),
             "preprocessing": _preprocessing(predictor),
         }
-    return about | (_text(predictor) if isinstance(predictor.model, TextGenerator) else {})
+    return about | (_text(predictor) if "text" in predictor.model.returns else {})
 
 
 def _preprocessing(predictor: Predictor) -> dict[str, Any]:
@@ -86,22 +79,6 @@ def resize_of(predictor: Predictor) -> dict[str, Any] | None:
     if sizes is None:
         return None
     return {"short_side": sizes.median_short, "max_size": sizes.most_long, "unless_within": sizes.to_json()}
-
-
-def postprocessing(model: Any) -> dict[str, Any] | None:
-    """Return the settings of the post-processing that the file does not include; None if there is none."""
-    if not isinstance(model, DensePredictionModel | EoMT):
-        return None
-    settings = {"tasks": list(model.tasks), "mask_multiple": mask_multiple(model)}
-    if isinstance(model, RFDETRSeg):
-        settings |= {"masks": "resized once"}
-    if isinstance(model, DETRSegmentation):
-        settings |= {"masks": "nearest", "smallest_area": SMALLEST_AREA, "object_threshold": model.object_threshold}
-    if isinstance(model, MaskResults):
-        settings |= {"masks": "bilinear", "num_instances": model.num_instances, **model.panoptic_rules._asdict()}
-    if isinstance(model, MaskResults | DETRSegmentation):
-        settings |= {"things": list(model.things)}
-    return settings
 
 
 def _text(predictor: Predictor | Translator) -> dict[str, Any]:

@@ -5,6 +5,7 @@ logits of the next token and those parts of the state that have changed. The fir
 """
 
 from collections.abc import Mapping
+from functools import singledispatch
 
 import torch
 from torch import Tensor, nn
@@ -114,11 +115,19 @@ class AttendTellStepGraph(_StepGraph):
         return self.advance(tokens, CaptionState(annotations, keys, bias, hidden, cell))
 
 
+@singledispatch
 def state_tensors(state: State) -> dict[str, Tensor]:
     """Return a state's tensors by name, with the rows as first axis."""
-    if isinstance(state, CaptionState):
-        names = ("annotations", "keys", "bias", "hidden", "cell")
-        return {name: getattr(state, name) for name in names}
+    raise NotImplementedError(type(state).__name__)
+
+
+@state_tensors.register
+def _(state: CaptionState) -> dict[str, Tensor]:
+    return {name: getattr(state, name) for name in ("annotations", "keys", "bias", "hidden", "cell")}
+
+
+@state_tensors.register
+def _(state: TextState) -> dict[str, Tensor]:
     memory = torch.stack([layer.transpose(0, 1) for layer in state.memory], dim=1)
     if isinstance(state.caches[0], _JoinedCache):
         cache = torch.stack([layer.keys_values for layer in state.caches], dim=1)
@@ -133,19 +142,35 @@ def in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.float() for name, value in tensors.items()}
 
 
+@singledispatch
 def text_graphs(model: nn.Module) -> tuple[ExportGraph, ExportGraph]:
     """Return the encoder and the step of a captioner or translator.
 
     Raises:
         ConfigError: no graph is defined for this kind of model.
     """
-    if isinstance(model, Transformer):
-        return TextEncoderGraph(model), TransformerStepGraph(model)
-    if isinstance(model, TransformerCaptioner):
-        return ImageEncoderGraph(model), TransformerStepGraph(model)
-    if isinstance(model, ShowAttendTell):
-        return ImageEncoderGraph(model), AttendTellStepGraph(model)
-    reason = ""
-    if isinstance(model, RNNTranslator):
-        reason = ": no format carries the encoder's operation pack_padded_sequence for any lengths"
-    raise ConfigError(f"export: no graph is defined for {type(model).__name__}{reason}. Choose a Transformer.")
+    raise _no_graph(model)
+
+
+@text_graphs.register
+def _(model: Transformer) -> tuple[ExportGraph, ExportGraph]:
+    return TextEncoderGraph(model), TransformerStepGraph(model)
+
+
+@text_graphs.register
+def _(model: TransformerCaptioner) -> tuple[ExportGraph, ExportGraph]:
+    return ImageEncoderGraph(model), TransformerStepGraph(model)
+
+
+@text_graphs.register
+def _(model: ShowAttendTell) -> tuple[ExportGraph, ExportGraph]:
+    return ImageEncoderGraph(model), AttendTellStepGraph(model)
+
+
+@text_graphs.register
+def _(model: RNNTranslator) -> tuple[ExportGraph, ExportGraph]:
+    raise _no_graph(model, ": no format carries the encoder's operation pack_padded_sequence for any lengths")
+
+
+def _no_graph(model: nn.Module, reason: str = "") -> ConfigError:
+    return ConfigError(f"export: no graph is defined for {type(model).__name__}{reason}. Choose a Transformer.")

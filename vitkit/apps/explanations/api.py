@@ -12,9 +12,9 @@ from torch import nn
 from vitkit.apps.explanations.backbone_models import is_backbone, load_backbone
 from vitkit.apps.explanations.backbones import explain_backbone, has_located_attention, mean_distances
 from vitkit.apps.explanations.clips import explain_clip
-from vitkit.apps.explanations.dense import explain_attention, explain_sampling, explain_slots
+from vitkit.apps.explanations.dense import explain_attention, explain_prompt, explain_sampling, explain_slots
 from vitkit.apps.explanations.explain_options import Draw, Explanation, Point, Request, check_points
-from vitkit.apps.explanations.images import decoder_layers, encoder_layers, samples_points
+from vitkit.apps.explanations.images import attention_layers, decoder_layers, encoder_layers, samples_points
 from vitkit.apps.explanations.text_figures import explain_caption, explain_text
 from vitkit.apps.inference import Loaded, Predictor, find_trained, images_in, load
 from vitkit.apps.inference.inputs import ImageLike
@@ -23,10 +23,7 @@ from vitkit.data.loading.loader import DataSettings
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
-from vitkit.models.classifier import Classifier
-from vitkit.models.mask_results import MaskResults
 from vitkit.protocols import child
-from vitkit.seq2seq.captioner import Captioner
 from vitkit.visualization.curves import plot_distances
 
 
@@ -41,9 +38,13 @@ class ImageFigures(NamedTuple):
 
 def _has_queries_or_encoder(model: nn.Module) -> bool:
     # The blocks of a classifier's ViT are drawn as those of a backbone.
-    if isinstance(model, Captioner | Classifier):
+    if {"class_scores", "text"} & set(model.returns):
         return False
     return bool(decoder_layers(model) or encoder_layers(model))
+
+
+def _writes_text(model: nn.Module) -> bool:
+    return "text" in model.returns
 
 
 def _samples(model: nn.Module) -> bool:
@@ -51,7 +52,7 @@ def _samples(model: nn.Module) -> bool:
 
 
 IMAGE_FIGURES = (
-    ImageFigures(lambda model: isinstance(model, Captioner), explain_caption, frozenset({"decoder_layer"})),
+    ImageFigures(_writes_text, explain_caption, frozenset({"decoder_layer"})),
     ImageFigures(_samples, explain_sampling, frozenset({"queries", "threshold"})),
     ImageFigures(
         lambda model: _has_queries_or_encoder(model) and not _samples(model),
@@ -59,14 +60,16 @@ IMAGE_FIGURES = (
         frozenset({"points", "queries", "threshold", "encoder_layer", "decoder_layer"}),
     ),
     ImageFigures(
-        lambda model: has_located_attention(model) and not isinstance(model, Captioner),
-        explain_backbone,
-        frozenset({"points"}),
+        lambda model: bool(attention_layers(model).prompt), explain_prompt, frozenset({"queries", "threshold"})
+    ),
+    ImageFigures(
+        lambda model: has_located_attention(model) and not _writes_text(model), explain_backbone, frozenset({"points"})
     ),
 )
 """All figures of images, by kind of model; a model gets all that apply to it."""
 
 _SOURCES = {
+    "prompt": ("image",),
     "points": ("image", "video"),
     "frame": ("video",),
     "queries": ("image", "dataset"),
@@ -86,6 +89,7 @@ def explain(
     weights: str | Path | None = None,
     *,
     image: ImageLike | None = None,
+    prompt: str | None = None,
     text: str | None = None,
     video: str | Path | None = None,
     images: str | Path | None = None,
@@ -115,6 +119,7 @@ def explain(
         weights: the weights of a config or a backbone. A backbone's need not have a classifier's head; None: its
             published ones.
         image: the image to explain, in any form that a `Predictor` takes.
+        prompt: what a model that takes a prompt looks for in the image.
         text: the sentence that a model of text reads.
         video: the file or folder of frames of which a model of clips explains the middle clip.
         images: a folder of images to average attention distances over.
@@ -142,6 +147,7 @@ def explain(
     """
     inputs = {"image": image, "text": text, "video": video, "images": images, "dataset": dataset or None}
     options = {
+        "prompt": prompt,
         "points": points or None,
         "frame": frame,
         "queries": queries or None,
@@ -193,11 +199,13 @@ def explain(
         explain_text(loaded, text, request, result)
         return result
     predictor = _resized(_of_images(loaded), size)
+    if prompt is not None:
+        predictor = predictor.with_prompt(prompt)
     if video is not None:
         result.stem = Path(video).stem
         explain_clip(predictor, video, request, result)
     if image is not None:
-        if isinstance(predictor.model, MaskResults) and "criterion" in config:
+        if predictor.model.classifies_masks and "criterion" in config:
             request = replace(request, criterion=build_criterion(config["criterion"], predictor.classes))
         explain_image(predictor, image, request, result, options=options)
     result.stem = ""
@@ -275,6 +283,8 @@ def explain_image(
             "backbone with attention (ViT, also timm's, Swin, SwinV2, MViT, LRNet, NonLocalResNet)."
         )
     accepted = {"html", "size"}.union(*(part.options for part in figures))
+    if "prompt" in model.takes:
+        accepted.add("prompt")
     if unused := [option for option in options if option not in accepted | {"compare", "max_images"}]:
         raise ConfigError(
             f"{', '.join(unused)}: not for {name}, whose figures take {', '.join(sorted(accepted))}. Leave this out."

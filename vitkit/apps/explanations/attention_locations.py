@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed as TimmPatchEmbedding
 from timm.models.eva import EvaAttention
 from timm.models.vision_transformer import Attention as TimmAttention
 from torch import Tensor, nn
 
 from vitkit.backbones.swin import BaseWindowAttention
 from vitkit.backbones.vit_blocks import Attention as ViTAttention
-from vitkit.backbones.vit_blocks import PatchEmbedding
-from vitkit.backbones.windowed_vit import WindowedViT
 from vitkit.errors import ConfigError
 from vitkit.kernels.local_relation import plain as local_relation
 from vitkit.kernels.windows import window_partition
@@ -23,7 +20,7 @@ from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.nn.pooling_attention import PoolingAttention
-from vitkit.protocols import child
+from vitkit.protocols import backbone_fact, child
 
 Size = tuple[int, int]
 _LABELS = (
@@ -134,8 +131,7 @@ def located_attention(
     modules = {name: model.get_submodule(name) for name in (attention_names(model) if names is None else names)}
     if not modules or images.ndim != 4:
         return []
-    patches = patch_sizes(model)
-    windowed = next((module for module in model.modules() if isinstance(module, WindowedViT)), None)
+    patch, num_windows = image_fact(model, "patch_size"), image_fact(model, "num_windows")
     calls: list[tuple] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, args, name=name: calls.append((name, module, args)))
@@ -156,19 +152,17 @@ def located_attention(
     layers, size = [], tuple(images.shape[-2:])
     for name, module, args in calls:
         locate = next(locate for kind, locate in _LOCATE.items() if isinstance(module, kind))
-        if windowed is None:
-            located = locate(module, args, weights[name], sizes[0], patches)
+        if num_windows == 1:
+            located = locate(module, args, weights[name], sizes[0], patch)
         else:
-            located = _locate_windowed_vit(args[1], weights[name], patches[0], windowed.num_windows)
+            located = _locate_windowed_vit(args[1], weights[name], patch, num_windows)
         layers.append(LocatedAttention(name=name, image_size=size, **located))
     return layers
 
 
-def patch_sizes(model: nn.Module) -> list[int]:
-    """Return the sides of the patches of a model's plain ViTs, vitkit's or timm's, in pixels."""
-    embeddings = (module for module in model.modules() if isinstance(module, PatchEmbedding | TimmPatchEmbedding))
-    sides = (module.patch_size for module in embeddings)
-    return [side if isinstance(side, int) else side[0] for side in sides]
+def image_fact(model: nn.Module, name: str) -> Any:
+    """Return what a model's backbone, or a backbone itself, says about itself; see `BackboneFacts`."""
+    return backbone_fact(child(model, "backbone") or model, name)
 
 
 def centers(size: Size, cell: int) -> Tensor:
@@ -187,19 +181,19 @@ def _in_windows(positions: Tensor, window: int, shift: int = 0) -> Tensor:
     return window_partition(positions[None], window, shift=shift, padding_value=torch.full((2,), torch.nan))
 
 
-def _locate_vit(module: ViTAttention, args: tuple, weights: Tensor, size: Size, patches: list[int]) -> dict[str, Any]:
-    positions = centers(args[1], patches[0])
+def _locate_vit(module: ViTAttention, args: tuple, weights: Tensor, size: Size, patch: int) -> dict[str, Any]:
+    positions = centers(args[1], patch)
     positions = positions.view(1, -1, 2) if module.window_size is None else _in_windows(positions, module.window_size)
     num_tokens = weights.shape[-1] - positions.shape[1]
-    return dict(weights=weights, queries=positions, keys=positions, cell=patches[0], num_tokens=num_tokens)
+    return dict(weights=weights, queries=positions, keys=positions, cell=patch, num_tokens=num_tokens)
 
 
-def _locate_timm_vit(_: nn.Module, __: tuple, weights: Tensor, size: Size, patches: list[int]) -> dict[str, Any]:
-    positions = centers(tuple(math.ceil(side / patches[0]) for side in size), patches[0]).view(1, -1, 2)
+def _locate_timm_vit(_: nn.Module, __: tuple, weights: Tensor, size: Size, patch: int) -> dict[str, Any]:
+    positions = centers(tuple(math.ceil(side / patch) for side in size), patch).view(1, -1, 2)
     num_tokens = weights.shape[-1] - positions.shape[1]
     if num_tokens < 0:
-        raise ConfigError(f"timm's network attends over {weights.shape[-1]} tokens, not over patches of {patches[0]}.")
-    return dict(weights=weights, queries=positions, keys=positions, cell=patches[0], num_tokens=num_tokens)
+        raise ConfigError(f"timm's network attends over {weights.shape[-1]} tokens, not over patches of {patch}.")
+    return dict(weights=weights, queries=positions, keys=positions, cell=patch, num_tokens=num_tokens)
 
 
 def _locate_windowed_vit(size: Size, weights: Tensor, cell: int, num_windows: int) -> dict[str, Any]:
@@ -218,14 +212,16 @@ def _locate_windowed_vit(size: Size, weights: Tensor, cell: int, num_windows: in
     return dict(weights=weights, queries=positions, keys=positions, cell=cell, num_tokens=count * num_others)
 
 
-def _locate_swin(module: BaseWindowAttention, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+def _locate_swin(
+    module: BaseWindowAttention, args: tuple, weights: Tensor, size: Size, _: int | None
+) -> dict[str, Any]:
     x, window, shift, _ = args
     cell = _stride(x.shape[1:3], size)
     positions = _in_windows(centers(x.shape[1:3], cell), window, shift)
     return dict(weights=weights, queries=positions, keys=positions, cell=cell)
 
 
-def _locate_mvit(module: PoolingAttention, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+def _locate_mvit(module: PoolingAttention, args: tuple, weights: Tensor, size: Size, _: int | None) -> dict[str, Any]:
     map_size = args[1]
     stride = _stride(map_size, size)
     positions = []
@@ -238,7 +234,7 @@ def _locate_mvit(module: PoolingAttention, args: tuple, weights: Tensor, size: S
     return dict(weights=weights, queries=queries, keys=keys, cell=cell, num_tokens=int(module.class_token))
 
 
-def _locate_lrnet(module: LocalRelation, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+def _locate_lrnet(module: LocalRelation, args: tuple, weights: Tensor, size: Size, _: int | None) -> dict[str, Any]:
     map_size = tuple(args[0].shape[-2:])
     cell = _stride(map_size, size)
     positions = centers(map_size, cell)
@@ -250,7 +246,7 @@ def _locate_lrnet(module: LocalRelation, args: tuple, weights: Tensor, size: Siz
     return dict(weights=weights[0].transpose(0, 1)[:, :, None], queries=queries, keys=keys, cell=cell)
 
 
-def _locate_non_local(module: NonLocalBlock, args: tuple, weights: Tensor, size: Size, _: list) -> dict[str, Any]:
+def _locate_non_local(module: NonLocalBlock, args: tuple, weights: Tensor, size: Size, _: int | None) -> dict[str, Any]:
     map_size = tuple(args[0].shape[-2:])
     stride, pooling = _stride(map_size, size), module.pool[0] if module.pool else 1
     pooled = tuple(max(1, length // pooling) for length in map_size)

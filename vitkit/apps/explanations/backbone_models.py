@@ -5,17 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.videos import VideoPredictor
-from vitkit.backbones.mvit import FRAME_STRIDE, MViT
-from vitkit.backbones.nonlocal_resnet import ClipResNet
-from vitkit.backbones.timesformer import TimeSformer
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.models.classifier import Classifier
+from vitkit.protocols import backbone_fact
 from vitkit.registry import BACKBONES
 from vitkit.weights import LoadReport, load_pretrained
 from vitkit.weights.hub import hub_folder, is_hub_name
@@ -139,7 +136,7 @@ def load_backbone(
         if weights is not None:
             raise
         raise CheckpointError(f"{error} With explain, a file follows the backbone's name.") from error
-    num_frames, model = frames_of(backbone), Classifier(backbone).to(device)
+    num_frames, model = backbone_fact(backbone, "num_frames"), Classifier(backbone).to(device)
     report = None if source is None else LoadReport(source)
     if num_frames is not None:
         sampling = ClipSampling(num_frames, FRAME_RATE)
@@ -153,12 +150,3 @@ def load_backbone(
         report=report,
         channels=None if backbone.in_channels == 3 else backbone.in_channels,
     )
-
-
-def frames_of(backbone: nn.Module) -> int | None:
-    """Return the number of frames of the clips that a backbone is made for; None for a backbone of images."""
-    if isinstance(backbone, MViT) and backbone.axes == 3:
-        return backbone.grid[0] * FRAME_STRIDE
-    if isinstance(backbone, TimeSformer):
-        return 8 if backbone.time_embed is None else backbone.time_embed.shape[1]
-    return (32 if backbone.paper_pooling else 8) if isinstance(backbone, ClipResNet) else None

@@ -11,23 +11,19 @@ from vitkit.apps.explanations.attention_locations import (
     KINDS,
     LocatedAttention,
     attention_names,
+    image_fact,
     located_attention,
-    patch_sizes,
     spread,
 )
 from vitkit.apps.explanations.drawing import NUM_ARROWS
 from vitkit.apps.explanations.explain_options import Explanation, Point, Request, shown_image
+from vitkit.apps.explanations.images import attention_layers
 from vitkit.apps.explanations.pages import backbone_page
 from vitkit.apps.explanations.panels import Panel, draw_rows
 from vitkit.apps.explanations.regions import attention_ratio
 from vitkit.apps.inference.inputs import ImageLike
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.backbones.mvit import MViT
-from vitkit.backbones.timm_adapter import TimmBackbone
-from vitkit.backbones.vit import ViT
-from vitkit.backbones.windowed_vit import WindowedViT
 from vitkit.errors import ConfigError, DataError
-from vitkit.models.eomt import EoMT
 from vitkit.nn.local_relation import LocalRelation
 from vitkit.nn.non_local import NonLocalBlock
 from vitkit.protocols import child
@@ -77,15 +73,13 @@ def layer_bytes(model: nn.Module, images: Tensor) -> int:
     """
     if not is_plain_vit(model):
         return 0
-    num_tokens = images[0, 0].numel() // patch_sizes(model)[0] ** 2
+    num_tokens = images[0, 0].numel() // image_fact(model, "patch_size") ** 2
     return 4 * model.get_submodule(attention_names(model)[0]).num_heads * num_tokens**2
 
 
 def is_plain_vit(model: nn.Module) -> bool:
     """Whether a model's backbone is a ViT, vitkit's or timm's."""
-    backbone = child(model, "backbone") or model
-    is_timm = isinstance(backbone, TimmBackbone) and len(patch_sizes(backbone)) == 1
-    return isinstance(backbone, ViT) or (is_timm and bool(attention_names(backbone)))
+    return image_fact(model, "patch_size") is not None
 
 
 def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
@@ -109,27 +103,18 @@ def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
 def has_located_attention(model: nn.Module) -> bool:
     """Whether `draw_backbone` draws anything for an image model.
 
-    It draws nothing for EoMT, whose queries are tokens of the backbone: its attention is drawn as a decoder's.
+    It draws nothing if queries are tokens of the backbone, whose attention is drawn as a decoder's.
     """
-    return not isinstance(model, EoMT) and any(isinstance(module, KINDS) for module in model.modules())
-
-
-def has_class_token(model: nn.Module) -> bool:
-    """Whether the first token of the backbone is a class token, and its only one."""
-    backbone = child(model, "backbone") or model
-    if isinstance(backbone, WindowedViT) and backbone.num_windows > 1:
-        return False
-    if isinstance(backbone, TimmBackbone):
-        return is_plain_vit(backbone) and any(
-            name.rpartition(".")[2] == "cls_token" for name, _ in backbone.named_parameters()
-        )
-    return isinstance(backbone, ViT | MViT) and backbone.cls_token is not None
+    return not attention_layers(model).num_joint_queries and any(
+        isinstance(module, KINDS) for module in model.modules()
+    )
 
 
 def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
     """Draw what points and the class token attend to in a model's backbone, and what else applies to it."""
     layers = backbone_attention(predictor, image)
     model, shown = predictor.model, shown_image(predictor, image)
+    has_class_token = image_fact(model, "has_class_token")
     num_layers, backbone = len(attention_names(model)), child(model, "backbone") or model
     is_complete = len(layers) == num_layers
     if not is_complete:
@@ -145,7 +130,7 @@ def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, 
     drawn = spread([layer for layer in layers if layer not in local[:1]], MAX_LAYERS)  # the stem's cells are pixels
 
     draw_points(shown, drawn, points, result.file("points.png"), num_layers=num_layers)
-    if has_class_token(model):
+    if has_class_token:
         draw_class_token(shown, drawn, result.file("class_token.png"), num_layers=num_layers)
         draw_class_token_masks(shown, layers[-1], result.file("class_token_masks.png"))
         for head, mask in enumerate(mass_masks(layers[-1].class_token())):
@@ -158,7 +143,7 @@ def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, 
             "no figure of the rollout: it needs the attention of all layers, each from all tokens to all tokens"
         )
     else:
-        draw_rollout(shown, layers, points, result.file("rollout.png"), class_token=has_class_token(model))
+        draw_rollout(shown, layers, points, result.file("rollout.png"), class_token=has_class_token)
     if local:
         if len(points) > 1:
             result.notes.append(f"the kernels are drawn at the first of the {len(points)} points only")
@@ -168,7 +153,7 @@ def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, 
         draw_arrows(shown, layers, points, result.file("non_local.png"))
     if request.html:
         shown_layers = spread(layers, MAX_LAYERS)
-        page = backbone_page(shown_layers, class_token=has_class_token(model))
+        page = backbone_page(shown_layers, class_token=has_class_token)
         title = f"What {type(backbone).__name__} attends to{left_out((len(shown_layers), num_layers, 'layers'))}"
         result.page(page, "backbone.html", title=title, image=shown)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import singledispatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +15,13 @@ from vitkit.apps.explanations.html_page import PageLayer
 from vitkit.apps.explanations.pages import MAX_ROWS
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.videos import clip_of
-from vitkit.backbones.mvit import MViT
-from vitkit.backbones.nonlocal_resnet import ClipResNet
-from vitkit.backbones.timesformer import SCHEMES, Size, TimeSformer, join_groups, split_groups
+from vitkit.backbones.timesformer import SCHEMES, Size, join_groups, split_groups
+from vitkit.backbones.timesformer import Block as TimeSformerBlock
 from vitkit.errors import ConfigError
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.non_local import NonLocalBlock
-from vitkit.protocols import child
+from vitkit.nn.pooling_attention import PoolingAttention
+from vitkit.protocols import backbone_fact, child
 
 
 class GroupedAttention(NamedTuple):
@@ -87,13 +88,10 @@ def clip_layers(model: nn.Module) -> list[nn.Module]:
         ConfigError: its backbone has none.
     """
     backbone = child(model, "backbone")
-    if isinstance(backbone, TimeSformer):
-        return list(backbone.blocks)
-    if isinstance(backbone, MViT) and backbone.axes == 3:
-        return [block.attn for block in backbone.blocks]
-    blocks = [module for module in model.modules() if isinstance(module, NonLocalBlock)]
-    if isinstance(backbone, ClipResNet) and blocks:
-        return blocks
+    if backbone is not None and backbone_fact(backbone, "num_frames") is not None:
+        layers = [module for module in backbone.modules() if _read.dispatch(type(module)) is not _read.dispatch(object)]
+        if layers:
+            return layers
     raise ConfigError(
         f"{type(backbone or model).__name__} has no attention over space and time: expected TimeSformer, an MViT for "
         "clips, or a ClipResNet with non-local blocks."
@@ -120,23 +118,57 @@ def clip_attention(model: nn.Module, clip: Tensor, layer: int | None = None) -> 
             model(clip)
     finally:
         hook.remove()
-    if isinstance(model.backbone, TimeSformer):
-        height, width = (-(-side // model.backbone.patch_embed.patch_size) for side in clip.shape[-2:])
-        steps = {name: calls[0] for name, calls in maps.items()}
-        return _joined(steps, model.backbone.attention, (height, width, clip.shape[2]))
+    return _read(module, model.backbone, maps, inputs[0], clip.shape[2])
+
+
+@singledispatch
+def _read(
+    layer: nn.Module, backbone: nn.Module, maps: Mapping[str, list[Tensor]], inputs: tuple, num_frames: int
+) -> ClipAttention:
+    """Return the attention of a layer; a layer of a new backbone is registered here.
+
+    Args:
+        maps: the recorded attention of its modules, by their names in the layer.
+        inputs: the layer's inputs.
+        num_frames: the number of the clip's frames.
+    """
+    raise NotImplementedError(type(layer).__name__)
+
+
+@_read.register
+def _(
+    layer: TimeSformerBlock, backbone: nn.Module, maps: Mapping[str, list[Tensor]], inputs: tuple, num_frames: int
+) -> GroupedAttention:
+    steps = {name: calls[0] for name, calls in maps.items()}
+    return _joined(steps, backbone.attention, (*inputs[1][:2], num_frames))
+
+
+@_read.register
+def _(
+    layer: NonLocalBlock, backbone: nn.Module, maps: Mapping[str, list[Tensor]], inputs: tuple, num_frames: int
+) -> FullAttention:
+    size = tuple(inputs[0].shape[2:])
+    key_size = tuple(length // min(window, length) for window, length in zip(layer.pool or (1, 1, 1), size))
+    return _full_attention(maps, size, key_size, num_tokens=0)
+
+
+@_read.register
+def _(
+    layer: PoolingAttention, backbone: nn.Module, maps: Mapping[str, list[Tensor]], inputs: tuple, num_frames: int
+) -> FullAttention:
+    size, key_size = (
+        tuple(math.ceil(length / stride) for length, stride in zip(inputs[1], strides))
+        for strides in (layer.q_stride, layer.kv_stride)
+    )
+    return _full_attention(maps, size, key_size, num_tokens=int(layer.class_token))
+
+
+def _full_attention(maps: Mapping[str, list[Tensor]], size: Size, key_size: Size, *, num_tokens: int) -> FullAttention:
+    """Return the attention of a layer's only module; sizes are (T, h, w), and `num_tokens` 1 with a class token."""
     weights = maps[""][0][0].mean(dim=0).float().cpu()  # (L, S), with the class token
-    if isinstance(module, NonLocalBlock):
-        size, token = tuple(inputs[0][0].shape[2:]), 0
-        pool = module.pool or (1, 1, 1)
-        key_size = tuple(length // min(window, length) for window, length in zip(pool, size))
-    else:
-        token = int(module.class_token)
-        size, key_size = (
-            tuple(math.ceil(length / stride) for length, stride in zip(inputs[0][1], strides))
-            for strides in (module.q_stride, module.kv_stride)
-        )
-    of_token = weights[0, token:].view(key_size).permute(1, 2, 0) if token else None
-    return FullAttention(of_token, weights[token:, token:], (*size[1:], size[0]), (*key_size[1:], key_size[0]))
+    of_token = weights[0, num_tokens:].view(key_size).permute(1, 2, 0) if num_tokens else None
+    weights = weights[num_tokens:, num_tokens:]
+    return FullAttention(of_token, weights, (*size[1:], size[0]), (*key_size[1:], key_size[0]))
 
 
 def _joined(maps: Mapping[str, Tensor], scheme: str, size: Size) -> GroupedAttention:
@@ -175,7 +207,7 @@ def explain_clip(predictor: Predictor, video: str | Path, request: Request, resu
         )
     layers = clip_layers(model)
     number = len(layers) - 1 if request.encoder_layer is None else request.encoder_layer
-    kind = f"{model.backbone.attention} attention" if isinstance(model.backbone, TimeSformer) else "Attention"
+    kind = f"{model.backbone.attention} attention" if isinstance(attention, GroupedAttention) else "Attention"
     title = f"{kind.capitalize()} over space and time, layer {number} (of 0 to {len(layers) - 1}), mean of the heads"
     if isinstance(layers[number], NonLocalBlock):
         title = f"Non-local block {number} (of 0 to {len(layers) - 1})"

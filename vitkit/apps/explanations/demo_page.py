@@ -17,7 +17,6 @@ from vitkit.apps.explanations.text import word_attention
 from vitkit.apps.inference import FIELDS, Prediction, Predictor
 from vitkit.data.synthetic.world import World
 from vitkit.errors import VitkitError
-from vitkit.seq2seq.captioner import Captioner
 from vitkit.structures import ScoreThresholds
 from vitkit.visualization.canvas import enlarge
 
@@ -91,7 +90,7 @@ class Demo:
             ConfigError: the model has no attention that can be drawn.
         """
         predictor, image = self.predictor, prediction.image
-        if isinstance(predictor.model, Captioner):
+        if "text" in predictor.model.returns:
             return self._attend_by_words(prediction)
         attention_of = image_sampling if samples_points(predictor.model) else image_attention
         view = attention_of(predictor, image)

@@ -21,20 +21,14 @@ from vitkit.apps.explanations.drawing import (
 from vitkit.apps.explanations.explain_options import Point
 from vitkit.apps.explanations.regions import attention_ratio, box_region, sampling_ratio
 from vitkit.apps.inference.predictor import Predictor
-from vitkit.backbones.vit import ViT
-from vitkit.backbones.windowed_vit import WindowedViT
 from vitkit.errors import ConfigError
-from vitkit.heads.mask2former import Mask2FormerHead
-from vitkit.heads.rf_detr import RFDETRHead
 from vitkit.io.channel_files import as_rgb
-from vitkit.models.eomt import EoMT
-from vitkit.models.per_pixel import PerPixelClassification
 from vitkit.nn.attention import AttentionRecorder, MultiHeadAttention
 from vitkit.nn.deformable_attention import MultiScaleDeformableAttention, SamplingRecorder
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.images import resize_mask
 from vitkit.ops.masks import boxes_around_masks, mask_logits
-from vitkit.protocols import child
+from vitkit.protocols import AttentionLayers, Model, child
 from vitkit.structures import ScoreThresholds
 
 Size = tuple[int, int]
@@ -51,7 +45,7 @@ class View:
     records: dict[str, list]
     """Module name -> what the recorder kept of each of its calls."""
     feature_sizes: Mapping[str, Size]
-    """Name -> (height, width) of each of the neck's feature maps; empty for a model without a neck."""
+    """Name -> (height, width) of each feature map of the neck, or of the backbone if there is no neck."""
     image_size: Size
     """(height, width) of the image as it was prepared for the model."""
     padded_size: Size
@@ -94,9 +88,12 @@ def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder 
         for module in watched
         if module is not None
     ]
-    neck = child(model, "neck")
-    if neck is not None:
-        hooks.append(neck.register_forward_hook(lambda _, args, output: maps.update(output)))
+    owner = child(model, "neck") or model.backbone
+
+    def keep_maps(_: nn.Module, args: tuple, output: Mapping[str, Tensor] | Tensor) -> None:
+        maps.update(output if isinstance(output, Mapping) else {})  # a classifier's backbone returns logits
+
+    hooks.append(owner.register_forward_hook(keep_maps))
     try:
         with recorder as records:
             outputs = model(**batch.inputs)
@@ -109,37 +106,25 @@ def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder 
     return View(as_rgb(image), dict(outputs), records, feature_sizes, image_size, padded_sizes[0])
 
 
-def encoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the self-attention modules over a feature map, layer by layer; an empty list if the model has none.
+def attention_layers(model: nn.Module) -> AttentionLayers:
+    """Return where a model says that its attention lies; nothing for a backbone."""
+    return model.attention_layers() if isinstance(model, Model) else AttentionLayers()
 
-    These are the layers of the head's encoder, of the neck's encoder, or the blocks of a ViT with global attention.
-    """
-    for part in ("head", "neck"):
-        owner = child(model, part)
-        encoder = None if owner is None else child(owner, "encoder")
-        layers = None if encoder is None else child(encoder, "layers")
-        attention = [child(layer, "self_attn") for layer in layers or ()]
-        if attention and all(isinstance(module, MultiHeadAttention) for module in attention):
-            return attention
-    backbone = child(model, "backbone")
-    if not isinstance(backbone, ViT) or (isinstance(backbone, WindowedViT) and backbone.num_windows > 1):
-        return []
-    return [block.attn for block in backbone.blocks if block.attn.window_size is None]
+
+def encoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the self-attention modules over a feature map, layer by layer; an empty list if the model has none."""
+    return list(attention_layers(model).encoder)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules with which queries attend to the image, layer by layer; an empty list if there are none."""
-    if isinstance(model, EoMT):
-        return [block.attn for block in model.backbone.blocks[-model.num_blocks :]]
-    if isinstance(model, PerPixelClassification):  # its queries, if it has any, make no predictions themselves
-        return []
-    head = child(model, "head")
-    decoder = None if head is None else child(head, "decoder") or head
-    layers = None if decoder is None else child(decoder, "layers")
-    attention = [child(layer, "cross_attn") for layer in layers or ()]
+    """Return the modules with which queries attend to the image, layer by layer; an empty list if there are none, or
+    some whose weights cannot be recorded."""
+    layers = attention_layers(model)
+    if layers.num_joint_queries:
+        return list(layers.decoder)
     for kind in (MultiHeadAttention, MultiScaleDeformableAttention):
-        if attention and all(isinstance(module, kind) for module in attention):
-            return attention
+        if all(isinstance(module, kind) for module in layers.decoder):
+            return list(layers.decoder)
     return []
 
 
@@ -373,7 +358,8 @@ def image_attention(
     encoder_layer, decoder_layer = encoder_layer % max(1, len(encoder)), decoder_layer % max(1, len(decoder))
     # One encoder layer only: for a large image, the maps between all pairs of locations in all encoder layers would
     # take gigabytes.
-    numbers = [decoder_layer] if isinstance(model, EoMT) else range(len(decoder))
+    joint_queries = attention_layers(model).num_joint_queries
+    numbers = [decoder_layer] if joint_queries else range(len(decoder))
     recorded = {str(i): decoder[i] for i in numbers if decoder}
     if encoder:
         recorded["encoder"] = encoder[encoder_layer]
@@ -393,8 +379,8 @@ def image_attention(
         weights = weights[0][0][..., -num_locations:].float().cpu()  # after a ViT's class token and registers
         if name == "encoder":
             return LayerAttention(number, weights[:, -num_locations:].unflatten(-1, size), covered)
-        if isinstance(model, EoMT):  # the queries come first in the sequence
-            weights = weights[:, : model.head.query_embed.num_embeddings]
+        if joint_queries:  # the queries come first in the sequence
+            weights = weights[:, :joint_queries]
         gate = gates[number].unflatten(-1, size) if gates else None
         return LayerAttention(number, weights.unflatten(-1, size), covered, gate)
 
@@ -412,14 +398,13 @@ def image_attention(
 
 @contextmanager
 def _gates(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect where Mask2Former's queries may attend: (Q, S) bool for the first image, one tensor per layer."""
+    """Collect where queries that attend within masks may attend: (Q, S) bool for the first image, by layer."""
     gates: list[Tensor] = []
-    head = child(model, "head")
-    layers = head.layers if isinstance(head, Mask2FormerHead) else ()
 
     def keep(_: nn.Module, args: tuple, inputs: dict[str, Tensor]) -> None:
         gates.append((inputs["memory_bias"][0, 0] > -1).cpu())
 
+    layers = attention_layers(model).masked
     hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
     try:
         yield gates
@@ -431,12 +416,10 @@ def _gates(model: nn.Module) -> Iterator[list[Tensor]]:
 def _attended_map(model: nn.Module, view: View, layer: nn.Module, number: int) -> tuple[Size, tuple[float, float]]:
     """Return the size of the map that a layer attends to, and `covered` of `LayerAttention`."""
     if not isinstance(layer, MultiHeadAttention):  # a layer of a ViT, which pads its input to full patches
-        patch = model.backbone.patch_embed.patch_size
+        patch = model.backbone.patch_size
         height, width = (math.ceil(side / patch) for side in view.padded_size)
         return (height, width), (height * patch / view.image_size[0], width * patch / view.image_size[1])
-    head, names = model.head, list(view.feature_sizes)
-    # Mask2Former's layers attend to the levels in turn, all other models' to the coarsest level.
-    levels = head.level_names if isinstance(head, Mask2FormerHead) else names[-1:]
+    levels = attention_layers(model).level_names or list(view.feature_sizes)[-1:]
     return view.feature_sizes[levels[number % len(levels)]], view.covered
 
 
@@ -500,8 +483,7 @@ def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     view = record(predictor, image, SamplingRecorder(model.head.decoder))
     strides = [info.stride for info in model.neck.feature_info.values()]
     levels = [attention.levels for attention in decoder_layers(model)]
-    # RF-DETR measures padding in pixels; all others round it to the locations of each level.
-    in_pixels = isinstance(model.head, RFDETRHead)
-    covered = [view.covered if in_pixels else view.covered_at(name) for name in view.feature_sizes]
+    rounds = attention_layers(model).rounds_padding
+    covered = [view.covered_at(name) if rounds else view.covered for name in view.feature_sizes]
     queries = QueryPredictions.of(view, len(predictor.classes))
     return ImageSampling(view.image, predictor.classes, queries, strides, levels, covered, view)

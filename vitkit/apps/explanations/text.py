@@ -13,7 +13,6 @@ from vitkit.apps.explanations.text_drawing import draw_beams
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import Decodable, DecodingSettings, State, TextGenerator, decode
-from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel, PrefixLanguageModel
 from vitkit.structures import BOS, EOS
 from vitkit.text.vocabulary import SPACE, Vocabulary
 
@@ -57,7 +56,7 @@ class TextAttention:
 def text_inputs(model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: str) -> dict[str, Tensor]:
     """Return a batch of one sentence: the source of a translation model, or the prompt of a decoder-only one."""
     device = next(model.parameters()).device
-    if isinstance(model, CausalLanguageModel):
+    if "tokens" in model.takes:
         return {"tokens": torch.tensor([[BOS, *vocabularies["target"].encode(text)]], device=device)}
     source = torch.tensor([[*vocabularies["source"].encode(text), EOS]], device=device)
     return {"source": source, "source_padding": torch.zeros_like(source, dtype=torch.bool)}
@@ -78,13 +77,14 @@ def text_attention(
     device, target = next(model.parameters()).device, vocabularies["target"]
     source: list[str] = []
     written: list[str] = []
-    if isinstance(model, MaskedLanguageModel):
+    fills_masks = "masked_tokens" in model.returns
+    if fills_masks:
         ids = [*target.encode_masked(text), EOS]  # as `MaskFiller` reads it
         # The model's `forward` would mask some of the tokens.
         predict = partial(model.predict, torch.tensor([ids], device=device))
     else:
         inputs = text_inputs(model, vocabularies, text)
-        if isinstance(model, CausalLanguageModel):
+        if "tokens" in model.takes:
             ids = inputs["tokens"][0].tolist()
         else:
             source = vocabularies["source"].token_texts(inputs["source"][0].tolist())
@@ -99,10 +99,9 @@ def text_attention(
     with AttentionRecorder(model) as maps:
         logits = predict()
     expected = most_probable(logits[0], target, ids, num_expected)
-    if isinstance(model, MaskedLanguageModel) and model.class_token:
+    if fills_masks and model.class_token:
         ids = [BOS, *ids]
-    # A prefix language model reads its source and its target as one sequence.
-    tokens = [*(source if isinstance(model, PrefixLanguageModel) else ()), *target.token_texts(ids)]
+    tokens = [*(source if not fills_masks and model.joins_source else ()), *target.token_texts(ids)]
     return TextAttention(_layers(model, maps, tokens, source, written), expected)
 
 
@@ -171,7 +170,7 @@ def _layers(
         source: the tokens that an encoder reads, if there is a decoder too.
         written: the tokens that the decoder writes, the rows of cross-attention.
     """
-    is_encoder_only = isinstance(model, MaskedLanguageModel)
+    is_encoder_only = "masked_tokens" in model.returns
     layers: list[TextLayer] = []
     for name, calls in maps.items():
         # A recurrent decoder calls its attention once for each token.

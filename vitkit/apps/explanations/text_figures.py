@@ -22,9 +22,7 @@ from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.errors import ConfigError, DataError
-from vitkit.seq2seq.decoding import TextGenerator
-from vitkit.seq2seq.language_models import MaskedLanguageModel
-from vitkit.seq2seq.transformer import TextPositions
+from vitkit.seq2seq.transformer import position_codes
 
 KINDS = {
     "encoder": "Encoder self-attention",
@@ -48,7 +46,7 @@ def explain_text(loaded: TextModel, text: str, request: Request, result: Explana
     draw_text(model, attention, request, result)
     if request.html and attention.layers:
         result.page(text_page(attention), "tokens.html", title=f"What tokens attend to: {text}")
-    if isinstance(model, TextGenerator):
+    if "text" in model.returns:
         inputs = text_inputs(model, vocabularies, text)
         draw_beam_tree(model, vocabularies["target"], inputs, result.file("beams.png"), beams=request.beams)
 
@@ -96,13 +94,13 @@ def draw_text(model: nn.Module, attention: TextAttention, request: Request, resu
         weights = [layer.weights.numpy() for layer in layers]
         draw_heads(weights, rows, columns, result.file(f"{kind}_heads.png"), title=title)
         draw_arcs(weights[number], rows, columns, result.file(f"{kind}_arcs.png"), title=f"{title}, layer {number}")
-    codes = next((module.codes for module in model.modules() if isinstance(module, TextPositions)), None)
+    codes = position_codes(model)
     if codes is None:
         result.notes.append("no figure of the position encoding: a recurrent model has none")
     else:
         codes = codes[:MAX_POSITIONS].detach().float().cpu()
         draw_positions(codes, result.file("positions.png"), title="Position encoding")
-    is_masked = isinstance(model, MaskedLanguageModel)
+    is_masked = "masked_tokens" in model.returns
     title = "The most probable tokens at each position" if is_masked else "The most probable tokens after each"
     before = "at" if is_masked else "after"
     draw_expected(attention.expected, result.file("next_tokens.png"), title=title, before=before)

@@ -4,7 +4,6 @@ Images come as uint8 RGB, padded with zeros at the right and bottom; the graph n
 of post-processing whose results have one shape for all images of a batch, but not masks at each image's own size.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,14 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import ConfigError
-from vitkit.models.base import DensePredictionModel, Detector
-from vitkit.models.classifier import Classifier
-from vitkit.models.eomt import EoMT
-from vitkit.models.mask_results import MaskResults
-from vitkit.models.per_pixel import PerPixelClassification
+from vitkit.models.base import statistics_owner
 from vitkit.ops.boxes import scale_boxes
 from vitkit.ops.images import float_statistics, normalize_images, padding_to_multiple
-from vitkit.protocols import OffersExportGraph, child
+from vitkit.protocols import FixedDetections, Model, OffersExportGraph
 
 Axes = Mapping[str, tuple[str | None, ...]]
 """Name of a tensor -> the name of each of its axes; None where its length never changes."""
@@ -86,12 +81,6 @@ class ImageGraph(ExportGraph):
         return outputs | self.finish(outputs, dict(images=images, image_sizes=image_sizes))
 
 
-def statistics_owner(model: nn.Module) -> nn.Module:
-    """Return the module that has the mean and standard deviation of a model's pixels."""
-    backbone = child(model, "backbone")
-    return model if backbone is None or isinstance(model, Classifier) else backbone
-
-
 class ClassifierGraph(ImageGraph):
     """Also returns class_scores (B, C), which sum to 1."""
 
@@ -138,7 +127,7 @@ class SegmenterGraph(ImageGraph):
 
     def _semantic(self, outputs: Mapping[str, Tensor], images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
-        multiple = mask_multiple(self.model)
+        multiple = self.model.mask_multiple
         size = (height + padding_to_multiple(height, multiple), width + padding_to_multiple(width, multiple))
         maps = outputs["pred_masks"] if "pred_masks" in outputs else outputs["pred_semantic"]
         maps = F.interpolate(maps, size=size, mode="bilinear", align_corners=False)[..., :height, :width]
@@ -148,35 +137,23 @@ class SegmenterGraph(ImageGraph):
         return maps.argmax(1)
 
 
-def mask_multiple(model: DensePredictionModel | EoMT) -> int:
-    """Return the number of pixels to a multiple of which masks pad the image's height and width."""
-    if isinstance(model, EoMT):  # its files take images that already have the size that it pads to
-        return 1
-    stride = model.stride if isinstance(model, PerPixelClassification) else 1
-    return math.lcm(model.padding_multiple, stride)
-
-
-_GRAPHS = {
-    Classifier: ClassifierGraph,
-    Detector: DetectorGraph,
-    MaskResults: SegmenterGraph,
-    PerPixelClassification: SegmenterGraph,
-}
-
-
 def image_graph(model: nn.Module) -> ExportGraph:
-    """Return the graph of an image model: its own, if it offers one, or that of its kind.
+    """Return the graph of an image model: its own, if it offers one, or that of what it returns.
 
     Raises:
-        ConfigError: the model offers no graph, and none is defined for its kind.
+        ConfigError: the model offers no graph, and none is defined for what it takes and returns.
     """
     if isinstance(model, OffersExportGraph):
         return model.export_graph()
-    for kind, graph in _GRAPHS.items():
-        if isinstance(model, kind):
-            return graph(model)
+    if isinstance(model, Model) and set(model.takes) == {"images"}:
+        if "class_scores" in model.returns:
+            return ClassifierGraph(model)
+        if isinstance(model, FixedDetections):
+            return DetectorGraph(model)
+        if model.classifies_masks or "semantic" in model.returns:
+            return SegmenterGraph(model)
     raise ConfigError(
-        f"export: no graph is defined for {type(model).__name__}; expected one of "
-        f"{', '.join(kind.__name__ for kind in _GRAPHS)}, a captioner or a translator. Give the model a method "
-        "export_graph, see vitkit/apps/deployment/README.md."
+        f"export: no graph is defined for {type(model).__name__}; expected a model of images that returns class "
+        "scores, detections or masks of a fixed number of queries, or semantic maps, a captioner or a translator. Give "
+        "the model a method export_graph, see vitkit/apps/deployment/README.md."
     )

@@ -7,7 +7,7 @@ import os
 import reprlib
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -314,7 +314,7 @@ def exported_model(path: str | Path, model: nn.Module) -> nn.Module:
     """
     file = _opened(path, _modified(path))
     _opened.cache_clear()  # otherwise the file would stay in memory as long as the process
-    return ExportedGenerator(file, model) if isinstance(model, TextGenerator) else ExportedModel(file, model)
+    return ExportedGenerator(file, model) if "text" in model.returns else ExportedModel(file, model)
 
 
 class ExportedModel(Model):
@@ -330,6 +330,7 @@ class ExportedModel(Model):
         assert isinstance(model, DenseModel)
         self.file = file
         self.model = model
+        self.takes, self.returns, self.tasks = model.takes, model.returns, model.tasks
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Return the outputs that `postprocess` reads; the arguments are those of the model."""
@@ -379,6 +380,12 @@ class ExportedModel(Model):
         """Return each image's predictions as the model does."""
         return self.model.postprocess(outputs, image_sizes)
 
+    def semantic_scores(
+        self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
+    ) -> Iterator[tuple[range, Tensor]]:
+        """Return those of the model."""
+        return self.model.semantic_scores(outputs, index, original, within=within)
+
 
 @dataclass
 class ExportedState(State):
@@ -402,6 +409,7 @@ class ExportedGenerator(TextGenerator):
     def __init__(self, encoder: ExportedFile, model: TextGenerator):
         super().__init__(target_vocabulary=model.vocabulary, target_size=model.target_size, decoding=model.decoding)
         self.model = model
+        self.takes = model.takes
         self.encoder = encoder
         self.stepper = open_exported(_beside(encoder.path, encoder.metadata.get("step")))
 

@@ -31,7 +31,6 @@ from vitkit.io.image_files import MAX_PIXELS
 from vitkit.ops.images import in_channels
 from vitkit.protocols import child
 from vitkit.registry import MODELS, parameters_of, unknown
-from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.vocabulary import vocabularies_from_json
 from vitkit.weights import LoadReport, load_weights
@@ -100,10 +99,10 @@ def load(
         report = load_weights(model, weights, classes=classes, spec=spec)
     if "source" in vocabularies:
         return Translator(model.to(device), vocabularies, report=report)
-    if isinstance(model, CausalLanguageModel):
-        return TextContinuer(model.to(device), vocabularies, report=report)
-    if isinstance(model, MaskedLanguageModel):
+    if "masked_tokens" in model.returns:
         return MaskFiller(model.to(device), vocabularies, report=report)
+    if "tokens" in model.takes:
+        return TextContinuer(model.to(device), vocabularies, report=report)
     settings = dict(
         transforms=_section(config, "data", "val").get("transforms"),
         precision=precision,

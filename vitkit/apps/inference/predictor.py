@@ -1,5 +1,6 @@
 """A model with the preparation of its inputs: from images to predictions."""
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.apps.exported.loading import ExportedGenerator, ExportedModel
 from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
 from vitkit.apps.inference.prediction import Prediction, requested_threshold
 from vitkit.apps.inference.tiles import predict_tiles
@@ -22,11 +22,8 @@ from vitkit.devices import OUT_OF_MEMORY, autocast, is_out_of_memory
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.image_files import MAX_PIXELS, to_tensor
-from vitkit.models.base import Detector
-from vitkit.models.classifier import Classifier
-from vitkit.protocols import DenseModel, Model, require_base
+from vitkit.protocols import DenseModel, GenerativeModel, Model, require_base
 from vitkit.registry import TRANSFORMS
-from vitkit.seq2seq.captioner import Captioner
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
 from vitkit.weights import LoadReport
 
@@ -52,6 +49,8 @@ class Predictor:
         channels: number of channels that images are read with, as stored; None: RGB of 8 bits.
     """
 
+    prompt: str | None = None
+    """What a model that takes a prompt looks for; see `with_prompt`."""
     sampling: ClipSampling | None = None
     """Which frames make a clip; None for a model of images."""
 
@@ -81,31 +80,43 @@ class Predictor:
         self.image_sizes = None if image_sizes is None or _resizes(self.transforms, channels) else image_sizes
         self._has_said_size = False
         self.device = next(model.parameters()).device
-        if not isinstance(model, DenseModel | Captioner | ExportedGenerator):
+        if not isinstance(model, DenseModel | GenerativeModel):
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
         require_base("model", type(model), Model)
+        if "images" not in model.takes:
+            takes = ", ".join(model.takes)
+            raise ConfigError(f"{type(model).__name__} takes {takes}, so it predicts nothing in images.")
 
-    @property
-    def _defining_model(self) -> nn.Module:
-        """The model whose class tells what it predicts: the model itself, or that of an exported file's config."""
-        return self.model.model if isinstance(self.model, ExportedModel) else self.model
+    def with_prompt(self, prompt: str) -> "Predictor":
+        """Return a predictor that looks for what a prompt names; its classes are the words that the model reads.
+
+        Raises:
+            ConfigError: the model takes no prompt.
+        """
+        if "prompt" not in self.model.takes:
+            raise ConfigError(f"prompt: {type(self.model).__name__} takes no prompt. Leave it out.")
+        predictor = copy.copy(self)
+        predictor.prompt, predictor.classes, predictor.category_ids = prompt, self.model.prompt_words(prompt), None
+        return predictor
 
     @property
     def tasks(self) -> Sequence[str]:
         """The tasks that a segmentation model is configured for, see `Model.tasks`."""
-        return self._defining_model.tasks
+        return self.model.tasks
 
     @property
     def finds_objects(self) -> bool:
         """Whether the model predicts objects with scores that `thresholds` apply to, not just classes, maps or text."""
-        model = self._defining_model
-        if not isinstance(model, DenseModel) or isinstance(model, Classifier):
-            return False
-        of_segmentation = self.tasks and not isinstance(model, Detector)
-        return not of_segmentation or "instance" in self.tasks
+        return not self.model.returns or "boxes_xyxy" in self.model.returns
 
     def __call__(
-        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+        self,
+        source: Any,
+        *,
+        prompt: str | None = None,
+        threshold: float | None = None,
+        batch_size: int = 1,
+        tiles: int | Tiling | None = None,
     ) -> Prediction | list[Prediction] | Iterator[Prediction]:
         """Predict on images from any source, see `find_images`.
 
@@ -113,6 +124,7 @@ class Predictor:
             source: one image; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
                 a video or the number of a camera.
             threshold: the lowest score of objects that are shown; None: the model's `thresholds`.
+            prompt: what a model that takes a prompt looks for, see `with_prompt`; None: that of the predictor.
             batch_size, tiles: see `stream`.
         Returns:
             one `Prediction`, a list of them, or an iterator that predicts as it goes. Files of a folder or a pattern
@@ -121,25 +133,37 @@ class Predictor:
             DataError: there is nothing to read, or an item is not an image.
         """
         kind = self._find(source).kind
-        predictions = self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles)
+        predictions = self.stream(source, prompt=prompt, threshold=threshold, batch_size=batch_size, tiles=tiles)
         if kind == "stream":
             return predictions
         return next(predictions) if kind == "one" else list(predictions)
 
     def predict(
-        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+        self,
+        source: Any,
+        *,
+        prompt: str | None = None,
+        threshold: float | None = None,
+        batch_size: int = 1,
+        tiles: int | Tiling | None = None,
     ) -> list[Prediction]:
         """Predict like `__call__`, but always return a list, also for one image or for a stream once it has ended."""
-        return list(self.stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles))
+        return list(self.stream(source, prompt=prompt, threshold=threshold, batch_size=batch_size, tiles=tiles))
 
     def stream(
-        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+        self,
+        source: Any,
+        *,
+        prompt: str | None = None,
+        threshold: float | None = None,
+        batch_size: int = 1,
+        tiles: int | Tiling | None = None,
     ) -> Iterator[Prediction]:
         """Predict on the images a batch at a time, so that memory need not hold all of them.
 
         Args:
             source: see `__call__`; its items may also be pairs of a name and an image.
-            threshold: see `__call__`.
+            threshold, prompt: see `__call__`.
             batch_size: images in a batch. Above 1, images of different sizes are padded, which changes the results of
                 models that do not isolate padding. With `tiles`, which all have one size, the tiles in a batch.
             tiles: predict in tiles of this many pixels, see `Tiling`, for images much larger than the model's.
@@ -147,6 +171,9 @@ class Predictor:
             DataError: see `__call__`.
             ConfigError: the model's predictions cannot be merged from tiles, or a number is out of range.
         """
+        if prompt is not None:
+            yield from self.with_prompt(prompt).stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles)
+            return
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         thresholds = self.thresholds if threshold is None else requested_threshold(threshold)
         read = self._each(self._find(source), self._read)
@@ -154,7 +181,12 @@ class Predictor:
             images = [image for _, image in batch]
             results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
             for (name, image), fields in zip(batch, results):
-                yield Prediction(name, as_rgb(image), fields, self.classes, thresholds, self.category_ids)
+                classes = self.classes
+                if "phrases" in fields:  # the classes of this image
+                    classes = list(dict.fromkeys(fields["phrases"]))
+                    labels = [classes.index(phrase) for phrase in fields["phrases"]]
+                    fields = fields | {"labels": torch.tensor(labels, dtype=torch.int64)}
+                yield Prediction(name, as_rgb(image), fields, classes, thresholds, self.category_ids)
 
     def _find(self, source: Any) -> Inputs:
         return find_images(source, channels=self.channels)
@@ -200,6 +232,10 @@ class Predictor:
             raise ConfigError(
                 f"tiles: {type(self.model).__name__} predicts no boxes, masks or maps. Predict without tiles."
             )
+        if "phrases" in self.model.returns:
+            raise ConfigError(
+                f"tiles: the phrases of {type(self.model).__name__} are not merged. Predict without tiles."
+            )
         if len(tiling.tiles(*image.shape[:2])) == 1:
             return self.run([image])[0]
         return predict_tiles(image, tiling, self._run_tiles, batch_size=batch_size)
@@ -215,7 +251,7 @@ class Predictor:
         for i, (result, size) in enumerate(zip(results, sizes)):
             scores = None
             if result.pop("semantic", None) is not None:
-                scores = self._defining_model.semantic_scores(outputs, i, size)
+                scores = self.model.semantic_scores(outputs, i, size)
             tiles.append(TileResult(_on_cpu(result), scores))
         return tiles
 
@@ -233,7 +269,15 @@ class Predictor:
 
     def prepare(self, images: Sequence[np.ndarray]) -> Batch:
         """Collate arrays as from `to_array` into a batch of model inputs, see `as_evaluated`."""
-        return Batch.collate([{"image": to_tensor(self.as_evaluated(image)), "target": {}} for image in images])
+        batch = Batch.collate([{"image": to_tensor(self.as_evaluated(image)), "target": {}} for image in images])
+        if "prompt" in self.model.takes:
+            if self.prompt is None:
+                raise ConfigError(
+                    f"{type(self.model).__name__} looks for what a prompt names, and has none. Give one, such as "
+                    "prompt='a red car. a dog.'"
+                )
+            batch.inputs["prompt"] = [self.prompt] * len(images)
+        return batch
 
     def as_evaluated(self, image: np.ndarray) -> np.ndarray:
         """Resize an array as from `to_array` if necessary, see `image_sizes`, and apply the validation transforms."""

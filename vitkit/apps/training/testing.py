@@ -25,7 +25,6 @@ from vitkit.logging import ProgressLines, print_line
 from vitkit.models.tta import MultiScaleFlip
 from vitkit.protocols import Evaluator
 from vitkit.registry import CRITERIA, EVALUATORS
-from vitkit.seq2seq.captioner import Captioner
 from vitkit.structures import ScoreThresholds
 from vitkit.weights import LoadReport, load_weights
 
@@ -91,7 +90,7 @@ def evaluate_model(
     vocabularies = use_saved_vocabularies(dataset, saved, str(weights))
     loader = data.val_loader(dataset)
     model = build_model_for(config, dataset, vocabularies)
-    is_text = bool(vocabularies) and not isinstance(model, Captioner)
+    is_text = "images" not in model.takes
     if is_exported(weights):
         model, report = exported_model(weights, model), LoadReport(str(weights))
     else:

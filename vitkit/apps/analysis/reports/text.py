@@ -19,9 +19,7 @@ from vitkit.errors import ConfigError
 from vitkit.ops.images import in_channels
 from vitkit.protocols import Dataset
 from vitkit.registry import MODELS, parameters_of
-from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import decode
-from vitkit.seq2seq.language_models import CausalLanguageModel, MaskedLanguageModel
 from vitkit.structures import BOS, EOS
 from vitkit.text.vocabulary import vocabularies_from_json, vocabularies_of
 
@@ -64,19 +62,19 @@ def inputs_of(model: nn.Module, length: int, size: tuple[int, int] | None) -> di
         size: height and width of the image that a captioner describes; other models need none.
     """
     tokens = torch.full((1, length), EOS + 1)
-    if isinstance(model, Captioner):
+    if "images" in model.takes:
         return {"images": torch.zeros(1, in_channels(model.backbone), *size, dtype=torch.uint8), "target_in": tokens}
-    if isinstance(model, CausalLanguageModel | MaskedLanguageModel):
+    if "tokens" in model.takes:
         return {"tokens": tokens}
     return {"source": tokens, "source_padding": torch.zeros_like(tokens, dtype=torch.bool), "target_in": tokens}
 
 
 def write_text(model: nn.Module, inputs: Mapping[str, Tensor], length: int) -> None:
     """Let a model write `length` tokens one by one; a model that fills masks predicts all tokens at once."""
-    if isinstance(model, MaskedLanguageModel):
+    if "masked_tokens" in model.returns:
         model.predict(inputs["tokens"])
         return
-    if isinstance(model, CausalLanguageModel):
+    if "tokens" in model.takes:
         inputs = {"tokens": torch.full((1, 1), BOS)}
     # No token before the last may be EOS.
     decode(model, inputs, replace(model.decoding, method="greedy", n_best=1, max_length=length, min_length=length - 1))
@@ -132,7 +130,7 @@ def text_costs(
     model = build_text_model(subject, dataset)
     if isinstance(size, int):
         size = size, size
-    if size is None and isinstance(model, Captioner):
+    if size is None and "images" in model.takes:
         size, _ = validation_size(subject.config) or (IMAGE_SIZE, "")
     names, parameters = parts(model, depth), count_parameters(model)
     rows = {name: asdict(parameters[name]) for name in names}
