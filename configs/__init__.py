@@ -1,1 +1,1 @@
-"""Run configurations, one file per run."""
+"""Run configurations, one file per family."""

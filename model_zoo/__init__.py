@@ -36,7 +36,7 @@ def _other_names() -> dict[str, str]:
     for name, entry in index().items():
         if name.endswith("_coco"):
             others[name.removesuffix("_coco")] = name
-        elif Path(entry["config"]).stem == f"{name}_coco":
+        elif entry["config"] == f"{name}_coco":
             others[f"{name}_coco"] = name
     return others
 

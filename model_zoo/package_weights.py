@@ -34,7 +34,7 @@ def package(name: str, run: Path, config: str, metrics: list[str]) -> dict:
     figures = vitkit.test(path).metrics
     last = json.loads((run / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     return dict(
-        config=f"configs/{config}.py",
+        config=config,
         url=path.relative_to(FOLDER).as_posix(),
         checksum=f"sha256:{checksum}",
         size_mb=round(path.stat().st_size / 1e6, 2),

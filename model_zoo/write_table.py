@@ -6,10 +6,17 @@ Run:  python model_zoo/write_table.py
 from pathlib import Path
 
 from vitkit import model_zoo
+from vitkit.config import find_config
 
 README = Path(__file__).with_name("README.md")
+CONFIGS = README.parents[1] / "configs"
 BEGIN = "<!-- {}: python model_zoo/write_table.py -->\n"
 END = "<!-- end of {} -->\n"
+
+
+def _link(config: str) -> str:
+    """Return the path of the file with a config, which may be that of its family."""
+    return f"../configs/{find_config(config).file.relative_to(CONFIGS).as_posix()}"
 
 
 def published_table() -> str:
@@ -24,7 +31,7 @@ def published_table() -> str:
         published = ", ".join(f"{metric} {value}" for metric, value in list(entry["published"].items())[:2])
         parameters = f"{entry['parameters'] / 1e6:.1f} M" if "parameters" in entry else ""
         file = f"[file]({entry.get('page', entry['url'])})"
-        cells = f"[`{name}`](../{entry['config']})", entry["dataset"], published, parameters, entry["license"], file
+        cells = f"[`{name}`]({_link(entry['config'])})", entry["dataset"], published, parameters, entry["license"], file
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -35,8 +42,7 @@ def packaged_table() -> str:
     for name, entry in model_zoo.index().items():
         if model_zoo.is_packaged(name):
             measured = ", ".join(f"{metric} {value}" for metric, value in entry["measured"].items())
-            config = entry["config"].removeprefix("configs/").removesuffix(".py")
-            commands = [f"[`vitkit train {config}`](../{entry['config']})"]
+            commands = [f"[`vitkit train {entry['config']}`]({_link(entry['config'])})"]
             commands += [f"`{command}`" for command in entry.get("then", ())]
             cells = f"`{name}`", ", ".join(commands), str(entry["processor_minutes"]), measured, str(entry["size_mb"])
             lines.append(f"| {' | '.join(cells)} |")

@@ -9,10 +9,10 @@ are unknown are listed.
 Examples:
     vitkit analyze swin_tiny
     vitkit analyze configs/detr_r50.py --size 800x1199 --depth 3
-    vitkit analyze configs/deformable_detr_r50.py model.num_queries=100 --time --device cuda
+    vitkit analyze deformable_detr_r50 model.num_queries=100 --time --device cuda
     vitkit analyze --table "swin*"
     vitkit analyze --table --no-macs --plot accuracy.png
-    vitkit analyze configs/mask2former_swin_large_coco_instance.py train.precision=bf16 \\
+    vitkit analyze mask2former_swin_large_coco_instance train.precision=bf16 \\
         train.activation_checkpointing=true --training 8 --size 1024x1024
     vitkit analyze "timesformer_???*" --clips runs/timesformer_cost.png
     vitkit analyze configs/translation_transformer_multi30k.py --lengths 16 64 256

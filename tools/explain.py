@@ -20,7 +20,7 @@ Examples:
     vitkit explain vit_base_patch16_dinov3 hf:facebook/dinov3-vitb16-pretrain-lvd1689m --image dog.jpg
     vitkit explain runs/vit --image cat.jpg --images photos --compare runs/vit_pretrained
     vitkit explain detr_r50 --image street.jpg --points 200,340 410,80
-    vitkit explain configs/deformable_detr_r50.py weights.pth --image street.jpg --queries 17 203
+    vitkit explain deformable_detr_r50 weights.pth --image street.jpg --queries 17 203
     vitkit explain runs/detr --image street.jpg --html
     vitkit explain runs/detr --dataset data.val.num_images=1000
     vitkit explain runs/translation --text "one hundred twenty-three" --beams 4

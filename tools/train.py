@@ -3,6 +3,8 @@
 Examples:
     python tools/train.py configs/quickstart/dino.py
     python tools/train.py configs/detr_r50.py data.root=data/coco train.epochs=50
+    python tools/train.py mask2former:backbone=swin_tiny,data=ade20k,task=panoptic
+    python tools/train.py dfine_s_coco --write-config my_config.py    (one complete file to copy and edit)
     torchrun --nproc-per-node 8 tools/train.py configs/detr_r50.py
     python tools/train.py my_config.py --check    (whether the parts fit each other; trains nothing)
     python tools/train.py --resume runs/detr_r50
@@ -27,7 +29,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "config", nargs="?", help="a config: a file, or the name of an installed one (not needed with --resume)"
+        "config",
+        nargs="?",
+        help="a config: a file, the name of an installed one, or FAMILY:NAME=VALUE,... (not needed with --resume)",
     )
     parser.add_argument("overrides", nargs="*", default=[], help="key.sub=value, such as train.epochs=2")
     parser.add_argument("--run-dir", type=Path, help="folder to write (default: runs/CONFIG_NAME, numbered if taken)")
@@ -39,6 +43,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_trust(parser)
     add_device(parser)
     parser.add_argument("--print-config", action="store_true", help="print every value and where it was set, and stop")
+    text = "write the config, complete, as a Python file to edit, and stop; an existing file is not replaced"
+    parser.add_argument("--write-config", type=Path, metavar="FILE", help=text)
     text = "build everything, evaluate one batch, and stop: nothing is trained or written"
     parser.add_argument("--check", action="store_true", help=text)
     args = parser.parse_intermixed_args(argv)
@@ -57,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     """Train as the command line says; errors that a user can cause end the program with one line."""
     args = parse_args(argv)
     from vitkit import load_config
-    from vitkit.config import format_config
+    from vitkit.config import format_config, write_config
     from vitkit.data.loading.loader import lost_worker
     from vitkit.distributed import close_distributed, init_distributed, lost_peer, rank, report_failure
     from vitkit.engine.checkpointing import CONFIG_NAME
@@ -69,6 +75,9 @@ def main(argv: list[str] | None = None) -> None:
         if args.resume:
             check_resumable(args.resume)
         config = load_config(args.config or args.resume / CONFIG_NAME, args.overrides, trust=args.trust)
+        if args.write_config:
+            write_config(config, args.write_config)
+            return
         if args.print_config:
             with errors_in_one_line():
                 print(format_config(config))
@@ -81,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
         run_training(
             config,
             device,
-            default=Path("runs") / Path(args.config or "").stem,
+            default=Path("runs") / config.name,
             run_dir=args.run_dir,
             resume=args.resume,
             init=args.init,

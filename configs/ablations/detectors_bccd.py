@@ -13,10 +13,9 @@ Here: see model_zoo/ablations/detectors_bccd.md.
 """
 
 from vitkit.configs.bccd.dino_r18 import config as dino_r18
-from vitkit.configs.dfine_n_coco import config as dfine_n
-from vitkit.configs.parts.dfine import dfine_model
-from vitkit.configs.parts.rf_detr import rf_detr
-from vitkit.configs.parts.rtdetr import rtdetr
+from vitkit.configs.dfine import config as dfine
+from vitkit.configs.rf_detr import config as rf_detr
+from vitkit.configs.rtdetr import config as rtdetr
 
 DENOISING = dict(type="BoxDenoising", num_queries=40)
 
@@ -45,13 +44,13 @@ def _sides(side, *sides_at_240):
 
 
 def networks():
-    rf_detr_n = rf_detr(resolution=384, num_decoder_layers=2)
-    d_fine = {"criterion": dfine_n()["criterion"]}
+    rf_detr_n = rf_detr("n")
+    d_fine = {"criterion": dfine("n")["criterion"]}
     return {
         "DINO, ResNet-18": {},
         "RT-DETR-R18": {"model": small(rtdetr(18)["model"]), "criterion": rtdetr(18)["criterion"]},
-        "D-FINE-N": {"model": small(dfine_model("n"))} | d_fine,
-        "D-FINE-S": {"model": small(dfine_model("s"))} | d_fine,
+        "D-FINE-N": {"model": small(dfine("n")["model"])} | d_fine,
+        "D-FINE-S": {"model": small(dfine("s")["model"])} | d_fine,
         "RF-DETR-N": {
             "model": small(rf_detr_n["model"]) | dict(training_queries=[dict(type="QueryGroups", groups=13)]),
             "criterion": rf_detr_n["criterion"],

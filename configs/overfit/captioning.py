@@ -9,11 +9,11 @@ Here: CIDEr-D 2.57 and BLEU-4 0.873 against five references each, for seed 42, i
       caption that is one of the five gets 2 from that one.
 """
 
-from vitkit.configs.caption_sat_soft_flickr8k import config as caption_sat_soft
+from vitkit.configs.show_attend_tell import config as show_attend_tell
 
 
 def config():
-    cfg = caption_sat_soft()
+    cfg = show_attend_tell()
     images = dict(
         type="CocoCaptions", first=50, images="{root}/images", annotations="{root}/annotations/captions_train.json",
         transforms=dict(type="ClassificationEvalTransforms", size=96, crop_pct=1.0, interpolation="bilinear"),

@@ -4,15 +4,15 @@ DINOv3 (Siméoni et al. 2025, https://arxiv.org/abs/2508.10104).
 Their weights are downloaded from timm's pages; DINOv3's have a separate license.
 """
 
-DINOV2 = {
-    size: dict(type=f"timm/vit_{size}_patch14_reg4_dinov2.lvd142m", pretrained=True, patch_size=16)
-    for size in ("small", "base", "large")
+_SIZES = ("small", "base", "large")
+_DINOV2 = {
+    # Patches of 14 pixels are resampled to 16, so that the strides of maps are powers of 2.
+    f"dinov2_{size}": dict(type=f"timm/vit_{size}_patch14_reg4_dinov2.lvd142m", pretrained=True, patch_size=16)
+    for size in _SIZES
 }
-"""Patches of 14 pixels are resampled to 16, so that the strides of maps are powers of 2."""
-
-DINOV3 = {
-    size: dict(type=f"timm/vit_{size}_patch16_dinov3.lvd1689m", pretrained=True) for size in ("small", "base", "large")
-}
+_DINOV3 = {f"dinov3_{size}": dict(type=f"timm/vit_{size}_patch16_dinov3.lvd1689m", pretrained=True) for size in _SIZES}
+PLAIN_VITS = _DINOV2 | _DINOV3
+"""Name of a backbone, such as "dinov3_small" -> its spec."""
 
 
 def with_plain_vit(cfg, backbone, strides=(4, 8, 16, 32), layer_decay=0.8):

@@ -16,11 +16,3 @@ def with_swin(cfg, name):
     cfg["model"]["backbone"] = dict(**BACKBONES[name], drop_path=0.3)
     cfg["optimizer"]["no_weight_decay"].append("relative_position_bias_table")
     return cfg
-
-
-def maskformer_with_swin(cfg, name):
-    """Do the same with the optimizer of MaskFormer's models on Swin: one learning rate for all, and a warm-up."""
-    cfg = with_swin(cfg, name)
-    cfg["optimizer"].update(lr=6e-5, backbone_lr=6e-5, weight_decay=0.01)
-    cfg["schedule"]["warmup_steps"] = 1500
-    return cfg

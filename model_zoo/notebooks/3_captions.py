@@ -183,6 +183,6 @@ show(out / "beams.png")
 #
 # - `vitkit predict runs/captioning --input images` captions a folder of images; `vitkit explain runs/captioning --image
 #   image.png` draws one as above.
-# - `configs/caption_sat_soft_flickr8k.py` and `caption_sat_hard_flickr8k.py` are the paper's models on photographs;
+# - `configs/show_attend_tell.py` has the paper's models on photographs;
 #   `configs/caption_transformer_coco.py` replaces the LSTM by a Transformer.
 # - Notebook 4 shows what backbones attend to.

@@ -1,7 +1,5 @@
 """Text configs: valid, buildable with vocabularies, of the published size."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from vitkit.errors import ConfigError
 from vitkit.registry import CRITERIA, OPTIMIZERS, SCHEDULES
 from vitkit.seq2seq.captioner import Captioner
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSLATION = (
     "quickstart/translation",
     "quickstart/prefix_language_model",
@@ -40,7 +37,7 @@ LANGUAGE_MODELS = (
 
 @pytest.mark.parametrize("name", [name for name in TRANSLATION if "big" not in name])
 def test_translation_configs_build(name):
-    config = load_config(CONFIGS / f"{name}.py")
+    config = load_config(name)
     model = build_model({**config["model"], "source_size": 50, "target_size": 50})
     assert hasattr(model, "generate")
     _build_the_rest(config, model)
@@ -48,21 +45,21 @@ def test_translation_configs_build(name):
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_language_model_configs_build(name):
-    config = load_config(CONFIGS / f"{name}.py")
+    config = load_config(name)
     mask = dict(mask_id=4) if "masked" in name else {}
     _build_the_rest(config, build_model({**config["model"], "target_size": 50, **mask}))
 
 
 @pytest.mark.parametrize("name", CAPTIONING)
 def test_captioning_configs_build(name):
-    config = load_config(CONFIGS / f"{name}.py")
+    config = load_config(name)
     model = build_model({**config["model"], "target_size": 50})
     assert isinstance(model, Captioner)
     _build_the_rest(config, model)
 
 
 def test_hard_and_soft_attention_configs_differ_only_in_their_attention():
-    soft, hard = (load_config(CONFIGS / f"caption_sat_{name}_flickr8k.py") for name in ("soft", "hard"))
+    soft, hard = (load_config(f"caption_sat_{name}_flickr8k") for name in ("soft", "hard"))
     assert (soft["model"].pop("attention"), hard["model"].pop("attention")) == ("soft", "hard")
     assert hard["criterion"].pop("reinforce") and hard["criterion"].pop("entropy")
     assert soft == hard
@@ -75,12 +72,6 @@ def _build_the_rest(config, model):
     SCHEDULES.build(config["schedule"], optimizer=optimizer, steps_per_epoch=100, epochs=epochs)
 
 
-def test_every_docstring_states_the_command_and_the_expected_result():
-    for name in (*TRANSLATION, *LANGUAGE_MODELS, *CAPTIONING):
-        text = (CONFIGS / f"{name}.py").read_text()
-        assert f"configs/{name}.py" in text and "Here:" in text
-
-
 def test_transformer_settings_are_those_of_the_paper():
     # Section 5.3: the rate is d_model ** -0.5 * warmup_steps ** -0.5 at its peak.
     for name, d_model, dropout in (
@@ -89,7 +80,7 @@ def test_transformer_settings_are_those_of_the_paper():
         ("transformer_base_wmt14_fr", 512, 0.1),
         ("transformer_big_wmt14_fr", 1024, 0.1),
     ):
-        config = load_config(CONFIGS / f"{name}.py")
+        config = load_config(name)
         with torch.device("meta"):
             model = build_model({**config["model"], "source_size": 50, "target_size": 50})
         layer = model.encoder.layers[0]
@@ -105,13 +96,13 @@ def test_transformer_settings_are_those_of_the_paper():
 
 
 def test_configs_with_and_without_attention_are_otherwise_equal():
-    rnn, rnnsearch = (load_config(CONFIGS / f"translation_{name}_multi30k.py") for name in ("rnn", "rnnsearch"))
+    rnn, rnnsearch = (load_config(f"translation_{name}_multi30k") for name in ("rnn", "rnnsearch"))
     assert (rnn["model"].pop("attention"), rnnsearch["model"].pop("attention")) == (None, "additive")
     assert rnn == rnnsearch
 
 
 def test_settings_that_a_config_leaves_out_can_be_overridden():
-    path = CONFIGS / "translation_transformer_multi30k.py"
+    path = "translation_transformer_multi30k"
     config = load_config(path, ["model.decoding.beams=8", "data.train.vocabulary.min_count=2"])
     assert config["model"]["decoding"] == dict(method="greedy", max_length=100, beams=8)
     assert config["data"]["train"]["vocabulary"]["min_count"] == 2

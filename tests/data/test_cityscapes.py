@@ -37,7 +37,7 @@ def root(tmp_path):
 
 
 def section(name, root, split="val"):
-    data = load_config(f"configs/{name}.py")["data"]
+    data = load_config(name)["data"]
     return build_dataset({**data[split], "transforms": None}, str(root))
 
 
@@ -91,7 +91,7 @@ def test_instances_contain_only_things(root):
 
 
 def test_training_crops_have_one_size(root):
-    data = load_config("configs/mask2former_r50_cityscapes_panoptic.py")["data"]
+    data = load_config("mask2former_r50_cityscapes_panoptic")["data"]
     sample = build_dataset(data["train"], str(root))[1, 0]
     assert sample["image"].shape == (3, 512, 1024) and sample["target"]["masks"].shape[1:] == (512, 1024)
 
@@ -103,6 +103,6 @@ def test_an_image_of_another_size_is_an_error(root):
 
 
 def test_things_that_are_not_classes_are_an_error(root):
-    data = load_config("configs/mask2former_r50_cityscapes_panoptic.py")["data"]
+    data = load_config("mask2former_r50_cityscapes_panoptic")["data"]
     with pytest.raises(ConfigError, match="not 'lorry'"):
         build_dataset({**data["val"], "things": ["car", "lorry"]}, str(root))

@@ -29,7 +29,7 @@ from vitkit.models.detr import DETR
     ],
 )
 def test_class_loss_must_be_for_the_models_logits(name, model_type, settings, message):
-    config = load_config(f"configs/{name}.py")
+    config = load_config(name)
     model = model_type.__new__(model_type)
     assert build_criterion_for(config, model).class_loss == config["criterion"].get("class_loss", "cross_entropy")
     config["criterion"].update(settings)

@@ -1,10 +1,10 @@
 """A training run of a quickstart config with a batch of its data, for tests that take single steps."""
 
-import importlib
 from pathlib import Path
 
 import torch
 
+from vitkit.config import load_config
 from vitkit.engine.build import build_model
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.engine.run import TrainRun
@@ -24,9 +24,9 @@ def quickstart_run(name: str, device: torch.device, folder: Path, *, move=None, 
         move: moves a module to the device; None: `module.to`.
         settings: fields of `TrainSettings`.
     """
-    config = importlib.import_module(f"vitkit.configs.quickstart.{'detr' if name in REALTIME else name}").config()
+    config = load_config(f"quickstart/{'detr' if name in REALTIME else name}", check=False)
     if name in REALTIME:
-        published = importlib.import_module(f"vitkit.configs.{REALTIME[name]}").config()
+        published = load_config(REALTIME[name], check=False)
         config |= {part: published[part] for part in ("model", "criterion")}
         config["model"]["backbone"] |= dict(pretrained=False)
         config["data"]["train"] |= dict(image_size=320)

@@ -5,7 +5,7 @@ import torch
 from models.test_dfine import dfine
 
 from vitkit.backbones.timm_adapter import TimmBackbone
-from vitkit.configs.rtdetr_r18 import config as rtdetr
+from vitkit.configs.rtdetr import config as rtdetr
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.coco_classes import COCO_CLASSES
@@ -98,7 +98,7 @@ def test_own_classes_start_from_objects365_with_a_new_head():
 
 def test_files_of_another_real_time_detector_name_what_differs():
     _, state = official(80)
-    detector = build_model(rtdetr()["model"] | dict(num_classes=80))
+    detector = build_model(rtdetr(18)["model"] | dict(num_classes=80))
     with pytest.raises(CheckpointError, match=r"Peterande/D-FINE with 80 classes") as error:
         load_weights(detector, state)
     assert "RTDETR" in str(error.value)

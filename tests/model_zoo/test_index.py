@@ -11,7 +11,7 @@ from torch import nn
 import vitkit
 from vitkit import model_zoo
 from vitkit.apps.inference import find_model
-from vitkit.config import load_config
+from vitkit.config import config_names, find_config, load_config
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError
 from vitkit.model_zoo import write_table
@@ -19,9 +19,9 @@ from vitkit.model_zoo import write_table
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = {name: entry for name, entry in model_zoo.index().items() if not model_zoo.is_packaged(name)}
 """The models to download; for those in the package see test_packaged.py."""
-PUBLISHED = [(Path(entry["config"]).stem, entry["url"]) for entry in INDEX.values()]
+PUBLISHED = [(entry["config"], entry["url"]) for entry in INDEX.values()]
 """Names of configs and the URLs of their weights; a model's name may be shorter than its config's."""
-CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
+CONFIGS = [name for name in config_names() if "/" not in name]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -30,9 +30,10 @@ def test_each_config_has_published_weights_or_a_reason_why_not(name):
     urls = [url for config, url in PUBLISHED if config == name]
     assert bool(urls) != (reason is not None)
     assert reason is None or len(reason.split()) > 3
-    note = ast.get_docstring(ast.parse((ROOT / f"configs/{name}.py").read_text()))
+    source = find_config(name)
+    note = ast.get_docstring(ast.parse(source.file.read_text()))
     if reason and "figures are in its config" in reason:
-        assert re.search(r"^Here:.*\d", note, re.M)
+        assert re.search(r"\d", source.published) or re.search(r"^Here:.*\d", note, re.M)
     file = re.search(r"^Weights:\s+(\S+)", note, re.M)
     if file:  # the lab note and the index name the same file
         assert any(url.endswith(file[1]) for url in urls)
@@ -50,7 +51,7 @@ def test_every_reason_belongs_to_an_existing_config():
 @pytest.mark.parametrize("name", INDEX)
 def test_each_entry_is_complete(name):
     entry = INDEX[name]
-    assert (ROOT / entry["config"]).is_file()
+    assert entry["config"] in CONFIGS
     assert entry["url"].startswith("https://")
     assert re.fullmatch(r"(sha256:[0-9a-f]{8}|md5:[0-9a-f]{6})?", entry["checksum"])
     file = entry.get("file") or entry["url"].rsplit("/", 1)[-1]

@@ -45,7 +45,7 @@ def small_batch():
 
 
 def criterion():
-    return CRITERIA.build(load_config("configs/deformable_detr_r50.py")["criterion"])
+    return CRITERIA.build(load_config("deformable_detr_r50")["criterion"])
 
 
 TARGETS = [
@@ -182,7 +182,7 @@ def test_mixed_precision_stays_close_and_boxes_are_float32():
 def test_each_config_builds_and_names_its_parameter_groups(name):
     from vitkit.registry import OPTIMIZERS
 
-    cfg = load_config(f"configs/deformable_detr_{name}.py")
+    cfg = load_config(f"deformable_detr_{name}")
     with torch.device("meta"):
         model = build_model(cfg["model"], classes=[f"class {i}" for i in range(80)])
     optimizer = OPTIMIZERS.build(cfg["optimizer"], model=model)
@@ -196,7 +196,7 @@ def test_each_config_builds_and_names_its_parameter_groups(name):
 )
 def test_parameter_counts_equal_the_originals(name, parameters):
     with torch.device("meta"):
-        model = build_model({**load_config(f"configs/deformable_detr_{name}.py")["model"], "num_classes": 91})
+        model = build_model({**load_config(f"deformable_detr_{name}")["model"], "num_classes": 91})
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case
 
-from vitkit.configs.deformable_detr_r50 import config
+from vitkit.configs.deformable_detr import config
 from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
 from vitkit.ops.images import resize_mask

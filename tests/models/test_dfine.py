@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vitkit import build_model
-from vitkit.configs.parts.dfine import dfine_model
+from vitkit.configs.dfine import dfine_model
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.heads import DFINEHead
 from vitkit.heads.dfine import Gate, LocationQuality

@@ -59,7 +59,7 @@ def make_model(variant, training_queries=None, **head):
 
 def make_criterion(variant):
     name = "detr_r50" if variant == "detr" else "dino_r50_4scale"
-    return CRITERIA.build(load_config(f"configs/{name}.py")["criterion"])
+    return CRITERIA.build(load_config(name)["criterion"])
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -8,7 +8,7 @@ import torch
 from golden.weights import compare, grad_projection, load_case, pinned_topk
 from models.test_deformable_detr_golden import padded, targets_of
 
-from vitkit.configs.dino_r50_4scale import config
+from vitkit.configs.dino import config
 from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
 from vitkit.nn.queries import attention_mask, part_sizes

@@ -209,7 +209,7 @@ def test_local_relations_are_never_fused(capsys):
 
 
 def test_costs_of_a_config_are_reported(capsys):
-    config = "configs/deformable_detr_r50.py"
+    config = "deformable_detr_r50"
     analyze.main([config, "--size", "203x181", "--depth", "1", "--json"])
     report = json.loads(capsys.readouterr().out)
     model = report["parts"][""]
@@ -284,7 +284,7 @@ def check_macs(name):
     ],
 )
 def test_macs_of_detectors_equal_the_originals(config, counted, capsys):
-    analyze.main([f"configs/{config}.py", "--size", "800x1199", "--json"])
+    analyze.main([config, "--size", "800x1199", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert report["parts"][""]["macs"] / 1e9 == pytest.approx(counted, rel=2e-3)
 

@@ -14,15 +14,7 @@ from torchvision.models.detection import fasterrcnn_resnet50_fpn
 from torchvision.ops import box_convert
 
 from vitkit import build_model
-from vitkit.configs import (
-    deformable_detr_r50,
-    deformable_detr_r50_two_stage,
-    detr_r50,
-    dino_r50_4scale,
-    eomt_small_coco_panoptic,
-    mask2former_r50_coco_instance,
-    maskformer_r50_ade20k,
-)
+from vitkit.configs import deformable_detr, detr_r50, dino, eomt, mask2former, maskformer
 from vitkit.engine.optimizers import parameter_groups
 from vitkit.errors import VitkitError
 from vitkit.registry import BACKBONES, CRITERIA
@@ -174,7 +166,7 @@ def vitkit_model(
 
 def dino_with_300_queries() -> dict:
     """Return the config of DINO with as many queries as Deformable DETR."""
-    config = dino_r50_4scale.config()
+    config = dino.config()
     config["model"]["num_queries"] = 300
     return config
 
@@ -294,7 +286,7 @@ def transformers_eomt(num_classes: int, batch: Batch, case: Case) -> Contestant:
 
 def vitkit_eomt(num_classes: int, batch: Batch, case: Case) -> Contestant:
     """Build vitkit's EoMT-S likewise."""
-    config = eomt_small_coco_panoptic.config()
+    config = eomt.config("small")
     config["model"]["backbone"]["image_size"] = case.height
     contestant = vitkit_model(lambda: config, num_classes, batch, case, is_padded=True)
     contestant.model.set_mask_probabilities([0.0] * config["model"]["num_blocks"])
@@ -368,17 +360,17 @@ FAMILIES = {
     "deformable_detr": Family(
         {
             "transformers Deformable DETR-R50": partial(transformers_detector, "DeformableDetr", class_cost=2),
-            "vitkit Deformable DETR-R50": partial(vitkit_model, deformable_detr_r50.config, is_padded=True),
+            "vitkit Deformable DETR-R50": partial(vitkit_model, deformable_detr.config, is_padded=True),
         },
         **DETECTION,
     ),
     "dino": Family(
         {
             "vitkit two-stage Deformable DETR-R50, 300 queries": partial(
-                vitkit_model, deformable_detr_r50_two_stage.config, is_padded=True
+                vitkit_model, partial(deformable_detr.config, refine_boxes=True, two_stage=True), is_padded=True
             ),
             "vitkit DINO-R50, 300 queries": partial(vitkit_model, dino_with_300_queries, is_padded=True),
-            "vitkit DINO-R50, 900 queries": partial(vitkit_model, dino_r50_4scale.config, is_padded=True),
+            "vitkit DINO-R50, 900 queries": partial(vitkit_model, dino.config, is_padded=True),
         },
         cases=(Case(800, 1066), Case(800, 1066, training=True)),
         **DETECTION,
@@ -386,7 +378,7 @@ FAMILIES = {
     "maskformer": Family(
         {
             "transformers MaskFormer-R50 (SDPA)": transformers_maskformer,
-            "vitkit MaskFormer-R50": partial(vitkit_model, maskformer_r50_ade20k.config, **UNPADDED),
+            "vitkit MaskFormer-R50": partial(vitkit_model, maskformer.config, **UNPADDED),
         },
         num_classes=150,
         **MASKS,
@@ -394,7 +386,7 @@ FAMILIES = {
     "mask2former": Family(
         {
             "transformers Mask2Former-R50": transformers_mask2former,
-            "vitkit Mask2Former-R50": partial(vitkit_model, mask2former_r50_coco_instance.config, **UNPADDED),
+            "vitkit Mask2Former-R50": partial(vitkit_model, mask2former.config, **UNPADDED),
         },
         num_classes=80,
         **MASKS,

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from vitkit.configs import dfine_n_coco, dfine_s_coco, rf_detr_n_coco, rtdetr_r18, rtdetr_r50
-from vitkit.configs.parts.dfine import dfine_model
+from vitkit.configs import dfine, rf_detr, rtdetr
+from vitkit.configs.dfine import dfine_model
 from vitkit.tools.benchmark.models import (
     Batch,
     Case,
@@ -212,11 +212,11 @@ def rf_detr_family(name: str, config: Callable[[], dict]) -> Family:
 
 
 FAMILIES = {
-    "rtdetr_r18": family("RT-DETR-R18", partial(transformers_rt_detr, 18), rtdetr_r18.config),
-    "rtdetr_r50": family("RT-DETR-R50", partial(transformers_rt_detr, 50), rtdetr_r50.config),
-    "dfine_n": dfine_family("n", dfine_n_coco.config),
-    "dfine_s": dfine_family("s", dfine_s_coco.config),
-    "rf_detr_n": rf_detr_family("RF-DETR-N", rf_detr_n_coco.config),
+    "rtdetr_r18": family("RT-DETR-R18", partial(transformers_rt_detr, 18), partial(rtdetr.config, 18)),
+    "rtdetr_r50": family("RT-DETR-R50", partial(transformers_rt_detr, 50), partial(rtdetr.config, 50)),
+    "dfine_n": dfine_family("n", partial(dfine.config, "n")),
+    "dfine_s": dfine_family("s", partial(dfine.config, "s")),
+    "rf_detr_n": rf_detr_family("RF-DETR-N", partial(rf_detr.config, "n")),
 }
 
 

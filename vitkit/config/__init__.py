@@ -1,16 +1,20 @@
 """Configs: plain Python files that return nested dicts, checked completely before anything is built from them."""
 
 from vitkit.config.check import check_config
-from vitkit.config.load import Config, cfg_diff, config_names, load_config, load_saved_config, save_config, value_at
+from vitkit.config.load import Config, cfg_diff, load_config, load_saved_config, save_config, value_at
+from vitkit.config.names import config_names, find_config
 from vitkit.config.overrides import with_overrides
 from vitkit.config.paths import make_data_paths_absolute
 from vitkit.config.show import format_config
+from vitkit.config.write import as_python, write_config
 
 __all__ = [
     "Config",
+    "as_python",
     "cfg_diff",
     "check_config",
     "config_names",
+    "find_config",
     "format_config",
     "load_config",
     "load_saved_config",
@@ -18,4 +22,5 @@ __all__ = [
     "save_config",
     "value_at",
     "with_overrides",
+    "write_config",
 ]

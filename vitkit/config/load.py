@@ -2,22 +2,22 @@
 
 import hashlib
 import importlib
-import importlib.util
 import json
 import sys
 import traceback
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from os.path import isdir, isfile
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
 from vitkit.config.check import COMMAND_LINE, find_problems, raise_if_any
 from vitkit.config.local_imports import importable
+from vitkit.config.names import CONFIG_SUFFIXES, ConfigSource, config_names, find_config
 from vitkit.config.overrides import apply_override, split_override
-from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy
+from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy, slots_of
 from vitkit.config.trust import ImportedCode, remember, require_trust
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest, unknown
@@ -28,12 +28,16 @@ class Config(dict):
 
     Attributes:
         path: the file that the config was loaded from.
+        name: what the config is called: the file's name, or that of a member of its family.
         origins: where each value was set, by dotted key: the file's path or "command line".
     """
 
-    def __init__(self, values: Mapping[str, Any], *, path: str | Path, overridden: Sequence[str] = ()):
+    def __init__(
+        self, values: Mapping[str, Any], *, path: str | Path, name: str | None = None, overridden: Sequence[str] = ()
+    ):
         super().__init__(values)
         self.path = Path(path)
+        self.name = name or self.path.stem
         self.origins = {
             key: COMMAND_LINE if any(_within(key, other) or _within(other, key) for other in overridden) else str(path)
             for key, _ in _leaves(self)
@@ -44,20 +48,23 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, check: bool 
     """Load a config file, apply overrides, and check the result.
 
     Args:
-        path: a Python file with a function `config()` that returns nested dicts, or a config saved as `.json`. A path
-            below `configs/` that does not exist is looked up among the installed configs, and so is a name without an
-            extension, such as "detr_r50" or "quickstart/detr".
+        path: a Python file with a function `config()` that returns nested dicts, or a config saved as `.json`; or the
+            name of an installed one, such as "detr_r50", "dfine_s_coco" or "quickstart/detr"; or either with arguments
+            of `config`, "mask2former:backbone=swin_tiny,data=ade20k"; see `find_config`.
         overrides: "key.sub=value" each, applied in order. Values are Python literals (also `true`, `false` and `none`),
             anything else is a string; items of a list are addressed by index.
         check: whether to run `check_config`.
         trust: let a saved config (.json) import the code listed in `imports`, now and later, see `vitkit.config.trust`.
             A config file in Python, and overrides, are the user's own: what they import is trusted.
     Raises:
-        ConfigError: the file is missing or invalid, or keys, types or values do not fit; all problems are listed. Or it
-            is a saved config that imports code which the user has neither run nor trusted.
+        ConfigError: the file is missing or invalid, or arguments, keys, types or values do not fit; all problems are
+            listed. Or it is a saved config that imports code which the user has neither run nor trusted.
     """
-    path = _find(Path(path))
-    return _resolve(_read(path), path, overrides, is_saved=path.suffix == ".json", check=check, trust=trust)
+    source = find_config(path)
+    if source is None:
+        raise _not_found(Path(path))
+    is_saved = source.file.suffix == ".json"
+    return _resolve(_read(source), source, overrides, is_saved=is_saved, check=check, trust=trust)
 
 
 def load_saved_config(text: str, path: str | Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Config:
@@ -67,13 +74,21 @@ def load_saved_config(text: str, path: str | Path, overrides: Sequence[str] = ()
         text: JSON of a resolved config.
         path: the file that contained it, for messages.
     """
-    return _resolve(_parse(text, path), Path(path), overrides, is_saved=True, check=True, trust=trust)
+    source = ConfigSource(Path(path).stem, Path(path))
+    return _resolve(_parse(text, path), source, overrides, is_saved=True, check=True, trust=trust)
 
 
 def _resolve(
-    values: Mapping[str, Any], path: Path, overrides: Sequence[str], *, is_saved: bool, check: bool, trust: bool
+    values: Mapping[str, Any],
+    source: ConfigSource,
+    overrides: Sequence[str],
+    *,
+    is_saved: bool,
+    check: bool,
+    trust: bool,
 ) -> Config:
     """Apply overrides to a config, import the code that it lists, and check it."""
+    path = source.file
     try:
         cfg = plain_copy(values, "")
     except RecursionError as error:
@@ -102,7 +117,7 @@ def _resolve(
                 # Paths are made absolute, so that they are valid for the saved config in any working directory.
                 cfg["imports"] = [item.name for item in code]
 
-    cfg = Config(cfg, path=path, overridden=[key for key, _ in overrides])
+    cfg = Config(cfg, path=path, name=source.name, overridden=[key for key, _ in overrides])
     raise_if_any(problems + (list(find_problems(cfg)) if check else []), path)
     return cfg
 
@@ -130,67 +145,58 @@ def value_at(cfg: Any, key: str, default: Any = None) -> Any:
     return value
 
 
-def config_names() -> list[str]:
-    """Return the names of the installed configs, such as "detr_r50" and "quickstart/detr"."""
-    return sorted(
-        file.relative_to(folder).with_suffix("").as_posix()
-        for folder in _installed_folders()
-        for file in folder.rglob("*.py")
-        # Parts of configs, ablations and the code of examples are beside the configs.
-        if "\ndef config(" in file.read_text(encoding="utf-8")
-    )
-
-
-def _installed_folders() -> list[Path]:
-    package = importlib.util.find_spec("vitkit.configs")
-    return [Path(folder) for folder in (package.submodule_search_locations or [] if package else [])]
-
-
-def _find(path: Path) -> Path:
-    """Return the file; "configs/detr_r50.py", or the name "detr_r50", is also looked up among the installed configs."""
-    if isfile(path) or path.is_absolute():  # Path.is_file raises an OSError for a name that is too long
-        return path
-    if path.parts[:1] == ("configs",):
-        name = Path(*path.parts[1:])
-    elif path.suffix not in (".py", ".json"):
-        name = path
-    else:
-        return path
-    name = name if name.suffix in (".py", ".json") else name.with_name(f"{name.name}.py") if name.name else name
-    return next((file for folder in _installed_folders() if isfile(file := folder / name)), path)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not isfile(path):
-        if isdir(path):
-            raise ConfigError(
-                f"{str(path)!r} is a folder; expected a config file. A run's is config.json in its folder."
+def _not_found(path: Path) -> ConfigError:
+    """Return the error for a path or a name of which there is no config."""
+    if isdir(path):
+        return ConfigError(f"{str(path)!r} is a folder; expected a config file. A run's is config.json in its folder.")
+    if path.suffix not in CONFIG_SUFFIXES:
+        # The model zoo stands above this room, so it is imported by its name, and only for this message.
+        zoo = importlib.import_module("vitkit.model_zoo")
+        if listed := zoo.listed_name(str(path)):
+            config = zoo.index()[listed]["config"]
+            return ConfigError(
+                f"no config file {str(path)!r}: that is a trained model of the zoo. Its config is {config!r}; "
+                f"`vitkit train {config} --init {path}` starts from its weights."
             )
-        if path.suffix not in (".py", ".json"):
-            # The model zoo stands above this room, so it is imported by its name, and only for this message.
-            zoo = importlib.import_module("vitkit.model_zoo")
-            if listed := zoo.listed_name(str(path)):
-                config = zoo.index()[listed]["config"].removeprefix("configs/").removesuffix(".py")
-                raise ConfigError(
-                    f"no config file {str(path)!r}: that is a trained model of the zoo. Its config is {config!r}; "
-                    f"`vitkit train {config} --init {path}` starts from its weights."
-                )
-            message = f"no config file {str(path)!r}, nor an installed config of that name"
-            raise ConfigError(unknown(str(path), config_names(), message))
-        names = [p.name for p in path.parent.glob("*") if p.suffix in (".py", ".json") and p.name != "__init__.py"]
-        known = nearest(path.name, names) if names else "That folder has no config."
-        raise ConfigError(f"no config file {str(path)!r}. {known}")
+        family, colon, _ = str(path).partition(":")
+        if colon and find_config(family) is not None:
+            return ConfigError(f"{path}: expected {family}:NAME=VALUE,NAME=VALUE for the arguments of its config().")
+        message = f"no config file {str(path)!r}, nor an installed config of that name"
+        return ConfigError(unknown(str(path), config_names(), message))
+    names = [p.name for p in path.parent.glob("*") if p.suffix in CONFIG_SUFFIXES and p.name != "__init__.py"]
+    installed = (Path("configs", f"{name}.py") for name in config_names())
+    names += [p.name for p in installed if p.parent == path.parent and p.name not in names]
+    known = nearest(path.name, names) if names else "That folder has no config."
+    return ConfigError(f"no config file {str(path)!r}. {known}")
+
+
+def _read(source: ConfigSource) -> dict[str, Any]:
+    path = source.file
     if path.suffix == ".json":
         return _parse(path.read_bytes(), path)
     with importable(path.parent, lambda file, source: None):
         function = getattr(_run(path), "config", None)
         if not callable(function):
             raise ConfigError(f"{path}: has no function config(); a config file defines one that returns a dict.")
+        _check_arguments(function, source.arguments, path)
         with _naming_line(path):
-            cfg = function()
+            cfg = function(**source.arguments)
     if not isinstance(cfg, dict):
         raise ConfigError(f"{path}: got {type(cfg).__name__} from config(); expected a dict.")
     return cfg
+
+
+def _check_arguments(function: Callable, arguments: Mapping[str, Any], path: Path) -> None:
+    """Raise a ConfigError for an argument that a config's function does not take, or a value that does not fit."""
+    slots = slots_of(function) if arguments else {}
+    for name, value in arguments.items():
+        if name not in slots:
+            known = nearest(name, slots) if slots else "It takes none."
+            raise ConfigError(f"{path}: config() has no argument {name!r}. {known}")
+        if not slots[name].accepts(value):
+            choices = [str(choice) for choice in slots[name].choices]
+            expected = nearest(str(value), choices) if choices else f"expected {slots[name].expected}."
+            raise ConfigError(f"{path}: {name}: got {value!r}; {expected}")
 
 
 def _parse(text: str | bytes, path: str | Path) -> dict[str, Any]:
@@ -212,6 +218,8 @@ def _naming_line(path: Path) -> Iterator[None]:
     except Exception as error:  # whatever a user's file raises
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = lines[-1] if lines else "?"
+        if isinstance(error, ConfigError):  # a config's own check of its arguments
+            raise ConfigError(f"{path}, line {line}: {error}") from error
         if isinstance(error, SyntaxError) and error.lineno is not None:
             path, line = error.filename or path, error.lineno  # of the file, or of one that it imports
         raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error

@@ -1,6 +1,7 @@
 """Overrides from the command line: `key.sub=value`, converted to the type that the key expects."""
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,16 @@ def with_overrides(cfg: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
     for text in overrides:
         apply_override(changed, *split_override(text))
     return changed
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Parse "name=value,name=value"; values are written as in overrides.
+
+    Raises:
+        ConfigError: the text does not parse.
+    """
+    items = [split_override(item) for item in re.split(r",(?=\s*[A-Za-z_]\w*=)", text)]
+    return {name: _literal(raw) for name, raw in items}
 
 
 def apply_override(cfg: dict[str, Any], key: str, raw: str) -> None:

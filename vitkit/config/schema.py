@@ -39,6 +39,11 @@ class Slot:
         return fits(value, self.annotation)
 
     @property
+    def choices(self) -> tuple[Any, ...]:
+        """Return the values that a `Literal` lists; none for another annotation."""
+        return typing.get_args(self.annotation) if typing.get_origin(self.annotation) is Literal else ()
+
+    @property
     def expected(self) -> str:
         """Return a description of the expected type, for error messages."""
         if self.section:
@@ -136,6 +141,15 @@ def _argument_slots(registry: Registry, constructor: Callable, arguments: Mappin
     if registry is DATASETS:
         slots["fraction"] = Slot(float | None, arguments.get("fraction"))  # allowed for any dataset, see DataSettings
     return slots
+
+
+def slots_of(function: Callable) -> dict[str, Slot]:
+    """Return the arguments of a config's function, which take plain values."""
+    hints = _hints_of(function)
+    return {
+        name: Slot(hints.get(name, Any if p.default in (MISSING, None) else type(p.default)), p.default)
+        for name, p in parameters_of(function).items()
+    }
 
 
 def _hints_of(function: Callable) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import NamedTuple
 
-from vitkit.config import config_names
+from vitkit.config.names import CONFIG_SUFFIXES, find_config
 from vitkit.errors import ConfigError
 from vitkit.registry import unknown
 from vitkit.weights.hub import hub_folder, is_hub_name
@@ -13,7 +13,6 @@ from vitkit.weights.transformers_folder import is_transformers_folder
 
 RUN_CONFIG, RUN_WEIGHTS = "config.json", ("best.pth", "last.pth")
 """File names in a run's folder; the first weights that exist are loaded."""
-CONFIG_SUFFIXES = (".py", ".json")
 WEIGHTS_SUFFIXES = (".pth", ".pt", ".pkl", ".npz", ".bin", ".safetensors")
 """A path with one of these endings is taken for weights, even if the file does not exist."""
 
@@ -68,8 +67,7 @@ def find_weights(source: str | Path) -> str | Path:
     zoo = model_zoo()
     if listed := zoo.listed_name(name):
         return packaged_or_name(listed)
-    installed = config_names()
-    if path.suffix in CONFIG_SUFFIXES or path.as_posix().removeprefix("configs/") in installed:
+    if path.suffix in CONFIG_SUFFIXES or find_config(name) is not None:
         raise ConfigError(f"{name}: a config has no weights. Give a checkpoint, or the folder of a run.")
     message = f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint"
     raise ConfigError(unknown(name, zoo.index(), message))

@@ -19,7 +19,7 @@ MODELS = ("quickstart/detr", "quickstart/dino", "quickstart/mask2former_instance
 def build(name):
     if name in BACKBONE_SIZES:
         return BACKBONES.build({"type": name, "num_classes": 10}), BACKBONE_SIZES[name]
-    return build_model(load_config(f"configs/{name}.py")["model"]), (96, 128)
+    return build_model(load_config(name)["model"]), (96, 128)
 
 
 @pytest.mark.parametrize("name", [*BACKBONE_SIZES, *MODELS])

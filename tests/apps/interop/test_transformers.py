@@ -153,8 +153,8 @@ def test_coco_panoptic_things_are_known(tmp_path):
 
 @pytest.mark.parametrize("data", ["ade20k", "cityscapes"])
 def test_things_of_other_known_classes_are_identified_by_name(data, tmp_path):
-    names = load_config(f"configs/mask2former_r50_{data}_semantic.py")["data"]["val"]["classes"]
-    things = load_config(f"configs/mask2former_r50_{data}_panoptic.py")["model"]["things"]
+    names = load_config(f"mask2former_r50_{data}_semantic")["data"]["val"]["classes"]
+    things = load_config(f"mask2former_r50_{data}_panoptic")["model"]["things"]
     spelled = [name.replace("windowpane", "window ").replace("road", "road, route") for name in names]
     folder = folder_of(tmp_path / "panoptic", "mask2former_swin", id2label=dict(enumerate(spelled)))
     assert find_model(folder).config["model"]["things"] == things and not all(things)

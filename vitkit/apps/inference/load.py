@@ -23,7 +23,8 @@ from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.apps.interop.transformers_configs import read_config, transformers_folder
-from vitkit.config import Config, config_names, load_config, load_saved_config
+from vitkit.config import Config, config_names, find_config, load_config, load_saved_config
+from vitkit.config.names import CONFIG_SUFFIXES, has_arguments
 from vitkit.data.datasets.video import sampling_of
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
@@ -37,7 +38,7 @@ from vitkit.weights import LoadReport, load_weights
 from vitkit.weights.classes import category_ids_of, trained_classes
 from vitkit.weights.hub import is_hub_name
 from vitkit.weights.marian import FILES as TOKEN_FILES
-from vitkit.weights.names import CONFIG_SUFFIXES, RUN_CONFIG, WEIGHTS_SUFFIXES, packaged_or_name, run_weights
+from vitkit.weights.names import RUN_CONFIG, WEIGHTS_SUFFIXES, packaged_or_name, run_weights
 from vitkit.weights.reading import read_metadata
 from vitkit.weights.tokenizer_files import TOKENIZER
 
@@ -209,7 +210,8 @@ def find_model(
             a name of the model zoo, such as "shapes_dino", whose weights are in the package, or "detr_r50", whose
             weights are downloaded once;
             a folder of the transformers library, or "hf:OWNER/NAME", a repository of its hub, downloaded once;
-            the name of an installed config, such as "quickstart/detr".
+            the name of an installed config, such as "quickstart/detr", or a family with arguments,
+                "mask2former:backbone=swin_tiny,data=ade20k".
         weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`, if it has any.
         overrides: `key.sub=value` changes to the config.
         trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
@@ -239,7 +241,7 @@ def find_model(
     if isdir(path):
         own_weights = run_weights(path) if weights is None else weights
         return FoundModel(load_config(path / RUN_CONFIG, overrides, trust=trust), own_weights)
-    if path.suffix in CONFIG_SUFFIXES:
+    if path.suffix in CONFIG_SUFFIXES or has_arguments(name):
         return FoundModel(load_config(path, overrides, trust=trust), weights)
     if isfile(path) or path.suffix in WEIGHTS_SUFFIXES or is_exported(path):
         if weights is not None:
@@ -252,14 +254,13 @@ def find_model(
         own = zoo[listed].get("overrides", ())  # an official model that shares the config of another one
         config = load_config(zoo[listed]["config"], [*own, *overrides])
         return FoundModel(config, packaged_or_name(listed) if weights is None else weights)
-    installed = config_names()
-    if path.as_posix().removeprefix("configs/") in installed:
-        return FoundModel(load_config(path, overrides), weights)
+    if find_config(name) is not None:
+        return FoundModel(load_config(name, overrides), weights)
     message = (
         f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file that ends in "
         ".py, or an installed one's name)"
     )
-    raise ConfigError(unknown(name, {*zoo, *installed}, message))
+    raise ConfigError(unknown(name, {*zoo, *config_names()}, message))
 
 
 def find_trained(
@@ -293,7 +294,7 @@ def is_config_only(source: str | Path) -> bool:
     path = Path(source)
     if is_hub_name(source):
         return False
-    if path.suffix in CONFIG_SUFFIXES:
+    if path.suffix in CONFIG_SUFFIXES or has_arguments(source):
         return True
     return not exists(path) and not model_zoo.listed_name(str(source))
 

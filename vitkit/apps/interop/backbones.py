@@ -79,7 +79,7 @@ def _require_classifier(settings: Settings) -> None:
 def _read_swin(settings: Settings, name: str) -> tuple[str, Section]:
     """Return vitkit's config of a Swin Transformer as a classifier."""
     _require_classifier(settings)
-    return "configs/swin_tiny_in1k.py", dict(type="Classifier", backbone=read_swin(settings))
+    return "swin_tiny_in1k", dict(type="Classifier", backbone=read_swin(settings))
 
 
 def _read_swinv2(settings: Settings, name: str) -> tuple[str, Section]:
@@ -89,7 +89,7 @@ def _read_swinv2(settings: Settings, name: str) -> tuple[str, Section]:
     backbone = read_swin(settings) | dict(type="SwinV2")
     if any(windows):
         backbone["trained_windows"] = [window or settings.number("window_size") for window in windows]
-    return "configs/swinv2_tiny_in1k.py", dict(type="Classifier", backbone=backbone)
+    return "swinv2_tiny_in1k", dict(type="Classifier", backbone=backbone)
 
 
 def _write_swinv2(model: Section) -> Section:
@@ -113,13 +113,13 @@ def _sizes(settings: Settings) -> Section:
 def _read_vit(settings: Settings, name: str) -> tuple[str, Section]:
     """Return vitkit's config of a ViT as a classifier."""
     _require_classifier(settings)
-    return "configs/vit_b16_in1k.py", dict(type="Classifier", backbone=dict(type="ViT", **_sizes(settings)))
+    return "vit_b16_in1k", dict(type="Classifier", backbone=dict(type="ViT", **_sizes(settings)))
 
 
 def _read_resnet(settings: Settings, name: str) -> tuple[str, Section]:
     """Return vitkit's config of a ResNet as a classifier."""
     _require_classifier(settings)
-    return "configs/resnet50_in1k.py", dict(type="Classifier", backbone=read_resnet(settings) | dict(pretrained=False))
+    return "resnet50_in1k", dict(type="Classifier", backbone=read_resnet(settings) | dict(pretrained=False))
 
 
 def _write_patches(model: Section) -> Section:
@@ -146,7 +146,7 @@ def _read_timesformer(settings: Settings, name: str) -> tuple[str, Section]:
         num_frames=settings.number("num_frames"),
         **_sizes(settings),
     )
-    return f"configs/timesformer_{_ATTENTION_TYPES[scheme]}_k400.py", dict(type="Classifier", backbone=backbone)
+    return f"timesformer_{_ATTENTION_TYPES[scheme]}_k400", dict(type="Classifier", backbone=backbone)
 
 
 def _write_timesformer(model: Section) -> Section:

@@ -72,9 +72,9 @@ def _read_detr(settings: Settings, name: str) -> tuple[str, Section]:
     )
     read_rows(settings, _DETR, model)
     if "DetrForSegmentation" not in settings.names("architectures"):
-        return "configs/detr_r50.py", model
+        return "detr_r50", model
     tasks = ["panoptic", "instance"]
-    return "configs/detr_r50_panoptic.py", model | dict(type="DETRSegmentation", freeze_detr=True, tasks=tasks)
+    return "detr_r50_panoptic", model | dict(type="DETRSegmentation", freeze_detr=True, tasks=tasks)
 
 
 def _write_detr(model: Section) -> Section:
@@ -113,7 +113,7 @@ def _read_deformable_detr(settings: Settings, name: str) -> tuple[str, Section]:
     )
     read_rows(settings, _DEFORMABLE_DETR, model)
     model["neck"]["in_features"] = ["res5"] if model["neck"]["num_levels"] == 1 else ["res3", "res4", "res5"]
-    return f"configs/deformable_detr_r50{variant}.py", model
+    return f"deformable_detr_r50{variant}", model
 
 
 def _write_deformable_detr(model: Section) -> Section:
@@ -186,7 +186,7 @@ def _read_rt_detr(settings: Settings, name: str) -> tuple[str, Section]:
         neck=dict(type="HybridEncoder"),
         head=dict(type="RTDETRHead", num_points=settings.number("decoder_n_points")),
     )
-    return f"configs/rtdetr_r{depth}.py", read_rows(settings, _HYBRID, model) | _read_denoising(settings)
+    return f"rtdetr_r{depth}", read_rows(settings, _HYBRID, model) | _read_denoising(settings)
 
 
 def _write_rt_detr(model: Section) -> Section:
@@ -246,7 +246,7 @@ def _read_rt_detr_v2(settings: Settings, name: str) -> tuple[str, Section]:
         offset_scale=settings.factor("decoder_offset_scale", 0.5),
         sampling=_SAMPLING_METHODS[method],
     )
-    return f"configs/rtdetrv2_r{model['backbone']['depth']}.py", model
+    return f"rtdetrv2_r{model['backbone']['depth']}", model
 
 
 def _write_rt_detr_v2(model: Section) -> Section:
@@ -312,7 +312,7 @@ def _read_d_fine(settings: Settings, name: str) -> tuple[str, Section]:
         ),
     )
     read_rows(settings, _D_FINE, model)
-    return f"configs/dfine_{_DFINES.get((hgnet, levels), 'x')}_coco.py", model | _read_denoising(settings)
+    return f"dfine_{_DFINES.get((hgnet, levels), 'x')}_coco", model | _read_denoising(settings)
 
 
 def _write_d_fine(model: Section) -> Section:
@@ -397,7 +397,7 @@ def _read_rf_detr(settings: Settings, name: str) -> tuple[str, Section]:
     )
     sizes = _RF_DETRS_WITH_MASKS if with_masks else _RF_DETRS
     size = sizes.get(image_size if isinstance(image_size, int) else None, "n")
-    return f"configs/rf_detr_{'seg_' if with_masks else ''}{size}_coco.py", read_rows(settings, _RF_DETR, model)
+    return f"rf_detr_{'seg_' if with_masks else ''}{size}_coco", read_rows(settings, _RF_DETR, model)
 
 
 def _write_rf_detr(model: Section) -> Section:

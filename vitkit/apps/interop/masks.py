@@ -56,7 +56,7 @@ def _read_maskformer(settings: Settings, name: str) -> tuple[str, Section]:
         head=dict(type="MaskFormerHead", num_encoder_layers=0),
     )
     read_rows(settings, _PIXEL_DECODER, model)
-    return f"configs/maskformer_r50_{base}.py", read_rows(decoder, _MASKFORMER_DECODER, model)
+    return f"maskformer_r50_{base}", read_rows(decoder, _MASKFORMER_DECODER, model)
 
 
 def _write_maskformer(model: Section) -> Section:
@@ -94,7 +94,7 @@ def _read_mask2former(settings: Settings, name: str) -> tuple[str, Section]:
         neck=dict(type="DeformablePixelDecoder"),
         head=dict(type="Mask2FormerHead", num_decoder_layers=settings.number("decoder_layers") - 1),
     )
-    return f"configs/mask2former_r50_{base}.py", read_rows(settings, _MASK2FORMER, model)
+    return f"mask2former_r50_{base}", read_rows(settings, _MASK2FORMER, model)
 
 
 def _write_mask2former(model: Section) -> Section:

@@ -36,7 +36,7 @@ def _read_marian(settings: Settings, name: str) -> tuple[str, Section]:
         output_bias=True,
         decoding=dict(method="beam" if beams > 1 else "greedy", beams=beams, length_penalty=1.0, max_length=length),
     )
-    return "configs/transformer_base_wmt14.py", read_rows(settings, _MARIAN, model)
+    return "transformer_base_wmt14", read_rows(settings, _MARIAN, model)
 
 
 def _write_marian(model: Section) -> Section:
@@ -93,7 +93,7 @@ def _read_bert(settings: Settings, name: str) -> tuple[str, Section]:
         embedding_norm=True,
         class_token=True,
     )
-    return "configs/language_model_masked_multi30k.py", read_rows(settings, _BERT, model)
+    return "language_model_masked_multi30k", read_rows(settings, _BERT, model)
 
 
 def _write_bert(model: Section) -> Section:
@@ -130,7 +130,7 @@ def _read_gpt2(settings: Settings, name: str) -> tuple[str, Section]:
         output_bias=True,  # with which the special tokens that GPT-2 does not have are never written
         decoding=dict(method="sample", top_p=0.9, max_length=min(100, settings.number("n_positions", 1024))),
     )
-    return "configs/language_model_causal_multi30k.py", read_rows(settings, _GPT2, model)
+    return "language_model_causal_multi30k", read_rows(settings, _GPT2, model)
 
 
 def _write_gpt2(model: Section) -> Section:

@@ -158,9 +158,9 @@ def _things_of(classes: Sequence[str]) -> Section:
     """
     first_names = [name.partition(",")[0].strip() for name in classes]
     for data in _PANOPTIC_DATA:
-        known = load_config(f"configs/mask2former_r50_{data}_semantic.py", check=False)["data"]["val"]["classes"]
+        known = load_config(f"mask2former_r50_{data}_semantic", check=False)["data"]["val"]["classes"]
         num_same = sum(a == b for a, b in zip(first_names, known))
         if len(known) == len(classes) and num_same > 0.75 * len(known):
-            config = load_config(f"configs/mask2former_r50_{data}_panoptic.py", check=False)
+            config = load_config(f"mask2former_r50_{data}_panoptic", check=False)
             return dict(things=list(config["model"]["things"]))
     return {}

@@ -90,7 +90,7 @@ def train(
             folder = run_training(
                 resolved,
                 rank_device,
-                default=Path("runs") / resolved.path.stem,
+                default=Path("runs") / resolved.name,
                 run_dir=None if run_dir is None else Path(run_dir),
                 resume=None if resume is None else Path(resume),
                 init=None if init is None else str(init),

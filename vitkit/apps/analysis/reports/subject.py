@@ -13,7 +13,7 @@ from vitkit.apps.analysis.reports.published import published
 from vitkit.apps.inference import find_model, is_config_only
 from vitkit.apps.inference.load import FoundModel, own_checkpoint
 from vitkit.backbones.base import check_at_least_1
-from vitkit.config import config_names
+from vitkit.config import config_names, find_config
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.data.datasets.video import sampling_of
 from vitkit.data.transforms.annotated_image import AnnotatedImage
@@ -129,7 +129,7 @@ def find_subject(
         if name in BACKBONES:
             return Subject(name, overrides=overrides)
         is_file = name.endswith((".py", ".json"))
-        if is_config_only(name) and not is_file and name.removeprefix("configs/") not in config_names():
+        if is_config_only(name) and not is_file and find_config(name) is None:
             names = {*BACKBONES.names(), *config_names()}
             raise ConfigError(unknown(name, names, f"{name!r} is neither a backbone nor a model or a config"))
     found = find_model(model, weights, overrides=overrides, trust=trust)

@@ -1,0 +1,121 @@
+"""Find the config that a name stands for: a file, a member of a family, or a family with arguments.
+
+A family is a file whose `config` takes arguments, with a table `VARIANTS`: name -> (arguments, what is published).
+"""
+
+import functools
+import importlib
+import importlib.util
+import re
+from collections.abc import Mapping
+from os.path import isfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitkit.config.overrides import parse_arguments
+from vitkit.errors import ConfigError
+from vitkit.registry import nearest
+
+CONFIG_SUFFIXES = (".py", ".json")
+_WITH_ARGUMENTS = re.compile(r"(?P<family>[^:=]*[^:=/\\]):(?P<arguments>[A-Za-z_]\w*=.*)", re.DOTALL)
+
+
+class ConfigSource(NamedTuple):
+    """Where a config comes from."""
+
+    name: str
+    """Names the run's folder: "detr_r50", "dfine_s_coco", "mask2former_swin_tiny_ade20k"."""
+    file: Path
+    arguments: Mapping[str, Any] = {}
+    """Arguments of the file's `config`."""
+    published: str = ""
+    """The figures in the family's table."""
+
+
+def find_config(text: str | Path) -> ConfigSource | None:
+    """Find a config; None if there is none of that name.
+
+    Args:
+        text: a file; an installed name, such as "detr_r50", "quickstart/detr" or "dfine_s_coco", which may also be
+            written as a path, "configs/dfine_s_coco.py"; or one of these with arguments of its `config`,
+            "mask2former:backbone=swin_tiny,data=ade20k".
+    Raises:
+        ConfigError: the arguments do not parse, or there is no such family to take them.
+    """
+    if isfile(text):  # Path.is_file raises an OSError for a name that is too long
+        return ConfigSource(Path(text).stem, Path(text))
+    if has_arguments(text):
+        return _with_arguments(*_WITH_ARGUMENTS.fullmatch(str(text)).groups())
+    if file := _installed_file(Path(text)):
+        return ConfigSource(file.stem, file)
+    return _variants().get(_installed_name(Path(text)))
+
+
+def has_arguments(text: str | Path) -> bool:
+    """Whether a text is a config with arguments, rather than a file or a name."""
+    return _WITH_ARGUMENTS.fullmatch(str(text)) is not None and not isfile(text)
+
+
+def config_names() -> list[str]:
+    """Return the names of the installed configs, such as "detr_r50", "dfine_s_coco" and "quickstart/detr"."""
+    files = (
+        file.relative_to(folder).with_suffix("").as_posix()
+        for folder in installed_folders()
+        for file in folder.rglob("*.py")
+        # Parts of configs, ablations and the code of examples are beside the configs; a family's members have names.
+        if "\ndef config(" in (text := file.read_text(encoding="utf-8")) and not _is_family(text)
+    )
+    return sorted({*files, *_variants()})
+
+
+def family_names() -> list[str]:
+    """Return the names of the families, such as "mask2former"."""
+    return sorted({source.file.stem for source in _variants().values()})
+
+
+def installed_folders() -> list[Path]:
+    """Return the folders of `vitkit.configs`; none if only the package of the library is installed."""
+    package = importlib.util.find_spec("vitkit.configs")
+    return [Path(folder) for folder in (package.submodule_search_locations or [] if package else [])]
+
+
+def _with_arguments(family: str, arguments: str) -> ConfigSource | None:
+    source = find_config(family)
+    if source is None or source.file.suffix == ".json":
+        if Path(family).suffix in CONFIG_SUFFIXES or "/" in family:
+            return None
+        raise ConfigError(f"no config {family!r} that takes arguments. {nearest(family, family_names())}")
+    values = parse_arguments(arguments)
+    # The name of a run's folder has letters, digits and what stands in numbers.
+    parts = (re.sub(r"[^\w.-]+", "-", str(value)) for value in values.values())
+    return ConfigSource("_".join([source.name, *parts]), source.file, {**source.arguments, **values})
+
+
+def _installed_name(path: Path) -> str:
+    """Return the name in a path, without "configs/" before it and ".py" after it."""
+    name = path.as_posix().removeprefix("configs/")
+    return name.removesuffix(".py") if path.parts[:1] == ("configs",) else name
+
+
+def _installed_file(path: Path) -> Path | None:
+    """Return the file of an installed config; a path below "configs/" may also name one, a longer path does not."""
+    if path.is_absolute() or (path.suffix in CONFIG_SUFFIXES and path.parts[:1] != ("configs",)):
+        return None
+    name = f"{_installed_name(path)}.py"
+    return next((file for folder in installed_folders() if isfile(file := folder / name)), None)
+
+
+@functools.cache
+def _variants() -> dict[str, ConfigSource]:
+    """Return the members of all installed families by name."""
+    return {
+        name: ConfigSource(name, file, arguments, published)
+        for folder in installed_folders()
+        for file in sorted(folder.glob("*.py"))
+        if _is_family(file.read_text(encoding="utf-8"))
+        for name, (arguments, published) in importlib.import_module(f"vitkit.configs.{file.stem}").VARIANTS.items()
+    }
+
+
+def _is_family(text: str) -> bool:
+    return "\nVARIANTS = {" in text
