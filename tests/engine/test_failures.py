@@ -3,8 +3,10 @@
 import logging
 import math
 import signal
+import time
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,7 +118,8 @@ def decide(norm, progress=None, *, scale=None, stop_signal=None, save=False):
     """Return the decision about a step with a finite loss and a gradient norm."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.zeros(()))  # makes the scale
-    guard = StepGuard(nn.Linear(1, 1), scaler, lambda: save)
+    checkpoints = SimpleNamespace(saved_at=time.monotonic())
+    guard = StepGuard(nn.Linear(1, 1), scaler, checkpoints, save_every_minutes=0 if save else None)
     guard.stop_signal = stop_signal
     return guard.decide([{"a": torch.tensor(1.0)}], [[{}]], torch.tensor(norm), progress or Progress())
 

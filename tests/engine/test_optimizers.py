@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from vitkit.engine.optimizers import parameter_groups, sgd
+from vitkit.engine.optimizers import parameter_groups, sgd, takes_model
 from vitkit.errors import ConfigError
-from vitkit.registry import OPTIMIZERS
+from vitkit.registry import OPTIMIZERS, parameters_of
 
 
 class Model(nn.Module):
@@ -65,6 +65,16 @@ def test_names_without_a_match_are_a_warning_with_the_nearest(caplog):
 def test_optimizers_are_built_by_name(name):
     optimizer = OPTIMIZERS.build({"type": name, "lr": 0.5}, model=Model())
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_every_optimizer_takes_the_options_of_parameter_groups_and_its_own():
+    @takes_model
+    def rprop(groups, *, lr, step_sizes=(1e-6, 50)):
+        return torch.optim.Rprop([{**group, "step_sizes": step_sizes} for group in groups], lr=lr)
+
+    assert set(parameters_of(rprop)) == {*parameters_of(parameter_groups), "step_sizes"}
+    groups = rprop(Model(), lr=0.5, backbone_lr=0.1, step_sizes=(1e-3, 1)).param_groups
+    assert [(group["lr"], group["step_sizes"]) for group in groups] == [(0.1, (1e-3, 1)), (0.5, (1e-3, 1))]
 
 
 class Blocks(nn.Module):

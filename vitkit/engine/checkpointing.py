@@ -82,8 +82,6 @@ class RunCheckpoints:
     """Plain values that evaluations change; resuming restores them."""
     keep: int
     """Number of the newest checkpoints that are also kept as step_00001234.pth."""
-    save_every_minutes: float | None = None
-    """Time after which another save is due; None: never."""
     device: torch.device
     """The device that the meters are on."""
     sharded: bool = False
@@ -94,11 +92,8 @@ class RunCheckpoints:
     def __post_init__(self) -> None:
         self.parts = {name: part for name, part in self.parts.items() if part is not None}
         self.sharded = self.sharded and is_sharded(self.parts["model"])
-        self._saved_at = time.monotonic()
-
-    def is_save_due(self) -> bool:
-        """Return whether `save_every_minutes` have passed by this rank's clock, which may differ from other ranks'."""
-        return self.save_every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.save_every_minutes
+        self.saved_at = time.monotonic()
+        """Time of the last save, or of the beginning, by `time.monotonic`."""
 
     def check_disk_space(self) -> None:
         """Check, before a run, that the disk has room for its checkpoints; only the main process does.
@@ -187,7 +182,7 @@ class RunCheckpoints:
             raise CheckpointError(failure)
         if failure is not None and is_main():
             logger.error("%s Training continues, and the next save tries again.", failure)
-        self._saved_at = time.monotonic()
+        self.saved_at = time.monotonic()
         return written
 
     def _agreed(self, failure: str | None) -> str | None:

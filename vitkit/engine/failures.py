@@ -25,10 +25,11 @@ def memory_explained(batch: Batch, remedies: Callable[[Batch], Sequence[str]]) -
     except OUT_OF_MEMORY as error:
         if not is_out_of_memory(error):
             raise
-        raise _out_of_memory_error(error, batch, remedies(batch)) from error
+        raise out_of_memory_error(error, batch, remedies(batch)) from error
 
 
-def _out_of_memory_error(error: BaseException, batch: Batch, remedies: Sequence[str]) -> TrainingError:
+def out_of_memory_error(error: BaseException, batch: Batch, remedies: Sequence[str]) -> TrainingError:
+    """Return an error that describes the batch for which there was not enough memory, and how to use less."""
     sizes = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in batch.inputs.items())
     counts = [len(target["labels"]) for target in batch.targets if "labels" in target]
     objects = f" with {' + '.join(map(str, counts))} objects" if counts else ""

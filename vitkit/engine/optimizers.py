@@ -1,8 +1,10 @@
 """Optimizers: the trainable parameters in groups of equal learning rate and weight decay, given to torch's own."""
 
+import functools
+import inspect
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,75 +22,6 @@ BACKBONE = "backbone"
 _LAYER_KINDS = {"norms": (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "embeddings": (nn.Embedding,)}
 _VECTORS = "vectors"
 _KINDS = (_VECTORS, *_LAYER_KINDS)
-
-
-@OPTIMIZERS.register(name="AdamW")
-def adamw(
-    model: nn.Module,
-    *,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 1e-4,
-    no_weight_decay: Sequence[str] = (),
-    backbone_lr: float | None = None,
-    lr_multipliers: Mapping[str, float] | None = None,
-    layer_decay: float | None = None,
-    layer_decay_rule: LayerDecayRule = "beit",
-    full_rate_blocks: int = 0,
-) -> Optimizer:
-    """Build AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101), fused; see `parameter_groups`.
-
-    With a weight decay of 0 this is Adam; the Transformer's has betas (0.9, 0.98) and eps 1e-9.
-    """
-    groups = parameter_groups(
-        model,
-        lr=lr,
-        weight_decay=weight_decay,
-        no_weight_decay=no_weight_decay,
-        backbone_lr=backbone_lr,
-        lr_multipliers=lr_multipliers,
-        layer_decay=layer_decay,
-        layer_decay_rule=layer_decay_rule,
-        full_rate_blocks=full_rate_blocks,
-    )
-    return torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), eps=eps, fused=True)
-
-
-@OPTIMIZERS.register(name="SGD")
-def sgd(
-    model: nn.Module,
-    *,
-    lr: float,
-    momentum: float = 0.9,
-    nesterov: bool = False,
-    weight_decay: float = 1e-4,
-    no_weight_decay: Sequence[str] = (),
-    backbone_lr: float | None = None,
-    lr_multipliers: Mapping[str, float] | None = None,
-    layer_decay: float | None = None,
-    layer_decay_rule: LayerDecayRule = "beit",
-    full_rate_blocks: int = 0,
-) -> Optimizer:
-    """Build stochastic gradient descent with momentum, optionally Nesterov's; see `parameter_groups`.
-
-    Raises:
-        ConfigError: `nesterov` is set without momentum.
-    """
-    if nesterov and momentum <= 0:
-        raise ConfigError(f"nesterov: needs momentum; got momentum={momentum}.")
-    groups = parameter_groups(
-        model,
-        lr=lr,
-        weight_decay=weight_decay,
-        no_weight_decay=no_weight_decay,
-        backbone_lr=backbone_lr,
-        lr_multipliers=lr_multipliers,
-        layer_decay=layer_decay,
-        layer_decay_rule=layer_decay_rule,
-        full_rate_blocks=full_rate_blocks,
-    )
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
 def parameter_groups(
@@ -145,6 +78,50 @@ def parameter_groups(
             group["part"] = BACKBONE
         groups.setdefault((factor, decay, in_backbone), group)["params"].append(parameter)
     return list(groups.values())
+
+
+def takes_model(build: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Turn a function of parameter groups into one of a model, which also takes the options of `parameter_groups`.
+
+    Args:
+        build: takes the groups, the base learning rate `lr`, and options of its own.
+    """
+    shared, own = (inspect.signature(function).parameters for function in (parameter_groups, build))
+
+    @functools.wraps(build)
+    def build_for(model: nn.Module, *, lr: float, **options: Any) -> Optimizer:
+        of_build = {name: options.pop(name) for name in own.keys() & options.keys()}
+        return build(parameter_groups(model, lr=lr, **options), lr=lr, **of_build)
+
+    # Configs are checked by the signature.
+    added = [parameter for name, parameter in own.items() if name not in ("groups", "lr")]
+    build_for.__signature__ = inspect.Signature([*shared.values(), *added], return_annotation=Optimizer)
+    return build_for
+
+
+@OPTIMIZERS.register(name="AdamW")
+@takes_model
+def adamw(
+    groups: Sequence[dict], *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> Optimizer:
+    """Build AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101), fused; see `parameter_groups`.
+
+    With a weight decay of 0 this is Adam; the Transformer's has betas (0.9, 0.98) and eps 1e-9.
+    """
+    return torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), eps=eps, fused=True)
+
+
+@OPTIMIZERS.register(name="SGD")
+@takes_model
+def sgd(groups: Sequence[dict], *, lr: float, momentum: float = 0.9, nesterov: bool = False) -> Optimizer:
+    """Build stochastic gradient descent with momentum, optionally Nesterov's; see `parameter_groups`.
+
+    Raises:
+        ConfigError: `nesterov` is set without momentum.
+    """
+    if nesterov and momentum <= 0:
+        raise ConfigError(f"nesterov: needs momentum; got momentum={momentum}.")
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
 def _undecayed(model: nn.Module, parameters: Mapping[str, nn.Parameter], no_weight_decay: Sequence[str]) -> set[str]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vitkit.devices import resolve_precision
+from vitkit.devices import autocast, resolve_precision
 from vitkit.engine.averaging import MovingAverage
 from vitkit.engine.checkpointing import Progress, RunCheckpoints
 from vitkit.engine.parallel import wrap
@@ -45,6 +45,7 @@ class TrainRun:
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, precision=resolve_precision(self.settings.precision, self.device))
+        self.autocast = autocast(self.device, self.settings.precision)
         self.ema: MovingAverage | None = None
         if (decay := self.settings.ema_decay) is not None:
             self.ema = MovingAverage(self.model, decay=decay, ramp_steps=self.settings.ema_ramp_steps)
@@ -66,9 +67,9 @@ class TrainRun:
             saved_with=self.saved_with,
             measured=self.measured,
             keep=self.settings.keep_checkpoints,
-            save_every_minutes=self.settings.save_every_minutes,
             device=self.device,
             sharded=self.settings.sharded_checkpoints,
             owns_folder=self.owns_folder,
         )
-        self.guard = StepGuard(self.model, self.scaler, self.checkpoints.is_save_due)
+        minutes = self.settings.save_every_minutes
+        self.guard = StepGuard(self.model, self.scaler, self.checkpoints, save_every_minutes=minutes)

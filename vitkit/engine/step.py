@@ -4,9 +4,8 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vitkit.devices import autocast
+from vitkit.devices import OUT_OF_MEMORY, is_out_of_memory
 from vitkit.distributed import all_reduce_sum, gather_objects, world_size
 from vitkit.engine.averaging import MovingAverage
-from vitkit.engine.checkpointing import LAST_NAME, Progress
-from vitkit.engine.failures import describe_images, memory_explained, training_remedies
+from vitkit.engine.checkpointing import LAST_NAME, Progress, RunCheckpoints
+from vitkit.engine.failures import describe_images, out_of_memory_error, training_remedies
 from vitkit.engine.parallel import no_sync
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import TrainingError
@@ -64,6 +63,7 @@ def train_step(
     *,
     wrapped_model: nn.Module,
     parameters: Sequence[nn.Parameter],
+    autocast: torch.autocast,
     optimizer: Optimizer,
     schedule: LRScheduler,
     scaler: torch.amp.GradScaler,
@@ -82,31 +82,30 @@ def train_step(
     Raises:
         TrainingError: the loader has ended early, several steps in a row were skipped, or memory ran out.
     """
-    remedies = partial(training_remedies, settings=settings)
-    losses, targets, data_seconds = [], [], 0.0
-    for index in range(1, num_batches + 1):
-        started = time.monotonic()
-        batch = next(batches, None)
-        data_seconds += time.monotonic() - started
-        if batch is None:
-            raise TrainingError(
-                f"the training loader ended after {progress.batch + len(losses)} batches of the epoch, but its "
-                f"length is {progress.num_batches}. Expected as many batches as its __len__ says: correct one of them."
-            )
-        batch = batch.to(device)
-        # Ranks synchronize their gradients once per step, in its last backward pass.
-        synchronization = nullcontext() if index == num_batches else no_sync(wrapped_model)
-        with memory_explained(batch, remedies), synchronization:
-            with autocast(device, settings.precision):
-                outputs = wrapped_model(**training_inputs(model, batch))
-                batch_losses = criterion(outputs, batch.targets)
-                loss = sum(batch_losses.values())
-            scaler.scale(loss / num_batches).backward()
-        losses.append({name: value.detach().float() for name, value in batch_losses.items()})
-        targets.append(batch.targets)
-    progress.batch += num_batches
+    losses, targets, data_seconds, batch = [], [], 0.0, None
+    try:
+        for index in range(1, num_batches + 1):
+            started = time.monotonic()
+            batch = next(batches, None)
+            data_seconds += time.monotonic() - started
+            if batch is None:
+                raise TrainingError(
+                    f"the training loader ended after {progress.batch + len(losses)} batches of the epoch, but its "
+                    f"length is {progress.num_batches}. Expected as many batches as its __len__ says: correct one of "
+                    "them."
+                )
+            batch = batch.to(device)
+            # Ranks synchronize their gradients once per step, in its last backward pass.
+            with nullcontext() if index == num_batches else no_sync(wrapped_model):
+                with autocast:
+                    outputs = wrapped_model(**training_inputs(model, batch))
+                    batch_losses = criterion(outputs, batch.targets)
+                    loss = sum(batch_losses.values())
+                scaler.scale(loss / num_batches).backward()
+            losses.append({name: value.detach().float() for name, value in batch_losses.items()})
+            targets.append(batch.targets)
+        progress.batch += num_batches
 
-    with memory_explained(batch, remedies):
         scaler.unscale_(optimizer)
         grad_norm = gradient_norm(parameters)
         lr = max(schedule.get_last_lr())
@@ -121,6 +120,10 @@ def train_step(
             progress.step += 1
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
+    except OUT_OF_MEMORY as error:
+        if batch is None or not is_out_of_memory(error):
+            raise
+        raise out_of_memory_error(error, batch, training_remedies(batch, settings)) from error
     return Step(losses, grad_norm, lr, decision, data_seconds)
 
 
@@ -144,13 +147,22 @@ class StepGuard:
     Args:
         model: the model whose running statistics are restored if a step is skipped.
         scaler: scales the losses, so that gradients may overflow.
-        is_save_due: whether this rank asks for a save after the step.
+        checkpoints: know when the run was last saved.
+        save_every_minutes: see `TrainSettings`.
     """
 
-    def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler, is_save_due: Callable[[], bool]):
+    def __init__(
+        self,
+        model: nn.Module,
+        scaler: torch.amp.GradScaler,
+        checkpoints: RunCheckpoints,
+        *,
+        save_every_minutes: float | None,
+    ):
         self.model = model
         self.scaler = scaler
-        self.is_save_due = is_save_due
+        self.checkpoints = checkpoints
+        self.save_every_minutes = save_every_minutes
         self.stop_signal: signal.Signals | None = None
         """The signal that asked this process to end the run after the current step; None without one."""
         self._statistics: list[Tensor] = []
@@ -160,6 +172,11 @@ class StepGuard:
         norms = [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         self._statistics = [buffer for norm in norms for buffer in norm.buffers()]
         self._last_good = [buffer.clone() for buffer in self._statistics]
+
+    def is_save_due(self) -> bool:
+        """Return whether `save_every_minutes` have passed by this rank's clock, which may differ from other ranks'."""
+        minutes = self.save_every_minutes
+        return minutes is not None and time.monotonic() - self.checkpoints.saved_at >= 60 * minutes
 
     def decide(
         self,

@@ -329,6 +329,7 @@ def next_step(run: TrainRun, batches: Iterator[Batch]) -> Step:
         min(run.settings.accumulate, run.progress.num_batches - run.progress.batch),
         wrapped_model=run.wrapped_model,
         parameters=run.parameters,
+        autocast=run.autocast,
         optimizer=run.optimizer,
         schedule=run.schedule,
         scaler=run.scaler,
