@@ -31,11 +31,12 @@ class QueryGroups(nn.Module):
         if groups < 2:
             raise ConfigError(f"groups={groups}: expected at least 2, including the head's own queries.")
         count = (groups - 1) * head.num_queries
+        self.proposals = nn.ModuleList()
         self.embed = head.learned_vectors(count) if head.learned_channels else None
         self.num_selected = count if head.selects_boxes else 0
         self.num_added = groups - 1
         stages = [head.make_proposals() for _ in range(groups - 1)]
-        self.proposals = nn.ModuleList(stage for stage in stages if stage is not None)
+        self.proposals.extend(stage for stage in stages if stage is not None)
 
     def forward(self, head: QueryHead, targets: Sequence[DetectionTarget], selected: Tensor | None) -> list[QuerySet]:
         """Make the groups for a batch."""
