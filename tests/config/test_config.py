@@ -99,7 +99,7 @@ class Train:
 @pytest.fixture(autouse=True)
 def registered(request, monkeypatch):
     """Empty the registries except for this file's classes, for the duration of one test."""
-    if "config_file" in request.fixturenames:
+    if "config_name" in request.fixturenames:
         return
     for registry in REGISTRIES.values():
         registry.load_packages()  # otherwise the first look-up would fill the emptied registry
@@ -458,10 +458,10 @@ def test_listing_shows_every_value_with_its_origin(load, monkeypatch, tmp_path):
     assert all("depth" not in line or line.startswith("        depth") for line in lines)
 
 
-@pytest.mark.parametrize("name", config_names())
-def test_every_config_in_the_repository_is_valid(name):
-    cfg = load_config(name)
-    assert load_config(name, ["train.epochs=2"])["train"]["epochs"] == 2
+@pytest.mark.parametrize("config_name", config_names())
+def test_every_config_in_the_repository_is_valid(config_name):
+    cfg = load_config(config_name)
+    assert load_config(config_name, ["train.epochs=2"])["train"]["epochs"] == 2
     assert format_config(cfg)
 
 

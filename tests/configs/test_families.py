@@ -76,7 +76,7 @@ def test_an_own_file_takes_arguments(tmp_path, monkeypatch):
     assert load_config("mine.py")["train"]["epochs"] == 3
     config = load_config("mine.py:epochs=5,lr=2e-4")
     assert config["train"]["epochs"] == 5 and config.name == "mine_5_0.0002"
-    with pytest.raises(ConfigError, match=r"^mine.py: epochs: got 'many'; expected int\.$"):
+    with pytest.raises(ConfigError, match=r"^mine.py: epochs: got 'many'\. Expected int\.$"):
         load_config("mine.py:epochs=many")
 
 
@@ -84,15 +84,15 @@ def test_an_own_file_takes_arguments(tmp_path, monkeypatch):
     ("text", "message"),
     [
         ("mask2former:backbon=swin_tiny", r"no argument 'backbon'. Did you mean 'backbone'\?"),
-        ("mask2former:backbone=swin_tny", r"backbone: got 'swin_tny'; Did you mean 'swin_tiny'"),
-        ("mask2former:backbone=swin-tiny", r"backbone: got 'swin-tiny'; Did you mean 'swin_tiny'"),
+        ("mask2former:backbone=swin_tny", r"backbone: got 'swin_tny'\. Did you mean 'swin_tiny'"),
+        ("mask2former:backbone=swin-tiny", r"backbone: got 'swin-tiny'\. Did you mean 'swin_tiny'"),
         ("mask2former:task=semantic", r"task: got 'semantic' with data=coco, which has 'instance' and 'panoptic'"),
         ("mask2formr:task=panoptic", r"no config 'mask2formr' that takes arguments. Did you mean 'mask2former'"),
         ("configs/mask2formr.py:task=panoptic", r"no file or folder 'configs/mask2formr.py:task=panoptic'"),
         ("mask2former:swin_tiny", r"expected mask2former:NAME=VALUE,NAME=VALUE"),
         ("detr:backbone=vit_b16,dc5=true", "dc5: dilates the last stage of r50 or r101"),
         ("detr_r50:dc5=true", r"config\(\) has no argument 'dc5'. It takes none"),
-        ("dino:epochs=13", r"epochs: got 13; Did you mean '12'"),
+        ("dino:epochs=13", r"epochs: got 13\. Did you mean .*'12'"),
         ("mask2former_swin_tny_coco_instance", "Did you mean 'mask2former_swin_tiny_coco_instance'"),
         ("configs/dfine_n_cocoa.py", r"no config file 'configs/dfine_n_cocoa.py'. Did you mean 'dfine_n_coco.py'"),
     ],

@@ -131,5 +131,6 @@ OPTIONS = {
     "--verbose": "print more",
     "--video": "one video",
     "--views": "number of augmentations of each image",
+    "--write-config": "write the config, complete, as a Python file to edit",
     "--x": "horizontal axis",
 }

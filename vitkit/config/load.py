@@ -195,8 +195,8 @@ def _check_arguments(function: Callable, arguments: Mapping[str, Any], path: Pat
             raise ConfigError(f"{path}: config() has no argument {name!r}. {known}")
         if not slots[name].accepts(value):
             choices = [str(choice) for choice in slots[name].choices]
-            expected = nearest(str(value), choices) if choices else f"expected {slots[name].expected}."
-            raise ConfigError(f"{path}: {name}: got {value!r}; {expected}")
+            expected = nearest(str(value), choices) if choices else f"Expected {slots[name].expected}."
+            raise ConfigError(f"{path}: {name}: got {value!r}. {expected}")
 
 
 def _parse(text: str | bytes, path: str | Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from os.path import isfile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vitkit.config.overrides import parse_arguments
@@ -26,7 +27,7 @@ class ConfigSource(NamedTuple):
     name: str
     """Names the run's folder: "detr_r50", "dfine_s_coco", "mask2former_swin_tiny_ade20k"."""
     file: Path
-    arguments: Mapping[str, Any] = {}
+    arguments: Mapping[str, Any] = MappingProxyType({})
     """Arguments of the file's `config`."""
     published: str = ""
     """The figures in the family's table."""

@@ -96,10 +96,10 @@ WORDS = ["two small dogs run over green grass", "zwei kleine Hunde rennen"]
 def predictor_of(config):
     vocabulary = Vocabulary.train("word", WORDS)
     torch.manual_seed(0)
-    if "captioning" in str(config.path) or "caption_" in str(config.path):
+    if "captioning" in config.name or "caption_" in config.name:
         model = build_model(config["model"], vocabularies=dict(target=vocabulary))
         return Predictor(model, ())
-    if "translation" in str(config.path):
+    if "translation" in config.name:
         vocabularies = dict(source=vocabulary, target=vocabulary)
         return Translator(build_model(config["model"], vocabularies=vocabularies), vocabularies)
     model = build_model(config["model"])
