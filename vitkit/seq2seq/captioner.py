@@ -1,7 +1,6 @@
 """Functionality of captioners: an image's feature map from any backbone, or from a feature file."""
 
 import hashlib
-import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,8 +13,6 @@ from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pix
 from vitkit.registry import BACKBONES, Spec
 from vitkit.seq2seq.decoding import TextGenerator
 from vitkit.structures import UNK
-
-logger = logging.getLogger("vitkit")
 
 
 class FeatureMap(NamedTuple):

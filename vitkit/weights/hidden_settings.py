@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from vitkit.config import load_config
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, parameters_of
-from vitkit.weights.published import model_zoo
+from vitkit.weights.published import published_config
 
 logger = logging.getLogger("vitkit")
 
@@ -108,8 +107,7 @@ def _trained_spec(checkpoint: Mapping[str, Any], zoo_name: str | None) -> Mappin
     """Return the `model` section of the config that the weights were trained with; {} if it is unknown."""
     try:
         if zoo_name is not None:
-            entry = model_zoo().index()[zoo_name]
-            spec = load_config(entry["config"], entry.get("overrides", ()), check=False)["model"]
+            spec = published_config(zoo_name, check=False)["model"]
         else:
             spec = json.loads(checkpoint["config"])["model"]
     except (KeyError, TypeError, ValueError):

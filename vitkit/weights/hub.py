@@ -83,9 +83,9 @@ class _Repository:
                 seconds = constants.HF_HUB_ETAG_TIMEOUT
                 info = HfApi(_ENDPOINT).model_info(self.name, revision=self.revision, timeout=seconds)
                 self.files = [file.rfilename for file in info.siblings or ()]
-        except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        except tuple(kind for kind, _ in _EXPLANATIONS) as error:
             raise self._explain(error, CONFIG) from error
-        except _CLIENT_ERRORS:
+        except _CLIENT_ERRORS:  # including a hub that is out of order
             self.is_reachable = False
 
     def has(self, name: str, folder: Path) -> bool:

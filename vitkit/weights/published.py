@@ -4,7 +4,10 @@ It stands above this package, so it is imported by its name, when it is first as
 """
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
+
+from vitkit.config import Config, load_config
 
 
 def model_zoo() -> ModuleType:
@@ -15,3 +18,10 @@ def model_zoo() -> ModuleType:
 def converters() -> ModuleType:
     """Return `vitkit.model_zoo.converters`: official key names."""
     return importlib.import_module("vitkit.model_zoo.converters")
+
+
+def published_config(name: str, overrides: Sequence[str] = (), *, check: bool = True) -> Config:
+    """Return the config of a model in the index; other arguments are those of `load_config`."""
+    entry = model_zoo().index()[name]
+    own = entry.get("overrides", ())  # an official model that shares the config of another one
+    return load_config(entry["config"], [*own, *overrides], check=check)

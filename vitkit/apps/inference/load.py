@@ -39,6 +39,7 @@ from vitkit.weights.classes import category_ids_of, trained_classes
 from vitkit.weights.hub import is_hub_name
 from vitkit.weights.marian import FILES as TOKEN_FILES
 from vitkit.weights.names import RUN_CONFIG, WEIGHTS_SUFFIXES, packaged_or_name, run_weights
+from vitkit.weights.published import published_config
 from vitkit.weights.reading import read_metadata
 from vitkit.weights.tokenizer_files import TOKENIZER
 
@@ -249,10 +250,8 @@ def find_model(
                 f"{name}: is not a config, and has its own weights; got also {str(weights)!r}. Give one of the two."
             )
         return FoundModel(_config_in(path, overrides, trust), path)
-    zoo = model_zoo.index()
     if listed := model_zoo.listed_name(name):
-        own = zoo[listed].get("overrides", ())  # an official model that shares the config of another one
-        config = load_config(zoo[listed]["config"], [*own, *overrides])
+        config = published_config(listed, overrides)
         return FoundModel(config, packaged_or_name(listed) if weights is None else weights)
     if find_config(name) is not None:
         return FoundModel(load_config(name, overrides), weights)
@@ -260,7 +259,7 @@ def find_model(
         f"{name!r} is neither a model of the zoo, nor a run's folder or checkpoint, nor a config (a file that ends in "
         ".py, or an installed one's name)"
     )
-    raise ConfigError(unknown(name, {*zoo, *config_names()}, message))
+    raise ConfigError(unknown(name, {*model_zoo.index(), *config_names()}, message))
 
 
 def find_trained(
