@@ -11,7 +11,7 @@ import torch
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
 from vitkit.logging import CONSOLE_NAME, ConsoleCopy, ProgressLines, print_line, setup_logging
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 
 def test_ratio_is_that_of_the_sums_not_the_mean_of_ratios():
@@ -72,7 +72,7 @@ def test_console_output_to_a_full_disk_does_not_end_the_run(monkeypatch, caplog)
     [(1, "classes", "1 class"), (1, "bad boxes", "1 bad box"), (1, "images", "1 image"), (0, "images", "0 images")],
 )
 def test_a_single_thing_is_not_written_in_the_plural(number, plural, text):
-    assert counted(number, plural) == text
+    assert pluralize(number, plural) == text
 
 
 def test_progress_shows_rate_and_remaining_time(capsys):

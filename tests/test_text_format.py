@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,12 @@ from vitkit.text_format import counted
     ],
 )
 def test_a_single_thing_is_in_the_singular(one, many, noun):
-    assert counted(1, noun) == one and counted(int(many[0]), noun) == many
+    assert pluralize(1, noun) == one and pluralize(int(many[0]), noun) == many
 
 
 def test_a_verb_agrees_with_the_number_and_the_noun_with_the_number_of_all():
-    assert [counted(n, "boxes", "have") for n in (1, 2)] == ["1 box has", "2 boxes have"]
-    assert [counted(n, "boxes", "are", of=3) for n in (1, 2)] == ["1 of 3 boxes is", "2 of 3 boxes are"]
-    assert counted(1, "images", "look", of=1) == "1 of 1 image looks" and counted(0, "images", of=1) == "0 of 1 image"
+    assert [pluralize(n, "boxes", "have") for n in (1, 2)] == ["1 box has", "2 boxes have"]
+    assert [pluralize(n, "boxes", "are", of=3) for n in (1, 2)] == ["1 of 3 boxes is", "2 of 3 boxes are"]
+    assert (
+        pluralize(1, "images", "look", of=1) == "1 of 1 image looks" and pluralize(0, "images", of=1) == "0 of 1 image"
+    )

@@ -111,13 +111,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--clips: {args.clips!r} does not end in .png")
     if args.repeats is not None and not args.time:
         parser.error("--repeats are those of --time: give both")
-    if chosen and (unused := _unused(args)):
+    if chosen and (unused := _find_unused(args)):
         parser.error(f"{', '.join(unused)}: has no effect on the report of {chosen[0]}; leave this out")
     args.repeats = args.repeats or 5
     return args
 
 
-def _unused(args: argparse.Namespace) -> list[str]:
+def _find_unused(args: argparse.Namespace) -> list[str]:
     """Return the options that were given and that the chosen report, which is not that of costs by part, ignores."""
     of_input = {"--size": args.size, "--frames": args.frames, "--batch-size": args.batch_size != 1}
     of_input |= {text.partition("=")[0]: True for text in args.overrides}

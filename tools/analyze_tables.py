@@ -30,7 +30,7 @@ def print_costs(costs: ImageCosts, device: str) -> None:
     lines = [["part", "type", *(title for _, title, _, _ in columns)]]
     for name, row in with_own(costs.parts):
         numbers = [format(row[field] / unit, spec) if field in row else "" for field, _, unit, spec in columns]
-        lines.append([indented(name), costs.types.get(name, ""), *numbers])
+        lines.append([indent_lines(name), costs.types.get(name, ""), *numbers])
     print_table(costs, "", lines)
     if "seconds" in whole:
         print(
@@ -64,7 +64,7 @@ def with_own(rows: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, A
             yield f"{name}.(itself)" if name else "(itself)", {"macs": own}
 
 
-def indented(name: str) -> str:
+def indent_lines(name: str) -> str:
     """Return the last name of a part, indented by its depth."""
     return "  " * (name.count(".") + 1 if name else 0) + (name.rpartition(".")[2] or "(all)")
 
@@ -138,7 +138,7 @@ def print_text_costs(costs: TextCosts) -> None:
     lines = [["part", "type", "parameters", *titles]]
     for name, row in costs.parts.items():
         macs = [f"{row[kind][length] / 1e6:,.2f}" for kind in ("forward", "inference") for length in lengths]
-        lines.append([indented(name), costs.types[name], f"{row['total']:,}", *macs])
+        lines.append([indent_lines(name), costs.types[name], f"{row['total']:,}", *macs])
     print(f"{costs.model}: M MACs of one text, by its length in tokens\n")
     print_aligned(lines)
     if lengths:

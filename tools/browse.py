@@ -17,7 +17,7 @@ Examples:
 import argparse
 from pathlib import Path
 
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.tools.common import (
     MODEL_HELP,
     add_overwrite,
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
             seed=args.seed,
             trust=args.trust,
         )
-        num_figures, num_images = counted(browsed.num_figures, "figures"), counted(browsed.num_images, "images")
+        num_figures, num_images = (pluralize(browsed.num_figures, "figures"), pluralize(browsed.num_images, "images"))
         print(f"wrote {browsed.page} and {num_figures} of {num_images}")
 
 

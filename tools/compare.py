@@ -22,7 +22,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.tools.common import add_device, add_trust, check_out, errors_in_one_line, fraction, is_override, new_file
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if len(args.models) < 2 and not args.curves:
         parser.error("give at least two models or results files")
     if args.names and len(args.names) != len(args.models):
-        parser.error(f"--names: got {len(args.names)} for {counted(len(args.models), 'models')}")
+        parser.error(f"--names: got {len(args.names)} for {pluralize(len(args.models), 'models')}")
     if args.data and args.annotations:
         parser.error("--data and --annotations both name the data: give one of them")
     if args.images and not args.annotations:
@@ -137,7 +137,7 @@ def print_comparison(comparison: Comparison) -> None:
 
     width = max(map(len, comparison.differences[0]))
     for name, differences in zip(comparison.names[1:], comparison.differences):
-        print(f"{name} against {comparison.names[0]}, on {counted(len(comparison.sample_ids), 'samples')}:")
+        print(f"{name} against {comparison.names[0]}, on {pluralize(len(comparison.sample_ids), 'samples')}:")
         for metric, each in differences.items():
             value, low, high = each.difference
             if value != value:

@@ -19,7 +19,7 @@ import argparse
 from pathlib import Path
 
 import vitkit
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.tools.common import add_model, add_overwrite, add_trust, errors_in_one_line, sort_model
 
 NAMES = ("official", "transformers", "vitkit")
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     with errors_in_one_line():
         how = dict(precision=args.precision, overrides=args.overrides, overwrite=args.overwrite, trust=args.trust)
         done = vitkit.convert(args.model, args.out, to=args.to, weights=args.weights, **how)
-        print(f"{done.report}\nwrote {done.path}: {counted(done.num_entries, 'entries')}, names of {done.names}")
+        print(f"{done.report}\nwrote {done.path}: {pluralize(done.num_entries, 'entries')}, names of {done.names}")
 
 
 if __name__ == "__main__":

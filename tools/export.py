@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import vitkit
 from vitkit.apps.exported.settings import FORMATS, OPSETS, TOLERANCES
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.tools.common import (
     add_model,
     add_overwrite,
@@ -87,7 +87,7 @@ def show(part: ExportedPart) -> None:
     print(f"wrote {part.path} ({megabytes:.1f} MiB)")
     shapes = sorted(set(part.shapes))
     print(
-        f"  largest differences from PyTorch on {counted(len(part.shapes), 'inputs')} of shapes "
+        f"  largest differences from PyTorch on {pluralize(len(part.shapes), 'inputs')} of shapes "
         f"{', '.join(map(str, shapes))}:"
     )
     for difference in part.differences:

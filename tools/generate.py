@@ -30,7 +30,7 @@ from vitkit.tools.text_arguments import (
     add_sampling,
     add_text,
     model_and_text,
-    opened,
+    open_output,
     option_names,
     read_lines,
     report_unknown,
@@ -82,15 +82,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         loaded = load(args.model, weights, device=args.device, trust=args.trust)
         require_text_model(loaded, args.model, TextContinuer | MaskFiller)
         options = {name: value for name in DECODING_OPTIONS if (value := getattr(args, name)) not in (None, False)}
-        write = filled if isinstance(loaded, MaskFiller) else continued
+        write = fill_masks if isinstance(loaded, MaskFiller) else continue_texts
         results = write(loaded, read_lines(texts, args.input), args.n_best, options)
-        with opened(args.out) as output:  # only now, as it empties a file that is there already
+        with open_output(args.out) as output:  # only now, as it empties a file that is there already
             for text in results:
                 output.write(text)
         report_unknown(loaded.vocabulary)
 
 
-def continued(model: TextContinuer, lines: Sequence[str], n_best: int | None, options: dict[str, Any]) -> Iterator[str]:
+def continue_texts(
+    model: TextContinuer, lines: Sequence[str], n_best: int | None, options: dict[str, Any]
+) -> Iterator[str]:
     """Return the output for each text, which is generated as it is iterated.
 
     Raises:
@@ -119,7 +121,7 @@ def decoding_settings(defaults: DecodingSettings, n_best: int | None, options: d
     return replace(defaults, **changes).with_hypotheses(1 if n_best is None else n_best, beams=options.get("beams"))
 
 
-def filled(model: MaskFiller, lines: Sequence[str], n_best: int | None, options: dict[str, Any]) -> Iterator[str]:
+def fill_masks(model: MaskFiller, lines: Sequence[str], n_best: int | None, options: dict[str, Any]) -> Iterator[str]:
     """Return the output for each mask, which is generated as it is iterated.
 
     Raises:

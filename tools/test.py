@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitkit.errors import ConfigError
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.tools.common import (
     MODEL_HELP,
     add_device,
@@ -259,7 +259,7 @@ def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
     for name, numbers in rows.items():
         scores = [(key, f"{value:.3f}" if value >= 0 else "–") for key, value in numbers.items() if key != "objects"]
         texts = "  ".join(f"{key} {text:<5}" for key, text in scores)
-        print(f"  {name:<{width}}  {texts}  {counted(numbers['objects'], 'objects')}")
+        print(f"  {name:<{width}}  {texts}  {pluralize(numbers['objects'], 'objects')}")
 
 
 def print_thresholds(evaluator: Any, thresholds: Sequence[float], iou_type: str) -> None:

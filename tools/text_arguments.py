@@ -92,7 +92,7 @@ def read_lines(texts: Sequence[str], files: Sequence[str] | None) -> Sequence[st
 
 
 @contextmanager
-def opened(path: Path | None) -> Iterator[TextIO]:
+def open_output(path: Path | None) -> Iterator[TextIO]:
     """Open a file for writing text, and make its folder; None: standard output."""
     if path is None:
         yield sys.stdout

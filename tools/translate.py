@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.errors import DataError
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.tools.common import add_device, add_trust, errors_in_one_line, require_text_model
 from vitkit.tools.text_arguments import (
     SAMPLING_OPTIONS,
@@ -31,7 +31,7 @@ from vitkit.tools.text_arguments import (
     add_sampling,
     add_text,
     model_and_text,
-    opened,
+    open_output,
     option_names,
     read_lines,
     report_unknown,
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
         write_translations(translator, encoded, settings, args.out, n_best=args.n_best, attention=args.attention)
         if empty := sum(not ids for ids in encoded):
-            print(f"{counted(empty, 'lines', 'are', of=len(lines))} empty, and translated as such", file=sys.stderr)
+            print(f"{pluralize(empty, 'lines', 'are', of=len(lines))} empty, and translated as such", file=sys.stderr)
         report_unknown(source)
 
 
@@ -112,11 +112,11 @@ def write_translations(
 
     results = translate(translator.model, encoded, settings, attention=attention is not None)
     first = list(islice(results, 1))  # an error, such as that of a model without attention, must not empty `out`
-    with opened(out) as output:
+    with open_output(out) as output:
         for number, hypotheses in chain(first, results):
             output.write(as_text(hypotheses, translator.vocabularies["target"], n_best))
             if attention and hypotheses:
-                path = numbered(attention, number, len(encoded))
+                path = number_path(attention, number, len(encoded))
                 draw(hypotheses[0], encoded[number], translator.vocabularies, path)
 
 
@@ -142,7 +142,7 @@ def encode(line: str, number: int, vocabulary: Vocabulary, *, max_tokens: int, t
             f"line {number}: {len(ids) + 1} tokens, including the end; expected at most {max_tokens}. Split the line, "
             "raise --max-source, or let such lines be cut by --truncate."
         )
-    print(f"line {number}: cut from {len(ids) + 1} to {counted(max_tokens, 'tokens')}", file=sys.stderr)
+    print(f"line {number}: cut from {len(ids) + 1} to {pluralize(max_tokens, 'tokens')}", file=sys.stderr)
     return ids[: max_tokens - 1]
 
 
@@ -168,7 +168,7 @@ def draw(best: Hypothesis, source: list[int], vocabularies: dict[str, Vocabulary
     print(f"drew {path}", file=sys.stderr)
 
 
-def numbered(path: Path, index: int, count: int) -> Path:
+def number_path(path: Path, index: int, count: int) -> Path:
     """Return the path of a line's PNG: `path` itself for a single line; NAME_3.png for the third of several."""
     return path if count == 1 else path.with_name(f"{path.stem}_{index + 1}{path.suffix}")
 

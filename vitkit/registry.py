@@ -63,12 +63,12 @@ def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
     """Return a constructor's named arguments, in order; a class's `**kwargs` stand for those of its base class."""
     parameters = {}
     for accepting in constructors_in(constructor):
-        for p in _named(accepting):
+        for p in _list_named(accepting):
             parameters.setdefault(p.name, p)
     return parameters
 
 
-def _named(constructor: Callable) -> list[inspect.Parameter]:
+def _list_named(constructor: Callable) -> list[inspect.Parameter]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p for p in inspect.signature(constructor).parameters.values() if p.kind in kinds]
 
@@ -214,7 +214,7 @@ class Registry:
         arguments = configured | arguments
         check_names(constructor, arguments, f"{self.kind} {constructor.__name__}")
         # What a base class requires is not looked at, since the class may set it.
-        missing = [p.name for p in _named(constructor) if p.default is p.empty and p.name not in arguments]
+        missing = [p.name for p in _list_named(constructor) if p.default is p.empty and p.name not in arguments]
         if missing:
             raise ConfigError(f"{self.kind} {constructor.__name__}: missing argument {', '.join(missing)}.")
         try:

@@ -333,10 +333,10 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        def mapped(values: dict[str, Any]) -> dict[str, Any]:
+        def convert(values: dict[str, Any]) -> dict[str, Any]:
             return {name: function(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 
-        return Batch(mapped(self.inputs), [mapped(target) for target in self.targets])
+        return Batch(convert(self.inputs), [convert(target) for target in self.targets])
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -12,7 +12,7 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def counted(number: int, plural: str, verb: str = "", *, of: int | None = None) -> str:
+def pluralize(number: int, plural: str, verb: str = "", *, of: int | None = None) -> str:
     """Return a number with its noun, for messages: "2 classes", "1 class", "1 of 3 boxes has".
 
     Args:

@@ -60,7 +60,7 @@ def _refuse_deployed(state: State, model: nn.Module) -> State:
     return state
 
 
-def _normed(theirs: str, ours: str, conv: str = "conv.", norm: str = "norm.") -> list[tuple[str, str]]:
+def _pair_with_norm(theirs: str, ours: str, conv: str = "conv.", norm: str = "norm.") -> list[tuple[str, str]]:
     """Return the names of a convolution and its batch norm."""
     return [(f"{theirs}{conv}", f"{ours}0."), (f"{theirs}{norm}", f"{ours}1.")]
 
@@ -80,17 +80,17 @@ def _neck(theirs: str, downsample: str, cv: str, conv: str, csp: str) -> Iterato
         cv, conv, csp: templates of their names by the number {k} of a convolution, and by the number {k} of the branch
             that ends with a convolution after a CSP block.
     """
-    yield from below(f"{theirs}lateral_convs.{{i}}.", "neck.lateral_convs.{i}.", _normed("", ""))
-    pairs = [pair for k in (1, 2) for pair in _normed(f"{downsample}{cv.format(k=k)}", f"cv{k}.")]
+    yield from below(f"{theirs}lateral_convs.{{i}}.", "neck.lateral_convs.{i}.", _pair_with_norm("", ""))
+    pairs = [pair for k in (1, 2) for pair in _pair_with_norm(f"{downsample}{cv.format(k=k)}", f"cv{k}.")]
     yield from below(f"{theirs}downsample_convs.{{i}}.", "neck.downsample_convs.{i}.", pairs)
     for name in ("fpn_blocks", "pan_blocks"):
-        pairs = [pair for k in (1, 4) for pair in _normed(cv.format(k=k), f"cv{k}.")]
+        pairs = [pair for k in (1, 4) for pair in _pair_with_norm(cv.format(k=k), f"cv{k}.")]
         for k in (2, 3):
-            pairs += _normed(conv.format(k=k), f"cv{k}.conv.")
+            pairs += _pair_with_norm(conv.format(k=k), f"cv{k}.conv.")
             block = csp.format(k=k, before=k - 1)
             for part in ("conv1.", "conv2."):
-                pairs += _normed(f"{block}{part}", f"cv{k}.csp.{part}")
-                pairs += _normed(f"{block}bottlenecks.{{j}}.{part}", f"cv{k}.csp.blocks.{{j}}.{part}")
+                pairs += _pair_with_norm(f"{block}{part}", f"cv{k}.csp.{part}")
+                pairs += _pair_with_norm(f"{block}bottlenecks.{{j}}.{part}", f"cv{k}.csp.blocks.{{j}}.{part}")
         yield from below(f"{theirs}{name}.{{i}}.", f"neck.{name}.{{i}}.", pairs)
 
 
@@ -101,11 +101,11 @@ def _official() -> Iterator[Rule]:
     yield from _hgnet("backbone.stem.", "backbone.stages.")
     yield Rename("^encoder.encoder.0.layers.0.", "^neck.encoder.")
     yield from below("neck.encoder.", "neck.encoder.", TORCH_FEED_FORWARD)
-    yield from below("encoder.input_proj.{i}.", "neck.input_proj.{i}.", _normed("", ""))
+    yield from below("encoder.input_proj.{i}.", "neck.input_proj.{i}.", _pair_with_norm("", ""))
     yield from _neck("encoder.", downsample="0.", cv="cv{k}.", conv="cv{k}.1.", csp="cv{k}.0.")
     yield Rename("^decoder.decoder.layers.", "^head.decoder.layers.")
     yield from below("head.decoder.layers.{i}.", "head.decoder.layers.{i}.", TORCH_FEED_FORWARD)
-    yield from below("decoder.input_proj.{i}.", "head.input_proj.{i}.", _normed("", ""))
+    yield from below("decoder.input_proj.{i}.", "head.input_proj.{i}.", _pair_with_norm("", ""))
     yield from below(
         "decoder.",
         "",

@@ -38,11 +38,11 @@ class Rename(NamedTuple):
 
     def read(self, state: State, model: nn.Module) -> State:
         """Rename to vitkit's name."""
-        return _renamed(state, self.theirs, self.ours)
+        return _rename(state, self.theirs, self.ours)
 
     def write(self, state: State, model: nn.Module) -> State:
         """Rename to the other project's name."""
-        return _renamed(state, self.ours, self.theirs)
+        return _rename(state, self.ours, self.theirs)
 
 
 class Alias(NamedTuple):
@@ -53,7 +53,7 @@ class Alias(NamedTuple):
 
     def read(self, state: State, model: nn.Module) -> State:
         """Rename to the usual spelling of the other project."""
-        return _renamed(state, self.other, self.theirs)
+        return _rename(state, self.other, self.theirs)
 
     def write(self, state: State, model: nn.Module) -> State:
         """Keep everything."""
@@ -87,9 +87,9 @@ class Join(NamedTuple):
         state, first = dict(state), _pattern(f"{self.theirs[0]}$")
         for key in list(state):
             if match := first.search(key):
-                keys = [_filled(template, match.groupdict()) for template in self.theirs]
+                keys = [_fill(template, match.groupdict()) for template in self.theirs]
                 if all(part in state for part in keys):
-                    state[_filled(self.ours, match.groupdict())] = torch.cat([state.pop(part) for part in keys])
+                    state[_fill(self.ours, match.groupdict())] = torch.cat([state.pop(part) for part in keys])
         return state
 
     def write(self, state: State, model: nn.Module) -> State:
@@ -99,7 +99,7 @@ class Join(NamedTuple):
             if match := whole.search(key):
                 parts = state.pop(key).chunk(len(self.theirs))
                 for template, part in zip(self.theirs, parts, strict=True):
-                    state[_filled(template, match.groupdict())] = part.clone()
+                    state[_fill(template, match.groupdict())] = part.clone()
         return state
 
 
@@ -197,15 +197,15 @@ def _pattern(template: str) -> re.Pattern:
     return re.compile(f"{start}{text}{end}")
 
 
-def _filled(template: str, values: dict[str, str]) -> str:
+def _fill(template: str, values: dict[str, str]) -> str:
     return template.removeprefix("^").removesuffix("$").format(**values)
 
 
-def _renamed(state: State, old: str, new: str) -> State:
+def _rename(state: State, old: str, new: str) -> State:
     pattern = _pattern(old)
 
     def replaced(match: re.Match) -> str:
-        text = _filled(new, match.groupdict())
+        text = _fill(new, match.groupdict())
         return text.removeprefix(".") if old.startswith(".") and not match[0].startswith(".") else text
 
     return {pattern.sub(replaced, key): value for key, value in state.items()}

@@ -44,7 +44,7 @@ def _read_gpt2(state: State, model: nn.Module) -> State:
     """Transpose the layers' matrices."""
     if "output_bias" in model.state_dict() and "embedding.weight" in state:
         state.setdefault("output_bias", torch.zeros(len(state["embedding.weight"])))
-    return _without_tied_output(_transposed(state), model)
+    return _without_tied_output(_transpose(state), model)
 
 
 def _write_gpt2(state: State, model: nn.Module) -> State:
@@ -58,10 +58,10 @@ def _write_gpt2(state: State, model: nn.Module) -> State:
         raise CheckpointError("transformers GPT-2: its logits have no bias; the model has one (model.output_bias).")
     if model.output is None:
         state["output.weight"] = state["embedding.weight"].clone()
-    return _transposed(state)
+    return _transpose(state)
 
 
-def _transposed(state: State) -> State:
+def _transpose(state: State) -> State:
     return {key: value.T.contiguous() if key.endswith(_TRANSPOSED) else value for key, value in state.items()}
 
 

@@ -26,7 +26,7 @@ def _alternating(d_model: int) -> Tensor:
     return torch.arange(d_model).unflatten(0, (2, -1)).T.flatten()
 
 
-def _reordered(state: State, order: Tensor) -> State:
+def _reorder(state: State, order: Tensor) -> State:
     result = {}
     for key, value in state.items():
         if key.endswith(_READ):
@@ -62,13 +62,13 @@ def _read_embeddings(state: State, model: nn.Module) -> State:
         state["source_embedding.weight"] = source
     if not torch.equal(output, target):
         state["decoder.output.weight"] = output
-    return _reordered(state, _alternating(target.shape[1]))
+    return _reorder(state, _alternating(target.shape[1]))
 
 
 def _write_embeddings(state: State, model: nn.Module) -> State:
     """Store each table under all names that the library has for it."""
     order = _alternating(state["decoder.embedding.weight"].shape[1]).argsort()
-    state = _reordered(state, order)
+    state = _reorder(state, order)
     target = state.pop("decoder.embedding.weight")
     source = state.pop("source_embedding.weight", None)
     for side, table in (("encoder", target if source is None else source), ("decoder", target)):

@@ -24,7 +24,7 @@ class Written(NamedTuple):
     """The name of the format, whose names they have."""
 
 
-def written(model: nn.Module, target: Literal["official", "transformers"]) -> Written:
+def write_names(model: nn.Module, target: Literal["official", "transformers"]) -> Written:
     """Return a model's weights with another project's names.
 
     Args:

@@ -12,7 +12,7 @@ from vitkit.apps.inference import Tiling
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.merging import merge_datasets, tile_dataset
 from vitkit.data.formats.splitting import split_dataset
-from vitkit.data.image_groups import frame_number, group_images, series_of, similar_pairs, stratified, thumbnail
+from vitkit.data.image_groups import frame_number, group_images, series_of, similar_pairs, stratify, thumbnail
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.segmentations import decode_segmentation
 
@@ -118,7 +118,7 @@ def test_bursts_are_recognized_by_camera_time(tmp_path):
 
 def test_empty_split_is_an_error():
     with pytest.raises(DataError, match="val gets none of the 1 groups"):
-        stratified(np.zeros(4, np.int64), [Counter({1: 1})] * 4, {"train": 0.8, "val": 0.2})
+        stratify(np.zeros(4, np.int64), [Counter({1: 1})] * 4, {"train": 0.8, "val": 0.2})
 
 
 def test_file_names_are_grouped_into_series():

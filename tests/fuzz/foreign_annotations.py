@@ -531,7 +531,7 @@ def compare_objects(data: AnnotatedImages, results: list[AnnotatedImages], text:
 def _without_repeats(data: AnnotatedImages) -> AnnotatedImages:
     """Return each image once: without splits, YOLO's train and val name the same images."""
     first = {image["file_name"]: image["id"] for image in reversed(data.images)}
-    return data.selected(first.values())
+    return data.select(first.values())
 
 
 def _names(data: AnnotatedImages) -> list[tuple[str, int]]:

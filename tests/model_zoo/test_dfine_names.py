@@ -10,7 +10,7 @@ from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.coco_classes import COCO_CLASSES
 from vitkit.io.objects365_classes import COCO_ROWS, OBJECTS365_CLASSES
-from vitkit.model_zoo.converters import written
+from vitkit.model_zoo.converters import write_names
 from vitkit.registry import BACKBONES
 from vitkit.weights import load_pretrained, load_weights
 
@@ -19,7 +19,7 @@ def official(num_classes):
     """Return a model with random weights, and these under the original's names."""
     torch.manual_seed(0)
     model = dfine("n", num_classes=num_classes)
-    return model, written(model, "official").state
+    return model, write_names(model, "official").state
 
 
 @pytest.mark.parametrize("wrapped", [
@@ -102,7 +102,7 @@ def test_files_of_another_real_time_detector_name_what_differs():
     with pytest.raises(CheckpointError, match=r"Peterande/D-FINE with 80 classes") as error:
         load_weights(detector, state)
     assert "RTDETR" in str(error.value)
-    state = written(detector, "official").state
+    state = write_names(detector, "official").state
     with pytest.raises(CheckpointError, match=r"lyuwenyu/RT-DETR with 80 classes") as error:
         load_weights(dfine("s"), state)
     assert "DFINE" in str(error.value)

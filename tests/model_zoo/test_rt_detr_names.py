@@ -11,7 +11,7 @@ import vitkit
 from vitkit import CheckpointError, ConfigError, build_model, load_weights, model_zoo
 from vitkit.config import load_config
 from vitkit.io.coco_classes import COCO_CLASSES
-from vitkit.model_zoo.converters import written
+from vitkit.model_zoo.converters import write_names
 from vitkit.weights import load_pretrained
 
 BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
@@ -93,7 +93,7 @@ def original_keys(depth, version, num_layers):
 def test_official_names_are_those_of_the_original_and_are_read_back_exactly(depth, version):
     cfg = config(f"rtdetr{'v2' if version == 2 else ''}_r{depth}")
     model = random_model(cfg, classes=COCO_CLASSES)
-    result = written(model, "official")
+    result = write_names(model, "official")
     assert result.format == f"lyuwenyu/RT-DETR{', v2' if version == 2 else ''}"
     assert result.state.keys() == original_keys(depth, version, num_layers=2)
     again = build_model(cfg["model"], classes=COCO_CLASSES)
@@ -106,14 +106,16 @@ def test_official_names_are_those_of_the_original_and_are_read_back_exactly(dept
 
 def test_norms_of_the_decoder_are_numbered_in_the_order_of_the_original():
     model = random_model(config(), classes=COCO_CLASSES)
-    state, layer = written(model, "official").state, model.head.decoder.layers[0]
+    state, layer = write_names(model, "official").state, model.head.decoder.layers[0]
     # In the original norm1 follows the self-attention; in vitkit, as in Deformable DETR, the cross-attention.
     assert torch.equal(state["decoder.decoder.layers.0.norm1.weight"], layer.norm2.weight)
     assert torch.equal(state["decoder.decoder.layers.0.norm2.weight"], layer.norm1.weight)
 
 
 def test_second_version_has_the_anchors_of_its_evaluated_size():
-    state = written(random_model(config("rtdetrv2_r18", num_points=[3, 1, 2]), classes=COCO_CLASSES), "official").state
+    state = write_names(
+        random_model(config("rtdetrv2_r18", num_points=[3, 1, 2]), classes=COCO_CLASSES), "official"
+    ).state
     assert state["decoder.anchors"].shape == (1, 80 * 80 + 40 * 40 + 20 * 20, 4)
     # The first location is too near to the edge; the last map's middle has a box of a fifth of the image.
     assert torch.isinf(state["decoder.anchors"][0, 0]).all() and not state["decoder.valid_mask"][0, 0]
@@ -130,10 +132,12 @@ def test_names_load_from_their_files(tmp_path, monkeypatch):
         cfg = load_config(entry["config"], entry.get("overrides", ()))
         model = random_model(cfg, classes=COCO_CLASSES)
         file = tmp_path / f"{name}.pth"
-        torch.save({"ema": {"module": written(model, "official").state, "updates": 1}, "last_epoch": 71}, file)
+        torch.save({"ema": {"module": write_names(model, "official").state, "updates": 1}, "last_epoch": 71}, file)
         monkeypatch.setattr(model_zoo, "index", lambda n=name, e=entry, f=file: {n: dict(e, url=f.as_uri())})
         predictor = vitkit.load(name)
-        assert predictor.classes == list(COCO_CLASSES) and str(predictor.report).endswith(written(model, "official")[1])
+        assert predictor.classes == list(COCO_CLASSES) and str(predictor.report).endswith(
+            write_names(model, "official")[1]
+        )
         assert predictor.transforms.size == (640, 640)
         assert tuple(predictor.model.backbone.pixel_mean) == (0, 0, 0)
         assert torch.equal(predictor.model.head.class_embed[2].weight, model.head.class_embed[2].weight)
@@ -143,7 +147,7 @@ def test_names_load_from_their_files(tmp_path, monkeypatch):
 
 def test_backbones_weights_load_by_the_originals_names(tmp_path):
     model = random_model(config()).backbone
-    full = written(random_model(config(), classes=COCO_CLASSES), "official").state
+    full = write_names(random_model(config(), classes=COCO_CLASSES), "official").state
     file = tmp_path / "ResNet18_vd_pretrained_from_paddle.pth"
     torch.save({k.removeprefix("backbone."): v for k, v in full.items() if k.startswith("backbone.")}, file)
     cfg = config()
@@ -157,11 +161,11 @@ def test_backbones_weights_load_by_the_originals_names(tmp_path):
 @pytest.mark.parametrize("num_classes", [3, 365])
 def test_heads_of_other_classes_are_new_only_in_training(num_classes, tmp_path):
     """Own classes, and those of Objects365."""
-    theirs = written(random_model(config(), classes=COCO_CLASSES), "official").state
+    theirs = write_names(random_model(config(), classes=COCO_CLASSES), "official").state
     if num_classes == 365:
         cfg = config()
         cfg["model"]["num_classes"] = 365
-        theirs = written(random_model(cfg), "official").state
+        theirs = write_names(random_model(cfg), "official").state
         classes, line = COCO_CLASSES, "lyuwenyu/RT-DETR with 365 classes .Objects365."
     else:
         classes, line = ["cat", "dog", "cow"], "lyuwenyu/RT-DETR with 80 classes .COCO's things."
@@ -179,18 +183,18 @@ def test_heads_of_other_classes_are_new_only_in_training(num_classes, tmp_path):
 
 
 def test_weights_of_other_models_are_named():
-    state = written(random_model(config(), classes=COCO_CLASSES), "official").state
+    state = write_names(random_model(config(), classes=COCO_CLASSES), "official").state
     detr = build_model(load_config("detr_r50", ["model.backbone.pretrained=false"])["model"])
     with pytest.raises(CheckpointError, match="does not fit DETR(.|\n)*seems to be lyuwenyu/RT-DETR with 80 classes"):
         load_weights(detr, state)
     dfine = load_config("dfine_n_coco", ["model.backbone.pretrained=false"])["model"]
     torch.manual_seed(0)
-    theirs = written(build_model(dfine, classes=COCO_CLASSES), "official").state
+    theirs = write_names(build_model(dfine, classes=COCO_CLASSES), "official").state
     with pytest.raises(CheckpointError, match=r"does not fit RTDETR(.|\n)*seems to be Peterande/D-FINE with 80"):
         load_weights(build_model(config()["model"]), theirs)
     with pytest.raises(CheckpointError, match=r"does not fit DFINE(.|\n)*seems to be lyuwenyu/RT-DETR with 80"):
         load_weights(build_model(dfine), state)
-    official = written(detr, "official").state
+    official = write_names(detr, "official").state
     with pytest.raises(CheckpointError, match="does not fit RTDETR(.|\n)*seems to be facebookresearch/detr with 91"):
         load_weights(build_model(config()["model"]), official)
     deeper = config()

@@ -10,7 +10,7 @@ from vitkit import build_model
 from vitkit.backbones import WindowedViT
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
-from vitkit.model_zoo.converters import written
+from vitkit.model_zoo.converters import write_names
 from vitkit.model_zoo.converters.rf_detr import TRANSFORMERS
 from vitkit.necks import C2fProjection
 from vitkit.ops.mask_postprocess import Geometry, full_masks
@@ -293,7 +293,7 @@ def official_file(path, model):
     args = Namespace(
         encoder="dinov2_windowed_small", resolution=64, num_classes=90, lr=1e-4, out_feature_indexes=[1, 2]
     )
-    torch.save({"model": written(model, "official").state, "args": args, "epoch": 3}, path)
+    torch.save({"model": write_names(model, "official").state, "args": args, "epoch": 3}, path)
 
 
 def test_an_official_file_is_read_without_running_code_and_its_raw_ids_become_cocos_classes(tmp_path):
@@ -311,7 +311,7 @@ def test_checkpoints_of_lightning_are_read(tmp_path):
     """As versions from 1.5 of the original write them beside the .pth files."""
     theirs, ours = small(classes=91), small(classes=91)
     nn.init.normal_(theirs.head.class_embed.weight)
-    state = {f"model.{key}": value for key, value in written(theirs, "official").state.items()}
+    state = {f"model.{key}": value for key, value in write_names(theirs, "official").state.items()}
     state["criterion.empty_weight"] = torch.ones(92)
     torch.save({"state_dict": state, "pytorch-lightning_version": "2.6.0", "epoch": 3}, tmp_path / "last.ckpt")
     report = load_weights(ours, tmp_path / "last.ckpt")

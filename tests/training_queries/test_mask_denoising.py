@@ -72,7 +72,7 @@ def test_labels_flip_to_any_class_with_the_given_probability():
     noised = make_set(module, [target(3)])
     kept = (noised["queries"].content[0] == module.label_embed.weight[3]).all(1).float().mean()
     assert abs(kept - 0.6) < 0.03, "half are drawn anew, one in five of these as it was"
-    labels = module._noised(torch.full((1000,), 99))
+    labels = module._add_noise(torch.full((1000,), 99))
     assert labels.min() == 0 and labels.max() == 4
 
 

@@ -28,12 +28,12 @@ VIT = SMALL | dict(
 
 def weights():
     """A small ViT under the names of the transformers library."""
-    from vitkit.model_zoo.converters import written
+    from vitkit.model_zoo.converters import write_names
 
     torch.manual_seed(0)
     backbone = dict(type="ViT", patch_size=16, d_model=16, depth=1, num_heads=2, mlp_ratio=2.0, image_size=32)
     model = build_model(dict(type="Classifier", num_classes=2, backbone=backbone))
-    return written(model, "transformers").state
+    return write_names(model, "transformers").state
 
 
 def sharded(state):

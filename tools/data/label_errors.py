@@ -16,7 +16,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.tools.common import (
     add_device,
     add_model,
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
                 print(note)
             counts = Counter(error.kind for error in checked.errors)
             kinds = ", ".join(f"{n} {kind}" for kind, n in counts.most_common()) or "none"
-            print(f"{counted(len(checked.errors), 'suspicious labels')}: {kinds}")
+            print(f"{pluralize(len(checked.errors), 'suspicious labels')}: {kinds}")
             print(f"{args.out} shows them; {checked.corrections} has their corrections, for vitkit data convert --fix")
     finally:
         close_distributed()

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from vitkit.errors import DataError
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.tools.common import errors_in_one_line
 from vitkit.tools.data.options import SOURCE_HELP, add_out, add_source
 
@@ -60,7 +60,10 @@ def main(argv: list[str] | None = None) -> None:
         is_semantic = (args.format or detect_format(source, args.images)) == "semantic_maps"
         if is_semantic:
             data = read_semantic_maps(source, args.images, regions=False)
-            num_maps, num_classes = counted(len(data.images), "label maps"), counted(len(data.categories), "classes")
+            num_maps, num_classes = (
+                pluralize(len(data.images), "label maps"),
+                pluralize(len(data.categories), "classes"),
+            )
             print(f"{source}: {num_maps} of {num_classes}")
             print_left_out(data.left_out, "left out")
         else:

@@ -216,7 +216,7 @@ class TimmBackbone(BackboneBase):
         """Return timm's coarse parameter groups, without the parts that are not kept."""
         parameters = dict(self.named_parameters())
         stages = [
-            [key for key in self._renamed(names).values() if key in parameters] for names in self._groups(coarse=True)
+            [key for key in self._rename(names).values() if key in parameters] for names in self._groups(coarse=True)
         ]
         return [[self._layer_of(key) for key in keys] for keys in stages if keys]
 
@@ -228,21 +228,21 @@ class TimmBackbone(BackboneBase):
     def adapt_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Rename timm's keys for full models to those of the parts that are kept; adapt weights for RGB and for other
         patch sizes."""
-        first = self._renamed(f"{layer}.weight" for layer in self.first_convolutions).values()
+        first = self._rename(f"{layer}.weight" for layer in self.first_convolutions).values()
         names = [key.removeprefix(prefix) for key in state if key.startswith(prefix)]
         expected = self.state_dict()
-        for name, key in self._renamed(names).items():
+        for name, key in self._rename(names).items():
             value = state.pop(prefix + name)
             if key in first and key in expected and value.shape[1] != expected[key].shape[1]:
                 value = adapt_input_conv(self.in_channels, value)
-            state[prefix + key] = _resampled(key, value, expected[key]) if key in expected else value
+            state[prefix + key] = _resample(key, value, expected[key]) if key in expected else value
 
     def block_names(self) -> list[str]:
         """Return the names of those of timm's blocks that are kept, in order."""
         parameters = [name for name, _ in self.named_parameters()]
         blocks = []
         for names in self._groups(coarse=False)[1:]:  # after the stem
-            kept = set(self._renamed(names).values())
+            kept = set(self._rename(names).values())
             keys = [name for name in parameters if name in kept]
             block = _shared_module(keys)
             if {name for name in parameters if name.startswith(f"{block}.")} > set(keys):
@@ -276,7 +276,7 @@ class TimmBackbone(BackboneBase):
             full = timm.create_model(self.name).state_dict().keys()
         return [name for name in names if name in full]
 
-    def _renamed(self, names: Iterable[str]) -> dict[str, str]:
+    def _rename(self, names: Iterable[str]) -> dict[str, str]:
         """Map timm's names to those here: timm wraps models that return features, or joins the first two parts."""
         keys = self.state_dict().keys()
         forms = ("{0}", "net.{0}", "net.{1}", "net.model.{0}")
@@ -354,7 +354,7 @@ def _shared_module(keys: Sequence[str]) -> str:
     return ".".join(parts[0] for parts in shared)
 
 
-def _resampled(key: str, value: Tensor, expected: Tensor) -> Tensor:
+def _resample(key: str, value: Tensor, expected: Tensor) -> Tensor:
     """Return a ViT's patch projection, or its positions, resampled to the expected patch size."""
     if value.shape == expected.shape:
         return value

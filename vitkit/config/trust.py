@@ -78,7 +78,7 @@ def require_trust(code: Sequence[ImportedCode | ProgramCode], path: str | Path, 
     Raises:
         ConfigError: code is unknown; all of it is listed.
     """
-    trusted = _trusted_here | _remembered().keys()
+    trusted = _trusted_here | _remember().keys()
     unknown = [
         item
         for item in code
@@ -117,7 +117,7 @@ def remember(code: Sequence[ImportedCode | ProgramCode], *, own: Sequence[Import
     here = Path.cwd().resolve()
     entries |= {f"{_OWN}{item.name}": "" for item in own if Path(item.name).is_relative_to(here)}
     _trusted_here.update(entries)
-    remembered = _remembered()
+    remembered = _remember()
     if entries.keys() <= remembered.keys():
         return
     try:
@@ -135,7 +135,7 @@ def remember(code: Sequence[ImportedCode | ProgramCode], *, own: Sequence[Import
         )
 
 
-def _remembered() -> dict[str, str]:
+def _remember() -> dict[str, str]:
     """Return checksum -> name under which it was trusted; empty if the list is missing or invalid."""
     try:
         content = json.loads(trust_file().read_bytes())

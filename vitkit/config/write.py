@@ -39,7 +39,7 @@ def as_python(cfg: Config) -> str:
     constants = {_text(value, {}): name for name, value in repeated.items()}
     lines = [f'"""{cfg.name}, written in full; {cfg.path.name} says what is published."""', ""]
     for name, value in repeated.items():
-        lines += [f"{name} = [", *_filled([_text(item, {}) for item in value], 4), "]  # fmt: skip"]
+        lines += [f"{name} = [", *_fill([_text(item, {}) for item in value], 4), "]  # fmt: skip"]
     lines += ["", "", "def config():", "    return dict("]
     for key, value in cfg.items():
         lines += _lines(f"{key}=", value, 8, constants)
@@ -58,9 +58,9 @@ def _lines(prefix: str, value: Any, indent: int, constants: Mapping[str, str]) -
         if not _holds_dicts(item) and indent + 4 + len(text) < _WIDTH:
             short.append(text)
             continue
-        lines += [*_filled(short, indent + 4), *_lines(name, item, indent + 4, constants)]
+        lines += [*_fill(short, indent + 4), *_lines(name, item, indent + 4, constants)]
         short = []
-    return [*lines, *_filled(short, indent + 4), f"{' ' * indent}{closing},"]
+    return [*lines, *_fill(short, indent + 4), f"{' ' * indent}{closing},"]
 
 
 def _text(value: Any, constants: Mapping[str, str]) -> str:
@@ -102,7 +102,7 @@ def _holds_dicts(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _filled(texts: Sequence[str], indent: int) -> list[str]:
+def _fill(texts: Sequence[str], indent: int) -> list[str]:
     """Return texts, with commas, in lines of as many as fit."""
     lines = []
     for text in texts:

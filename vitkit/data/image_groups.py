@@ -62,8 +62,8 @@ def similar_pairs(a: np.ndarray, b: np.ndarray | None = None) -> Iterator[tuple[
         a, b: (N, 256) and (M, 256) gray values, compared regardless of brightness and contrast. Without b, the pairs
             are an earlier and a later index in a.
     """
-    first = _standardized(a)
-    for position, row in enumerate(first if b is None else _standardized(b)):
+    first = _standardize(a)
+    for position, row in enumerate(first if b is None else _standardize(b)):
         others = first[:position] if b is None else first
         if len(others) and np.isfinite(row).all():  # plain-colored images have no finite distance
             distances = np.abs(others - row).mean(axis=1)
@@ -71,7 +71,7 @@ def similar_pairs(a: np.ndarray, b: np.ndarray | None = None) -> Iterator[tuple[
             yield from ((int(other), position) for other in near[distances[near].argsort()])
 
 
-def _standardized(thumbnails: np.ndarray) -> np.ndarray:
+def _standardize(thumbnails: np.ndarray) -> np.ndarray:
     """Return thumbnails with mean 0 and standard deviation 1; inf for those of one plain color."""
     thumbnails = thumbnails.astype(np.float32)
     deviations = thumbnails.std(axis=1, keepdims=True)
@@ -128,7 +128,7 @@ def _time_of(path: Path) -> float | None:
         return None
 
 
-def stratified(
+def stratify(
     groups: np.ndarray, classes: Sequence[Counter[int]], fractions: dict[str, float], *, seed: int = 0
 ) -> dict[str, list[int]]:
     """Divide images among splits, keeping groups together, so that each split gets its share of every class.

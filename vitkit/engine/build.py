@@ -21,7 +21,7 @@ from vitkit.ops.images import in_channels
 from vitkit.protocols import Criterion, Dataset, Model, child
 from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
 
 logger = logging.getLogger("vitkit")
@@ -140,7 +140,7 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
         num_classes = config["model"]["num_classes"]
         if num_classes != len(classes):
             raise ConfigError(
-                f"model.num_classes={num_classes}, but the dataset has {counted(len(classes), 'classes')} "
+                f"model.num_classes={num_classes}, but the dataset has {pluralize(len(classes), 'classes')} "
                 f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
                 "the dataset's classes size the model."
             )
@@ -181,8 +181,8 @@ def _in_class_order(weights: Any, classes: Sequence[str]) -> list[float]:
         raise ConfigError(f"criterion.class_weights: got {weights!r}; expected {{'NAME': 2.0}}, or a list.")
     if len(weights) != len(classes):
         raise ConfigError(
-            f"criterion.class_weights: got {counted(len(weights), 'weights')}; the data has "
-            f"{counted(len(classes), 'classes')}. Give one for each, or name the classes: {{'NAME': 2.0}}."
+            f"criterion.class_weights: got {pluralize(len(weights), 'weights')}; the data has "
+            f"{pluralize(len(classes), 'classes')}. Give one for each, or name the classes: {{'NAME': 2.0}}."
         )
     return list(weights)
 

@@ -169,11 +169,11 @@ class RunCheckpoints:
         if is_best:
             files = {BEST_NAME: ({"model": self.parts.get("ema", self.parts["model"])}, values), **files}
         written: set[str] = set()
-        failure = self._agreed(self._lost_folder())
+        failure = self._agree(self._lost_folder())
         is_lost = failure is not None
         for name, (parts, other_values) in files.items():
             if failure is None:
-                failure = self._agreed(self._write(name, parts, other_values))
+                failure = self._agree(self._write(name, parts, other_values))
                 written |= set() if failure else {name}
         if is_main() and not is_lost:
             # These are shards of a checkpoint that was replaced, or that could not be completed.
@@ -185,7 +185,7 @@ class RunCheckpoints:
         self.saved_at = time.monotonic()
         return written
 
-    def _agreed(self, failure: str | None) -> str | None:
+    def _agree(self, failure: str | None) -> str | None:
         """Broadcast the main process's failure if all ranks save together."""
         # All ranks must react in the same way.
         return broadcast_object(failure) if is_sharded(self.parts["model"]) else failure
@@ -307,10 +307,10 @@ def newest_checkpoint(folder: Path) -> Path | None:
     Damaged checkpoints are logged and skipped. best.pth is not considered.
     """
     last, steps = folder / LAST_NAME, _step_checkpoints(folder)
-    reached = _reached(last) if last.is_file() else None
+    reached = _count_steps(last) if last.is_file() else None
     # A run that was killed right after writing a checkpoint may not have given it its second name.
     for path in steps:
-        if (reached is None or _step_of(path) > reached) and _reached(path) is not None:
+        if (reached is None or _step_of(path) > reached) and _count_steps(path) is not None:
             return path
     return None if reached is None else last
 
@@ -379,7 +379,7 @@ def _free_folder(run_dir: Path, step: int) -> Path:
     return folder
 
 
-def _reached(path: Path) -> int | None:
+def _count_steps(path: Path) -> int | None:
     """Return the number of steps of a checkpoint, or None if it cannot be read."""
     try:
         state = read_checkpoint(path, with_shards=False)

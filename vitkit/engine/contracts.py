@@ -35,7 +35,7 @@ def check_sample(dataset: Dataset, key: str, *, needs_targets: Sequence[str]) ->
     except (TypeError, IndexError, KeyError) as error:
         # What a dataset raises that takes (index, seed) for an index; an error of its own is named as well.
         raise DataError(
-            f"{name}[{int(indices[0])}, 0] raises {_described(error)}. Samples are loaded by (index, seed). {_DATASET}"
+            f"{name}[{int(indices[0])}, 0] raises {_describe(error)}. Samples are loaded by (index, seed). {_DATASET}"
         ) from error
     if not isinstance(sample, Mapping) or not {"image", "target"} <= sample.keys():
         got = list(sample) if isinstance(sample, Mapping) else type(sample).__name__
@@ -44,7 +44,7 @@ def check_sample(dataset: Dataset, key: str, *, needs_targets: Sequence[str]) ->
     target = sample["target"]
     missing = [field for field in needs_targets if field not in target]
     if missing:
-        raise DataError(f"{name}: its targets have {_listed(target)}, but not {_listed(missing)}. {_DATASET}")
+        raise DataError(f"{name}: its targets have {_list(target)}, but not {_list(missing)}. {_DATASET}")
     boxes = target.get("boxes_cxcywh")
     if boxes is not None and boxes.numel() and not 0 <= boxes.min() <= boxes.max() <= 1.001:
         raise DataError(
@@ -83,8 +83,8 @@ def check_outputs(model: nn.Module, criterion: nn.Module, outputs: Any) -> None:
     missing = [field for field in getattr(criterion, "needs_outputs", ()) if field not in outputs]
     if missing:
         raise ConfigError(
-            f"{name}: returns {_listed(outputs)}, but criterion {type(criterion).__name__} also needs "
-            f"{_listed(missing)}. See {type(criterion).__name__}.forward, and class Head in vitkit/protocols.py."
+            f"{name}: returns {_list(outputs)}, but criterion {type(criterion).__name__} also needs "
+            f"{_list(missing)}. See {type(criterion).__name__}.forward, and class Head in vitkit/protocols.py."
         )
 
 
@@ -120,16 +120,16 @@ def check_metrics(evaluator: Evaluator, metrics: Any) -> None:
 def missing_key_error(error: KeyError) -> ConfigError:
     """Return the error for a field that a part looked up in vain, without having declared that it needs it."""
     return ConfigError(
-        f"{_described(error)}: the first validation batch, or what the model predicts for it, has no such field, which "
+        f"{_describe(error)}: the first validation batch, or what the model predicts for it, has no such field, which "
         "this line reads. See vitkit/protocols.py for what each part passes on."
     )
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return an error with the line that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
-def _listed(names: Any) -> str:
+def _list(names: Any) -> str:
     return ", ".join(map(repr, names)) or "nothing"

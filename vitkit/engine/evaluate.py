@@ -17,7 +17,7 @@ from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
 from vitkit.protocols import Evaluator, GenerativeModel
 from vitkit.structures import Batch, ImageSizes
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 
 @torch.no_grad()
@@ -83,7 +83,7 @@ def evaluate(
         metrics = {name: float(value) for name, value in metrics.items()}
         padded = int(all_reduce_sum(torch.tensor(float(getattr(loader, "num_padded", 0)), device=device)))
         if padded:
-            print_line(f"{counted(padded, 'videos')} shorter than a clip: the last frame was repeated")
+            print_line(f"{pluralize(padded, 'videos')} shorter than a clip: the last frame was repeated")
         if criterion is not None:
             total, count = all_reduce_sum(loss_sum).tolist()
             metrics["loss"] = total / count if count else float("nan")

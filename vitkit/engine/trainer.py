@@ -43,7 +43,7 @@ from vitkit.protocols import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
 from vitkit.structures import Batch
 from vitkit.text.vocabulary import Vocabulary
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.visualization.curves import plot_training
 from vitkit.weights import find_weights
 
@@ -196,9 +196,9 @@ def build_run(
 def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: Mapping[str, Vocabulary]) -> str:
     """Return the first line of a run's output: its folder, data, parameters and devices."""
     if train_set.classes is not None:
-        sizes = [counted(len(train_set.classes), "classes")]
+        sizes = [pluralize(len(train_set.classes), "classes")]
     else:
-        sizes = [f"{counted(len(vocabulary), f'{side} tokens')}" for side, vocabulary in vocabularies.items()]
+        sizes = [f"{pluralize(len(vocabulary), f'{side} tokens')}" for side, vocabulary in vocabularies.items()]
     num_trained, num_training = len(train_set.training_indices()), len(train_set)
     of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
     return (

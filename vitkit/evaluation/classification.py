@@ -20,7 +20,7 @@ from vitkit.io.output import write_text
 from vitkit.ops.colors import text_color
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 _NUM_BEST = 5
 _MAX_NAMED = 40  # with more classes, the figure does not name them
@@ -107,7 +107,7 @@ class ClassificationEvaluator(SampleEvaluator):
         names, matrix = self.dataset.classes, self.confusion_matrix()
         lines = [
             f"top-1 accuracy {self.metrics['top1']:.4f}   top-5 accuracy {self.metrics['top5']:.4f}   "
-            f"{len(self.dataset.image_ids)} {self.dataset.noun}, {counted(len(names), 'classes')}"
+            f"{len(self.dataset.image_ids)} {self.dataset.noun}, {pluralize(len(names), 'classes')}"
         ]
         wrong = matrix * (1 - np.eye(len(names), dtype=np.int64))
         for position in np.argsort(-wrong, axis=None, kind="stable")[:3]:

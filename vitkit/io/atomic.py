@@ -20,7 +20,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any], *, sync: bool
     Raises:
         OSError, RuntimeError: it cannot be written; the temporary file is removed, and an earlier file is intact.
     """
-    with _renamed(path, sync=sync) as temporary, temporary.open("xb") as file:
+    with _rename(path, sync=sync) as temporary, temporary.open("xb") as file:
         write(file)
         if sync:
             file.flush()
@@ -33,7 +33,7 @@ def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> N
     Raises:
         OSError: see `write_atomically`.
     """
-    with _renamed(target, sync=sync) as temporary:
+    with _rename(target, sync=sync) as temporary:
         try:
             # A second name of a symbolic link would lead nowhere in another folder.
             os.link(os.path.realpath(source), temporary)
@@ -45,7 +45,7 @@ def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> N
 
 
 @contextmanager
-def _renamed(path: Path, *, sync: bool) -> Iterator[Path]:
+def _rename(path: Path, *, sync: bool) -> Iterator[Path]:
     """Yield the temporary name of a file, which is then renamed to `path`, or removed after an error."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:

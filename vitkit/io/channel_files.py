@@ -144,7 +144,7 @@ def check_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:
     return np.ascontiguousarray(image if image.dtype == np.uint16 else image.astype(np.uint16) * _FROM_8_BITS)
 
 
-def narrowed(image: np.ndarray) -> np.ndarray:
+def narrow(image: np.ndarray) -> np.ndarray:
     """Return the values of 8 bits that an image of uint16 was read from, or the image if it had 16."""
     values, rest = np.divmod(image, _FROM_8_BITS)
     return image if rest.any() else values.astype(np.uint8)

@@ -237,10 +237,10 @@ def collect_sets(outputs: Mapping[str, Any], targets: Sequence[DetectionTarget])
     by_name: dict[str, list[Mapping[str, Any]]] = {"": [main]}
     for training_outputs in outputs.get("training_outputs", ()):
         by_name.setdefault(training_outputs["name"], []).append(training_outputs)
-    return [_joined(name, query_sets, targets) for name, query_sets in by_name.items()]
+    return [_join(name, query_sets, targets) for name, query_sets in by_name.items()]
 
 
-def _joined(name: str, query_sets: Sequence[QuerySet], targets: Sequence[DetectionTarget]) -> SetLayers:
+def _join(name: str, query_sets: Sequence[QuerySet], targets: Sequence[DetectionTarget]) -> SetLayers:
     _check_alike(name, query_sets)
     has_matches = query_sets[0].get("matches") is not None
     repeats = query_sets[0].get("repeats", 1)

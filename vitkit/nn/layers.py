@@ -166,7 +166,7 @@ def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.Module) -> Tensor:
         return norm(conv(x))
     if x.is_cuda:  # one kernel, where merging has six that take longer to launch than to run
         return F.batch_norm(conv(x), norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
-    return F.conv2d(x, *merged(conv, norm), conv.stride, conv.padding, conv.dilation, conv.groups)
+    return F.conv2d(x, *merge_norm(conv, norm), conv.stride, conv.padding, conv.dilation, conv.groups)
 
 
 def is_fixed(norm: nn.Module) -> bool:
@@ -175,7 +175,7 @@ def is_fixed(norm: nn.Module) -> bool:
     return isinstance(norm, FrozenBatchNorm2d) or (uses_statistics and not plain_only())
 
 
-def merged(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def merge_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Return weight and bias of the convolution, which has no bias, followed by a norm that `is_fixed`."""
     scale, shift = _scale_and_shift(norm)
     return conv.weight * scale.view(-1, 1, 1, 1), shift
@@ -213,13 +213,13 @@ def enable_activation_checkpointing(model: nn.Module, enabled: bool = True) -> i
             block.activation_checkpointing = enabled
         elif enabled:
             # In place of the class's `forward`, so that whoever calls the block need not know of it.
-            block.forward = partial(_recomputed, block)
+            block.forward = partial(_recompute, block)
         else:
             vars(block).pop("forward", None)
     return len(blocks)
 
 
-def _recomputed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _recompute(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run a block's forward pass; in training its activations are discarded, and recomputed in the backward pass."""
     forward = partial(type(block).forward, block)
     if not block.training:

@@ -87,7 +87,7 @@ class NonLocalBlock(nn.Module):
         Returns:
             a tensor of the same shape as `x`.
         """
-        pooled = self._pooled(x)
+        pooled = self._pool(x)
         q = _tokens(x if self.pairwise == "gaussian" else self.conv_theta(x))
         k = _tokens(pooled if self.pairwise == "gaussian" else self.conv_phi(pooled))
         v = _tokens(self.conv_g(pooled))
@@ -95,7 +95,7 @@ class NonLocalBlock(nn.Module):
             masked = None
         else:
             # Min pooling: a pooled key is padding only if its window has nothing else.
-            masked = _tokens(-self._pooled(-padding.to(x.dtype)))[..., 0] > 0
+            masked = _tokens(-self._pool(-padding.to(x.dtype)))[..., 0] > 0
         y = self._attend(q, k, v, masked)
         y = y[:, 0].transpose(1, 2).unflatten(2, x.shape[2:])
         x = x + self.norm(self.conv_out(y))
@@ -118,7 +118,7 @@ class NonLocalBlock(nn.Module):
         record_weights(weights)
         return weights.to(v.dtype) @ v
 
-    def _pooled(self, x: Tensor) -> Tensor:
+    def _pool(self, x: Tensor) -> Tensor:
         """Return `x` after max pooling; an axis that is shorter than its window is pooled to one location."""
         if self.pool is None:
             return x

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation
 
-from vitkit.nn.layers import conv_norm, is_fixed, merged
+from vitkit.nn.layers import conv_norm, is_fixed, merge_norm
 from vitkit.nn.padding import zero_padding
 
 
@@ -44,7 +44,7 @@ class RepBlock(nn.Module):
         # On a GPU, merging takes more kernels than it saves.
         if torch.is_grad_enabled() or x.is_cuda or not is_fixed(self.conv1[1]):
             return F.silu(self.conv1(x, padding_mask) + self.conv2(x))
-        (weight, bias), (weight2, bias2) = merged(*self.conv1), merged(*self.conv2)
+        (weight, bias), (weight2, bias2) = merge_norm(*self.conv1), merge_norm(*self.conv2)
         # A 1x1 convolution is a 3x3 one whose weights are zero but in the center.
         weight, bias = weight + F.pad(weight2, [1, 1, 1, 1]), bias + bias2
         return F.silu(F.conv2d(zero_padding(x, padding_mask), weight, bias, padding=1), inplace=True)

@@ -136,7 +136,7 @@ class Vocabulary:
             )
         if size is not None and size <= len(special):
             raise ConfigError(f"vocabulary.size={size}: expected more than the {len(special)} special tokens.")
-        prepared = (_prepared(text, lowercase) for text in texts)
+        prepared = (_prepare(text, lowercase) for text in texts)
         if kind in SUBWORDS:
             return cls(kind, model=_train_subwords(kind, prepared, special, size, min_count), lowercase=lowercase)
         split = _words if kind == "word" else _characters
@@ -186,7 +186,7 @@ class Vocabulary:
 
     def encode_all(self, texts: Iterable[str]) -> list[list[int]]:
         """Encode many texts; for subwords this is several times faster than encoding them one by one."""
-        texts = [_prepared(text, self.lowercase) for text in texts]
+        texts = [_prepare(text, self.lowercase) for text in texts]
         split = _words if self.kind == "word" else _characters
         if self._has_own_ids:
             encoded = [[self._ids.get(piece, UNK) for piece in self._split(text)] for text in texts]
@@ -208,7 +208,7 @@ class Vocabulary:
         self._check_has_mask()
         if MASK_TOKEN not in text:
             return self.encode(text)
-        text = _prepared(text.replace(_HIDDEN, "\ufffd").replace(MASK_TOKEN, _HIDDEN), self.lowercase)
+        text = _prepare(text.replace(_HIDDEN, "\ufffd").replace(MASK_TOKEN, _HIDDEN), self.lowercase)
         if self._pieces is None:
             tokens = (_words if self.kind == "word" else _characters)(text)
         else:
@@ -357,7 +357,7 @@ class TokenizerVocabulary(Vocabulary):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids, without special tokens other than UNK."""
         special = {PAD, BOS, EOS, self.mask_id}
-        return self._joined([self.tokens[index] for index in ids if index not in special]).strip()
+        return self._join([self.tokens[index] for index in ids if index not in special]).strip()
 
     def token_texts(self, ids: Iterable[int]) -> list[str]:
         """Return each token as text: with SPACE where a word begins, special tokens by their names."""
@@ -366,10 +366,10 @@ class TokenizerVocabulary(Vocabulary):
 
     def _text(self, token: str) -> str:
         if self._word_prefix is None:
-            return self._joined([token]).replace(" ", SPACE)
+            return self._join([token]).replace(" ", SPACE)
         return token.removeprefix(self._word_prefix) if token.startswith(self._word_prefix) else SPACE + token
 
-    def _joined(self, tokens: list[str]) -> str:
+    def _join(self, tokens: list[str]) -> str:
         decoder = self._tokenizer.decoder
         return " ".join(tokens) if decoder is None else decoder.decode(tokens)
 
@@ -433,7 +433,7 @@ def _check_not_empty(tokens: Sequence | Counter) -> None:
         raise DataError("vocabulary: the training text is empty, so there are no tokens to learn.")
 
 
-def _prepared(text: str, lowercase: bool) -> str:
+def _prepare(text: str, lowercase: bool) -> str:
     text = normalize_text(text)
     return text.lower() if lowercase else text
 

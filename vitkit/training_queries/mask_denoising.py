@@ -70,7 +70,7 @@ class MaskDenoising(nn.Module):
         max_targets = max(counts)
         num_copies = max(self.num_queries // max_targets, 1) if max_targets else 1
         labels = torch.cat([target["labels"] for target in targets]).repeat(num_copies)
-        content = self.label_embed(self._noised(labels))
+        content = self.label_embed(self._add_noise(labels))
         rows = tuple(copied_rows(counts, num_copies).to(labels.device, non_blocking=True))
         content = content.new_zeros(len(targets), num_copies * max_targets, content.shape[1]).index_put(rows, content)
         query_set = QuerySet(
@@ -85,7 +85,7 @@ class MaskDenoising(nn.Module):
         )
         return [query_set]
 
-    def _noised(self, labels: Tensor) -> Tensor:
+    def _add_noise(self, labels: Tensor) -> Tensor:
         flipped = torch.rand(len(labels), device=labels.device) < self.label_flips
         new = torch.randint(self.num_classes, (len(labels),), device=labels.device)
         # Labels out of range are reported by the matcher, which can name the image.

@@ -161,7 +161,7 @@ def save_grid(
     line_height = round(panel / 16)
     broken = [break_lines(title[:_MAX_TITLE], font, panel) for title in titles]
     across = min(per_line, len(images))
-    fitted = [Image.fromarray(scaled(image, panel)[0]) for image in images]
+    fitted = [Image.fromarray(scale_image(image, panel)[0]) for image in images]
     lines = [range(i, min(i + across, len(images))) for i in range(0, len(images), across)]
     headings = [line_height * max(len(broken[k]) for k in line) for line in lines]
     heights = [heading + max(fitted[k].height for k in line) + _GAP for line, heading in zip(lines, headings)]
@@ -194,7 +194,7 @@ def break_lines(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str
     return [line.strip() for line in lines]
 
 
-def scaled(image: np.ndarray, side: int = 640) -> tuple[np.ndarray, float]:
+def scale_image(image: np.ndarray, side: int = 640) -> tuple[np.ndarray, float]:
     """Scale an image to a long side of at most `side`, enlarging by integers only; return the image and the factor."""
     scale = side / max(image.shape[:2])
     scale = math.floor(scale) if scale >= 1 else scale

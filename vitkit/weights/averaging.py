@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.weights.contents import state_dict_of
 from vitkit.weights.reading import read_checkpoint
 from vitkit.weights.transformers_folder import MODEL_ENTRIES
@@ -52,7 +52,7 @@ def average(paths: Sequence[Path], factors: Sequence[float] | None = None) -> di
     factors = [1.0] * len(paths) if factors is None else list(factors)
     if len(factors) != len(paths):
         raise CheckpointError(
-            f"--factors: got {len(factors)} for {counted(len(paths), 'checkpoints')} ({', '.join(map(str, paths))})."
+            f"--factors: got {len(factors)} for {pluralize(len(paths), 'checkpoints')} ({', '.join(map(str, paths))})."
         )
     if not (min(factors) >= 0 and 0 < sum(factors) < math.inf):
         raise CheckpointError(f"--factors: got {factors}; expected finite numbers of at least 0, not all of them 0.")
@@ -86,7 +86,7 @@ def check_alike(reference: Mapping[str, Any], other: Mapping[str, Any], referenc
     unmatched = sorted(expected.keys() ^ state.keys())
     if unmatched:
         raise CheckpointError(
-            f"{path}: is from another model than {reference_path}: {counted(len(unmatched), 'entries', 'are')} "
+            f"{path}: is from another model than {reference_path}: {pluralize(len(unmatched), 'entries', 'are')} "
             f"in one of them only, "
             f"such as {unmatched[0]} (in {reference_path if unmatched[0] in expected else path})."
         )

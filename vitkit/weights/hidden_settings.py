@@ -95,8 +95,8 @@ def _differences(
         ours = dict(hidden)
         if isinstance(spec, Mapping) and isinstance(spec.get(part), str | Mapping):
             ours = registry.resolve(spec[part])[1] | ours
-        ours, theirs = _compared(ours), _compared(theirs)
-        defaults = _compared({key: p.default for key, p in parameters_of(build).items() if p.default is not p.empty})
+        ours, theirs = _compare(ours), _compare(theirs)
+        defaults = _compare({key: p.default for key, p in parameters_of(build).items() if p.default is not p.empty})
         for key in {**ours, **theirs} if spec is not None else hidden:
             values = ours.get(key, defaults.get(key)), theirs.get(key, defaults.get(key))
             if values[0] != values[1]:
@@ -115,7 +115,7 @@ def _trained_spec(checkpoint: Mapping[str, Any], zoo_name: str | None) -> Mappin
     return spec if isinstance(spec, Mapping) else {}
 
 
-def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _compare(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return those settings that are compared, with lists for tuples and timm's names without their tag."""
     settings = {key: value for key, value in _as_json(settings).items() if not key.startswith(WITHOUT_EFFECT)}
     if isinstance(settings.get("name"), str):

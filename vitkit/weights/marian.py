@@ -57,11 +57,11 @@ def read_tokens(folder: Path, config: Mapping[str, Any], read: ReadObject) -> di
             raise CheckpointError(
                 f"{path}: has {len(pieces)} tokens, and the model {sizes[side]}. Get the files again."
             )
-        tokens[side] = _numbered(pieces, config, folder / f"{side}.spm", path)
+        tokens[side] = _number(pieces, config, folder / f"{side}.spm", path)
     return tokens
 
 
-def _numbered(pieces: Mapping[int, str], config: Mapping[str, Any], model: Path, path: Path) -> Tokens:
+def _number(pieces: Mapping[int, str], config: Mapping[str, Any], model: Path, path: Path) -> Tokens:
     """Return the vocabulary with vitkit's special tokens before the others."""
     unknown = next((number for number, piece in pieces.items() if piece == _UNK), None)
     special = [config.get("pad_token_id"), unknown, config.get("decoder_start_token_id"), config.get("eos_token_id")]
@@ -78,7 +78,7 @@ def _numbered(pieces: Mapping[int, str], config: Mapping[str, Any], model: Path,
     return Tokens(vocabulary, [*special, *others])
 
 
-def renumbered(state: Mapping[str, Tensor], tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
+def renumber(state: Mapping[str, Tensor], tokens: Mapping[str, Tokens]) -> dict[str, Tensor]:
     """Return the weights with rows in the order of vitkit's tokens.
 
     Raises:

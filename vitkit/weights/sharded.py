@@ -95,7 +95,7 @@ def check_shards(checkpoint: Path, shards: Mapping[str, Any], *, checksums: bool
         folder = _folder(checkpoint, shards)
         files = {Path(name).name: (int(size), int(checksum)) for name, (size, checksum) in shards["files"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(checkpoint) from error
+        raise _damage_error(checkpoint) from error
     if not folder.is_dir():
         raise CheckpointError(
             f"{checkpoint}: most of it is in the folder '{folder.name}', which is not beside it. Copy both together."
@@ -130,7 +130,7 @@ def read_full(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     try:
         _insert(full, tensors)
     except AttributeError as error:
-        raise _damaged(checkpoint) from error
+        raise _damage_error(checkpoint) from error
     return full
 
 
@@ -207,7 +207,7 @@ def _metadata(checkpoint: Path, shards: Mapping[str, Any]) -> Metadata:
             properties = TensorProperties(dtype=_dtype(tensor["dtype"]))
             tensors[key] = TensorStorageMetadata(properties, torch.Size(tensor["size"]), chunks)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(checkpoint) from error
+        raise _damage_error(checkpoint) from error
     return Metadata(tensors, storage_data=storage)
 
 
@@ -280,5 +280,5 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _damaged(checkpoint: Path) -> CheckpointError:
+def _damage_error(checkpoint: Path) -> CheckpointError:
     return CheckpointError(f"{checkpoint}: damaged: its description of the shards is incomplete. Get the file again.")

@@ -65,7 +65,7 @@ def _special_numbers(content: str, config: Mapping[str, Any]) -> list[int]:
     return [numbers[name] for name in _BERT_SPECIAL]
 
 
-def renumbered(state: Mapping[str, Tensor], vocabulary: TokenizerVocabulary) -> dict[str, Tensor]:
+def renumber(state: Mapping[str, Tensor], vocabulary: TokenizerVocabulary) -> dict[str, Tensor]:
     """Return the weights with rows in the order of vitkit's tokens.
 
     Raises:

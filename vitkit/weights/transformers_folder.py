@@ -84,9 +84,9 @@ def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
     state = read_shards(path, read) if path.name.endswith(INDEX_SUFFIX) else read(path)
     tokens = tokens_in(folder)
     if "source" in tokens:
-        state = marian.renumbered(state, tokens)
+        state = marian.renumber(state, tokens)
     elif tokens:
-        state = tokenizer_files.renumbered(state, tokens["target"].vocabulary)
+        state = tokenizer_files.renumber(state, tokens["target"].vocabulary)
     return {"model": state, **_metadata(folder, tokens)}
 
 
@@ -165,7 +165,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except Exception as error:  # the package's errors are of a type of its own
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
 
 
 def read_safetensors_entries(path: Path) -> dict[str, Any]:
@@ -178,13 +178,13 @@ def read_safetensors_entries(path: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             entries = json.loads((file.metadata() or {}).get(METADATA, "{}"))
     except Exception as error:  # the package's errors are of a type of its own
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: {METADATA!r} in its header is not a JSON object. Get the file again.")
     return {key: entries[key] for key in MODEL_ENTRIES if key in entries}
 
 
-def _damaged(path: Path, error: Exception) -> CheckpointError:
+def _damage_error(path: Path, error: Exception) -> CheckpointError:
     reason = (str(error) or repr(error)).splitlines()[0]
     return CheckpointError(f"{path}: truncated, damaged or not in safetensors format ({reason}). Get the file again.")
 

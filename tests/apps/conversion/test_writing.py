@@ -8,7 +8,7 @@ from vitkit import CheckpointError, load_config, load_weights
 from vitkit.apps.conversion.transformers_writing import config_json
 from vitkit.apps.inference import Predictor, find_model
 from vitkit.engine.build import build_model
-from vitkit.model_zoo.converters import written
+from vitkit.model_zoo.converters import write_names
 from vitkit.weights.writing import write_safetensors
 
 
@@ -43,7 +43,7 @@ def test_transformers_library_reads_written_weights(name, tmp_path):
     if spec["type"] == "CausalLanguageModel":
         spec = spec | {"output_bias": False}  # which the library's model does not have
     ours = random_model(spec | ({} if "target_size" in spec else {"num_classes": 3}))
-    result = written(ours, "transformers")
+    result = write_names(ours, "transformers")
     assert result.format.startswith("transformers ")
     write_safetensors(tmp_path / "model.safetensors", result.state)
     read, info = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
@@ -115,7 +115,7 @@ OFFICIAL = {
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_official_names_are_read_back_exactly(name):
     model = random_model(OFFICIAL[name])
-    result = written(model, "official")
+    result = write_names(model, "official")
     assert result.format == name.strip()
     again = build_model(OFFICIAL[name])
     report = load_weights(again, {"model": result.state})
@@ -127,13 +127,13 @@ def test_official_names_are_read_back_exactly(name):
 
 
 def test_official_names_equal_those_of_the_official_code():
-    keys = written(random_model(OFFICIAL["facebookresearch/detr"]), "official").state.keys()
+    keys = write_names(random_model(OFFICIAL["facebookresearch/detr"]), "official").state.keys()
     assert {
         "backbone.0.body.layer1.0.conv1.weight",
         "transformer.decoder.layers.1.multihead_attn.in_proj_weight",
     } <= keys
     assert {"transformer.encoder.layers.0.linear1.bias", "bbox_embed.layers.2.weight", "input_proj.bias"} <= keys
-    keys = written(random_model(OFFICIAL["facebookresearch/Mask2Former"]), "official").state.keys()
+    keys = write_names(random_model(OFFICIAL["facebookresearch/Mask2Former"]), "official").state.keys()
     assert {
         "backbone.res2.0.shortcut.norm.running_mean",
         "backbone.stem.conv1.norm.weight",
@@ -143,7 +143,7 @@ def test_official_names_equal_those_of_the_official_code():
         "sem_seg_head.predictor.transformer_ffn_layers.1.linear2.weight",
         "sem_seg_head.predictor.static_query.weight",
     } - keys == {"sem_seg_head.predictor.static_query.weight"}
-    shared = written(random_model(OFFICIAL["fundamentalvision/Deformable-DETR"]), "official").state
+    shared = write_names(random_model(OFFICIAL["fundamentalvision/Deformable-DETR"]), "official").state
     assert torch.equal(shared["class_embed.1.weight"], shared["class_embed.0.weight"])
     assert not any(key.startswith("transformer.decoder.bbox_embed.") for key in shared)
 
@@ -152,18 +152,18 @@ def test_models_missing_from_the_other_project_are_named():
     with pytest.raises(
         CheckpointError, match="on LRNet has no transformers names. Models that have: transformers DETR"
     ):
-        written(build_model(dict(type="Classifier", backbone="lrnet26")), "transformers")
+        write_names(build_model(dict(type="Classifier", backbone="lrnet26")), "transformers")
     spec = masks("MaskFormerHead", TRANSFORMER_DECODER, RESNET, num_encoder_layers=0)
     with pytest.raises(CheckpointError, match="transformers MaskFormer: has no neck.input_proj.weight, "):
-        written(build_model(spec), "transformers")
+        write_names(build_model(spec), "transformers")
     message = "Transformer, official names: differs from torch.nn.Transformer, which has encoder.norm.weight"
     with pytest.raises(CheckpointError, match=message):
-        written(build_model(TEXT | dict(target_size=11, final_norm=None)), "official")
+        write_names(build_model(TEXT | dict(target_size=11, final_norm=None)), "official")
     neck = dict(type="PyramidProjection", in_features=["res5"], out_channels=32, num_levels=1)
     with pytest.raises(
         CheckpointError, match="DETR, official names: differs from facebookresearch/detr, which has neck"
     ):
-        written(build_model(detr() | dict(neck=neck)), "official")
+        write_names(build_model(detr() | dict(neck=neck)), "official")
 
 
 def test_deims_activation_is_not_the_librarys():

@@ -79,7 +79,7 @@ def test_exported_model_has_the_properties_of_its_model():
 
 def test_file_is_opened_only_once_to_be_loaded(run, monkeypatch):
     opened, file = [], run / "out" / "tiny.onnx"
-    exported._opened.cache_clear()
+    exported._open.cache_clear()
     monkeypatch.setattr(exported, "open_exported", lambda path: opened.append(path) or open_exported(path))
     load(file)
     load(file)  # it may have changed since

@@ -9,7 +9,7 @@ from helpers.browser import open_page
 
 from vitkit.apps.explanations import html_page
 from vitkit.apps.explanations.html_page import PageLayer, write_explain_page
-from vitkit.apps.explanations.pages import pooled
+from vitkit.apps.explanations.pages import pool_maps
 from vitkit.errors import ConfigError
 
 
@@ -62,10 +62,10 @@ def test_last_layers_keep_their_heads_if_there_are_too_many_weights(tmp_path, mo
 
 def test_pooling_keeps_the_sums_and_reports_the_padded_margin():
     maps = torch.rand(2, 30, 57)
-    small, covered = pooled(maps, (1.0, 1.5))
+    small, covered = pool_maps(maps, (1.0, 1.5))
     assert small.shape == (2, 10, 19) and covered == (1.0, 1.5)
     assert torch.allclose(small[1, 9, 18], maps[1, 27:, 54:].sum()) and torch.allclose(small.sum(), maps.sum())
-    small, covered = pooled(torch.rand(29, 20))
+    small, covered = pool_maps(torch.rand(29, 20))
     assert small.shape == (15, 10) and covered == (30 / 29, 1.0)
 
 

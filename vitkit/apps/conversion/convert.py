@@ -13,7 +13,7 @@ from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference.load import check_not_exported, find_trained, load, own_checkpoint
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import CheckpointError, ConfigError
-from vitkit.model_zoo.converters import written
+from vitkit.model_zoo.converters import write_names
 from vitkit.registry import nearest
 from vitkit.weights import LoadReport, save_checkpoint
 from vitkit.weights.transformers_folder import MODEL_ENTRIES
@@ -82,9 +82,9 @@ def convert(
     if out.suffix not in ENDINGS:
         state, names = write_folder(out, loaded, config["model"])
         return Converted(out, names, len(state), loaded.report)
-    state, names = (loaded.model.state_dict(), "vitkit") if to == "vitkit" else written(loaded.model, to)
+    state, names = (loaded.model.state_dict(), "vitkit") if to == "vitkit" else write_names(loaded.model, to)
     state = _in_precision(state, precision)
-    kept = _kept(loaded, config, weights) if to == "vitkit" else {}
+    kept = _keep_entries(loaded, config, weights) if to == "vitkit" else {}
     if out.suffix == ".safetensors":
         write_safetensors(out, state, kept)
     elif to == "transformers":  # whose files contain only weights
@@ -124,7 +124,7 @@ def check_out(out: Path, to: str, *, overwrite: bool) -> None:
         raise CheckpointError(f"convert: out {out} exists already. Choose another name, or set overwrite.")
 
 
-def _kept(loaded: Any, config: Mapping[str, Any], weights: str | Path) -> dict[str, Any]:
+def _keep_entries(loaded: Any, config: Mapping[str, Any], weights: str | Path) -> dict[str, Any]:
     """Return the entries besides the weights with which a checkpoint can be loaded by itself."""
     kept = {key: value for key, value in own_checkpoint(weights).items() if key in MODEL_ENTRIES}
     kept["config"] = json.dumps(config)

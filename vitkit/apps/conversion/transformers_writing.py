@@ -15,7 +15,7 @@ from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.data.transforms.clips import ClipEvalTransforms
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import CheckpointError
-from vitkit.model_zoo.converters import Written, written
+from vitkit.model_zoo.converters import Written, write_names
 from vitkit.models.base import statistics_owner
 from vitkit.ops.images import pixel_statistics
 from vitkit.registry import MODELS, REGISTRIES, Registry
@@ -48,7 +48,7 @@ def write_folder(folder: Path, loaded: Predictor | TextModel, spec: str | Mappin
     Raises:
         CheckpointError: the library lacks the model or one of its parts, or the folder cannot be written.
     """
-    result = written(loaded.model, "transformers")
+    result = write_names(loaded.model, "transformers")
     values = config_json(loaded, spec)
     files = {CONFIG: _as_json(values)}
     if isinstance(loaded, LanguageModel):
@@ -91,7 +91,7 @@ def config_json(loaded: Predictor | TextModel, spec: Mapping[str, Any]) -> Secti
     Raises:
         CheckpointError: the library does not support a setting.
     """
-    model = _resolved(spec, MODELS)
+    model = _resolve(spec, MODELS)
     name = model["backbone"]["type"] if model["type"] == "Classifier" else model["type"]
     kind = next((kind for kind in KINDS.values() if name in kind.architectures), None)
     if kind is None:
@@ -116,7 +116,7 @@ def config_json(loaded: Predictor | TextModel, spec: Mapping[str, Any]) -> Secti
         things = loaded.model.things
         values["vitkit"] = {"tasks": list(model["tasks"]), "things": None if things is None else list(things)}
     _, read = kind.read(Settings(values, CONFIG), "")
-    differing = _difference(model, _resolved(read, MODELS), "model")
+    differing = _difference(model, _resolve(read, MODELS), "model")
     if differing:
         raise CheckpointError(f"{differing}: the transformers library's model has no such setting.")
     return values
@@ -131,14 +131,14 @@ def _token_settings(loaded: LanguageModel) -> Section:
     return {"vocab_size": max(numbers) + 1, **special}
 
 
-def _resolved(spec: Any, registry: Registry) -> Section:
+def _resolve(spec: Any, registry: Registry) -> Section:
     """Return all arguments of a spec and its nested specs, defaults included."""
     constructor, _ = registry.resolve(spec, "model")
     slots = slots_in(Slot(Any, registry=registry), spec, "model")
     values = {name: slot.default for name, slot in slots.items() if name != "type"}
     for name in ("backbone", "neck", "head"):
         if name in values:
-            values[name] = _resolved(values[name], REGISTRIES[name])
+            values[name] = _resolve(values[name], REGISTRIES[name])
     return {"type": constructor.__name__, **values}
 
 

@@ -86,7 +86,7 @@ def image_inputs(predictor: Predictor, images: Sequence[np.ndarray], size: tuple
     part = {name: value[..., : height * 3 // 4, : width * 2 // 3] for name, value in single.items()}
     batches = [(one, single), (two, pair), (one, part)]
     if size is not None:
-        batches = [(shown, fitted(batch, size)) for shown, batch in batches[:2]]
+        batches = [(shown, fit_size(batch, size)) for shown, batch in batches[:2]]
     return [batch | {"image_sizes": torch.tensor([image.shape[:2] for image in shown])} for shown, batch in batches]
 
 
@@ -113,7 +113,7 @@ def check_crop(predictor: Predictor, size: tuple[int, int]) -> None:
     )
 
 
-def fitted(batch: Inputs, size: tuple[int, int]) -> Inputs:
+def fit_size(batch: Inputs, size: tuple[int, int]) -> Inputs:
     """Fit images and their padding mask to a file that takes one size: shrink them if too large, then pad them."""
     height, width = batch["images"].shape[-2:]
     scale = min(1, size[0] / height, size[1] / width)
@@ -148,7 +148,7 @@ def differences(
     for inputs in batches:
         expected, actual = run_graph(graph, inputs), file.run(inputs)
         expected |= graph.finish(actual, inputs)
-        ordered = _ordered(expected["scores"]) if "scores" in expected else None
+        ordered = _order(expected["scores"]) if "scores" in expected else None
         for name, value in expected.items():
             if ordered is not None and name in _DETECTIONS and actual[name].shape == value.shape:
                 difference = _difference(actual[name][ordered], value[ordered])
@@ -163,7 +163,7 @@ _ROUNDING = 1e-6
 """Scores, which are at most 1, that differ by less may be in either order."""
 
 
-def _ordered(scores: Tensor) -> Tensor:
+def _order(scores: Tensor) -> Tensor:
     """Return (B, N) bool: the detections whose scores (B, N) differ from those before and after them."""
     differs = (scores[:, 1:] - scores[:, :-1]).abs() > _ROUNDING
     # The last one may be equal to the first that was not selected.

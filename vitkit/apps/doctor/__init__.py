@@ -115,7 +115,7 @@ def run_checks(
         options: how thorough the checks are, and for which machine.
         checks: names from CHECKS.
     """
-    with _logged_if_slow("reading the annotations"):
+    with _log_if_slow("reading the annotations"):
         case = Case(config, options or Options())
     if "annotations" not in checks:  # this check reports such errors, and more
         for statistics in case.statistics.values():
@@ -123,7 +123,7 @@ def run_checks(
                 yield from (issue for issue in statistics.issues if issue.check == "builds")
     for name in checks:
         try:
-            with _logged_if_slow(f"checking {name.replace('_', ' ')}"):
+            with _log_if_slow(f"checking {name.replace('_', ' ')}"):
                 yield from CHECKS[name](case)
         except VitkitError as error:
             yield Issue(name.replace("_", " "), "fail", str(error))
@@ -132,7 +132,7 @@ def run_checks(
 
 
 @contextmanager
-def _logged_if_slow(doing: str) -> Iterator[None]:
+def _log_if_slow(doing: str) -> Iterator[None]:
     timer = threading.Timer(1.0, logger.info, (doing,))
     timer.daemon = True  # ctrl-C must not wait for it
     timer.start()

@@ -18,7 +18,7 @@ from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.fixing import likely_order, read_as, similar_classes, sizes_exchanged, wrong_scale
 from vitkit.io.coco_schema import Fault, bad_box_faults, segmentation_faults
 from vitkit.io.segmentations import encode_segmentation
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 _MASK_TOLERANCE = 2.0
 """Pixels by which a mask's bounding box may differ from its annotated box: annotation tools round both."""
@@ -98,7 +98,7 @@ class DetectionFile:
         num_crowds = sum(bool(a.get("iscrowd")) for a in self.annotations)
         counts = {"images": len(self.image_of), "objects": len(self.annotations) - num_crowds, "crowds": num_crowds}
         nouns = {"images": "images", "objects": "objects", "crowds": "crowd regions"}
-        message = f"{self.name}: {', '.join(counted(counts[key], noun) for key, noun in nouns.items())}"
+        message = f"{self.name}: {', '.join(pluralize(counts[key], noun) for key, noun in nouns.items())}"
         yield Issue("annotations", "ok", message, self.where, counts)
         yield from category_issues(self.categories, self.where)
         yield from self._class_names()
@@ -112,7 +112,7 @@ class DetectionFile:
         groups = similar_classes(self.data)
         if groups:
             texts = [" = ".join(f"{category['name']!r} (id {category['id']})" for category in g) for g in groups]
-            message = f"{counted(len(groups), 'classes', 'seem')} to be written in several ways: "
+            message = f"{pluralize(len(groups), 'classes', 'seem')} to be written in several ways: "
             message += f"{enumerate_items(texts)}. If they are one, merge them: {self.command('classes')}"
             names = [[category["name"] for category in group] for group in groups]
             yield Issue("class names", "warn", message, self.where, {"names": names})
@@ -171,13 +171,13 @@ class DetectionFile:
             # Bad boxes are a warning if the dataset drops them; otherwise they end a run.
             verdict = "warn" if self.drops_bad_boxes else "fail"
             hint = "they are left out" if self.drops_bad_boxes else "correct them, or drop them by bad_boxes='drop'"
-            message = f"{counted(len(self.bad_boxes), 'boxes')} cannot be used: {counts} (annotation {ids}); {hint}"
+            message = f"{pluralize(len(self.bad_boxes), 'boxes')} cannot be used: {counts} (annotation {ids}); {hint}"
         else:
             verdict, message = "ok", "every box has an area inside its image"
         yield Issue("degenerate boxes", verdict, message, self.where, {"boxes": len(self.bad_boxes)})
         if outside:
             largest, id_ = max(outside, key=lambda pair: pair[0])
-            message = f"{counted(len(outside), 'boxes', 'extend', of=len(self.usable))} beyond the image, "
+            message = f"{pluralize(len(outside), 'boxes', 'extend', of=len(self.usable))} beyond the image, "
             message += f"at most {largest:.3g} pixels (annotation {id_}); they are clipped"
             verdict = "warn" if len(outside) > 0.01 * len(self.usable) or largest > 10 else "note"
             details = {"boxes": len(outside), "pixels": largest}
@@ -201,20 +201,20 @@ class DetectionFile:
             same_class += [entries[-1][1]] * (len(entries) - num_classes)
             other_class += [entries[-1][1]] * (num_classes - 1)
         if same_class:
-            message = f"{counted(len(same_class), 'boxes', 'occur')} twice with one class (annotation "
+            message = f"{pluralize(len(same_class), 'boxes', 'occur')} twice with one class (annotation "
             message += f"{enumerate_items(same_class)}): the copies cannot be found and count as missed"
             yield Issue("duplicate boxes", "warn", message, self.where, {"boxes": len(same_class)})
         pairs = self._overlapping_pairs()
         if pairs:
             ids = enumerate_items([f"{a} and {b}" for a, b in pairs], 3)
             message = (
-                f"{counted(len(pairs), 'pairs')} of boxes of one class with an IoU above {_SAME_OBJECT_IOU:g}, as if "
+                f"{pluralize(len(pairs), 'pairs')} of boxes of one class with an IoU above {_SAME_OBJECT_IOU:g}, as if "
             )
             message += f"one object were labeled twice (annotations {ids})"
             verdict: Verdict = "warn" if len(pairs) > 0.01 * len(self.annotations) else "note"
             yield Issue("duplicate boxes", verdict, message, self.where, {"overlapping_pairs": len(pairs)})
         if other_class:
-            message = f"{counted(len(other_class), 'boxes', 'occur')} twice with different classes (annotation "
+            message = f"{pluralize(len(other_class), 'boxes', 'occur')} twice with different classes (annotation "
             message += f"{enumerate_items(other_class)})"
             yield Issue("duplicate boxes", "note", message, self.where, {"boxes_of_other_classes": len(other_class)})
         if not same_class and not other_class and not pairs:
@@ -266,23 +266,22 @@ class DetectionFile:
             if coco_mask.iou(extent[None], np.array([box], np.float64), [0]) < _MIN_MASK_IOU:
                 misplaced.append(annotation.get("id"))
         num_missing = len(self.usable) - len(with_mask)
-        message = (
-            f"{counted(len(with_mask), 'masks')}: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}"
-        )
-        message += f"; {counted(num_missing, 'annotations', 'have')} none" if num_missing else ""
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        message = f"{pluralize(len(with_mask), 'masks')}: {counts}"
+        message += f"; {pluralize(num_missing, 'annotations', 'have')} none" if num_missing else ""
         details = {"masks": len(with_mask), "lacking": num_missing, **kinds}
         yield Issue("masks", severity if num_missing else "ok", message, self.where, details)
         if faults:
             yield from fault_issues(faults, self.where, severity)
         if misplaced:
             message = (
-                f"{counted(len(misplaced), 'masks', 'lie')} elsewhere than the box (IoU below {_MIN_MASK_IOU:g}): "
+                f"{pluralize(len(misplaced), 'masks', 'lie')} elsewhere than the box (IoU below {_MIN_MASK_IOU:g}): "
             )
             message += f"annotation {enumerate_items(misplaced)}"
             yield Issue("masks against boxes", severity, message, self.where)
         if different:
             share = percent(len(different), len(with_mask))
-            message = f"{counted(len(different), 'masks', 'differ', of=len(with_mask))} ({share}) by over "
+            message = f"{pluralize(len(different), 'masks', 'differ', of=len(with_mask))} ({share}) by over "
             message += f"{_MASK_TOLERANCE:g} pixels from the box, at most {max_distance:.3g} pixels "
             message += f"(annotation {enumerate_items(different, 3)})"
             verdict = "warn" if len(different) > 0.1 * len(with_mask) else "note"
@@ -303,9 +302,9 @@ def category_issues(categories: Sequence[Mapping[str, Any]], where: str) -> Iter
     if not ids:
         return
     num_gaps = ids[-1] - ids[0] + 1 - len(set(ids))
-    message = f"{counted(len(ids), 'classes')}, category ids {ids[0]} to {ids[-1]}"
+    message = f"{pluralize(len(ids), 'classes')}, category ids {ids[0]} to {ids[-1]}"
     if num_gaps:
-        message += f" with {counted(num_gaps, 'gaps')} (mapped to 0 to {len(ids) - 1} without them; "
+        message += f" with {pluralize(num_gaps, 'gaps')} (mapped to 0 to {len(ids) - 1} without them; "
         message += "results are written in raw ids)"
     details = {"classes": len(ids), "gaps": num_gaps}
     yield Issue("category ids", "note" if num_gaps else "ok", message, where, details)
@@ -343,8 +342,8 @@ def panoptic_issues(
         "things": sum(segment["category_id"] in thing_ids for segment in segments),
         "crowds": sum(bool(segment.get("iscrowd")) for segment in segments),
     }
-    message = f"{name}: {counted(counts['images'], 'images')}, {counted(counts['segments'], 'segments')}, "
-    message += f"{counts['things']} of them of things, {counted(counts['crowds'], 'crowds')}; "
+    message = f"{name}: {pluralize(counts['images'], 'images')}, {pluralize(counts['segments'], 'segments')}, "
+    message += f"{counts['things']} of them of things, {pluralize(counts['crowds'], 'crowds')}; "
     message += f"{len(present & thing_ids)} of {len(thing_ids)} thing classes and "
     message += f"{len(present - thing_ids)} of {len(categories) - len(thing_ids)} stuff classes occur"
     yield Issue("annotations", "ok", message, where, counts)
@@ -353,7 +352,7 @@ def panoptic_issues(
         entry["image_id"] for entry in entries if not any(s["category_id"] in thing_ids for s in entry["segments_info"])
     ]
     if without_things:
-        message = f"{counted(len(without_things), 'images', 'show')} stuff only: {enumerate_items(without_things)}"
+        message = f"{pluralize(len(without_things), 'images', 'show')} stuff only: {enumerate_items(without_things)}"
         yield Issue("images without things", "note", message, where, {"images": without_things})
     measured = [segment for segment in segments if "area" in segment]
     areas = [segment["area"] for segment in measured if not segment.get("iscrowd")]

@@ -14,7 +14,7 @@ from vitkit.apps.doctor.videos import video_issues
 from vitkit.data.datasets.video import ClipDataset
 from vitkit.data.text.datasets import TextDataset, TextLines
 from vitkit.registry import CRITERIA, parameters_of
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 _RARE = 10
 """Number of objects below which a class can hardly be learned."""
@@ -50,12 +50,12 @@ def same_classes(case: Case) -> Iterator[Issue]:
     train, val = (dict(zip(s.category_ids, s.classes)) for s in (case.train, case.val))
     where = "data.train, data.val"
     if train == val:
-        yield Issue("same classes", "ok", f"both have the same {counted(len(train), 'classes')}", where)
+        yield Issue("same classes", "ok", f"both have the same {pluralize(len(train), 'classes')}", where)
         return
     different = [key for key in {**train, **val} if train.get(key) != val.get(key)]
     pairs = enumerate_items([f"{key}: {train.get(key)!r} and {val.get(key)!r}" for key in different])
-    message = f"{len(train)} and {counted(len(val), 'classes')}, "
-    message += f"{counted(len(different), 'ids', 'differ')} ({pairs}): training would end with an error"
+    message = f"{len(train)} and {pluralize(len(val), 'classes')}, "
+    message += f"{pluralize(len(different), 'ids', 'differ')} ({pairs}): training would end with an error"
     yield Issue("same classes", "fail", message, where, {"ids": len(different)})
 
 
@@ -67,7 +67,7 @@ def class_balance(case: Case) -> Iterator[Issue]:
         counts = statistics.objects_per_class()
         present = sorted(((count, name) for name, count in counts.items() if count), reverse=True)
         shown = present if len(present) <= 12 else [*present[:6], *present[-3:]]
-        message = f"{counted(len(present), 'classes', 'occur', of=len(counts))}: "
+        message = f"{pluralize(len(present), 'classes', 'occur', of=len(counts))}: "
         message += ", ".join(f"{name} {count:,}" for count, name in shown)
         message += "" if shown is present else " (most and fewest)"
         ratio = present[0][0] / present[-1][0]
@@ -80,20 +80,19 @@ def class_balance(case: Case) -> Iterator[Issue]:
             continue
         absent = [name for name, count in counts.items() if not count]
         if absent:
-            message = f"{counted(len(absent), 'classes', 'have')} no object to learn from: {enumerate_items(absent)}"
+            message = f"{pluralize(len(absent), 'classes', 'have')} no object to learn from: {enumerate_items(absent)}"
             yield Issue("absent classes", "warn", message, where, {"classes": absent})
         rare = [name for name, count in counts.items() if 0 < count < _RARE]
         if rare:
-            message = f"{counted(len(rare), 'classes', 'have')} fewer than {_RARE} objects: {enumerate_items(rare)}"
+            message = f"{pluralize(len(rare), 'classes', 'have')} fewer than {_RARE} objects: {enumerate_items(rare)}"
             yield Issue("rare classes", "warn", message, where, {"classes": rare})
     if case.train and case.val and len(case.train.labels) and len(case.val.labels):
         train_counts = case.train.objects_per_class()
         val_counts = case.val.objects_per_class()
         untrained = [name for name, count in val_counts.items() if count and not train_counts.get(name)]
         if untrained:
-            message = (
-                f"{counted(len(untrained), 'classes', 'are')} evaluated but never trained: {enumerate_items(untrained)}"
-            )
+            names = enumerate_items(untrained)
+            message = f"{pluralize(len(untrained), 'classes', 'are')} evaluated but never trained: {names}"
             yield Issue("absent classes", "warn", message, "data.val", {"classes": untrained})
 
 
@@ -125,7 +124,7 @@ def empty_images(case: Case) -> Iterator[Issue]:
             continue
         counts = statistics.objects_per_image()
         empty = [str(statistics.image_ids[k]) for k in np.flatnonzero(counts == 0)]
-        message = f"{counted(len(empty), 'images', 'have', of=len(counts))} no object"
+        message = f"{pluralize(len(empty), 'images', 'have', of=len(counts))} no object"
         message += f": {enumerate_items(empty)}" if empty else ""
         verdict = "ok" if not empty else "warn" if len(empty) > 0.5 * len(counts) else "note"
         yield Issue("empty images", verdict, message, where, {"images": empty})
@@ -144,7 +143,7 @@ def train_val_leakage(case: Case) -> Iterator[Issue]:
         train_rows = set(zip(*case.train.dataset.sides))
         val_rows = list(zip(*case.val.dataset.sides))
         lines = [number for number, row in enumerate(val_rows, start=1) if row in train_rows]
-        message = f"{counted(len(lines), 'val lines', 'are', of=len(val_rows))} also in train"
+        message = f"{pluralize(len(lines), 'val lines', 'are', of=len(val_rows))} also in train"
         message += f": {enumerate_items(lines)}" if lines else ""
         verdict = "fail" if len(lines) > 0.01 * len(val_rows) else "warn" if lines else "ok"
         yield Issue("leakage", verdict, message, "data.train, data.val", {"lines": len(lines)})
@@ -162,7 +161,7 @@ def text(case: Case) -> Iterator[Issue]:
             captions = [dataset.references(k) for k in range(len(dataset))]
             per_image = Counter(map(len, captions))
             shares = ", ".join(
-                f"{counted(count, 'images', 'have')} {number}" for number, count in per_image.most_common(4)
+                f"{pluralize(count, 'images', 'have')} {number}" for number, count in per_image.most_common(4)
             )
             yield Issue("captions per image", "ok" if len(per_image) == 1 else "note", shares, where)
             yield from _line_issues([caption for references in captions for caption in references], "captions", where)

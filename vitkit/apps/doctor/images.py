@@ -18,7 +18,7 @@ from vitkit.io.image_files import MAX_PIXELS, is_rotated, read_header
 from vitkit.ops.label_maps import count_values
 from vitkit.ops.masks import boxes_around_masks
 from vitkit.structures import IGNORE_INDEX
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 
 @dataclass
@@ -132,12 +132,12 @@ def image_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Iss
     """Report unreadable and repeated images, color formats and sizes."""
     where = statistics.where
     if scan.errors:
-        message = f"{counted(len(scan.errors), 'images', of=scan.num_scanned)} cannot be read: {scan.errors[0]}"
+        message = f"{pluralize(len(scan.errors), 'images', of=scan.num_scanned)} cannot be read: {scan.errors[0]}"
         yield Issue("images", "fail", message, where, {"images": len(scan.errors)})
     if not scan.readable:
         return
     heights, widths = np.array(scan.sizes).T
-    message = f"{counted(len(scan.readable), 'images')} read{scan.extent}: "
+    message = f"{pluralize(len(scan.readable), 'images')} read{scan.extent}: "
     message += f"{widths.min()}x{heights.min()} to {widths.max()}x{heights.max()} pixels (width x height)"
     num_sizes = len(set(scan.sizes))
     if num_sizes > 1:
@@ -158,13 +158,13 @@ def image_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Iss
         message = f"model.backbone.pixel_mean={lists[0]} model.backbone.pixel_std={lists[1]}"
         yield Issue("pixel statistics", "ok", message, where, {"mean": mean.tolist(), "std": std.tolist()})
     if scan.num_rotated:
-        message = f"{counted(scan.num_rotated, 'images', 'are')} rotated by the EXIF tag and read upright"
+        message = f"{pluralize(scan.num_rotated, 'images', 'are')} rotated by the EXIF tag and read upright"
         yield Issue("rotated images", "note", message, where, {"images": scan.num_rotated})
     counts = Counter(scan.checksums)
     duplicates = [statistics.image_ids[k] for k, checksum in zip(scan.readable, scan.checksums) if counts[checksum] > 1]
     if duplicates:
         message = (
-            f"{counted(len(duplicates), 'images', 'have')} the pixels of another one: {enumerate_items(duplicates)}"
+            f"{pluralize(len(duplicates), 'images', 'have')} the pixels of another one: {enumerate_items(duplicates)}"
         )
         yield Issue("repeated images", "warn", message, where, {"images": len(duplicates)})
 
@@ -174,7 +174,7 @@ def map_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Issue
     where, semantic = statistics.where, statistics.kind == "semantic"
     total = sum(scan.label_pixels.values())
     if scan.map_errors:
-        message = f"{counted(len(scan.map_errors), 'maps', 'are')} wrong: {scan.map_errors[0]}"
+        message = f"{pluralize(len(scan.map_errors), 'maps', 'are')} wrong: {scan.map_errors[0]}"
         yield Issue("maps", "fail", message, where, {"maps": len(scan.map_errors)})
     elif total:
         segments = "every map fits its image and its list of segments"
@@ -188,7 +188,7 @@ def map_issues(statistics: DatasetStatistics, scan: ImageScan) -> Iterator[Issue
     pixels = sorted(((scan.label_pixels[k], name) for k, name in enumerate(statistics.classes)), reverse=True)
     present = [(count, name) for count, name in pixels if count]
     shown = present if len(present) <= 16 else [*present[:8], *present[-4:]]
-    message = f"pixels of {counted(len(present), 'classes', of=len(statistics.classes))}: "
+    message = f"pixels of {pluralize(len(present), 'classes', of=len(statistics.classes))}: "
     message += ", ".join(f"{name} {percent(count, total)}" for count, name in shown)
     message += "" if shown is present else " (largest and smallest)"
     verdict = "note" if present and present[-1][0] < 0.01 * total else "ok"

@@ -10,7 +10,7 @@ from vitkit.apps.doctor.images import ImageScan
 from vitkit.apps.doctor.issues import Issue, enumerate_items, percent
 from vitkit.apps.doctor.statistics import DatasetStatistics
 from vitkit.data.image_groups import frame_number, series_of, similar_pairs
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 
 def leakage_issues(
@@ -23,14 +23,14 @@ def leakage_issues(
         if shared:
             names = enumerate_items([Path(path).name for path in shared])
             share = percent(len(shared), len(held_out.files))
-            message = f"{counted(len(shared), 'files', 'are')} in both ({share} of {name}): {names}"
+            message = f"{pluralize(len(shared), 'files', 'are')} in both ({share} of {name}): {names}"
             yield Issue("leakage", "fail", message, where, {"files": len(shared)})
     train_index = dict(zip(train_scan.checksums, train_scan.readable))
     matches = zip(scan.checksums, scan.readable)
     same = [(train_index[checksum], k) for checksum, k in matches if checksum in train_index]
     if same:
         pairs = enumerate_items([f"{train.image_ids[a]} = {held_out.image_ids[b]}" for a, b in same])
-        message = f"{counted(len(same), f'{name} images', 'have')} the pixels of one of train: {pairs}"
+        message = f"{pluralize(len(same), f'{name} images', 'have')} the pixels of one of train: {pairs}"
         yield Issue("leakage", "fail", message, where, {"pixels": len(same)})
     else:
         message = f"no image of {name} has the pixels of one of train{train_scan.extent or scan.extent}"
@@ -42,7 +42,7 @@ def leakage_issues(
     similar = [(a, b) for b, a in nearest.items() if b not in identical]
     if similar:
         pairs = enumerate_items([f"{train.image_ids[a]} ~ {held_out.image_ids[b]}" for a, b in similar])
-        message = f"{counted(len(similar), f'{name} images', 'look')} like one of train, "
+        message = f"{pluralize(len(similar), f'{name} images', 'look')} like one of train, "
         message += f"saved again or the next frame: {pairs}"
         yield Issue("near leakage", "warn", message, where, {"images": len(similar)})
     if train.files is not None and held_out.files is not None:
@@ -83,14 +83,14 @@ def _shared_recordings(
         for recording, path in zip(of_val, val)
         if recording in frames
     ]
-    names = enumerate_items([f"{key}* ({in_train[key]} and {counted(in_val[key], 'images')})" for key in shared])
+    names = enumerate_items([f"{key}* ({in_train[key]} and {pluralize(in_val[key], 'images')})" for key in shared])
     low, high = min(gaps), max(gaps)
-    distance = counted(low, "frames") if low == high else f"{low} to {high} frames, median {np.median(gaps):g},"
+    distance = pluralize(low, "frames") if low == high else f"{low} to {high} frames, median {np.median(gaps):g},"
     alike = "" if looks_alike else "none of them looks like one of train, so they may be numbered photos; if not, "
     message = (
-        f"{len(shared)} of {counted(len(set(series)), 'recordings')}, by their file names, are in both: {names}. "
-        f"{len(gaps)} of {counted(len(val), 'images')} of {name} lie {distance} from one of train: {alike}neighboring "
-        "frames may be nearly alike, and the score too good. Hold recordings out, by `names=` of the datasets or "
+        f"{len(shared)} of {pluralize(len(set(series)), 'recordings')}, by their file names, are in both: {names}. "
+        f"{len(gaps)} of {pluralize(len(val), 'images')} of {name} lie {distance} from one of train: {alike}"
+        "neighboring frames may be nearly alike, and the score too good. Hold recordings out, by `names=` of the datasets or "
         "`vitkit data split`"
     )
     details = {"series": shared, "images": len(gaps), "frames": [low, high]}

@@ -160,7 +160,7 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
         statistics.category_ids, statistics.classes = list(names), list(names.values())
         statistics.image_ids = [image["id"] for image in parts["images"]]
     else:
-        parts = source.chosen(parts)
+        parts = source.choose(parts)
     file = DetectionFile(
         path.name,
         statistics.where,

@@ -27,7 +27,7 @@ from vitkit.errors import VitkitError
 from vitkit.protocols import child
 from vitkit.registry import EVALUATORS, OPTIMIZERS, parameters_of
 from vitkit.structures import Batch
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit.apps.doctor")
 _LOG_SECONDS = 5.0
@@ -77,10 +77,10 @@ def queries(case: Case) -> Iterator[Issue]:
             continue
         most, noun = int(counts.max()), "classes" if is_semantic else "objects"
         details = {"most": most, "queries": num_queries}
-        message = f"at most {most} {noun} in an image, {counted(num_queries, 'queries')}"
+        message = f"at most {most} {noun} in an image, {pluralize(num_queries, 'queries')}"
         if most > num_queries:
-            suggested = _rounded_up(most)
-            too_full = counted((counts > num_queries).sum(), "images")
+            suggested = _round_up(most)
+            too_full = pluralize((counts > num_queries).sum(), "images")
             message += f": in {too_full} some can never be found; set model.num_queries={suggested}"
             verdict = "fail" if where == "data.train" else "warn"
         else:
@@ -99,13 +99,13 @@ def detections(case: Case) -> Iterator[Issue]:
         if isinstance(returned, int) and most > returned:
             message = f"at most {most} objects in an image, of which the model returns {returned}: set "
             name = "num_detections" if case.model_argument("num_detections") else "num_instances"
-            yield Issue("detections", "warn", f"{message}model.{name}={_rounded_up(most)}", where, {"most": most})
+            yield Issue("detections", "warn", f"{message}model.{name}={_round_up(most)}", where, {"most": most})
         pairs = np.stack([statistics.image_indices, statistics.labels], axis=1)
         max_of_class = int(np.unique(pairs, axis=0, return_counts=True)[1].max())
         for key, limit in _detection_limits(case.config.get("evaluator"), "evaluator"):
             if max_of_class > limit:
                 message = f"at most {max_of_class} objects of a class in an image, of which the evaluation counts "
-                message += f"{limit}: set {key}.max_dets={_rounded_up(max_of_class)}"
+                message += f"{limit}: set {key}.max_dets={_round_up(max_of_class)}"
                 yield Issue("detections", "warn", message, where, {"most": max_of_class})
 
 
@@ -122,7 +122,7 @@ def _detection_limits(spec: Any, key: str) -> Iterator[tuple[str, int]]:
         yield key, limits if isinstance(limits, int) else limits[-1]
 
 
-def _rounded_up(count: int) -> int:
+def _round_up(count: int) -> int:
     """Return a limit with something to spare for a number of objects."""
     return math.ceil(1.3 * count / 10) * 10
 
@@ -163,7 +163,7 @@ def sizes_after_resizing(case: Case) -> Iterator[Issue]:
             message += f"; {percent(small, 1)} are smaller than a location of the finest map (stride {stride})"
             severities.append("warn" if small > 0.5 else "note" if small > 0.1 else "ok")
         if num_empty > 0.2 * len(targets):
-            message += f"; {counted(num_empty, 'samples', 'have', of=len(targets))} no object left"
+            message += f"; {pluralize(num_empty, 'samples', 'have', of=len(targets))} no object left"
             severities.append("warn" if num_empty > 0.5 * len(targets) else "note")
         details = {"quantiles": [float(low), float(median), float(high)], "stride": stride}
         yield Issue("sizes after resizing", max(severities, key=VERDICTS.index), message, where, details)
@@ -220,8 +220,8 @@ def step_budget(case: Case) -> Iterator[Issue]:
     batches = len(_loader(case))
     steps = case.settings.epochs * -(-batches // (case.options.gpus * case.settings.accumulate))
     num_samples = len(case.train.dataset.training_indices())
-    message = f"{counted(steps, 'steps')}: {counted(case.settings.epochs, 'epochs')} of "
-    message += f"{counted(num_samples, 'samples')}"
+    message = f"{pluralize(steps, 'steps')}: {pluralize(case.settings.epochs, 'epochs')} of "
+    message += f"{pluralize(num_samples, 'samples')}"
     details = {"steps": steps, "samples": case.settings.epochs * num_samples}
     name = _type_name(case.config.get("model", ""))
     needed = STEPS_NEEDED.get(name)
@@ -253,20 +253,20 @@ def learning_rate(case: Case) -> Iterator[Issue]:
     if case.data.tokens_per_gpu is not None:
         yield Issue("learning rate", "ok", f"lr {lr:g}", "optimizer", details)
     elif reference is None:
-        message = f"lr {lr:g} with {counted(per_step, 'images')} per step; train.reference_batch_size "
+        message = f"lr {lr:g} with {pluralize(per_step, 'images')} per step; train.reference_batch_size "
         message += "does not say for how many "
         yield Issue("learning rate", "note", message + "it is meant", "optimizer", details)
     elif reference == per_step:
         yield Issue(
             "learning rate",
             "ok",
-            f"lr {lr:g} is meant for {counted(per_step, 'images')} per step",
+            f"lr {lr:g} is meant for {pluralize(per_step, 'images')} per step",
             "optimizer",
             details,
         )
     else:
         factor = per_step / reference
-        message = f"lr {lr:g} is meant for {counted(reference, 'images')} per step, this run has "
+        message = f"lr {lr:g} is meant for {pluralize(reference, 'images')} per step, this run has "
         message += f"{per_step}: multiply it (and "
         message += f"backbone_lr) by {factor:.3g}, or set train.accumulate so that the product fits"
         verdict = "warn" if not 0.5 <= factor <= 2 else "note"
@@ -326,7 +326,7 @@ def memory(case: Case) -> Iterator[Issue]:
     message = f"about {total / _GIB:.2g} GiB a process: weights, gradients and optimizer {fixed / _GIB:.2g}"
     message += f" (sharded over {case.options.gpus}), " if sharded else ", "
     message += (
-        f"activations of {counted(case.data.images_per_gpu, 'images')} of the largest size {activations / _GIB:.2g}, "
+        f"activations of {pluralize(case.data.images_per_gpu, 'images')} of the largest size {activations / _GIB:.2g}, "
     )
     message += "a quarter of them for workspaces"
     capacity, name = _capacity(case)
@@ -419,7 +419,7 @@ def _judge_overfit(losses: list[float], terms: dict[str, float], batch: Batch, s
     num_steps, initial_loss, final_loss = len(losses) - 1, losses[0], losses[-1]
     listed = ", ".join(f"{name} {value:.3g}" for name, value in terms.items())
     message = f"the loss of one batch of {len(batch)} went from {initial_loss:.4g} to {final_loss:.3g} "
-    message += f"in {counted(num_steps, 'steps')} "
+    message += f"in {pluralize(num_steps, 'steps')} "
     message += f"({time.monotonic() - start:.0f} s; {listed})"
     details = {"first": initial_loss, "last": final_loss, "steps": num_steps, "terms": terms}
     ratio = final_loss / initial_loss if initial_loss else 0.0

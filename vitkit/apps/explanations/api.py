@@ -198,7 +198,7 @@ def explain(
             raise ConfigError(f"text: {type(loaded.model).__name__} reads no text. Give an image or a video.")
         explain_text(loaded, text, request, result)
         return result
-    predictor = _resized(_of_images(loaded), size)
+    predictor = _resize(_of_images(loaded), size)
     if prompt is not None:
         predictor = predictor.with_prompt(prompt)
     if video is not None:
@@ -218,7 +218,7 @@ def explain(
             else:
                 other = load(*compare, device=device, trust=trust)
             check_not_exported(other, "compare")
-            predictors[str(compare[-1])] = _resized(_of_images(other), size)
+            predictors[str(compare[-1])] = _resize(_of_images(other), size)
         explain_distances(predictors, images_in(Path(images), channels=predictor.channels)[:max_images], result)
     if split is not None:
         explain_slots(predictor.model, data.val_loader(split), device, request, result)
@@ -251,7 +251,7 @@ def _of_images(loaded: Loaded) -> Predictor:
     return loaded
 
 
-def _resized(predictor: Predictor, size: tuple[int, int] | None) -> Predictor:
+def _resize(predictor: Predictor, size: tuple[int, int] | None) -> Predictor:
     """Return a predictor that resizes its images to (height, width); None: the same one."""
     if size is None:
         return predictor

@@ -236,14 +236,14 @@ def draw_class_token(
         maps = layer.class_token()
         named = [("mean", maps.mean(0)), *((f"head {i}", m) for i, m in enumerate(maps[:MAX_HEADS]))]
         panels = [Panel("" if number else name, weights, layer.covered) for name, weights in named]
-        rows.append((layer.label, [None if number else Panel("image"), *_measured(panels, region)]))
+        rows.append((layer.label, [None if number else Panel("image"), *_measure(panels, region)]))
     title = "What the class token attends to, by layer and head" + _measured_title(region)
     title += left_out((min(MAX_HEADS, num_heads), num_heads, "heads"), (len(layers), num_layers, "layers"))
     draw_rows(image, rows, path, title=title, panel=1.2)
     return path
 
 
-def _measured(panels: Sequence[Panel], region: Tensor | None) -> list[Panel]:
+def _measure(panels: Sequence[Panel], region: Tensor | None) -> list[Panel]:
     """Return panels of attention with the outline of a region and their `attention_ratio` in it; None: no region."""
     if region is None:
         return list(panels)
@@ -333,7 +333,7 @@ def draw_rollout(
             Panel(f"blocks 1 to {i + 1}" if i else "block 1", maps[i][k], first.covered, points=marks, first_point=k)
             for i in chosen
         ]
-        rows.append((name, [Panel("image", points=marks, first_point=k), *_measured(panels, region)]))
+        rows.append((name, [Panel("image", points=marks, first_point=k), *_measure(panels, region)]))
     title = "Attention rollout: what has reached the token through all layers so far" + _measured_title(region)
     draw_rows(image, rows, path, title=title + left_out((len(chosen), len(layers), "steps")))
     return path

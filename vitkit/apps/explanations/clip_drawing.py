@@ -56,7 +56,7 @@ def draw_clip_attention(
         for panel in row:
             panel.set(xticks=[], yticks=[])
     for column, frame in enumerate(frames):
-        image, scale = _enlarged(clip[:, frame])
+        image, scale = _enlarge(clip[:, frame])
         axes[0, column].imshow(image)
         axes[0, column].set_title(f"frame {frame}", fontsize="small")
         for row, (name, weights) in zip(axes[1:], maps):
@@ -87,7 +87,7 @@ def draw_clip_arrows(clip: Tensor, points: Sequence[MarkedPoint], path: str | Pa
     # The clip's frame in the middle of those that a frame of keys stands for; a point's own frame is shown itself.
     shown = {key: int((key + 0.5) * num_frames / num_keys) for key in keys}
     shown |= {frame * num_keys // num_frames: frame for (frame, _, _), _ in points}
-    images = [_enlarged(clip[:, frame]) for frame in shown.values()]
+    images = [_enlarge(clip[:, frame]) for frame in shown.values()]
     (height, width), scale = images[0][0].shape[:2], images[0][1]
     strip = np.full((height, len(images) * (width + _GAP) - _GAP, 3), 255, np.uint8)
     for i, (image, _) in enumerate(images):
@@ -122,7 +122,7 @@ def _spread(count: int, limit: int) -> list[int]:
     return np.linspace(0, count - 1, min(limit, count)).astype(int).tolist()
 
 
-def _enlarged(frame: Tensor) -> tuple[np.ndarray, float]:
+def _enlarge(frame: Tensor) -> tuple[np.ndarray, float]:
     """Return a frame (3, H, W) at a readable size, and the factor by which it was enlarged."""
     image = np.asarray(enlarge(frame, _SIDE)[0])
     return image, image.shape[0] / frame.shape[1]

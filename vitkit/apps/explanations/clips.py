@@ -140,7 +140,7 @@ def _(
     layer: TimeSformerBlock, backbone: nn.Module, maps: Mapping[str, list[Tensor]], inputs: tuple, num_frames: int
 ) -> GroupedAttention:
     steps = {name: calls[0] for name, calls in maps.items()}
-    return _joined(steps, backbone.attention, (*inputs[1][:2], num_frames))
+    return _join(steps, backbone.attention, (*inputs[1][:2], num_frames))
 
 
 @_read.register
@@ -171,7 +171,7 @@ def _full_attention(maps: Mapping[str, list[Tensor]], size: Size, key_size: Size
     return FullAttention(of_token, weights, (*size[1:], size[0]), (*key_size[1:], key_size[0]))
 
 
-def _joined(maps: Mapping[str, Tensor], scheme: str, size: Size) -> GroupedAttention:
+def _join(maps: Mapping[str, Tensor], scheme: str, size: Size) -> GroupedAttention:
     # Attention within frames runs as joint attention over clips of one frame: the groups are the frames.
     names = ("spatial",) if scheme == "space" else SCHEMES[scheme]
     steps = []

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitkit.apps.explanations.regions import sampling_ratio
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.visualization.boxes import draw_detections
-from vitkit.visualization.canvas import class_color, save_figure, scaled
+from vitkit.visualization.canvas import class_color, save_figure, scale_image
 
 _PANEL = 3.4  # width of a panel in inches
 _DPI = 130
@@ -88,7 +88,7 @@ def draw_encoder_attention(
             boxes.
         title: the figure's title.
     """
-    canvas, scale = scaled(image)
+    canvas, scale = scale_image(image)
     pixels = [(x * scale, y * scale) for x, y in points]
     figure, panels = _panels(1 + len(points), canvas.shape, title)
     panels[0].imshow(canvas)
@@ -115,7 +115,7 @@ def draw_word_attention(image: np.ndarray, words: Sequence[str], weights: Tensor
         weights: (N, h, w), each word's attention over the map.
         path: the PNG's path; its folder is made.
     """
-    canvas, _ = scaled(image)
+    canvas, _ = scale_image(image)
     figure, panels = _panels(1 + len(words), canvas.shape, textwrap.fill(" ".join(words), 80))
     panels[0].imshow(canvas)
     for panel, word, map_ in zip(panels[1:], words, weights, strict=True):
@@ -161,7 +161,7 @@ def draw_decoder_attention(
         covered: see `overlay_attention`.
         title: the figure's title.
     """
-    canvas, scale = scaled(image)
+    canvas, scale = scale_image(image)
     boxes_xyxy = torch.stack([query.box_xyxy for query in queries]) * scale
     names, scores = [query.name for query in queries], torch.tensor([query.score for query in queries])
     figure, panels = _panels(1 + len(queries), canvas.shape, title)
@@ -211,7 +211,7 @@ def draw_sampling_points(
         strides: the stride of each level in pixels.
         title: the figure's title.
     """
-    canvas, _ = scaled(image)
+    canvas, _ = scale_image(image)
     height, width = canvas.shape[:2]
     columns = {f"level {level} (stride {stride})": [level] for level, stride in enumerate(strides)}
     if len(strides) > 1:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.io.output import write_bytes
-from vitkit.visualization.canvas import scaled
+from vitkit.visualization.canvas import scale_image
 from vitkit.visualization.html import jpeg_url, render_page
 
 MAX_BYTES = 3_200_000
@@ -72,7 +72,7 @@ def write_explain_page(
             weights = torch.cat((mean, layer.weights.float()))
         parts.insert(0, _layer(layer, heads, weights))
     leaves_out_heads = any(len(part["heads"]) == 1 < len(layer.weights) for part, layer in zip(parts, layers))
-    shown = None if image is None else scaled(image)[0]
+    shown = None if image is None else scale_image(image)[0]
     data = dict(layers=parts, image=None, width=0, height=0, scale=1.0)
     if shown is not None:
         data |= dict(

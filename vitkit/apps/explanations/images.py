@@ -56,7 +56,7 @@ class View:
         """Height and width of the backbone's input relative to those of the image in it; 1 without padding."""
         return self.padded_size[0] / self.image_size[0], self.padded_size[1] / self.image_size[1]
 
-    def cropped(self, masks: Tensor) -> Tensor:
+    def crop(self, masks: Tensor) -> Tensor:
         """Crop maps (..., h, w) over the backbone's input to the image, in float32 on the CPU."""
         height, width = (math.ceil(n / factor) for n, factor in zip(masks.shape[-2:], self.covered))
         return masks[..., :height, :width].float().cpu()
@@ -176,7 +176,7 @@ class QueryPredictions(NamedTuple):
         size = view.image.shape[:2]
         masks = None
         if "pred_masks" in view.outputs:
-            masks = view.cropped(view.outputs["pred_masks"][0]) > 0
+            masks = view.crop(view.outputs["pred_masks"][0]) > 0
         if "pred_boxes" in view.outputs:
             boxes_xyxy = scale_boxes(cxcywh_to_xyxy(view.outputs["pred_boxes"][:1].float().cpu()), [size])[0]
         else:
@@ -270,7 +270,7 @@ class ImageAttention:
                 box_xyxy = cxcywh_to_xyxy(layer["pred_boxes"][:1, query : query + 1].float().cpu())
                 box = scale_boxes(box_xyxy, [self.image.shape[:2]])[0, 0]
             if "mask_embed" in layer:
-                mask = self.view.cropped(mask_logits(layer["mask_embed"][0, [query]], layer["mask_features"][0])[0]) > 0
+                mask = self.view.crop(mask_logits(layer["mask_embed"][0, [query]], layer["mask_features"][0])[0]) > 0
             predictions.append((f"{self.classes[label]} {score:.2f}", box, mask))
         return predictions
 

@@ -29,7 +29,7 @@ PER_ROW = 6
 def draw_queries(view: View, classes: Sequence[str], queries: Sequence[int], path: Path) -> Path:
     """Save a PNG with the class and mask of each query: the mask's probability, and where it is above one half."""
     scores, labels = class_scores(view.outputs, len(classes)).max(dim=-1)
-    probabilities = view.cropped(view.outputs["pred_masks"][0]).sigmoid()
+    probabilities = view.crop(view.outputs["pred_masks"][0]).sigmoid()
     panels = [
         Panel(
             f"query {k}: {classes[labels[k]]} {scores[k]:.2f}",
@@ -52,7 +52,7 @@ def draw_loss_points(view: View, criterion: MaskCriterion, queries: Sequence[int
     points = points * torch.tensor([width * view.covered[1], height * view.covered[0]])
     colors = ["#ff2fd0"] * criterion.num_uncertain + ["#00c8ff"] * (criterion.num_points - criterion.num_uncertain)
     panels = []
-    for query, dots, mask in zip(queries, points, view.cropped(logits) > 0):
+    for query, dots, mask in zip(queries, points, view.crop(logits) > 0):
         inside = (dots[:, 0] < width) & (dots[:, 1] < height)
         shown = [color for color, is_inside in zip(colors, inside.tolist()) if is_inside]
         panels.append(Panel(f"query {query}", outline=mask.numpy(), dots=dots[inside], dot_colors=shown))

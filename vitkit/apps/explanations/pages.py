@@ -22,7 +22,7 @@ MAX_QUERIES = 100
 Covered = tuple[float, float]
 
 
-def pooled(maps: Tensor, covered: Covered = (1.0, 1.0)) -> tuple[Tensor, Covered]:
+def pool_maps(maps: Tensor, covered: Covered = (1.0, 1.0)) -> tuple[Tensor, Covered]:
     """Sum-pool maps (..., h, w) to at most `MAX_COLUMNS` cells a side; return them and what they cover."""
     height, width = maps.shape[-2:]
     factor = -(-max(height, width) // MAX_COLUMNS)
@@ -37,13 +37,13 @@ def backbone_page(layers: Sequence[LocatedAttention], *, class_token: bool) -> l
     for layer in layers:
         longest = min(MAX_ROWS, max(layer.map_size))
         rows, columns = (max(1, round(longest * n / max(layer.map_size))) for n in layer.map_size)
-        _, covered = pooled(torch.zeros(layer.map_size), layer.covered)
+        _, covered = pool_maps(torch.zeros(layer.map_size), layer.covered)
         y, x = (side * factor / count for side, factor, count in zip(layer.image_size, covered, (rows, columns)))
         points = [((j + 0.5) * x, (i + 0.5) * y) for i in range(rows) for j in range(columns)]
-        maps, _ = pooled(torch.stack([layer.at(point) for point in points], dim=1))
+        maps, _ = pool_maps(torch.stack([layer.at(point) for point in points], dim=1))
         page.append(PageLayer(layer.label, maps.flatten(2), (rows, columns), tuple(maps.shape[-2:]), covered))
         if class_token:
-            maps, _ = pooled(layer.class_token()[:, None])
+            maps, _ = pool_maps(layer.class_token()[:, None])
             size = tuple(maps.shape[-2:])
             page.append(PageLayer(f"{layer.label} class token", maps.flatten(2), ["class token"], size, covered))
     return page
@@ -54,22 +54,22 @@ def query_page(attention: ImageAttention, queries: Sequence[int]) -> list[PageLa
     page = []
     if attention.encoder is not None:
         layer, size = attention.encoder, attention.encoder.heads.shape[-2:]
-        maps, covered = pooled(layer.heads, layer.covered)
+        maps, covered = pool_maps(layer.heads, layer.covered)
         # One location from each pooled region.
         factor = -(-max(size) // MAX_COLUMNS)
         maps = maps.unflatten(1, size)[:, ::factor, ::factor]
         grid = tuple(maps.shape[-2:])
         page.append(PageLayer(f"encoder {layer.layer}", maps.flatten(1, 2).flatten(2), grid, grid, covered))
     if attention.queries is not None:
-        names, boxes = _named(attention.queries, attention.classes, queries)
+        names, boxes = _name_queries(attention.queries, attention.classes, queries)
         for layer in attention.decoder_layers:
-            maps, covered = pooled(layer.heads[:, queries], layer.covered)
+            maps, covered = pool_maps(layer.heads[:, queries], layer.covered)
             size = tuple(maps.shape[-2:])
             page.append(PageLayer(f"decoder {layer.layer}", maps.flatten(2), names, size, covered, boxes))
     return page
 
 
-def _named(
+def _name_queries(
     predicted: QueryPredictions, classes: Sequence[str], queries: Sequence[int]
 ) -> tuple[list[str], list[list[float]]]:
     """Return the names and the boxes, xyxy, of queries."""
@@ -81,7 +81,7 @@ def sampling_page(sampling: ImageSampling, queries: Sequence[int]) -> list[PageL
     """Return where queries sample, layer by layer: each point's weight is added to its cell of a coarse map."""
     height, width = sampling.image.shape[:2]
     size = [max(1, round(2 * MAX_ROWS * side / max(height, width))) for side in (height, width)]
-    names, boxes = _named(sampling.queries, sampling.classes, queries)
+    names, boxes = _name_queries(sampling.queries, sampling.classes, queries)
     layers = list(zip(*(sampling.layers(query) for query in queries)))  # by decoder layer
     page = []
     for number, of_queries in enumerate(layers):
@@ -107,7 +107,7 @@ def text_page(attention: TextAttention) -> list[PageLayer]:
 
 def word_page(words: Sequence[str], maps: Tensor) -> list[PageLayer]:
     """Return what a captioner looked at for each word; maps (words, h, w)."""
-    maps, covered = pooled(maps)
+    maps, covered = pool_maps(maps)
     return [PageLayer("words", maps.flatten(1)[None], list(words), tuple(maps.shape[-2:]), covered)]
 
 

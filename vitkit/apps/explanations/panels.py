@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from vitkit.apps.explanations.drawing import mark_point, overlay_attention
-from vitkit.visualization.canvas import class_color, save_figure, scaled
+from vitkit.visualization.canvas import class_color, save_figure, scale_image
 
 SIDE = 224
 """The length of the long side of a panel's image in pixels."""
@@ -66,7 +66,7 @@ def draw_rows(
         panel: width of a panel in inches.
         legend: texts and their RGB colors in 0..255.
     """
-    canvas, scale = scaled(image, SIDE if panel < 2 else 2 * SIDE)
+    canvas, scale = scale_image(image, SIDE if panel < 2 else 2 * SIDE)
     columns = max(len(panels) for _, panels in rows)
     height = panel * canvas.shape[0] / canvas.shape[1]
     has_titles = any(part and part.title for _, panels in rows[1:] for part in panels)

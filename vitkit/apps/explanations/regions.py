@@ -21,12 +21,12 @@ def box_region(box_xyxy: Sequence[float], size: tuple[int, int]) -> Tensor:
     """
     region = torch.zeros(size, dtype=torch.bool)
     x0, y0, x1, y1 = (float(side) for side in box_xyxy)
-    rows, columns = _touched(y0, y1, size[0]), _touched(x0, x1, size[1])
+    rows, columns = _find_cells(y0, y1, size[0]), _find_cells(x0, x1, size[1])
     region[rows, columns] = True
     return region
 
 
-def _touched(start: float, end: float, length: int) -> slice:
+def _find_cells(start: float, end: float, length: int) -> slice:
     first = min(max(math.floor(start), 0), length - 1)
     return slice(first, max(first + 1, min(math.ceil(end), length)))
 

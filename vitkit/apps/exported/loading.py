@@ -102,11 +102,11 @@ class OnnxFile:
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> dict[str, Tensor]:
         names = self.outputs if outputs is None else [name for name in self.outputs if name in outputs]
-        arrays = {name: value.cpu().numpy() for name, value in _taken(self, inputs).items()}
+        arrays = {name: value.cpu().numpy() for name, value in _select_inputs(self, inputs).items()}
         try:
             values = self._session.run(names, arrays, self._options)
         except Exception as error:  # as above
-            raise _refused(self.path, inputs, error) from error
+            raise _refuse(self.path, inputs, error) from error
         return {name: torch.from_numpy(value) for name, value in zip(names, values)}
 
 
@@ -138,9 +138,9 @@ class ProgramFile:
         try:
             # The types of its operations are recorded: an autocast around it would mix others in.
             with torch.autocast("cpu", enabled=False):
-                values = self._module(**{name: value.cpu() for name, value in _taken(self, inputs).items()})
+                values = self._module(**{name: value.cpu() for name, value in _select_inputs(self, inputs).items()})
         except (RuntimeError, AssertionError) as error:
-            raise _refused(self.path, inputs, error) from error
+            raise _refuse(self.path, inputs, error) from error
         return {name: value for name, value in values.items() if outputs is None or name in outputs}
 
 
@@ -207,12 +207,12 @@ def open_exported(path: str | Path) -> ExportedFile:
 
 
 @lru_cache(maxsize=1)
-def _opened(path: str | Path, modified: int) -> ExportedFile:
+def _open(path: str | Path, modified: int) -> ExportedFile:
     """Open a file once for both its metadata and the model that is built from it; `modified` is from `_modified`."""
     return open_exported(path)
 
 
-def _modified(path: str | Path) -> int:
+def _modification_time(path: str | Path) -> int:
     return os.stat(path).st_mtime_ns if Path(path).is_file() else 0
 
 
@@ -270,7 +270,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
-def _taken(file: ExportedFile, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _select_inputs(file: ExportedFile, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the inputs that a file takes.
 
     Raises:
@@ -285,7 +285,7 @@ def _taken(file: ExportedFile, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
     return {name: inputs[name] for name in file.inputs}
 
 
-def _refused(path: str | Path, inputs: Mapping[str, Tensor], error: Exception) -> DataError:
+def _refuse(path: str | Path, inputs: Mapping[str, Tensor], error: Exception) -> DataError:
     shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
     return DataError(f"{path}: cannot take {shapes} ({_first_line(error)}).")
 
@@ -297,7 +297,7 @@ def checkpoint_of(path: str | Path) -> dict[str, Any]:
         CheckpointError, ConfigError: see `open_exported`.
     """
     is_program = Path(path).suffix == PROGRAM_SUFFIX
-    metadata = program_metadata(path) if is_program else _opened(path, _modified(path)).metadata
+    metadata = program_metadata(path) if is_program else _open(path, _modification_time(path)).metadata
     measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
     names = ("classes", "category_ids", "things", "vocabularies")
     return {name: metadata[name] for name in names if metadata.get(name) is not None} | {
@@ -312,8 +312,8 @@ def exported_model(path: str | Path, model: nn.Module) -> nn.Module:
     Raises:
         CheckpointError, ConfigError: see `open_exported`.
     """
-    file = _opened(path, _modified(path))
-    _opened.cache_clear()  # otherwise the file would stay in memory as long as the process
+    file = _open(path, _modification_time(path))
+    _open.cache_clear()  # otherwise the file would stay in memory as long as the process
     return ExportedGenerator(file, model) if "text" in model.returns else ExportedModel(file, model)
 
 
@@ -340,7 +340,7 @@ class ExportedModel(Model):
         inputs = dict(images=images, padding_mask=padding_mask, image_sizes=image_sizes)
         size = self.file.metadata["size"]
         if size is not None:
-            inputs = inputs | self._padded(images, padding_mask, size)
+            inputs = inputs | self._pad(images, padding_mask, size)
         # Files written before they listed outputs are of vitkit's own models.
         outputs = self.file.run(inputs, self.file.metadata.get("outputs", FROM_MODEL) or None)
         self._check_classes(outputs)
@@ -365,7 +365,7 @@ class ExportedModel(Model):
                     f"but its classes need {' or '.join(map(str, sorted(sizes)))}. Export the model again."
                 )
 
-    def _padded(self, images: Tensor, padding_mask: Tensor, size: Sequence[int]) -> dict[str, Tensor]:
+    def _pad(self, images: Tensor, padding_mask: Tensor, size: Sequence[int]) -> dict[str, Tensor]:
         """Pad images and mask at the right and bottom to the size that the file takes."""
         down, right = (limit - side for limit, side in zip(size, images.shape[-2:]))
         if min(down, right) < 0:

@@ -64,13 +64,13 @@ def find_images(source: Any, *, channels: int | None = None) -> Inputs:
     if isinstance(source, str | Path):
         return _images_named(str(source), channels)
     if isinstance(source, np.ndarray | Tensor):
-        return Inputs(numbered(source), "many") if source.ndim == 4 else Inputs(numbered([source]), "one")
+        return Inputs(number_items(source), "many") if source.ndim == 4 else Inputs(number_items([source]), "one")
     if isinstance(source, bytes | io.IOBase | Image.Image):
-        return Inputs(numbered([source]), "one")
+        return Inputs(number_items([source]), "one")
     if isinstance(source, Sequence):
-        return Inputs(numbered(source), "many")
+        return Inputs(number_items(source), "many")
     if isinstance(source, Iterable) and not isinstance(source, Mapping):
-        return Inputs(numbered(source), "stream")
+        return Inputs(number_items(source), "stream")
     raise DataError(f"got {type(source).__name__}; {_EXPECTED}.")
 
 
@@ -92,9 +92,9 @@ def find_videos(source: Any) -> Inputs:
         arrays = [item for item in source if isinstance(item, np.ndarray | Tensor)]
         if any(isinstance(item, Image.Image) for item in source) or any(array.ndim == 3 for array in arrays):
             return Inputs([("video_0", source)], "one")
-        return Inputs(numbered(source, "video"), "many")
+        return Inputs(number_items(source, "video"), "many")
     if isinstance(source, Iterator):
-        return Inputs(numbered(source, "video"), "stream")
+        return Inputs(number_items(source, "video"), "stream")
     raise DataError(
         f"got {type(source).__name__}; the model classifies videos by the order of their frames: expected a video's "
         "file, its URL, a folder of frames, a pattern, an array (T, H, W, 3), or a list of frames or of these."
@@ -196,7 +196,7 @@ def frame_folders(sources: Sequence[str], images: Named, videos: Named) -> tuple
     return [pair for pair in images if pair[0] not in inside], list(zip(paths, unique_names(names)))
 
 
-def numbered(images: Iterable[ImageLike | NamedImage], what: str = "image") -> Iterator[NamedImage]:
+def number_items(images: Iterable[ImageLike | NamedImage], what: str = "image") -> Iterator[NamedImage]:
     """Yield images with names; those without a name are named by their path or their number."""
     for number, image in enumerate(images):
         if isinstance(image, tuple):

@@ -83,7 +83,7 @@ class TextContinuer(LanguageModel):
     ) -> Iterator[list[Continuation]]:
         """Continue texts a batch at a time; see `__call__`. A text ends at the latest at the model's last position."""
         number = 0
-        for texts in in_batches(self._checked(prompts), batch_size):
+        for texts in in_batches(self._check(prompts), batch_size):
             encoded = [[BOS, *ids] for ids in self.vocabulary.encode_all(texts)]
             rooms = [self._check_length(ids, number + k) - len(ids) + 1 for k, ids in enumerate(encoded, start=1)]
             # A text with room for fewer tokens must not shorten the others in its batch.
@@ -145,7 +145,7 @@ class MaskFiller(LanguageModel):
         """Fill texts one by one; see `__call__`."""
         if n_best < 1:
             raise ConfigError(f"n_best: got {n_best}; expected at least 1.")
-        return (self._fill(text, number, n_best) for number, text in enumerate(self._checked(texts), start=1))
+        return (self._fill(text, number, n_best) for number, text in enumerate(self._check(texts), start=1))
 
     @torch.no_grad()
     def _fill(self, text: str, number: int, n_best: int) -> list[list[Filling]]:

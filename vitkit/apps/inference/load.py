@@ -120,7 +120,7 @@ def load(
         **settings,
         category_ids=category_ids_of(checkpoint, str(weights), classes or ()),
         channels=_channels(config, model),
-        **_measured(checkpoint, str(weights), classes or ()),
+        **_read_measured(checkpoint, str(weights), classes or ()),
     )
 
 
@@ -147,7 +147,7 @@ def _check_things(name: str, config: Mapping[str, Any], things: Sequence[bool] |
         )
 
 
-def _measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> dict[str, Any]:
+def _read_measured(checkpoint: Mapping[str, Any], name: str, classes: Sequence[str]) -> dict[str, Any]:
     """Return the score thresholds and image sizes that a run's evaluation measured, as arguments of `Predictor`."""
     measured = checkpoint.get("measured") or {}
     try:

@@ -31,7 +31,7 @@ MASK_BYTES = 4 << 30
 """The memory limit for the masks of merged objects in bytes; objects with the highest scores are kept."""
 
 
-def connected(count: int, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+def connect(count: int, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return the connected component of each of `count` nodes, (count,) int, given the pairs that are joined."""
     rows, columns = np.array(pairs, np.int64).reshape(-1, 2).T
     graph = coo_array((np.ones(len(rows)), (rows, columns)), (count, count))
@@ -119,7 +119,7 @@ class ObjectMerger:
         """Return scores, labels, boxes_xyxy and, if there are any, masks, the highest score first."""
         members: dict[int, list[tuple[_Objects, int]]] = {}
         every = [(part, index) for part in self.parts for index in range(len(part.scores))]
-        for group, pair in zip(connected(len(every), self.same).tolist(), every):
+        for group, pair in zip(connect(len(every), self.same).tolist(), every):
             members.setdefault(group, []).append(pair)
         merged = [(max(float(part.scores[i]) for part, i in group), group) for group in members.values()]
         merged.sort(key=lambda pair: -pair[0])
@@ -370,7 +370,7 @@ class PanopticMerger:
 
     def result(self) -> dict[str, Any]:
         """Return panoptic (H, W) int32 and segments_info, with ids from 1."""
-        groups = connected(len(self.segments), self.same)
+        groups = connect(len(self.segments), self.same)
         present = np.flatnonzero(np.bincount(groups[self.ids].ravel(), minlength=len(groups)))
         present = present[present > 0]
         new_ids = np.zeros(len(groups), np.int32)

@@ -263,7 +263,7 @@ class Prediction:
         Raises:
             ConfigError: pandas is not installed, or the model predicts no classes.
         """
-        pandas = _imported("pandas", "to_pandas")
+        pandas = _import("pandas", "to_pandas")
         if self.labels is None:
             raise ConfigError(f"to_pandas: needs classes, and the model predicts {', '.join(self.fields)}.")
         columns = {"class": self.names, "label": self.labels.tolist(), "score": self.scores.tolist()}
@@ -277,7 +277,7 @@ class Prediction:
         Raises:
             ConfigError: supervision is not installed, or the model predicts no boxes.
         """
-        supervision = _imported("supervision", "to_supervision")
+        supervision = _import("supervision", "to_supervision")
         return supervision.Detections(
             xyxy=self._required_boxes("to_supervision").numpy(),
             mask=None if self.masks is None else self.masks.numpy(),
@@ -344,7 +344,7 @@ def requested_threshold(score: float) -> ScoreThresholds:
     return ScoreThresholds(score, origin="as asked for")
 
 
-def _imported(module: str, method: str) -> Any:
+def _import(module: str, method: str) -> Any:
     """Import a library that vitkit does not need itself.
 
     Raises:

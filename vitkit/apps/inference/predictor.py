@@ -281,10 +281,10 @@ class Predictor:
 
     def as_evaluated(self, image: np.ndarray) -> np.ndarray:
         """Resize an array as from `to_array` if necessary, see `image_sizes`, and apply the validation transforms."""
-        image = self._resized(image)
+        image = self._resize(image)
         return image if self.transforms is None else self.transforms(AnnotatedImage(image), seed=0).image
 
-    def _resized(self, image: np.ndarray) -> np.ndarray:
+    def _resize(self, image: np.ndarray) -> np.ndarray:
         """Return the image at a size like the model's images; the first resize is logged."""
         sizes = self.image_sizes
         if sizes is None or sizes.holds(*image.shape[:2]):

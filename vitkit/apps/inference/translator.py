@@ -64,7 +64,7 @@ class TextModel:
         self.device = next(model.parameters()).device
 
     @staticmethod
-    def _checked(texts: Iterable[str]) -> Iterator[str]:
+    def _check(texts: Iterable[str]) -> Iterator[str]:
         """Yield the texts.
 
         Raises:
@@ -112,7 +112,7 @@ class Translator(TextModel):
         """Translate sentences a batch at a time; see `__call__`."""
         settings = self.model.decoding.with_hypotheses(n_best, beams=beams)
         target = self.vocabularies["target"]
-        texts, to_encode = tee(self._checked(source))
+        texts, to_encode = tee(self._check(source))
         encoded = map(self._encode, to_encode)
         for text, (_, hypotheses) in zip(texts, translate(self.model, encoded, settings, batch_size=batch_size)):
             best = [(hypothesis.score, target.decode(hypothesis.tokens)) for hypothesis in hypotheses]

@@ -23,7 +23,7 @@ from vitkit.evaluation.maps import encode_ids, encode_labels
 from vitkit.io.output import write_text
 from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.visualization.clips import draw_scores_over_time
 from vitkit.visualization.videos import VideoWriter
 
@@ -133,7 +133,7 @@ def predict_images(predictor: Predictor, images: Named, output: Output, tiling: 
     progress.finish()
     if empty:
         print(
-            f"nothing was found in {counted(len(empty), 'images', of=len(results))}:", *empty[:MAX_LISTED], sep="\n  "
+            f"nothing was found in {pluralize(len(empty), 'images', of=len(results))}:", *empty[:MAX_LISTED], sep="\n  "
         )
     return results
 

@@ -13,7 +13,7 @@ from vitkit.apps.report.sections import Cell, Change, Details, Gallery, Image, S
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.bootstrap import Difference, SampleStatistics, Scores, bootstrap_weights, paired_difference
 from vitkit.protocols import Evaluator
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 IMAGE_BYTES = 6_000_000
 _RANKED, _CURVES_SIDE = 6, 1800
@@ -114,7 +114,7 @@ def _check_same_samples(models: Sequence[tuple[str, SampleStatistics]]) -> None:
             raise ConfigError(f"compare: {first_name} and {name} are of different tasks, {kinds}.")
         if other.sample_ids != first.sample_ids:
             raise DataError(
-                f"compare: {first_name} was scored on {counted(len(first.sample_ids), 'images')} and {name} on "
+                f"compare: {first_name} was scored on {pluralize(len(first.sample_ids), 'images')} and {name} on "
                 f"{len(other.sample_ids)}, of which {len({*first.sample_ids} & {*other.sample_ids})} match. Score them "
                 "on the same data, such as by --data."
             )
@@ -212,7 +212,7 @@ def _images(models: Sequence[Compared], comparison: Comparison) -> list[Any]:
     worse, better = ([k for k in ranked if sign * change[k] > 0] for sign, ranked in ((-1, order), (1, order[::-1])))
     same = len(change) - len(better) - len(worse)
     parts: list[Any] = [
-        Text(f"{counted(len(better), 'images')} improved, {len(worse)} got worse, {same} stayed the same.")
+        Text(f"{pluralize(len(better), 'images')} improved, {len(worse)} got worse, {same} stayed the same.")
     ]
     for title, indices in (("worse", worse[:_RANKED]), ("improved", better[:_RANKED])):
         if indices:

@@ -13,7 +13,7 @@ from vitkit.apps.report.report import describe_data, write_page
 from vitkit.apps.report.sections import Alert, Section, Table
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.io.output import write_text
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 IMAGE_BYTES = 8_000_000
 _TEXTS = {
@@ -38,8 +38,8 @@ def weakness(evaluator: CocoEvaluator) -> str | None:
     if fraction >= _STRONG:
         return None
     return (
-        f"the detector finds {fraction:.0%} of the {counted(len(truth['annotations']), 'labels')}, so that many of the "
-        "suspicions may be its own errors. Review the first ones only, or train a better detector."
+        f"the detector finds {fraction:.0%} of the {pluralize(len(truth['annotations']), 'labels')}, so that many of "
+        "the suspicions may be its own errors. Review the first ones only, or train a better detector."
     )
 
 

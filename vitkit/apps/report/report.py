@@ -26,7 +26,7 @@ from vitkit.apps.report.sections import (
 )
 from vitkit.io.output import write_text
 from vitkit.protocols import Evaluator, require_base
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.visualization.html import render_page
 
 IMAGE_BYTES = 6_500_000
@@ -70,7 +70,7 @@ def describe_data(evaluator: Evaluator) -> str:
     file = dataset.annotation_file
     words = [type(dataset).__name__ + (f" of {Path(file).name}" if file else ""), f"{len(dataset)} {dataset.noun}"]
     if dataset.classes is not None:
-        words.append(counted(len(dataset.classes), "classes"))
+        words.append(pluralize(len(dataset.classes), "classes"))
     return ", ".join(words)
 
 

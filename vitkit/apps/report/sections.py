@@ -10,7 +10,7 @@ import numpy as np
 
 from vitkit.evaluation.bootstrap import Estimate, SampleStatistics, Scores, bootstrap_weights, estimate
 from vitkit.structures import PanopticMap
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 
 class Change(NamedTuple):
@@ -226,7 +226,7 @@ def missing_samples(missing: int, total: int, consequence: str) -> list[Alert]:
     """Return a warning if samples have no prediction, such as "2 of 9 images have no prediction, which …"."""
     if missing == total:
         return [Alert("There is no prediction: everything is missed.")]
-    return [Alert(f"{counted(missing, 'images', 'have', of=total)} {consequence}")] if missing else []
+    return [Alert(f"{pluralize(missing, 'images', 'have', of=total)} {consequence}")] if missing else []
 
 
 def rank(values: np.ndarray, most: int) -> tuple[list[int], list[int]]:
@@ -273,7 +273,7 @@ def calibration_section(counts: np.ndarray, weights: np.ndarray, note: str) -> S
         [f"{k / len(bins):g} to {(k + 1) / len(bins):g}", int(predictions[0, k]), float(confidence[k]), each]
         for k, each in enumerate(bins)
     ]
-    title = f"reliability of {counted(int(predictions[0].sum()), 'predictions')}"
+    title = f"reliability of {pluralize(int(predictions[0].sum()), 'predictions')}"
     parts = [
         Table(("", "ECE"), [["all predictions", estimate(expected_calibration_error(sums))]]),
         Reliability(confidence, accuracy[0], low, high, title, "fraction correct"),

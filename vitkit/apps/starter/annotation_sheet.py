@@ -9,7 +9,7 @@ from vitkit.data.formats.writing import check_size
 from vitkit.io.channel_files import read_shown
 from vitkit.io.image_files import path_inside
 from vitkit.io.segmentations import decode_segmentation
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.visualization.boxes import draw_detections
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.masks import draw_masks
@@ -41,7 +41,7 @@ def draw_sheet(data: AnnotatedImages, path: Path) -> None:
         titles.append(image["file_name"])
         limit = min(_MAX_DRAWN, max(1, _MAX_MASK_PIXELS // (image["height"] * image["width"])))
         if len(annotations) > limit:
-            titles[-1] += f" ({limit} of {counted(len(annotations), 'objects')})"
+            titles[-1] += f" ({limit} of {pluralize(len(annotations), 'objects')})"
             annotations, labels = annotations[:limit], labels[:limit]
         if annotations and all(annotation.get("segmentation") for annotation in annotations):
             size = pixels.shape[:2]

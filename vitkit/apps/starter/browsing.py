@@ -19,7 +19,7 @@ from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, per_channel
 from vitkit.protocols import Dataset
 from vitkit.registry import nearest
 from vitkit.structures import Batch, Sample
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.gallery import Card, write_gallery
 from vitkit.visualization.samples import classes_of, describe, draw_sample
@@ -102,7 +102,7 @@ def browse(
         if transform is not None and split == "train":
             samples = mixed_views(dataset, transform, index, seeds)
         elif augment is not None:
-            samples = [augmented(dataset, augment, epoch, index, each) for each in seeds]
+            samples = [augment(dataset, augment, epoch, index, each) for each in seeds]
         else:
             samples = [dataset[(index, each)] for each in seeds]
         cards += [card_of(sample, image_id, names, with_boxes=with_boxes) for sample in samples]
@@ -117,7 +117,7 @@ def browse(
             out / f"figure_{number}.png",
             per_line=images_per_line,
         )
-    title = f"{model}: data.{split}, {counted(len(dataset), 'images')}, seed {seed}"
+    title = f"{model}: data.{split}, {pluralize(len(dataset), 'images')}, seed {seed}"
     write_gallery(cards, out / "index.html", title=title)
     return Browsed(out / "index.html", number, len(cards))
 
@@ -155,7 +155,7 @@ def choose(
     indices = list(itertools.islice(has_class, max_images))
     if not indices:
         num_searched = min(len(order), MAX_SEARCHED)
-        raise DataError(f"--class {with_class}: none of the first {counted(num_searched, 'images')} has it.")
+        raise DataError(f"--class {with_class}: none of the first {pluralize(num_searched, 'images')} has it.")
     return indices
 
 
@@ -179,7 +179,7 @@ def mixed_views(
     return views
 
 
-def augmented(dataset: Dataset, augment: BatchAugmentation, epoch: int, index: int, seed: int) -> Sample:
+def augment(dataset: Dataset, augment: BatchAugmentation, epoch: int, index: int, seed: int) -> Sample:
     """Return a training image as in a batch of an epoch, after the image that it may be mixed with."""
     before = dataset[((index + 1) % len(dataset), seed)]
     return augment([before, dataset[(index, seed)]], epoch, seed)[1]

@@ -22,7 +22,7 @@ from vitkit.errors import DataError
 from vitkit.io.image_files import read_label_map, upright_size
 from vitkit.io.output import link_image, write_text
 from vitkit.structures import IGNORE_INDEX
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 NO_CLASSES = {"void", "ignore", "ignored", "unlabeled", "unlabelled"}
 """Names of classes in label maps that are excluded from training and evaluation."""
@@ -91,7 +91,7 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
     max_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
     num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * max_objects / 10))
     lines = [
-        f"# the image with the most objects has {counted(max_objects, 'objects')}",
+        f"# the image with the most objects has {pluralize(max_objects, 'objects')}",
         f'cfg["model"]["num_queries"] = {num_queries}',
     ]
     for name in ("train", "val"):
@@ -147,7 +147,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
         write_text(list_file, "".join(f"{names[k]}\n" for k in positions))
         lines.append(_update(name, "**classes", images=images, labels=labels, names=list_file, **suffixes))
     files = [images / f"{name}{suffixes['image_suffix']}" for name in names]
-    summary = f"label images: {_counts(splits)} of {counted(len(classes), 'classes')}"
+    summary = f"label images: {_counts(splits)} of {pluralize(len(classes), 'classes')}"
     if unnamed := sorted(every_value - named.keys()):
         summary += f"; not named in {class_file}, and ignored: values {', '.join(map(str, unnamed))}"
     return OwnData(summary, *_sizes(splits), _short_side(files), lines)
@@ -169,7 +169,7 @@ def read_panoptic(images: Path, annotations: Path | None, share: float, out: Pat
         part = {**content, "images": [by_id[entry["image_id"]] for entry in chosen], "annotations": chosen}
         write_text(out / f"{name}.json", json.dumps(part))
         lines.append(_update(name, images=images, maps=annotations.with_suffix(""), annotations=out / f"{name}.json"))
-    summary = f"panoptic maps: {_counts(splits)} of {counted(len(content['categories']), 'classes')}"
+    summary = f"panoptic maps: {_counts(splits)} of {pluralize(len(content['categories']), 'classes')}"
     return OwnData(summary, *_sizes(splits), _short_side([images / name for name in files]), lines)
 
 
@@ -196,7 +196,7 @@ def read_classification(images: Path, annotations: Path | None, share: float, ou
     parts = {name: ImageFolder(folders[name]) for name in ("train", "val")}
     splits = {name: list(range(len(part))) for name, part in parts.items()}
     lines = [_update(name, folder=folders[name]) for name in parts]
-    summary = f"folders of classes: {_counts(splits)} of {counted(len(parts['train'].classes), 'classes')}"
+    summary = f"folders of classes: {_counts(splits)} of {pluralize(len(parts['train'].classes), 'classes')}"
     files = [parts["train"].image_path(k) for k in splits["train"]]
     return OwnData(summary, *_sizes(splits), _short_side(files), lines)
 
@@ -269,7 +269,7 @@ def _sizes(splits: Mapping[str, Sequence[int]]) -> tuple[int, int]:
 
 def _counts(splits: Mapping[str, Sequence[int]]) -> str:
     train, val = _sizes(splits)
-    return f"{counted(train + val, 'images')} ({train} train, {val} val)"
+    return f"{pluralize(train + val, 'images')} ({train} train, {val} val)"
 
 
 def _suffix_in(folder: Path) -> str:
@@ -281,7 +281,7 @@ def _suffix_in(folder: Path) -> str:
     if others:
         names = ", ".join(other for other, _ in others)
         print(
-            f"  left out: {counted(endings.total() - count, 'images')} of '{folder}' with the ending "
+            f"  left out: {pluralize(endings.total() - count, 'images')} of '{folder}' with the ending "
             f"{names}, not in {ending}"
         )
     return ending

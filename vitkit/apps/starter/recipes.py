@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from vitkit.apps.starter.own_data import OwnData
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 Network = Literal["small", "resnet50", "res3"]
 """What is trained: the task's small network from random weights, or one on a ResNet-50 from ImageNet's, which ends at
@@ -60,7 +60,7 @@ class Recipe:
             return "no figure: this recipe has not been measured"
         figure = next((figure for figure in reversed(figures) if figure.steps <= steps), figures[0])
         text = (
-            f"{figure.metrics} on {self.data} after {counted(figure.steps, 'steps')}, {figure.minutes:g} min of one "
+            f"{figure.metrics} on {self.data} after {pluralize(figure.steps, 'steps')}, {figure.minutes:g} min of one "
             "core; expect less after fewer steps, with more classes, or with fewer objects of each"
         )
         return text if self.has_many_objects(data) or not self.few_objects else f"{text}: {self.few_objects}"

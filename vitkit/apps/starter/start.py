@@ -25,7 +25,7 @@ from vitkit.engine.hooks import EndAfter
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.logging import LOG_NAME
 from vitkit.registry import BACKBONES, nearest
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log
 from vitkit.weights import load_pretrained
 
@@ -71,8 +71,8 @@ class Choice:
     def text(self) -> str:
         """The choices in words."""
         return (
-            f"{self.size} pixels, {self.precision}, {counted(self.epochs, 'epochs')}: {counted(self.steps, 'steps')} "
-            f"of {60 * self.cost.minutes:.2f} s, {self.steps * self.cost.minutes:.0f} min"
+            f"{self.size} pixels, {self.precision}, {pluralize(self.epochs, 'epochs')}: "
+            f"{pluralize(self.steps, 'steps')} of {60 * self.cost.minutes:.2f} s, {self.steps * self.cost.minutes:.0f} min"
         )
 
 
@@ -213,7 +213,7 @@ def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Pa
         raise
     config = load_config(folder / CONFIG)
     metric = config["train"]["best_metric"]
-    trained = f"{counted(choice.epochs, 'epochs')}, {(time.monotonic() - began) / 60:.0f} min"
+    trained = f"{pluralize(choice.epochs, 'epochs')}, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = api.test(run.path, device=request.device, trust=True)
     facts = {"model": str(run.path), "trained": trained}
     path = write_report(
@@ -222,7 +222,7 @@ def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Pa
     print(f"report    {path}")
     print(f"figures   {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
     best = max(values[metric] for values in run.history)
-    print(f"reached   {metric} {best:.3f} on {counted(data.num_val, 'images')}")
+    print(f"reached   {metric} {best:.3f} on {pluralize(data.num_val, 'images')}")
     images = request.images if request.images.is_dir() else request.images.parent
     print(f"use it    {shlex.join(['vitkit', 'predict', str(run.path), '--input', str(images)])}")
     print(f"better    {request.command(4 * request.hours)}")
@@ -244,7 +244,7 @@ def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path)
         epochs_left = max(1, int((minutes - now["minutes"]) / pace / cost.steps_per_epoch))
         choice = replace(choice, cost=cost, epochs=round(now["epoch"]) + epochs_left)
         write_config(folder / CONFIG, request, data, choice)
-        print(f"paced     {60 * pace:.2f} s a step: {counted(choice.epochs, 'epochs')} in all", flush=True)
+        print(f"paced     {60 * pace:.2f} s a step: {pluralize(choice.epochs, 'epochs')} in all", flush=True)
         paced = {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
         how, timed = dict(resume=run.path, train=paced), now
     return choice, api.train(**how, device=request.device)
@@ -327,7 +327,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
         network = "res3"
     print(f"weights   {weights}", flush=True)
 
-    def timed(choice: Choice) -> Choice:
+    def measure(choice: Choice) -> Choice:
         choice = replace(choice, epochs=1000, cost=None)
         write_config(folder / CONFIG, request, data, choice)
         # Again, as an override may set fewer epochs than there are steps to time.
@@ -339,14 +339,14 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
         return replace(choice, cost=cost, epochs=epochs)
 
     sizes = recipe.sizes_for(data)
-    smallest = [timed(Choice(sizes[0], precision, weights, network)) for precision in request.precisions]
+    smallest = [measure(Choice(sizes[0], precision, weights, network)) for precision in request.precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
     if network == "res3" and choice.steps >= recipe.steps_for_res4:
-        reason = f"up to res4: there is time for {counted(recipe.steps_for_res4, 'steps')} of a smaller network"
+        reason = f"up to res4: there is time for {pluralize(recipe.steps_for_res4, 'steps')} of a smaller network"
         print(f"network   {reason}", flush=True)
-        choice = timed(replace(choice, network="resnet50", weights=f"{weights}, {reason}"))
+        choice = measure(replace(choice, network="resnet50", weights=f"{weights}, {reason}"))
     if choice.network == "resnet50" and choice.steps < recipe.freeze_below:
-        choice = timed(replace(choice, freezes_res3=True))
+        choice = measure(replace(choice, freezes_res3=True))
     if choice.network == "res3" and "model.backbone.out_features" not in request.values:
         reason = (
             f"up to res3: each class that has training objects has at least {recipe.objects_for_res3}; for those of "
@@ -357,13 +357,13 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
     for size in reversed(sizes[1:]):
         share = (choice.size / size) ** 2
         if choice.steps * share >= recipe.sizes[size] and choice.epochs * share >= 1:
-            larger = timed(replace(choice, size=size))
+            larger = measure(replace(choice, size=size))
             choice = larger if larger.epochs >= 1 else choice
             break
     if choice.epochs < 1:
         hours = choice.cost.minutes * choice.cost.steps_per_epoch / 60 / TRAINING_SHARE
         raise ConfigError(
-            f"--hours {request.hours:g}: too short for one epoch of {counted(data.num_train, 'images')}, which takes "
+            f"--hours {request.hours:g}: too short for one epoch of {pluralize(data.num_train, 'images')}, which takes "
             f"{60 * hours * TRAINING_SHARE:.1f} min here. The minimum is --hours {hours + 0.005:.2f}."
         )
     write_config(folder / CONFIG, request, data, choice)
@@ -379,9 +379,9 @@ def write_config(path: Path, request: Request, data: OwnData, choice: Choice) ->
     recipe = RECIPES[request.task]
     reason = "timing" if choice.cost is None else f"{60 * choice.cost.minutes:.2f} s a step"
     if choice.cost is not None and "train.epochs" not in request.values:
-        reason += f": {counted(choice.steps, 'steps')} in {TRAINING_SHARE:.0%} of {request.hours:g} h"
+        reason += f": {pluralize(choice.steps, 'steps')} in {TRAINING_SHARE:.0%} of {request.hours:g} h"
     if larger := [size for size in recipe.sizes_for(data) if size > choice.size]:
-        steps = counted(recipe.sizes[larger[0]], "steps")
+        steps = pluralize(recipe.sizes[larger[0]], "steps")
         reason += f"; {larger[0]} pixels are chosen where they leave time for {steps} and one epoch"
     if choice.freezes_res3:
         reason += f"; frozen up to res3, which halves a step's time, as there were fewer than {recipe.freeze_below}"

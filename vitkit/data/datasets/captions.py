@@ -23,7 +23,7 @@ from vitkit.io.json_files import read_json
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import EOS, Batch
 from vitkit.text.vocabulary import Vocabulary
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -192,7 +192,7 @@ class CocoCaptions(CaptionDataset):
                 "out missing images with missing_images='drop'."
             )
         num_captions = sum(len(captions[entry["id"]]) for entry in usable)
-        logger.info(f"{path.name}: {counted(len(usable), 'images')}, {counted(num_captions, 'captions')}")
+        logger.info(f"{path.name}: {pluralize(len(usable), 'images')}, {pluralize(num_captions, 'captions')}")
         for number, part in ((len(entries) - len(captioned), "a caption"), (num_missing, "an image")):
             if number:
                 logger.warning("%s: %d of %d images are left out: without %s", path.name, number, len(entries), part)

@@ -14,7 +14,7 @@ from vitkit.io.image_files import read_header, read_label_map
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -71,7 +71,8 @@ class CityscapesPanoptic(SegmentationDataset):
         self._labels = [f"{labels}/{name}{label_suffix}" for name in names]
         self.image_ids = np.arange(len(names))
         logger.info(
-            f"'{images}': {counted(len(self), 'images')} of {counted(len(self.classes), 'classes')} for task '{task}'"
+            f"'{images}': {pluralize(len(self), 'images')} of {pluralize(len(self.classes), 'classes')} "
+            f"for task '{task}'"
         )
 
     def image_path(self, index: int) -> Path:

@@ -21,7 +21,7 @@ from vitkit.io.image_files import is_rotated
 from vitkit.io.json_files import gc_paused
 from vitkit.io.segmentations import decode_segmentation
 from vitkit.registry import DATASETS, Spec
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -123,10 +123,10 @@ class CocoDetection(ListedImages, DetectionDataset):
         if self.masks:
             self._index_masks([objects[position] for position in order])
         logger.info(
-            f"{self.annotation_file.name}: {counted(len(self), 'images')}, {counted(len(objects), 'objects')} of "
-            f"{counted(len(self.classes), 'classes')}; {counted(num_clipped, 'boxes')} clipped to the image, "
-            f"{counted(file.num_dropped, 'bad boxes')} dropped, "
-            f"{counted(len(annotations) - len(objects), 'crowd regions')} left out"
+            f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, {pluralize(len(objects), 'objects')} of "
+            f"{pluralize(len(self.classes), 'classes')}; {pluralize(num_clipped, 'boxes')} clipped to the image, "
+            f"{pluralize(file.num_dropped, 'bad boxes')} dropped, "
+            f"{pluralize(len(annotations) - len(objects), 'crowd regions')} left out"
         )
         if file.wrong_segmentations:
             number, example = len(file.wrong_segmentations), file.wrong_segmentations[0]

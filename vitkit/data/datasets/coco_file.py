@@ -59,7 +59,7 @@ class AnnotationSource:
             data = data.split(self.split)
         return data.content, data.folder
 
-    def chosen(self, content: dict[str, Any]) -> dict[str, Any]:
+    def choose(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the images that are used, with their annotations.
 
         Raises:
@@ -115,7 +115,7 @@ def read_coco_file(
     name = source.annotations.name
     content, folder = source.read_unchecked(log=log)
     raise_faults(detection_faults(content), name)
-    content = source.chosen(content)
+    content = source.choose(content)
     bad_boxes = bad_box_faults(content)
     if bad_boxes and not drop_bad_boxes:
         raise_faults(bad_boxes, name)

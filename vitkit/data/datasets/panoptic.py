@@ -18,7 +18,7 @@ from vitkit.io.json_files import read_json
 from vitkit.ops.label_maps import colors_to_ids, count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import PanopticMap, SegmentInfo
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -75,9 +75,9 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         image_indices = np.repeat(np.arange(len(entries)), np.diff(self._offsets))
         num_empty = len(entries) - len(np.unique(image_indices[usable]))
         logger.info(
-            f"{self.annotation_file.name}: {counted(len(self), 'images')}, {counted(self.num_objects, 'segments')} of "
-            f"{counted(len(self.classes), 'classes')} for task '{task}'; "
-            f"{counted(int(self._crowd.sum()), 'crowd segments')}, {counted(num_empty, 'images')} without a segment"
+            f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, "
+            f"{pluralize(self.num_objects, 'segments')} of {pluralize(len(self.classes), 'classes')} for task '{task}'; "
+            f"{pluralize(int(self._crowd.sum()), 'crowd segments')}, {pluralize(num_empty, 'images')} without a segment"
         )
 
     def load_image(self, index: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from vitkit.io.text_files import read_lines
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import IGNORE_INDEX, Sample
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -90,9 +90,9 @@ class SemanticFolder(BaseImageDataset):
         self._label_of_value = self._label_table()
         self.image_ids = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
         if names is not None:
-            self.image_ids = _chosen(self.image_ids, names, images)
+            self.image_ids = _choose(self.image_ids, names, images)
         logger.info(
-            f"'{images}': {counted(len(self), 'images')} with label maps of {counted(len(self.classes), 'classes')}"
+            f"'{images}': {pluralize(len(self), 'images')} with label maps of {pluralize(len(self.classes), 'classes')}"
         )
 
     def _label_table(self) -> np.ndarray:
@@ -102,7 +102,7 @@ class SemanticFolder(BaseImageDataset):
         if len(set(values)) != len(self.classes) or invalid:
             raise ConfigError(
                 f"dataset SemanticFolder: values {invalid or values} do not fit "
-                f"{counted(len(self.classes), 'classes')}; expected as many different numbers from 0 to "
+                f"{pluralize(len(self.classes), 'classes')}; expected as many different numbers from 0 to "
                 f"{_NUM_VALUES - 1}."
             )
         ambiguous = sorted(set(values) & set(ignored_values))
@@ -168,14 +168,14 @@ class SemanticFolder(BaseImageDataset):
         return self.label_folder / f"{self.image_ids[index]}{self.label_suffix}"
 
 
-def _chosen(image_ids: list[str], names: Sequence[str] | str | Path, images: str | Path) -> list[str]:
+def _choose(image_ids: list[str], names: Sequence[str] | str | Path, images: str | Path) -> list[str]:
     """Return the ids that match a pattern, or that a file lists."""
     if isinstance(names, str | Path):
         listed = {line for _, line in read_lines(names, "names", remedy="Give a file with an image's id in each line.")}
         missing = sorted(listed - set(image_ids))
         if missing:
             raise DataError(
-                f"names: '{names}' lists {counted(len(missing), 'images')} that '{images}' lacks, such as "
+                f"names: '{names}' lists {pluralize(len(missing), 'images')} that '{images}' lacks, such as "
                 f"{missing[0]!r}."
             )
         if not listed:

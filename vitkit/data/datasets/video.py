@@ -25,7 +25,7 @@ from vitkit.io.text_files import read_lines
 from vitkit.io.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 OnMissing = Literal["raise", "skip"]
@@ -271,7 +271,7 @@ def _read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[str], li
             )
         if classes is not None and label >= len(classes):
             raise DataError(
-                f"{entry}: label {label} is outside the {counted(len(classes), 'classes')} of class_file, "
+                f"{entry}: label {label} is outside the {pluralize(len(classes), 'classes')} of class_file, "
                 f"0 to {len(classes) - 1}."
             )
         names.append(name)

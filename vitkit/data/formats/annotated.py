@@ -12,7 +12,7 @@ from vitkit.io.coco_schema import is_number
 from vitkit.io.image_files import upright_size
 from vitkit.io.parsing import class_name
 from vitkit.io.segmentations import wrong_segmentation
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
 UNREADABLE = "images whose file cannot be read"
@@ -106,10 +106,10 @@ class AnnotatedImages:
             bbox: xywh, pixels.
             fields: other fields of the annotation, such as `segmentation`; `area` defaults to that of the box.
         """
-        bbox = [rounded(value) for value in bbox]
+        bbox = [round_pixels(value) for value in bbox]
         category_id = category if isinstance(category, int) else self.category_id(category)
         entry = {"id": len(self.annotations) + 1, "image_id": image_id, "category_id": category_id}
-        fields.setdefault("area", rounded(bbox[2] * bbox[3]))
+        fields.setdefault("area", round_pixels(bbox[2] * bbox[3]))
         self.annotations.append({**entry, "bbox": bbox, "iscrowd": 0, **fields})
 
     def leave_out(self, reason: str, name: str) -> None:
@@ -139,7 +139,7 @@ class AnnotatedImages:
                 names.append(f"annotation {annotation.get('id')} of {image['file_name']!r}")
         return names
 
-    def selected(self, image_ids: Iterable[int]) -> "AnnotatedImages":
+    def select(self, image_ids: Iterable[int]) -> "AnnotatedImages":
         """Return only these images, in the dataset's order, with all classes."""
         chosen = set(image_ids)
         content = {
@@ -163,13 +163,13 @@ class AnnotatedImages:
         if name is not None and name not in self.splits:
             remedy = "Correct split=." if self.splits else "Leave split= out."
             raise DataError(f"'{self.source}' has no split {name!r}; it has {sizes or 'none'}. {remedy}")
-        return self.selected(next(iter(self.splits.values())) if name is None else self.splits[name])
+        return self.select(next(iter(self.splits.values())) if name is None else self.splits[name])
 
     def summary(self) -> str:
         """Summarize the numbers: "292 images (205 train, 87 val), 3943 objects of 3 classes"."""
         parts = ", ".join(f"{len(ids)} {name}" for name, ids in self.splits.items())
-        text = f"{counted(len(self.images), 'images')}{f' ({parts})' if parts else ''}, "
-        text += f"{counted(len(self.annotations), 'objects')} of {counted(len(self.categories), 'classes')}"
+        text = f"{pluralize(len(self.images), 'images')}{f' ({parts})' if parts else ''}, "
+        text += f"{pluralize(len(self.annotations), 'objects')} of {pluralize(len(self.categories), 'classes')}"
         num_masks = sum(bool(a.get("segmentation")) for a in self.annotations)
         return text + (f", {num_masks} with masks" if num_masks else "")
 
@@ -315,7 +315,7 @@ def single_file(annotations: Path, pattern: str) -> Path:
     return files[0]
 
 
-def rounded(value: float) -> float:
+def round_pixels(value: float) -> float:
     """Round pixels; integral values become int."""
     value = round(float(value), _DECIMALS)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
@@ -352,8 +352,8 @@ def polygon_area(polygon: Sequence[float]) -> float:
 
 def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return the `bbox`, `segmentation` and `area` of an object given by flat polygons in pixels."""
-    polygons = [[rounded(value) for value in polygon] for polygon in polygons]
-    area = rounded(sum(map(polygon_area, polygons)))
+    polygons = [[round_pixels(value) for value in polygon] for polygon in polygons]
+    area = round_pixels(sum(map(polygon_area, polygons)))
     return {"bbox": polygon_box(polygons), "segmentation": polygons, "area": area}
 
 

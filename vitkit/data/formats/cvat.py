@@ -97,7 +97,7 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
             return {"bbox": [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]}
         center = (x0 + x1) / 2, (y0 + y1) / 2
         corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
-        return polygon_fields([[v for corner in corners for v in _rotated(corner, center, angle)]])
+        return polygon_fields([[v for corner in corners for v in _rotate(corner, center, angle)]])
     if shape.tag == "polygon":
         texts = [value for point in shape.get("points", "").split(";") for value in point.split(",")]
         points = [coordinate(text, f"annotations: '{path}': a point of {image['file_name']!r}") for text in texts]
@@ -110,7 +110,7 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
         edge = [
             (x + radius_x * math.cos(k * step), y + radius_y * math.sin(k * step)) for k in range(_CORNERS_OF_ELLIPSE)
         ]
-        return polygon_fields([[v for point in edge for v in _rotated(point, (x, y), angle)]])
+        return polygon_fields([[v for point in edge for v in _rotate(point, (x, y), angle)]])
     return _mask(shape, image, path) if shape.tag == "mask" else None
 
 
@@ -130,7 +130,7 @@ def _mask(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> d
     return region_annotation(region, left, top, image["height"], image["width"])
 
 
-def _rotated(point: tuple[float, float], center: tuple[float, float], angle: float) -> tuple[float, float]:
+def _rotate(point: tuple[float, float], center: tuple[float, float], angle: float) -> tuple[float, float]:
     """Rotate a point clockwise on the screen."""
     x, y = point[0] - center[0], point[1] - center[1]
     cos, sin = math.cos(angle), math.sin(angle)

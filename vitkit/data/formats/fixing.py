@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.formats.annotated import AnnotatedImages, rounded
+from vitkit.data.formats.annotated import AnnotatedImages, round_pixels
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import bad_box_faults, is_box
 from vitkit.io.image_files import upright_size
@@ -106,9 +106,9 @@ def _fix_order(data: AnnotatedImages, order: str) -> int:
 
 
 def _set_box(annotation: dict[str, Any], bbox: Sequence[float]) -> None:
-    annotation["bbox"] = [rounded(value) for value in bbox]
+    annotation["bbox"] = [round_pixels(value) for value in bbox]
     if not annotation.get("segmentation"):
-        annotation["area"] = rounded(bbox[2] * bbox[3])
+        annotation["area"] = round_pixels(bbox[2] * bbox[3])
 
 
 def fix_sizes(data: AnnotatedImages) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.writing import check_size, image_files
 from vitkit.errors import DataError
-from vitkit.io.channel_files import narrowed, read_channels
+from vitkit.io.channel_files import narrow, read_channels
 from vitkit.io.image_files import path_inside, read_image
 from vitkit.io.output import link_image, write_bytes
 from vitkit.io.segmentations import decode_segmentation, mask_annotation
@@ -132,7 +132,7 @@ def tile_dataset(
                 continue
             name = _tile_name(file_name, f"_{tile.left}_{tile.top}", channels)
             part = pixels[tile.top : tile.bottom, tile.left : tile.right]
-            encoded = _encoded(part, PurePosixPath(name).suffix)
+            encoded = _encode(part, PurePosixPath(name).suffix)
             write_bytes(path_inside(tiled.folder, name, file_name), encoded, below=out)
             height, width = part.shape[:2]
             image_id = tiled.add_image(name, width, height)
@@ -180,11 +180,11 @@ def _parts(annotation: dict[str, Any], tiles: Sequence[Rectangle], image: Mappin
     return parts
 
 
-def _encoded(pixels: np.ndarray, suffix: str) -> bytes:
+def _encode(pixels: np.ndarray, suffix: str) -> bytes:
     """Return pixels as the content of a file with this suffix, .npy, .png or .jpg."""
     if suffix == ".npy":
         file = io.BytesIO()
-        np.save(file, narrowed(pixels))
+        np.save(file, narrow(pixels))
         return file.getvalue()
     options = [cv2.IMWRITE_JPEG_QUALITY, 95] if suffix == ".jpg" else []
     return cv2.imencode(suffix, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), options)[1].tobytes()

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, matches_any
-from vitkit.data.image_groups import group_images, series_of, stratified
+from vitkit.data.image_groups import group_images, series_of, stratify
 from vitkit.errors import ConfigError, DataError
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 _BLOCKS = 10
 """Number of parts that a recording is cut into if there are too few recordings to keep each in one piece."""
@@ -43,7 +43,7 @@ def split_dataset(
         raise ConfigError("split: give a fraction or patterns of val or test.")
     if not all(0 < share < 1 for share in fractions.values()) or sum(fractions.values()) >= 1:
         raise ConfigError(f"split: fractions {fractions}; expected numbers between 0 and 1 with a sum below 1.")
-    named = _named(data, patterns)
+    named = _find_named(data, patterns)
     rest = [k for k in range(len(data.images)) if k not in {p for positions in named.values() for p in positions}]
     splits = {"train": rest}
     if fractions:
@@ -58,7 +58,7 @@ def split_dataset(
     }
 
 
-def _named(data: AnnotatedImages, patterns: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
+def _find_named(data: AnnotatedImages, patterns: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
     """Return the indices of the images that match the patterns of each split."""
     named: dict[str, list[int]] = {}
     taken: dict[int, str] = {}
@@ -86,7 +86,7 @@ def _at_random(
     groups, errors = group_images(paths, blocks=blocks)
     if positions and len(errors) == len(positions):
         raise DataError(
-            f"split: none of the {counted(len(positions), 'images')} can be read, the first because of: {errors[0]}"
+            f"split: none of the {pluralize(len(positions), 'images')} can be read, the first because of: {errors[0]}"
         )
     for error in errors:
         data.leave_out(UNREADABLE, error)
@@ -97,11 +97,11 @@ def _at_random(
     num_joined = len(positions) - len(errors) - num_groups
     if num_joined:
         data.notes.append(
-            f"{counted(num_joined, 'images', 'stay')} with others: copies, bursts or frames of one recording"
+            f"{pluralize(num_joined, 'images', 'stay')} with others: copies, bursts or frames of one recording"
         )
     classes: dict[int, Counter[int]] = {data.images[k]["id"]: Counter() for k in positions}
     for annotation in data.annotations:
         if annotation["image_id"] in classes:
             classes[annotation["image_id"]][annotation["category_id"]] += 1
-    splits = stratified(groups, [classes[data.images[k]["id"]] for k in positions], fractions, seed=seed)
+    splits = stratify(groups, [classes[data.images[k]["id"]] for k in positions], fractions, seed=seed)
     return {name: [positions[k] for k in chosen] for name, chosen in splits.items()}

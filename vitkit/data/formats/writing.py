@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import yaml
 
-from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, rounded
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, round_pixels
 from vitkit.errors import DataError
 from vitkit.io.image_files import path_inside, upright_size
 from vitkit.io.output import link_image, write_bytes, write_text
@@ -97,13 +97,19 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         for annotation in annotations:
             if annotation.get("segmentation"):
                 lost.setdefault("masks: VOC's XML has boxes only", []).append(str(annotation.get("id")))
-            x, y, width, height = _clipped(annotation, image, lost)
+            x, y, width, height = _clip(annotation, image, lost)
             obj = ElementTree.SubElement(root, "object")
             # Other tools' JSON may have true and false or degrees, which are not VOC's 0 and 1.
             flags = {flag: int(annotation.get(flag) not in _UNSET) for flag in ("truncated", "occluded", "difficult")}
             _add_text(obj, name=names[annotation["category_id"]], **flags)
             box = ElementTree.SubElement(obj, "bndbox")
-            _add_text(box, xmin=rounded(x + 1), ymin=rounded(y + 1), xmax=rounded(x + width), ymax=rounded(y + height))
+            _add_text(
+                box,
+                xmin=round_pixels(x + 1),
+                ymin=round_pixels(y + 1),
+                xmax=round_pixels(x + width),
+                ymax=round_pixels(y + height),
+            )
         ElementTree.indent(root)
         path = out / "Annotations" / f"{stems[image['id']]}.xml"
         write_bytes(path, ElementTree.tostring(root, encoding="utf-8"), below=out)
@@ -180,7 +186,7 @@ def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any
         yield image, objects.get(image["id"], [])
 
 
-def _clipped(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> list[float]:
+def _clip(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> list[float]:
     """Return an object's box, xywh, clipped to its image.
 
     VOC's readers take coordinates below 1 for another origin, and trainers leave out YOLO's boxes that extend beyond.
@@ -221,7 +227,7 @@ def _targets(data: AnnotatedImages) -> dict[int, list[PurePosixPath]]:
 def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost) -> list[float]:
     """Return the numbers after the class: a box's center and size, or a polygon, in fractions of the image."""
     width, height = image["width"], image["height"]
-    x, y, box_width, box_height = _clipped(annotation, image, lost)
+    x, y, box_width, box_height = _clip(annotation, image, lost)
     if not with_masks:
         return [(x + box_width / 2) / width, (y + box_height / 2) / height, box_width / width, box_height / height]
     segmentation = annotation.get("segmentation")

@@ -25,7 +25,7 @@ from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
 from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, is_name, read_yaml
 from vitkit.io.text_files import read_lines
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
 _MAX_BYTES = 1 << 25
@@ -137,7 +137,7 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
         )
     for (a, ids), (b, others) in combinations(data.splits.items(), 2):
         if shared := _names_of(data, ids) & _names_of(data, others):
-            data.notes.append(f"{counted(len(shared), 'images', 'are')} in both {a} and {b}, such as {min(shared)}")
+            data.notes.append(f"{pluralize(len(shared), 'images', 'are')} in both {a} and {b}, such as {min(shared)}")
     return data
 
 

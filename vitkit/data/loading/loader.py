@@ -30,7 +30,7 @@ from vitkit.io.image_files import MAX_PIXELS
 from vitkit.protocols import Dataset, require_base
 from vitkit.registry import DATASETS, SECTIONS, Spec, parameters_of
 from vitkit.structures import Batch, Sample
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 _MAX_LOGGED = 20
@@ -480,7 +480,7 @@ def check_same_classes(train: Dataset, val: Dataset) -> None:
     if train_names != val_names:
         ids = sorted(i for i in train_names.keys() | val_names.keys() if train_names.get(i) != val_names.get(i))
         raise DataError(
-            f"data.train has {counted(len(train_names), 'classes')} and data.val has {len(val_names)}; "
+            f"data.train has {pluralize(len(train_names), 'classes')} and data.val has {len(val_names)}; "
             f"they differ at id {ids[0]}: {train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. Both files need "
             "the same categories."
         )

@@ -40,7 +40,7 @@ class ClipTrainTransforms(PillowTransforms):
     def _crop(self, image: Image.Image) -> Image.Image:
         side = min(image.size) * self.size / random.randint(*self.short_sides)  # the crop's side in the stored frame
         left, top = (random.uniform(0, length - side) for length in image.size)
-        return _resized(image, left, top, side, side, self.size)
+        return _resize(image, left, top, side, side, self.size)
 
 
 @TRANSFORMS.register
@@ -82,10 +82,10 @@ class _Crop(PillowTransforms):
         along, across = self.position, 0.5
         left = round((width - self.size) * (along if width >= height else across)) * scale_x
         top = round((height - self.size) * (across if width >= height else along)) * scale_y
-        return _resized(image, left, top, self.size * scale_x, self.size * scale_y, self.size)
+        return _resize(image, left, top, self.size * scale_x, self.size * scale_y, self.size)
 
 
-def _resized(image: Image.Image, left: float, top: float, width: float, height: float, size: int) -> Image.Image:
+def _resize(image: Image.Image, left: float, top: float, width: float, height: float, size: int) -> Image.Image:
     """Resize a part of an image to (size, size)."""
     right, bottom = min(left + width, image.width), min(top + height, image.height)  # rounding
     return image.resize((size, size), Image.Resampling.BILINEAR, (left, top, right, bottom))

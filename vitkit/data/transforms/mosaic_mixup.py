@@ -176,7 +176,7 @@ def make_mosaic(
         x0, y0, x1, y1 = window
         canvas[y0:y1, x0:x1] = resized.image[y0 - top : y1 - top, x0 - left : x1 - left]
         parts.append(_place(resized, size, (left, top), visibility))
-    return _joined(canvas, parts)
+    return _join(canvas, parts)
 
 
 def paste_objects(
@@ -200,7 +200,7 @@ def paste_objects(
     height, width = (min(a, b) for a, b in zip(size, other.image.shape[:2]))
     inside = covered[:height, :width]
     image[:height, :width][inside] = other.image[:height, :width][inside]
-    return _joined(image, [_uncovered(sample, covered, visibility), pasted])
+    return _join(image, [_uncovered(sample, covered, visibility), pasted])
 
 
 def blend(sample: AnnotatedImage, other: AnnotatedImage, share: float, visibility: Visibility) -> AnnotatedImage:
@@ -215,7 +215,7 @@ def blend(sample: AnnotatedImage, other: AnnotatedImage, share: float, visibilit
     part = image[:height, :width].copy()
     mixed = cv2.addWeighted(part, share, other.image[:height, :width].copy(), 1 - share, 0.0)
     image[:height, :width] = mixed.reshape(part.shape)
-    return _joined(image, [_objects_of(sample), _place(other, size, (0, 0), visibility)])
+    return _join(image, [_objects_of(sample), _place(other, size, (0, 0), visibility)])
 
 
 def _objects_of(sample: AnnotatedImage) -> _Objects:
@@ -226,7 +226,7 @@ def _with_objects(sample: AnnotatedImage, rows: np.ndarray) -> AnnotatedImage:
     return sample._replace(**_objects_of(sample).select(rows)._asdict())
 
 
-def _joined(image: np.ndarray, parts: list[_Objects]) -> AnnotatedImage:
+def _join(image: np.ndarray, parts: list[_Objects]) -> AnnotatedImage:
     boxes, labels, masks = zip(*parts)
     joined = None if any(mask is None for mask in masks) else np.concatenate(masks)
     return AnnotatedImage(image, np.concatenate(boxes), np.concatenate(labels), joined)

@@ -19,7 +19,7 @@ from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
 from vitkit.logging import LOG_NAME, print_line
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 _MAX_SECONDS = 20.0
 """Longest time between two lines on the console, in seconds."""
@@ -89,9 +89,9 @@ class ProgressLog(Hook):
         skipped, padded = map(int, all_reduce_sum(counts).tolist())
         since = "since the last --resume" if self._resumed else "so far"
         if skipped:
-            notes += f"  {counted(skipped, 'samples')} with unusable files replaced {since}"
+            notes += f"  {pluralize(skipped, 'samples')} with unusable files replaced {since}"
         if padded:
-            notes += f"  {counted(padded, 'videos')} shorter than a clip padded"
+            notes += f"  {pluralize(padded, 'videos')} shorter than a clip padded"
         line = f"epoch {run.progress.epoch + 1}/{run.settings.epochs} done"
         print_line(f"{line}{notes}", full=f"{line}  {meters}{notes}")
 

@@ -30,7 +30,7 @@ from vitkit.evaluation.detection_statistics import CALIBRATED, RECALLS, THRESHOL
 from vitkit.evaluation.error_breakdown import KINDS, ErrorBreakdown, neighbor_overlaps
 from vitkit.evaluation.matching import IOUS, confused_classes, match_images
 from vitkit.protocols import Dataset
-from vitkit.text_format import counted
+from vitkit.text_format import pluralize
 
 _COLUMNS = ("AP", "AP50", "AP75", "AR")
 _CURVES = 10  # number of classes in the precision-recall chart
@@ -125,7 +125,7 @@ def _crowding(
     groups, counts = {}, {}
     for least, most in count_groups(num_objects):
         chosen = (num_objects >= least) & (num_objects <= most)
-        name = f"{least} to {most} objects" if least < most else counted(least, "objects")
+        name = f"{least} to {most} objects" if least < most else pluralize(least, "objects")
         groups[name], counts[name] = statistics.of_images(chosen, weights), int(chosen.sum())
     images = Table(("image with", "images", *_COLUMNS), value_rows(groups, _COLUMNS, counts))
 
