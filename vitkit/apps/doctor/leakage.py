@@ -90,8 +90,8 @@ def _shared_recordings(
     message = (
         f"{len(shared)} of {pluralize(len(set(series)), 'recordings')}, by their file names, are in both: {names}. "
         f"{len(gaps)} of {pluralize(len(val), 'images')} of {name} lie {distance} from one of train: {alike}"
-        "neighboring frames may be nearly alike, and the score too good. Hold recordings out, by `names=` of the datasets or "
-        "`vitkit data split`"
+        "neighboring frames may be nearly alike, and the score too good. Hold recordings out, by `names=` of the "
+        "datasets or `vitkit data split`"
     )
     details = {"series": shared, "images": len(gaps), "frames": [low, high]}
     yield Issue("leakage", "warn", message, where, details)

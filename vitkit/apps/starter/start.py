@@ -72,7 +72,8 @@ class Choice:
         """The choices in words."""
         return (
             f"{self.size} pixels, {self.precision}, {pluralize(self.epochs, 'epochs')}: "
-            f"{pluralize(self.steps, 'steps')} of {60 * self.cost.minutes:.2f} s, {self.steps * self.cost.minutes:.0f} min"
+            f"{pluralize(self.steps, 'steps')} of {60 * self.cost.minutes:.2f} s, "
+            f"{self.steps * self.cost.minutes:.0f} min"
         )
 
 

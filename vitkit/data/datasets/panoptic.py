@@ -76,8 +76,8 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         num_empty = len(entries) - len(np.unique(image_indices[usable]))
         logger.info(
             f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, "
-            f"{pluralize(self.num_objects, 'segments')} of {pluralize(len(self.classes), 'classes')} for task '{task}'; "
-            f"{pluralize(int(self._crowd.sum()), 'crowd segments')}, {pluralize(num_empty, 'images')} without a segment"
+            f"{pluralize(self.num_objects, 'segments')} of {pluralize(len(self.classes), 'classes')} "
+            f"for task '{task}'; {pluralize(int(self._crowd.sum()), 'crowd segments')}, {pluralize(num_empty, 'images')} without a segment"
         )
 
     def load_image(self, index: int) -> np.ndarray:
