@@ -77,7 +77,8 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         logger.info(
             f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, "
             f"{pluralize(self.num_objects, 'segments')} of {pluralize(len(self.classes), 'classes')} "
-            f"for task '{task}'; {pluralize(int(self._crowd.sum()), 'crowd segments')}, {pluralize(num_empty, 'images')} without a segment"
+            f"for task '{task}'; {pluralize(int(self._crowd.sum()), 'crowd segments')}, "
+            f"{pluralize(num_empty, 'images')} without a segment"
         )
 
     def load_image(self, index: int) -> np.ndarray:
