@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from vitkit.models.base import ModelOnBackbone
 from vitkit.ops.images import check_pixel_statistics, normalize_images, pixel_statistics
-from vitkit.protocols import Model
 from vitkit.registry import BACKBONES, MODELS, Spec
 
 
 @MODELS.register
-class Classifier(Model):
+class Classifier(ModelOnBackbone):
     """A backbone that returns logits.
 
     Args:

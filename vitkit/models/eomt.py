@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from vitkit.backbones.vit import Tokens, ViT
 from vitkit.errors import ConfigError, DataError
 from vitkit.heads.eomt import EoMTHead
+from vitkit.models.base import ModelOnBackbone
 from vitkit.models.windows import WindowedMaskResults, cut_windows
 from vitkit.nn.attention import mask_bias
 from vitkit.ops.images import float_statistics, normalize_images, per_channel, pixel_statistics, unpadded_sizes
 from vitkit.ops.masks import mask_logits
-from vitkit.protocols import AttentionLayers, Model
+from vitkit.protocols import AttentionLayers
 from vitkit.registry import BACKBONES, MODELS, Spec
 
 
 @MODELS.register
-class EoMT(WindowedMaskResults, Model):
+class EoMT(WindowedMaskResults, ModelOnBackbone):
     """Encoder-only mask transformer.
 
     Before each of the last blocks, the queries predict masks; in that block, patches outside its mask are masked for a

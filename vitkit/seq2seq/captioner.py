@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitkit.backbones.base import check_feature_info, keep_features
 from vitkit.errors import DataError
+from vitkit.models.base import ModelOnBackbone
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, normalize_images, pixel_statistics, resize_mask
 from vitkit.registry import BACKBONES, Spec
 from vitkit.seq2seq.decoding import TextGenerator
@@ -35,7 +36,7 @@ class FeatureMap(NamedTuple):
         return self.padding_mask.flatten(1)
 
 
-class Captioner(TextGenerator):
+class Captioner(ModelOnBackbone, TextGenerator):
     """Base of models that describe an image.
 
     Args:
