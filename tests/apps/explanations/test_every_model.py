@@ -155,6 +155,7 @@ TEXTS = {
 CLIPS = "the model classifies clips, so an image has no meaning for it"
 CLASSIFIERS = {
     "ViT": (VIT, {"points", "rollout", "class_token", "class_token_masks"}),
+    "ViTDet": (dict(VIT, window_size=2), {"points", "rollout"}),
     "WindowedViT": (dict(VIT, num_windows=2, global_blocks=[1]), {"points"}),
     "Swin": (SWIN, {"points"}),
     "SwinV2": (SWIN, {"points"}),
