@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from engine.test_train import CPU, Batches, Regression, SquaredError, records, run
+from helpers.toy_training import CPU, Batches, Regression, SquaredError, records, run
 from torch import nn
 
 from vitkit.engine.checkpointing import LAST_NAME, Progress

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from helpers.toy_training import Blocks
 from torch import nn
 
 from vitkit.engine.optimizers import parameter_groups, sgd
@@ -65,27 +66,6 @@ def test_names_without_a_match_are_a_warning_with_the_nearest(caplog):
 def test_optimizers_are_built_by_name(name):
     optimizer = OPTIMIZERS.build({"type": name, "lr": 0.5}, model=Model())
     assert optimizer.param_groups[0]["lr"] == 0.5
-
-
-class Blocks(nn.Module):
-    """A stem, two blocks with a layer between, a norm after them, and a head beside the backbone."""
-
-    class Block(nn.Module):
-        activation_checkpointing = False
-
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(2, 2)
-
-    def __init__(self):
-        super().__init__()
-        self.backbone = nn.Module()
-        self.backbone.pos_embed = nn.Parameter(torch.zeros(1, 3, 2))
-        self.backbone.stem = nn.Linear(2, 2)
-        self.backbone.stage1 = nn.Sequential(self.Block(), nn.Linear(2, 2))
-        self.backbone.stage2 = nn.Sequential(self.Block())
-        self.backbone.norm = nn.LayerNorm(2)
-        self.head = self.Block()
 
 
 def test_layer_decay_lowers_the_learning_rate_block_by_block():

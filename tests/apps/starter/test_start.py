@@ -7,8 +7,7 @@ import pytest
 
 import vitkit
 from vitkit import load_config
-from vitkit.apps.starter import child_runs, own_data
-from vitkit.apps.starter import start
+from vitkit.apps.starter import child_runs, own_data, start
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.recipes import RECIPES
 from vitkit.apps.starter.start import imagenet_weights
@@ -18,7 +17,7 @@ from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
 from vitkit.visualization import curves
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RANDOM = "model.backbone.pretrained=false"
 
 
