@@ -2,30 +2,19 @@
 
 import importlib
 import re
-import shlex
 from pathlib import Path
 
 import pytest
+from helpers.documents import DOCUMENTS, ROOT, command_in, name_of
 
 from vitkit import load_config
 from vitkit.config import config_names
 from vitkit.tools.cli import REPLACED
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted(
-    path
-    for folder in (".", "vitkit", "configs", "tools", "model_zoo")
-    for path in ((ROOT / folder).glob("*.md") if folder == "." else (ROOT / folder).rglob("*.md"))
-)
-
 TEXTS = DOCUMENTS + sorted(
     path for folder in ("vitkit", "configs", "tools", "model_zoo") for path in (ROOT / folder).rglob("*.py")
 )
 """Documents, and the sources, whose docstrings and messages name commands."""
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def anchors(path: Path) -> set[str]:
@@ -44,24 +33,6 @@ def test_links_lead_to_files_and_headings(path):
         linked = (path.parent / file).resolve() if file else path
         assert linked.exists(), f"{name_of(path)}: {target}"
         assert not heading or heading in anchors(linked), f"{name_of(path)}: {target}"
-
-
-def command_in(line: str) -> tuple[str, list[str]] | None:
-    """Return the module of the command that a shell line runs, and its arguments; None if it runs none of vitkit's."""
-    words = shlex.split(line, comments=True)
-    if words[:1] == ["vitkit"]:
-        names, words = [word.replace("-", "_") for word in words[1:3]], words[1:]
-        names = names if (ROOT / "tools" / names[0] / f"{names[-1]}.py").is_file() else names[:1]
-        words = words[len(names) :]
-    else:
-        scripts = [number for number, word in enumerate(words) if re.fullmatch(r"(.*/)?tools/[\w/]+(\.py)?", word)]
-        if not scripts:
-            return None
-        path = words[scripts[0]].rpartition("tools/")[2].removesuffix(".py")
-        names, words = path.split("/"), words[scripts[0] + 1 :]
-    if (ROOT / "tools" / Path(*names) / "__main__.py").is_file():
-        names = [*names, "__main__"]
-    return ".".join(["vitkit.tools", *names]), words
 
 
 COMMANDS = [

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.documents import DOCUMENTS, ROOT, name_of
 from helpers.video_files import write_video
 from PIL import Image
-from test_documents import DOCUMENTS, ROOT, name_of
 from torch import nn
 
 import vitkit

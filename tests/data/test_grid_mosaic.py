@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from data.test_mosaic_mixup import flat, shapes
-from data.test_ssd import scattered
+from helpers.annotated_images import flat, shapes
+from helpers.torchvision_images import scattered
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf

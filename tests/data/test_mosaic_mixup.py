@@ -3,25 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from helpers.annotated_images import flat, shapes
 
 from vitkit.config import check_config
 from vitkit.config.load import load_config
 from vitkit.data.loading.loader import build_dataset
-from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.mosaic_mixup import MultiImageTransforms, Visibility, blend, make_mosaic, paste_objects
 from vitkit.errors import ConfigError
 
 KEEP_ALL = Visibility(0.0, 1e-3)
-
-
-def flat(value, boxes, labels, *, size=(8, 8), masks=True):
-    """An image of one value, with rectangular objects."""
-    boxes = np.array(boxes, np.float32).reshape(-1, 4)
-    drawn = np.zeros((len(boxes), *size), np.uint8)
-    for mask, (x0, y0, x1, y1) in zip(drawn, boxes.astype(int)):
-        mask[y0:y1, x0:x1] = 1
-    image = np.full((*size, 3), value, np.uint8)
-    return AnnotatedImage(image, boxes, np.array(labels, np.int64), drawn if masks else None)
 
 
 def assert_masks_fill_boxes(result):
@@ -106,12 +96,7 @@ def test_mixup_averages_and_keeps_the_objects_of_both():
     assert_masks_fill_boxes(result)
 
 
-SHAPES = dict(type="ShapesDetection", num_images=6, image_size=64)
 FLIP = dict(type="ComposedTransforms", transforms=[dict(type="HorizontalFlip")])
-
-
-def shapes(transforms, **others):
-    return build_dataset(SHAPES | dict(transforms=transforms, masks=True) | others)
 
 
 def test_dataset_mixes_images_depending_only_on_the_seed():

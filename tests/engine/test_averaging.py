@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from engine.test_train import Batches, Regression, run
+from helpers.toy_training import Batches, Regression, run
 from torch import nn
 
 from vitkit.engine import checkpointing

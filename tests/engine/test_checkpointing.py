@@ -13,7 +13,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from engine.test_train import Batches, records, run
+from helpers.toy_training import Batches, records, run
 
 from vitkit.engine import checkpointing
 from vitkit.engine.checkpointing import (

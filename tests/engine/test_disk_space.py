@@ -5,7 +5,7 @@ from collections import namedtuple
 
 import pytest
 import torch
-from engine.test_train import Regression, run
+from helpers.toy_training import Regression, run
 from torch import nn
 
 from vitkit.engine.checkpointing import LAST_NAME, optimizer_state_bytes

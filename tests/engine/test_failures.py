@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine.test_train import CPU, Batches, Regression, SquaredError, records, run
+from helpers.toy_training import CPU, Batches, Regression, SquaredError, records, run
 from torch import nn
 
 from vitkit.engine.checkpointing import LAST_NAME, Progress

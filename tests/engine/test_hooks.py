@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from engine.test_train import records, run
+from helpers.toy_training import records, run
 
 from vitkit import ConfigError, load_config
 from vitkit.engine.hooks import Hook

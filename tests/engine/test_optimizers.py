@@ -1,5 +1,6 @@
 import pytest
 import torch
+from helpers.toy_training import Blocks
 from torch import nn
 
 from vitkit.engine.optimizers import parameter_groups, sgd, takes_model
@@ -75,27 +76,6 @@ def test_every_optimizer_takes_the_options_of_parameter_groups_and_its_own():
     assert set(parameters_of(rprop)) == {*parameters_of(parameter_groups), "step_sizes"}
     groups = rprop(Model(), lr=0.5, backbone_lr=0.1, step_sizes=(1e-3, 1)).param_groups
     assert [(group["lr"], group["step_sizes"]) for group in groups] == [(0.1, (1e-3, 1)), (0.5, (1e-3, 1))]
-
-
-class Blocks(nn.Module):
-    """A stem, two blocks with a layer between, a norm after them, and a head beside the backbone."""
-
-    class Block(nn.Module):
-        activation_checkpointing = False
-
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(2, 2)
-
-    def __init__(self):
-        super().__init__()
-        self.backbone = nn.Module()
-        self.backbone.pos_embed = nn.Parameter(torch.zeros(1, 3, 2))
-        self.backbone.stem = nn.Linear(2, 2)
-        self.backbone.stage1 = nn.Sequential(self.Block(), nn.Linear(2, 2))
-        self.backbone.stage2 = nn.Sequential(self.Block())
-        self.backbone.norm = nn.LayerNorm(2)
-        self.head = self.Block()
 
 
 def test_layer_decay_lowers_the_learning_rate_block_by_block():

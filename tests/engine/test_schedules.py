@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engine.test_optimizers import Blocks
+from helpers.toy_training import Blocks
 from torch import nn
 
 from vitkit.engine.optimizers import sgd

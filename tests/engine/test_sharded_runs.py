@@ -5,18 +5,16 @@ import logging
 import multiprocessing
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from engine.test_parallel import CPU, Blocks, Warnings, needs_newer_torch, run
+from helpers.sharded_training import CPU, Blocks, Warnings, needs_newer_torch, on_ranks, run
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
 from vitkit.apps.analysis.memory import training_memory
-from vitkit.distributed import close_distributed
 from vitkit.engine import checkpointing
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME, RunCheckpoints, newest_checkpoint, remove_stale
 from vitkit.engine.parallel import shard, state_of
@@ -26,30 +24,6 @@ from vitkit.weights import load_weights, read_checkpoint
 
 SHARDED = {"sharded_checkpoints": True}
 multiprocessing.get_context("forkserver").set_forkserver_preload(["vitkit.engine.trainer"])
-
-
-def start_rank(number: int, folder: str, ranks: int, job) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/init{ranks}{job.__name__}", rank=number, world_size=ranks
-    )
-    result = job(Path(folder))
-    torch.save(result, f"{folder}/{job.__name__}{number}.pth")
-    close_distributed()
-
-
-def on_ranks(ranks: int, folder: Path, job) -> list:
-    """Run a function on several gloo ranks; return the result of each."""
-    context = torch.multiprocessing.start_processes(
-        start_rank, args=(str(folder), ranks, job), nprocs=ranks, join=False, start_method="forkserver"
-    )
-    deadline = time.monotonic() + 300
-    while not context.join(timeout=1):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("the ranks wait for each other")
-    return [torch.load(folder / f"{job.__name__}{number}.pth") for number in range(ranks)]
 
 
 def two_ranks_train(folder: Path) -> dict:

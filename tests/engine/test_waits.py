@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from apps.explanations.test_every_model import text_model
+from helpers.backbones_and_heads import BACKBONES
 from helpers.emulated_gpu import DEVICE, emulated_gpu, to_device
+from helpers.every_model import text_model
 from helpers.quickstart_runs import REALTIME, quickstart_run
-from models.test_every_backbone_under_every_head import BACKBONES
 
 from vitkit.data.transforms.mixing import BatchMixing
 from vitkit.engine.trainer import next_step

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-PACKAGE = Path(__file__).resolve().parents[1] / "vitkit"
+PACKAGE = Path(__file__).resolve().parents[2] / "vitkit"
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models.test_dfine import dfine
+from helpers.realtime_models import dfine
 
 from vitkit.backbones.timm_adapter import TimmBackbone
 from vitkit.configs.rtdetr import config as rtdetr

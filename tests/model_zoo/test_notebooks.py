@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT
+from helpers.documents import command_in
 from PIL import Image
-from test_documents import command_in
 
 from vitkit.config import config_names
 from vitkit.registry import BACKBONES

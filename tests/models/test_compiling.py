@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from models.test_every_backbone_under_every_head import BACKBONES, HEADS
+from helpers.backbones_and_heads import BACKBONES, HEADS
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 

@@ -1,5 +1,7 @@
 import pytest
 import torch
+from helpers.detection_batches import small_batch
+from helpers.detection_specs import deformable_detr_spec
 
 from vitkit.config import load_config
 from vitkit.engine.build import build_model
@@ -14,36 +16,6 @@ from vitkit.weights import load_weights
 VARIANTS = {"plain": dict(), "refine": dict(refine_boxes=True), "two_stage": dict(refine_boxes=True, two_stage=True)}
 
 
-def small_spec(*, num_levels=3, num_queries=10, head=None, **options):
-    return dict(
-        type="DeformableDETR",
-        num_queries=num_queries,
-        num_classes=3,
-        backbone=dict(type="ResNet", depth=18, out_features=["res3", "res4"]),
-        neck=dict(type="PyramidProjection", out_channels=32, num_levels=num_levels, num_groups=4),
-        head=dict(
-            type="DeformableDETRHead",
-            d_model=32,
-            num_heads=4,
-            num_points=2,
-            d_ffn=64,
-            dropout=0.0,
-            num_encoder_layers=1,
-            num_decoder_layers=3,
-            **(head or {}),
-        ),
-        **options,
-    )
-
-
-def small_batch():
-    torch.manual_seed(0)
-    mask = torch.zeros(2, 72, 96, dtype=torch.bool)
-    mask[1, 60:] = mask[1, :, 50:] = True
-    images = torch.randint(0, 256, (2, 3, 72, 96), dtype=torch.uint8) * ~mask[:, None]
-    return images, mask
-
-
 def criterion():
     return CRITERIA.build(load_config("deformable_detr_r50")["criterion"])
 
@@ -56,7 +28,7 @@ TARGETS = [
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_outputs_have_the_promised_shapes_and_ranges(variant):
-    outputs = build_model(small_spec(head=VARIANTS[variant]))(*small_batch())
+    outputs = build_model(deformable_detr_spec(head=VARIANTS[variant]))(*small_batch())
     assert set(outputs) - {"training_outputs"} == {"pred_logits", "pred_boxes", "reference_points", "aux_outputs"}
     for layer in (outputs, *outputs["aux_outputs"]):
         assert layer["pred_logits"].shape == (2, 10, 3)
@@ -74,7 +46,7 @@ def test_outputs_have_the_promised_shapes_and_ranges(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_parameter_gets_a_finite_gradient_also_without_objects(variant):
-    model = build_model(small_spec(head=VARIANTS[variant]))
+    model = build_model(deformable_detr_spec(head=VARIANTS[variant]))
     for targets in (TARGETS, [TARGETS[1], TARGETS[1]]):
         model.zero_grad()
         losses = criterion()(model(*small_batch()), targets)
@@ -88,7 +60,7 @@ def test_every_parameter_gets_a_finite_gradient_also_without_objects(variant):
 def test_an_image_that_is_all_padding_gives_no_nan(variant):
     images, mask = small_batch()
     mask[1] = True
-    model = build_model(small_spec(head=VARIANTS[variant]))
+    model = build_model(deformable_detr_spec(head=VARIANTS[variant]))
     losses = criterion()(model(images, mask), TARGETS)
     sum(losses.values()).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
@@ -96,7 +68,7 @@ def test_an_image_that_is_all_padding_gives_no_nan(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_isolated_images_do_not_depend_on_padding(variant):
-    model = build_model(small_spec(head=VARIANTS[variant], isolate_padding=True)).eval()
+    model = build_model(deformable_detr_spec(head=VARIANTS[variant], isolate_padding=True)).eval()
     for head in [*model.head.decoder.bbox_embed, *model.head.class_embed]:
         torch.nn.init.normal_(head.weight if hasattr(head, "weight") else head.layers[-1].weight, std=0.1)
     image = torch.randint(0, 256, (1, 3, 69, 51), dtype=torch.uint8)
@@ -112,7 +84,7 @@ def test_isolated_images_do_not_depend_on_padding(variant):
 
 
 def test_postprocess_selects_the_best_query_class_pairs():
-    model = build_model(small_spec())
+    model = build_model(deformable_detr_spec())
     logits = torch.tensor([[[2.0, 1.5, -5.0], [-5.0, 3.0, -5.0]]])
     boxes = torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.25, 0.5, 0.5, 1.0]]])
     (detections,) = model.postprocess(dict(pred_logits=logits, pred_boxes=boxes), [(100, 200)])
@@ -123,7 +95,7 @@ def test_postprocess_selects_the_best_query_class_pairs():
 
 
 def test_initial_boxes_surround_their_reference_points():
-    model = build_model(small_spec())
+    model = build_model(deformable_detr_spec())
     outputs = model(*small_batch())
     torch.testing.assert_close(outputs["pred_boxes"][..., :2], outputs["reference_points"])
     size = torch.tensor(-2.0).sigmoid()
@@ -156,7 +128,7 @@ def test_locations_are_relative_to_the_image_without_its_padding():
 def test_activation_checkpointing_gives_the_same_gradients():
     def gradients(checkpointing):
         torch.manual_seed(1)
-        model = build_model(small_spec(head=VARIANTS["two_stage"]))
+        model = build_model(deformable_detr_spec(head=VARIANTS["two_stage"]))
         model.backbone.eval().requires_grad_(False)
         if checkpointing:
             enable_activation_checkpointing(model)
@@ -168,7 +140,7 @@ def test_activation_checkpointing_gives_the_same_gradients():
 
 
 def test_mixed_precision_stays_close_and_boxes_are_float32():
-    model = build_model(small_spec(head=VARIANTS["refine"])).eval()
+    model = build_model(deformable_detr_spec(head=VARIANTS["refine"])).eval()
     expected = model(*small_batch())
     with torch.autocast("cpu", torch.bfloat16):
         outputs = model(*small_batch())
@@ -227,7 +199,7 @@ def official(model):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_official_weights_of_every_variant_load(variant):
     torch.manual_seed(0)
-    theirs, ours = (build_model(small_spec(head=VARIANTS[variant])) for _ in range(2))
+    theirs, ours = (build_model(deformable_detr_spec(head=VARIANTS[variant])) for _ in range(2))
     report = load_weights(ours, {"model": official(theirs)})
     assert report.converter == "fundamentalvision/Deformable-DETR" and not report.missing and not report.unexpected
     for key, value in theirs.state_dict().items():
@@ -236,7 +208,7 @@ def test_official_weights_of_every_variant_load(variant):
 
 def test_error_for_official_weights_of_another_variant_names_it():
     def model(levels=3, **head):
-        return build_model(small_spec(num_levels=levels, head=head))
+        return build_model(deformable_detr_spec(num_levels=levels, head=head))
 
     cases = [
         (VARIANTS["two_stage"], {}, 3, "of 3 levels in two stages does not fit a model of 3 levels without box"),
@@ -250,7 +222,7 @@ def test_error_for_official_weights_of_another_variant_names_it():
 
 
 def test_error_for_own_weights_of_another_variant_names_it():
-    plain, refine = (build_model(small_spec(head=VARIANTS[name])) for name in ("plain", "refine"))
+    plain, refine = (build_model(deformable_detr_spec(head=VARIANTS[name])) for name in ("plain", "refine"))
     with pytest.raises(CheckpointError, match="with box refinement does not fit a model of 3 levels without box ref"):
         load_weights(plain, refine.state_dict())
 
@@ -258,7 +230,7 @@ def test_error_for_own_weights_of_another_variant_names_it():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_heads_for_91_raw_ids_are_used_for_the_80_classes(variant):
     torch.manual_seed(0)
-    spec = small_spec(num_queries=12, head=VARIANTS[variant])
+    spec = deformable_detr_spec(num_queries=12, head=VARIANTS[variant])
     theirs, ours = (build_model({**spec, "num_classes": n}).eval() for n in (91, 80))
     for head in theirs.modules():
         if isinstance(head, torch.nn.Linear) and head.out_features == 91:
@@ -274,15 +246,15 @@ def test_heads_for_91_raw_ids_are_used_for_the_80_classes(variant):
 
 
 def test_official_weights_with_other_classes_are_not_taken_for_coco():
-    theirs = build_model(small_spec())
-    report = load_weights(build_model(small_spec()), official(theirs), classes=["a", "b", "c"])
+    theirs = build_model(deformable_detr_spec())
+    report = load_weights(build_model(deformable_detr_spec()), official(theirs), classes=["a", "b", "c"])
     assert report.converter and not report.reinitialized
 
 
 def test_other_classes_reinitialize_only_the_class_heads():
     torch.manual_seed(0)
-    theirs = build_model(small_spec(head=VARIANTS["two_stage"]))
-    ours = build_model({**small_spec(head=VARIANTS["two_stage"]), "num_classes": 5})
+    theirs = build_model(deformable_detr_spec(head=VARIANTS["two_stage"]))
+    ours = build_model({**deformable_detr_spec(head=VARIANTS["two_stage"]), "num_classes": 5})
     report = load_weights(ours, official(theirs), classes=list("abcde"), new_class_head=True)
     names = {key.rsplit(".", 1)[0] for key in report.reinitialized}
     assert names == {*(f"head.class_embed.{i}" for i in range(3)), "head.proposals.class_embed"}
@@ -291,10 +263,16 @@ def test_other_classes_reinitialize_only_the_class_heads():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (small_spec(head=dict(two_stage=True)), "two_stage=True needs refine_boxes=True"),
-        (small_spec(num_queries=0), "num_queries=0, expected at least 1"),
-        ({**small_spec(), "neck": dict(type="PyramidProjection", out_channels=64)}, "feature 'res3' has 64 channels"),
-        ({**small_spec(), "backbone": dict(type="ResNet", depth=18, out_features=["res3", "res7"])}, "unknown feature"),
+        (deformable_detr_spec(head=dict(two_stage=True)), "two_stage=True needs refine_boxes=True"),
+        (deformable_detr_spec(num_queries=0), "num_queries=0, expected at least 1"),
+        (
+            {**deformable_detr_spec(), "neck": dict(type="PyramidProjection", out_channels=64)},
+            "feature 'res3' has 64 channels",
+        ),
+        (
+            {**deformable_detr_spec(), "backbone": dict(type="ResNet", depth=18, out_features=["res3", "res7"])},
+            "unknown feature",
+        ),
     ],
 )
 def test_wrong_settings_are_named(spec, message):
@@ -305,8 +283,8 @@ def test_wrong_settings_are_named(spec, message):
 def test_too_small_images_are_named():
     images = torch.zeros(1, 3, 20, 31, dtype=torch.uint8)
     with pytest.raises(DataError, match="images of 20x31 pixels are smaller than one location of the coarsest map"):
-        build_model(small_spec())(images)
+        build_model(deformable_detr_spec())(images)
     with pytest.raises(DataError, match=r"11 locations, fewer than the 12 queries.*model\.num_queries"):
-        build_model(small_spec(num_queries=12, head=VARIANTS["two_stage"]))(
+        build_model(deformable_detr_spec(num_queries=12, head=VARIANTS["two_stage"]))(
             torch.zeros(1, 3, 16, 32, dtype=torch.uint8)
         )

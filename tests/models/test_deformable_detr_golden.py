@@ -3,6 +3,7 @@
 import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case
+from helpers.detection_batches import padded, targets_of
 
 from vitkit.configs.deformable_detr import config
 from vitkit.engine.build import build_model
@@ -32,17 +33,6 @@ def golden_model(case, **options):
     assert converter.name == "fundamentalvision/Deformable-DETR"
     model.load_state_dict(state, strict=True)
     return model
-
-
-def padded(*images, margin=0):
-    """Return a batch with the images at the top left, and its padding mask."""
-    height, width = (max(image.shape[d] for image in images) + margin for d in (1, 2))
-    batch = torch.zeros(len(images), 3, height, width)
-    mask = torch.ones(len(images), height, width, dtype=torch.bool)
-    for i, image in enumerate(images):
-        batch[i, :, : image.shape[1], : image.shape[2]] = image
-        mask[i, : image.shape[1], : image.shape[2]] = False
-    return batch, mask
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +72,6 @@ def with_golden_padding(case, memory, mask, features):
 
 def make_criterion():
     return CRITERIA.build(config()["criterion"])
-
-
-def targets_of(case, variant):
-    return [
-        {"labels": torch.from_numpy(target["labels"]), "boxes_cxcywh": torch.from_numpy(target["boxes"])}
-        for target in case.targets[variant]
-    ]
 
 
 def test_parameter_count_equals_the_original(model):

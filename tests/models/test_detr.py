@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.detection_specs import detr_spec
 from torch import nn
 
 from vitkit.config import load_config
@@ -14,28 +15,6 @@ from vitkit.structures import FeatureInfo
 from vitkit.weights import load_pretrained
 
 
-def small_spec(**options):
-    return (
-        dict(
-            type="DETR",
-            num_queries=10,
-            num_classes=3,
-            backbone=dict(type="ResNet", depth=18, out_features=["res3"]),
-            neck=dict(type="ChannelProjection", out_channels=32),
-            head=dict(
-                type="DETRHead",
-                d_model=32,
-                num_heads=4,
-                d_ffn=64,
-                dropout=0.0,
-                num_encoder_layers=1,
-                num_decoder_layers=3,
-            ),
-        )
-        | options
-    )
-
-
 def small_batch():
     torch.manual_seed(0)
     mask = torch.zeros(2, 48, 64, dtype=torch.bool)
@@ -45,7 +24,7 @@ def small_batch():
 
 
 def test_outputs_have_the_promised_shapes_and_ranges():
-    outputs = build_model(small_spec())(*small_batch())
+    outputs = build_model(detr_spec())(*small_batch())
     assert set(outputs) == {"pred_logits", "pred_boxes", "aux_outputs", "queries", "memory"}
     for layer in (outputs, *outputs["aux_outputs"]):
         assert layer["pred_logits"].shape == (2, 10, 4)
@@ -60,14 +39,14 @@ def test_pixels_are_normalized_inside_and_padding_is_zero_afterwards():
     expected = (images[0, :, 5, 7] / 255 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
     torch.testing.assert_close(normalized[0, :, 5, 7], expected)
     assert normalized[1, :, 40:].abs().max() == 0
-    model = build_model(small_spec()).eval()
+    model = build_model(detr_spec()).eval()
     torch.testing.assert_close(model(images, mask)["pred_boxes"], model(normalized, mask)["pred_boxes"])
     assert normalize_images(normalized, mask) is normalized
 
 
 def test_pixel_mean_and_deviation_of_the_backbone_are_used():
     images, mask = small_batch()
-    spec = small_spec()
+    spec = detr_spec()
     mean, std = (0.5, 0.4, 0.25), (0.2, 0.5, 1.0)
     spec["backbone"].update(pixel_mean=mean, pixel_std=std)
     model = build_model(spec).eval()
@@ -88,14 +67,14 @@ def test_pixel_mean_and_deviation_of_the_backbone_are_used():
     ],
 )
 def test_wrong_pixel_statistics_are_named(argument, message):
-    spec = small_spec()
+    spec = detr_spec()
     spec["backbone"].update(argument)
     with pytest.raises(ConfigError, match=message):
         build_model(spec)
 
 
 def test_postprocess_gives_every_query_its_best_class_and_pixels():
-    model = build_model(small_spec())
+    model = build_model(detr_spec())
     logits = torch.tensor([[[2.0, 1.0, 0.0, 9.0], [0.0, 3.0, 0.0, 0.0]]])  # the last class is no object
     boxes = torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.25, 0.5, 0.5, 1.0]]])
     (detections,) = model.postprocess(dict(pred_logits=logits, pred_boxes=boxes), [(100, 200)])
@@ -107,7 +86,7 @@ def test_postprocess_gives_every_query_its_best_class_and_pixels():
 
 
 def test_every_parameter_gets_a_finite_gradient():
-    model = build_model(small_spec())
+    model = build_model(detr_spec())
     outputs = model(*small_batch())
     sum(o["pred_logits"].square().mean() + o["pred_boxes"].sum() for o in (outputs, *outputs["aux_outputs"])).backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
@@ -116,7 +95,7 @@ def test_every_parameter_gets_a_finite_gradient():
 def test_an_image_that_is_all_padding_gives_no_nan():
     images, mask = small_batch()
     mask[1] = True
-    model = build_model(small_spec())
+    model = build_model(detr_spec())
     outputs = model(images, mask)
     (outputs["pred_logits"].sum() + outputs["pred_boxes"].sum()).backward()
     assert torch.isfinite(outputs["pred_logits"]).all()
@@ -125,7 +104,7 @@ def test_an_image_that_is_all_padding_gives_no_nan():
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_isolated_images_do_not_depend_on_padding(norm_first):
-    spec = small_spec(isolate_padding=True)
+    spec = detr_spec(isolate_padding=True)
     spec["head"]["norm_first"] = norm_first
     model = build_model(spec).eval()
     image = torch.randint(0, 256, (1, 3, 37, 51), dtype=torch.uint8)
@@ -149,12 +128,12 @@ def test_isolation_needs_a_backbone_that_accepts_the_mask():
     with pytest.raises(
         ConfigError, match=r"backbone Plain does not accept a padding mask, so its kern.*isolate_padding=False"
     ):
-        build_model(small_spec(backbone=Plain(), isolate_padding=True))
-    assert load_pretrained(build_model(small_spec(backbone=Plain()))) is None
+        build_model(detr_spec(backbone=Plain(), isolate_padding=True))
+    assert load_pretrained(build_model(detr_spec(backbone=Plain()))) is None
 
 
 def test_recorder_names_every_attention_of_the_model():
-    model = build_model(small_spec()).eval()
+    model = build_model(detr_spec()).eval()
     images, mask = small_batch()
     with AttentionRecorder(model) as maps:
         recorded = model(images, mask)
@@ -167,7 +146,7 @@ def test_recorder_names_every_attention_of_the_model():
 
 
 def test_recomputing_activations_keeps_the_gradients():
-    model = build_model(small_spec())
+    model = build_model(detr_spec())
     grads = []
     for enabled in (False, True):
         enable_activation_checkpointing(model, enabled)
@@ -181,7 +160,7 @@ def test_recomputing_activations_keeps_the_gradients():
 
 
 def test_bfloat16_autocast_stays_close_and_boxes_are_float32():
-    model = build_model(small_spec()).eval()
+    model = build_model(detr_spec()).eval()
     images, mask = small_batch()
     with torch.autocast("cpu", torch.bfloat16):
         outputs = model(images, mask)
@@ -191,7 +170,7 @@ def test_bfloat16_autocast_stays_close_and_boxes_are_float32():
 
 @pytest.mark.parametrize("isolate_padding", [False, True])
 def test_forward_compiles_without_graph_breaks(isolate_padding):
-    spec = small_spec(isolate_padding=isolate_padding)
+    spec = detr_spec(isolate_padding=isolate_padding)
     spec["backbone"] |= dict(norm="frozen_bn", frozen_stages=1)
     model = build_model(spec).eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -200,14 +179,14 @@ def test_forward_compiles_without_graph_breaks(isolate_padding):
 
 
 def test_head_and_neck_must_have_the_same_channels():
-    spec = small_spec(neck=dict(type="ChannelProjection", out_channels=16))
+    spec = detr_spec(neck=dict(type="ChannelProjection", out_channels=16))
     with pytest.raises(ConfigError, match=r"d_model=32, but feature 'res3' has 16 channels.*model\.neck\.out_channels"):
         build_model(spec)
 
 
 def test_error_of_the_neck_names_an_unknown_feature():
     with pytest.raises(ConfigError, match=r"has no feature 'res5'.*Known: res3"):
-        build_model(small_spec(neck=dict(type="ChannelProjection", out_channels=32, in_features=["res5"])))
+        build_model(detr_spec(neck=dict(type="ChannelProjection", out_channels=32, in_features=["res5"])))
 
 
 def test_padding_to_a_multiple_marks_what_it_adds():

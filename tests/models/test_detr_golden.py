@@ -3,6 +3,7 @@
 import pytest
 import torch
 from golden.weights import compare, load_case
+from helpers.detection_batches import padded
 
 from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import convert_official
@@ -35,17 +36,6 @@ def golden_model(case, **options):
     assert converter.name == "facebookresearch/detr"
     model.load_state_dict(state, strict=True)
     return model
-
-
-def padded(*images, margin=0):
-    """Return a batch with the images at the top left, and its padding mask."""
-    height, width = (max(image.shape[d] for image in images) + margin for d in (1, 2))
-    batch = torch.zeros(len(images), 3, height, width)
-    mask = torch.ones(len(images), height, width, dtype=torch.bool)
-    for i, image in enumerate(images):
-        batch[i, :, : image.shape[1], : image.shape[2]] = image
-        mask[i, : image.shape[1], : image.shape[2]] = False
-    return batch, mask
 
 
 @pytest.fixture(scope="module")

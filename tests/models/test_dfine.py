@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from helpers.realtime_models import dfine
 from torch import nn
 
-from vitkit import build_model
 from vitkit.configs.dfine import dfine_model
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.heads import DFINEHead
@@ -13,7 +13,6 @@ from vitkit.heads.dfine import Gate, LocationQuality
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.model_zoo.converters.dfine import OFFICIAL, TRANSFORMERS
 from vitkit.necks import DFINEEncoder
-from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.structures import FeatureInfo
 from vitkit.visualization.boxes import draw_detections
 
@@ -34,13 +33,6 @@ HGNET = {
                stage_num_blocks=[1, 2, 5, 2], stage_numb_of_layers=[6, 6, 6, 6]),
 }  # fmt: skip
 """The library's settings of HGNetv2."""
-
-
-def dfine(size, *, num_classes=80, num_queries=300, activation="relu", **changes):
-    spec = dfine_model(size, activation) | changes
-    # Float images are normalized by ImageNet's statistics.
-    backbone = spec["backbone"] | dict(pretrained=False, pixel_mean=IMAGENET_MEAN, pixel_std=IMAGENET_STD)
-    return build_model(spec | dict(backbone=backbone, num_classes=num_classes, num_queries=num_queries))
 
 
 def library_model(transformers, size):

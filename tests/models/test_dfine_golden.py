@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from golden.weights import normal_for
-from models.test_dfine import dfine
+from helpers.realtime_models import dfine
 
 from vitkit.model_zoo.converters.dfine import OFFICIAL
 

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from models import test_deformable_detr, test_detr
-from models.test_deformable_detr import small_batch
+from helpers.detection_batches import small_batch
+from helpers.detection_specs import deformable_detr_spec, detr_spec
 from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.config import load_config
@@ -30,7 +30,7 @@ HEADS = {
     "anchor_boxes": dict(type="DABDeformableDETRHead", **SMALL),
     "detr": {},
 }
-"""Variant -> its head; DETR's is test_detr's."""
+"""Variant -> its head; DETR's is that of its spec."""
 TARGETS = [
     dict(labels=torch.tensor([0, 2]), boxes_cxcywh=torch.tensor([[0.3, 0.3, 0.2, 0.4], [0.7, 0.5, 0.3, 0.3]])),
     dict(labels=torch.zeros(0, dtype=torch.int64), boxes_cxcywh=torch.zeros(0, 4)),
@@ -41,9 +41,9 @@ EMPTY = [TARGETS[1], TARGETS[1]]
 def make_spec(variant, **head):
     """Return the spec of a small model without training queries."""
     if variant == "detr":
-        spec = test_detr.small_spec()
+        spec = detr_spec()
     else:
-        spec = test_deformable_detr.small_spec() | dict(head=HEADS[variant] | head)
+        spec = deformable_detr_spec() | dict(head=HEADS[variant] | head)
         spec["type"] = "DINO" if variant == "dino" else "DeformableDETR"
     spec["backbone"] = dict(type="ResNet", depth=18, out_features=["res3", "res4"], norm="frozen_bn", pretrained=False)
     return spec
@@ -153,7 +153,7 @@ def test_the_number_of_detections_is_set_by_the_config():
     spec = make_spec("dino") | dict(num_detections=7)
     assert len(build_model(spec).postprocess(outputs, [(10, 10)])[0]["scores"]) == 7
     with pytest.raises(ConfigError, match="num_detections=0: expected at least 1"):
-        build_model(test_deformable_detr.small_spec(num_detections=0))
+        build_model(deformable_detr_spec(num_detections=0))
 
 
 def test_duplicates_come_last_without_a_score():

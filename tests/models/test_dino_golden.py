@@ -6,7 +6,7 @@ In training, the recorded noise replaces sampled noise.
 import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case, pinned_topk
-from models.test_deformable_detr_golden import padded, targets_of
+from helpers.detection_batches import padded, targets_of
 
 from vitkit.configs.dino import config
 from vitkit.engine.build import build_model

@@ -4,6 +4,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from helpers.realtime_models import rf_detr
 from torch import nn
 
 from vitkit import build_model
@@ -30,21 +31,6 @@ SIZES = {
     "seg_l": dict(resolution=504, layers=5, queries=200),
 }
 """Resolution, number of decoder layers and queries of the published models."""
-
-
-def rf_detr(*, resolution, layers, queries=300, windows=2, patch=16, groups=13, masks=False, classes=91):
-    return build_model(
-        dict(
-            type="RFDETRSeg" if masks else "RFDETR",
-            num_queries=queries,
-            num_classes=classes,
-            num_detections=queries,
-            backbone=dict(type="WindowedViT", patch_size=patch, image_size=resolution, num_windows=windows),
-            neck=dict(type="C2fProjection", out_channels=256),
-            head=dict(type="RFDETRHead", num_decoder_layers=layers, masks=masks),
-            training_queries=[dict(type="QueryGroups", groups=groups)] if groups > 1 else [],
-        )
-    )
 
 
 def library_model(transformers, *, resolution, layers, queries=300, windows=2, patch=16, groups=13, masks=False):

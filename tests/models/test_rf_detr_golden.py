@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from golden.weights import compare, grad_projection, load_case, rng_for
-from models.test_rf_detr import rf_detr
+from helpers.realtime_models import rf_detr
 
 from vitkit.model_zoo.converters import convert_official
 from vitkit.model_zoo.converters.rf_detr import OFFICIAL

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.test_parallel import CPU, needs_newer_torch
-from engine.test_sharded_runs import on_ranks
+from helpers.sharded_training import CPU, needs_newer_torch, on_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile

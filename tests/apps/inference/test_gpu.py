@@ -5,8 +5,8 @@ from dataclasses import is_dataclass, replace
 import numpy as np
 import pytest
 import torch
-from apps.explanations.test_every_model import CLASSIFIERS, CLIPS, DENSE, IMAGE, TEXTS, dense_model, text_model
 from helpers.emulated_gpu import emulated_gpu, to_device
+from helpers.every_model import CLASSIFIERS, CLIPS, DENSE, IMAGE, TEXTS, dense_model, text_model
 
 from vitkit import build_model
 from vitkit.apps.inference import MaskFiller, Predictor, TextContinuer, Translator

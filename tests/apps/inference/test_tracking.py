@@ -12,7 +12,7 @@ import torch
 
 from vitkit.apps.inference import Prediction
 
-README = Path(__file__).parents[2] / "vitkit" / "inference" / "README.md"
+README = Path(__file__).parents[3] / "vitkit" / "apps" / "inference" / "README.md"
 SPEEDS = {"left": 5.0, "right": -4.0}  # pixels per frame
 
 

@@ -16,7 +16,7 @@ from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
 from vitkit.visualization import curves
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RANDOM = "model.backbone.pretrained=false"
 
 

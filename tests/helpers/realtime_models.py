@@ -1,0 +1,27 @@
+"""RF-DETR and D-FINE in the sizes of the published models, or smaller."""
+
+from vitkit import build_model
+from vitkit.configs.dfine import dfine_model
+from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD
+
+
+def rf_detr(*, resolution, layers, queries=300, windows=2, patch=16, groups=13, masks=False, classes=91):
+    return build_model(
+        dict(
+            type="RFDETRSeg" if masks else "RFDETR",
+            num_queries=queries,
+            num_classes=classes,
+            num_detections=queries,
+            backbone=dict(type="WindowedViT", patch_size=patch, image_size=resolution, num_windows=windows),
+            neck=dict(type="C2fProjection", out_channels=256),
+            head=dict(type="RFDETRHead", num_decoder_layers=layers, masks=masks),
+            training_queries=[dict(type="QueryGroups", groups=groups)] if groups > 1 else [],
+        )
+    )
+
+
+def dfine(size, *, num_classes=80, num_queries=300, activation="relu", **changes):
+    spec = dfine_model(size, activation) | changes
+    # Float images are normalized by ImageNet's statistics.
+    backbone = spec["backbone"] | dict(pretrained=False, pixel_mean=IMAGENET_MEAN, pixel_std=IMAGENET_STD)
+    return build_model(spec | dict(backbone=backbone, num_classes=num_classes, num_queries=num_queries))
