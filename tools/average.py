@@ -26,7 +26,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("checkpoints", nargs="+", help="checkpoint files, or patterns in quotes")
     text = "take only the last N files of each pattern, by the number in their names"
     parser.add_argument("--last", type=positive, metavar="N", help=text)
-    text = "share of each file in the mean (default: equal shares)"
+    text = "weight of each file in the mean (default: equal weights)"
     parser.add_argument("--factors", type=float, nargs="+", metavar="F", help=text)
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     add_overwrite(parser)

@@ -27,6 +27,7 @@ from vitkit.text_format import pluralize
 from vitkit.tools.common import (
     add_model,
     add_overwrite,
+    add_renamed,
     add_trust,
     errors_in_one_line,
     image_size,
@@ -61,6 +62,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--license", help="license of the weights, noted in the file (default: for models of the zoo, the one it lists)"
     )
+    add_renamed(parser, "--licence", "--license")
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
     sort_model(args)

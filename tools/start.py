@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 import vitkit
-from vitkit.tools.common import add_device, errors_in_one_line, fraction, is_override
+from vitkit.tools.common import add_device, add_renamed, errors_in_one_line, fraction, is_override
 
 TASKS = ("detection", "semantic", "instance", "panoptic", "classification")
 
@@ -34,8 +34,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("rest", nargs="*", metavar="ANNOTATIONS", help="annotations, and key.sub=value for the config")
     parser.add_argument("--task", choices=TASKS, default="detection", help="task to learn (default: detection)")
     parser.add_argument("--hours", type=float, default=1.0, help="wall-clock time for everything (default: 1)")
-    text = "share of the images for validation (default: 0.2)"
-    parser.add_argument("--val-share", type=fraction, default=0.2, metavar="SHARE", help=text)
+    text = "fraction of the images for validation (default: 0.2)"
+    parser.add_argument("--val-fraction", type=fraction, default=0.2, metavar="FRACTION", help=text)
+    add_renamed(parser, "--val-share", "--val-fraction")
     text = "folder to write (default: runs/start)"
     parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help=text)
     parser.add_argument("--dry-run", action="store_true", help="choose and write the config, but do not train")
@@ -46,8 +47,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if len(files) > 1:
         parser.error(f"expected one file or folder of annotations, got {', '.join(files)}")
     args.annotations = Path(files[0]) if files else None
-    if args.val_share in (0, 1):
-        parser.error(f"--val-share {args.val_share:g}: expected a share between 0 and 1")
+    if args.val_fraction in (0, 1):
+        parser.error(f"--val-fraction {args.val_fraction:g}: expected a fraction between 0 and 1")
     if not 0 < args.hours < float("inf"):
         parser.error(f"--hours {args.hours:g}: expected a finite number above 0")
     return args
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
                 args.annotations,
                 task=args.task,
                 hours=args.hours,
-                val_share=args.val_share,
+                val_fraction=args.val_fraction,
                 run_dir=args.run_dir,
                 dry_run=args.dry_run,
                 device=args.device,

@@ -12,23 +12,23 @@ Here: see model_zoo/ablations/recipe_bccd.md.
 from vitkit.configs.bccd.dino_r18 import config as dino_r18
 
 
-def at_size(share, epochs):
+def at_size(fraction, epochs):
     """Images of `share` of 272 pixels, the size of the recipe when its parts were compared."""
     transforms = dino_r18()["data"]["train"]["transforms"]
     transforms["transforms"][1]["transforms"][2].update(
-        scales=_sides(share, 224, 256, 288),
-        crop_scales=_sides(share, 320, 368, 416),
-        crop_range=_sides(share, 208, 288),
+        scales=_sides(fraction, 224, 256, 288),
+        crop_scales=_sides(fraction, 320, 368, 416),
+        crop_range=_sides(fraction, 208, 288),
     )
     return {
         "data.train.transforms": transforms,
-        "data.val.transforms.short_side": _sides(share, 272)[0],
+        "data.val.transforms.short_side": _sides(fraction, 272)[0],
         "train.epochs": epochs,
     }
 
 
-def _sides(share, *sides):
-    return [round(share * side / 16) * 16 for side in sides]
+def _sides(fraction, *sides):
+    return [round(fraction * side / 16) * 16 for side in sides]
 
 
 def ablation():

@@ -38,9 +38,9 @@ def config(size=224, pretrained=True, ends_at_res3=False, frozen_stages=1, chann
         transforms=[
             dict(type="HorizontalFlip"),
             dict(
-                type="MultiScaleCrop", scales=[round(size * share / 32) * 32 for share in (0.82, 0.94, 1.06)],
+                type="MultiScaleCrop", scales=[round(size * fraction / 32) * 32 for fraction in (0.82, 0.94, 1.06)],
                 max_size=round(1.67 * size), crop_probability=0.5,
-                crop_scales=[round(size * share) for share in (1.18, 1.35, 1.53)],
+                crop_scales=[round(size * fraction) for fraction in (1.18, 1.35, 1.53)],
                 crop_range=[round(0.76 * size), round(1.06 * size)],
             ),
             *[jitter] * (channels is None),

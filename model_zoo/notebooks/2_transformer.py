@@ -315,7 +315,8 @@ for depth, style in ((2, "--"), (12, "-")):
         at_start.plot(range(1, depth + 1), differences, style, color=color, marker=".", label=name)
         print(f"{name}: loss {final[depth, residual]:.2f} at the end, guessing has {np.log(SYMBOLS):.2f}")
         print(
-            f"  before training, the share of a token that differs from their mean is {differences[-1]:.1e} at the end"
+            f"  before training, the fraction of a token that differs from their mean is {differences[-1]:.1e} "
+            "at the end"
         )
 assert final[12, True] < 0.1 and final[12, False] > 0.9 * np.log(SYMBOLS)
 curves.set(xlabel="step", title="loss")

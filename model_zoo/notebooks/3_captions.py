@@ -112,9 +112,9 @@ draw_word_attention(image, words, weights, out / "soft.png")
 show(out / "soft.png")
 
 # %% [markdown]
-# Does a color's attention lie on its shape? `attention_ratio` is the share of the attention in a mask, relative to the
-# mask's share of the image: 1 for attention that is spread evenly. The first color of a caption belongs to the left
-# shape, the second one to the right shape.
+# Does a color's attention lie on its shape? `attention_ratio` is the fraction of the attention in a mask, relative to
+# the mask's fraction of the image: 1 for attention that is spread evenly. The first color of a caption belongs to the
+# left shape, the second one to the right shape.
 
 # %%
 ratios = {"its own shape": [], "the other shape": []}

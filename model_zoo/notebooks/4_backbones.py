@@ -107,8 +107,9 @@ print(f"{right} of {len(scenes)} images are classified correctly")
 assert right > 0.9 * len(scenes)
 
 # %% [markdown]
-# What the class token attends to, by layer and head. The number is `attention_ratio`: the share of the attention inside
-# the shape's outline, relative to the outline's share of the image. Attention that ignores the shape has a ratio of 1.
+# What the class token attends to, by layer and head. The number is `attention_ratio`: the fraction of the attention
+# inside the shape's outline, relative to the outline's fraction of the image. Attention that ignores the shape has a
+# ratio of 1.
 
 # %%
 layers = backbone_attention(vit, scenes[0].image)

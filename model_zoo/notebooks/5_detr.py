@@ -134,7 +134,7 @@ show(out / "detections.png")
 # %% [markdown]
 # ## A measure of what an attention map shows
 #
-# A map looks convincing wherever it happens to be bright, so we measure it. `attention_ratio` is the share of the
+# A map looks convincing wherever it happens to be bright, so we measure it. `attention_ratio` is the fraction of the
 # attention that lies in an object's box, relative to the box's share of the image:
 #
 # $$r = \frac{\sum_{x \in \text{box}} \alpha(x)}{\sum_x \alpha(x)} \bigg/

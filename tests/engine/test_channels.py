@@ -207,7 +207,9 @@ def test_start_trains_on_four_channels_and_measures_their_statistics(images, tas
             Path(folder, name).symlink_to(Path("images", name).resolve())
         data = ["folders"]
     overrides = ["data.channels=4", "model.backbone.pretrained=false"]
-    started = vitkit.start(*data, task=task, hours=0.05, val_share=0.4, dry_run=True, overrides=overrides, device="cpu")
+    started = vitkit.start(
+        *data, task=task, hours=0.05, val_fraction=0.4, dry_run=True, overrides=overrides, device="cpu"
+    )
     cfg = load_config(started.config)
     train, val = (vitkit.build_dataset(cfg["data"][part], channels=4) for part in ("train", "val"))
     assert len(train) + len(val) == count

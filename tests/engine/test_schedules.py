@@ -117,7 +117,7 @@ def test_parts_of_a_flat_cosine_schedule_must_follow_each_other(changed, message
 
 @pytest.mark.parametrize("share", [-0.1, 1, 1.5, float("nan")])
 def test_share_of_a_flat_part_is_checked(share):
-    with pytest.raises(ConfigError, match=f"^schedule: flat_until_share={share:g}: expected a share of the run"):
+    with pytest.raises(ConfigError, match=f"^schedule: flat_until_share={share:g}: expected a fraction of the run"):
         curve({"type": "FlatCosineLR", "flat_until_share": share})
 
 

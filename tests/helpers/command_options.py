@@ -17,7 +17,12 @@ def options_of(command: str) -> dict[str, argparse.Action]:
         patch.setattr(argparse.ArgumentParser, "print_help", partialmethod(_record, parsers))
         with pytest.raises(SystemExit):
             importlib.import_module(module_of(command)).main(["--help"])
-    options = {name: action for action in parsers[0]._actions for name in action.option_strings}
+    options = {
+        name: action
+        for action in parsers[0]._actions
+        for name in action.option_strings
+        if action.help is not argparse.SUPPRESS
+    }
     return {name: action for name, action in options.items() if name not in ("-h", "--help")}
 
 

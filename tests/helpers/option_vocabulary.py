@@ -127,7 +127,7 @@ OPTIONS = {
     "--tta": "average predictions over sizes and mirrored images",
     "--tta-scales": "sizes for --tta",
     "--val": "the validation split",
-    "--val-share": "share of the images for validation",
+    "--val-fraction": "fraction of the images for validation",
     "--verbose": "print more",
     "--video": "one video",
     "--views": "number of augmentations of each image",

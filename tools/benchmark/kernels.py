@@ -62,8 +62,8 @@ def measure_deformable(options: Options) -> list[Row]:
         timed = compare(str(case), builders, options)
         if options.device == "cuda":
             *timed, limit = timed
-            share = limit.seconds / timed[-1].seconds
-            timed[-1] = timed[-1]._replace(name=f"{OURS}, {share:.0%} of the memory's bandwidth")
+            fraction = limit.seconds / timed[-1].seconds
+            timed[-1] = timed[-1]._replace(name=f"{OURS}, {fraction:.0%} of the memory's bandwidth")
         rows += timed
     return rows
 

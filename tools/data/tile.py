@@ -20,7 +20,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
     add_source(parser)
     add_tiles(parser, "cut images into tiles of SIZE x SIZE pixels", required=True)
-    text = "keep an object in a tile that shows at least this share of it (default: 0.25)"
+    text = "keep an object in a tile that shows at least this fraction of it (default: 0.25)"
     parser.add_argument("--min-visible", type=fraction, default=0.25, metavar="SHARE", help=text)
     text = "also keep tiles without objects from images with objects"
     parser.add_argument("--keep-empty", action="store_true", help=text)

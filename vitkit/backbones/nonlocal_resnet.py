@@ -175,7 +175,7 @@ class ClipResNet(BackboneBase):
 
     Maps "res2" to "res5" at strides 4 to 32 in space; except for "slow", the number of frames is halved after res2.
     torchvision's ImageNet weights of a ResNet are inflated (section 4 of the paper): each frame of a kernel has an
-    equal share.
+    equal fraction.
 
     Args:
         depth: 50 or 101.

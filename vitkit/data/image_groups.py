@@ -131,7 +131,7 @@ def _time_of(path: Path) -> float | None:
 def stratify(
     groups: np.ndarray, classes: Sequence[Counter[int]], fractions: dict[str, float], *, seed: int = 0
 ) -> dict[str, list[int]]:
-    """Divide images among splits, keeping groups together, so that each split gets its share of every class.
+    """Divide images among splits, keeping groups together, so that each split gets its fraction of every class.
 
     Greedy: groups of the class with the fewest groups left go first (Sechidis et al. 2011,
     https://doi.org/10.1007/978-3-642-23808-6_10), each to the split that lacks the largest part of what the group

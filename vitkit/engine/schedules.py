@@ -115,7 +115,7 @@ def flat_cosine_lr(
 
     Args:
         flat_until_epoch: where the cosine begins.
-        flat_until_share: the same as a share of the run's epochs, which it then follows; one of the two is set.
+        flat_until_share: the same as a fraction of the run's epochs, which it then follows; one of the two is set.
         cosine_until_epoch: where it ends; None: with the run.
     Raises:
         ConfigError: both or neither of the first two are set, or the warm-up, the flat part, the cosine and the run do
@@ -127,7 +127,9 @@ def flat_cosine_lr(
         )
     if flat_until_epoch is None:
         if not 0 <= flat_until_share < 1:
-            raise ConfigError(f"flat_until_share={flat_until_share:g}: expected a share of the run from 0 to below 1.")
+            raise ConfigError(
+                f"flat_until_share={flat_until_share:g}: expected a fraction of the run from 0 to below 1."
+            )
         flat_name, flat_until_epoch = f"flat_until_share={flat_until_share:g}", flat_until_share * epochs
     else:
         flat_name = f"flat_until_epoch={flat_until_epoch:g}"

@@ -45,7 +45,7 @@ def average(paths: Sequence[Path], factors: Sequence[float] | None = None) -> di
 
     Args:
         paths: the checkpoints.
-        factors: the share of each checkpoint in the mean, whose sum need not be 1; None: equal shares.
+        factors: the fraction of each checkpoint in the mean, whose sum need not be 1; None: equal fractions.
     Raises:
         CheckpointError: a file cannot be read, or its model, classes or vocabularies differ from those of the first.
     """

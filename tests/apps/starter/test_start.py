@@ -183,9 +183,9 @@ def test_bfloat16_is_not_timed_where_it_is_emulated(world, step_cost, monkeypatc
 
 
 def test_config_explains_its_choices_and_names_its_command(world, step_cost):
-    detection(world, "--hours", "0.1", "--val-share", "0.3")
+    detection(world, "--hours", "0.1", "--val-fraction", "0.3")
     text = Path("runs/start/config.py").read_text()
-    assert f"{RANDOM} --task detection --hours 0.1 --val-share 0.3\n" in text
+    assert f"{RANDOM} --task detection --hours 0.1 --val-fraction 0.3\n" in text
     assert "# random weights, as model.backbone.pretrained=false says" in text
     assert "1.00 s a step" in text and "--hours 0.1" in text and "# the image with the most objects has" in text
 
@@ -396,7 +396,7 @@ def test_wrong_data_is_named(world, step_cost, arguments, message):
 
 
 def test_options_are_checked(capsys):
-    for wrong in (["--hours", "0"], ["--hours", "inf"], ["--val-share", "1"], ["a", "b"]):
+    for wrong in (["--hours", "0"], ["--hours", "inf"], ["--val-fraction", "1"], ["a", "b"]):
         with pytest.raises(SystemExit):
             main(["photos", *wrong])
 

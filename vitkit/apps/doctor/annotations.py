@@ -280,8 +280,8 @@ class DetectionFile:
             message += f"annotation {enumerate_items(misplaced)}"
             yield Issue("masks against boxes", severity, message, self.where)
         if different:
-            share = percent(len(different), len(with_mask))
-            message = f"{pluralize(len(different), 'masks', 'differ', of=len(with_mask))} ({share}) by over "
+            fraction = percent(len(different), len(with_mask))
+            message = f"{pluralize(len(different), 'masks', 'differ', of=len(with_mask))} ({fraction}) by over "
             message += f"{_MASK_TOLERANCE:g} pixels from the box, at most {max_distance:.3g} pixels "
             message += f"(annotation {enumerate_items(different, 3)})"
             verdict = "warn" if len(different) > 0.1 * len(with_mask) else "note"

@@ -160,10 +160,10 @@ def text(case: Case) -> Iterator[Issue]:
         elif dataset is not None and "captions" in dataset.annotations:
             captions = [dataset.references(k) for k in range(len(dataset))]
             per_image = Counter(map(len, captions))
-            shares = ", ".join(
+            fractions = ", ".join(
                 f"{pluralize(count, 'images', 'have')} {number}" for number, count in per_image.most_common(4)
             )
-            yield Issue("captions per image", "ok" if len(per_image) == 1 else "note", shares, where)
+            yield Issue("captions per image", "ok" if len(per_image) == 1 else "note", fractions, where)
             yield from _line_issues([caption for references in captions for caption in references], "captions", where)
 
 

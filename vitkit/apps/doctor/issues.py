@@ -44,5 +44,5 @@ def enumerate_items(items: Sequence[Any], limit: int = 5) -> str:
 
 def percent(part: float, total: float) -> str:
     """Format a fraction as a percentage: "12 %", "0.3 %"."""
-    share = 100 * part / total if total else 0.0
-    return f"{share:.0f} %" if share >= 10 or share == 0 else f"{share:.2g} %"
+    fraction = 100 * part / total if total else 0.0
+    return f"{fraction:.0f} %" if fraction >= 10 or fraction == 0 else f"{fraction:.2g} %"

@@ -22,8 +22,8 @@ def leakage_issues(
         shared = sorted({str(p.resolve()) for p in train.files} & {str(p.resolve()) for p in held_out.files})
         if shared:
             names = enumerate_items([Path(path).name for path in shared])
-            share = percent(len(shared), len(held_out.files))
-            message = f"{pluralize(len(shared), 'files', 'are')} in both ({share} of {name}): {names}"
+            fraction = percent(len(shared), len(held_out.files))
+            message = f"{pluralize(len(shared), 'files', 'are')} in both ({fraction} of {name}): {names}"
             yield Issue("leakage", "fail", message, where, {"files": len(shared)})
     train_index = dict(zip(train_scan.checksums, train_scan.readable))
     matches = zip(scan.checksums, scan.readable)

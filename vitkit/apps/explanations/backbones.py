@@ -33,7 +33,7 @@ MAX_LAYERS = 12
 MAX_GROUPS = 8  # of LR-Net's kernels
 MAX_KERNELS = 4  # layers of LR-Net whose kernels are drawn
 MAX_STEPS = 8  # of the rollout
-MASS = 0.6  # the share of the class token's attention in its masks, as in the figures of DINO
+MASS = 0.6  # the fraction of the class token's attention in its masks, as in the figures of DINO
 # The attention of all layers is recorded if the model's input has at most this many pixels, or for a ViT if its weights
 # take at most this much memory.
 MAX_PIXELS = 512**2
@@ -259,7 +259,7 @@ def _measured_title(region: Tensor | None) -> str:
 
 
 def mass_masks(maps: Tensor, mass: float = MASS) -> Tensor:
-    """Return where each map's largest weights are that together have this share of its sum.
+    """Return where each map's largest weights are that together have this fraction of its sum.
 
     Args:
         maps: (heads, h, w), at least 0.
@@ -429,7 +429,7 @@ def rollout(layers: Iterable[Tensor]) -> Iterator[Tensor]:
     Args:
         layers: (heads, N, N) for each layer, first to last; rows sum to 1.
     Yields:
-        (N, N): the share of each input token (column) that reaches each output token (row).
+        (N, N): the fraction of each input token (column) that reaches each output token (row).
     """
     reached = None
     for weights in layers:

@@ -62,8 +62,8 @@ def overlay_attention(
     strength = _spread(weights, image.shape[:2], covered, largest)
     gray = image.astype(np.float32).mean(axis=2, keepdims=True) * 0.75
     heat = colormaps["inferno"](strength)[..., :3] * 255 if color is None else np.array(color, np.float32)
-    share = 0.85 * strength[..., None]
-    return (gray * (1 - share) + heat * share).astype(np.uint8)
+    fraction = 0.85 * strength[..., None]
+    return (gray * (1 - fraction) + heat * fraction).astype(np.uint8)
 
 
 def draw_encoder_attention(

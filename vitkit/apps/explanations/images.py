@@ -463,7 +463,7 @@ class ImageSampling:
 
     def query_ratios(self, queries: Sequence[int]) -> Tensor:
         """Return the weight of the points that each decoder layer samples in the queries' final boxes, relative to the
-        boxes' shares of the image: (layers, queries, heads). See `sampling_ratio`.
+        boxes' fractions of the image: (layers, queries, heads). See `sampling_ratio`.
         """
         of_queries = []
         for query in queries:

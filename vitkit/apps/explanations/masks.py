@@ -101,7 +101,7 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
     drawn = draw_panoptic(view.image, merged.segment_ids, merged.segments, classes)
     drawn = drawn[: round(drawn.shape[1] * view.image.shape[0] / view.image.shape[1])]  # without the legend
     colors = np.array([color for _, color in RULES], np.uint8)[decided.numpy()]
-    shares = [f"{name} {float((decided == k).float().mean()):.1%}" for k, (name, _) in enumerate(RULES)]
+    fractions = [f"{name} {float((decided == k).float().mean()):.1%}" for k, (name, _) in enumerate(RULES)]
     rows = [
         ("", [Panel("image"), Panel("panoptic map", image=drawn), Panel("what became of each pixel", image=colors)])
     ]
@@ -125,6 +125,6 @@ def draw_merging(view: View, model: MaskResults, classes: Sequence[str], path: P
         rows.append((name, panels))
     draw_rows(
         view.image, rows, path, panel=2.4, title="How masks merge into the panoptic map",
-        legend=[(text, color) for text, (_, color) in zip(shares, RULES)],
+        legend=[(text, color) for text, (_, color) in zip(fractions, RULES)],
     )  # fmt: skip
     return path

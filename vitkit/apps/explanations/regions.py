@@ -32,7 +32,7 @@ def _find_cells(start: float, end: float, length: int) -> slice:
 
 
 def attention_ratio(maps: Tensor, region: Tensor, covered: tuple[float, float] = (1.0, 1.0)) -> Tensor:
-    """Return the share of the attention that is in a region, relative to the region's share of the image.
+    """Return the fraction of the attention that is in a region, relative to the region's fraction of the image.
 
     Uniform attention has a ratio of 1, and attention that is only in the region one of the image's area over the
     region's. A cell that is partly in the region counts partly.
@@ -48,13 +48,13 @@ def attention_ratio(maps: Tensor, region: Tensor, covered: tuple[float, float] =
     padded = F.pad(region.float(), (0, width - region.shape[1], 0, height - region.shape[0]))
     inside = F.adaptive_avg_pool2d(padded[None, None], maps.shape[-2:])[0, 0]
     maps = maps.float()
-    share = (maps * inside).sum((-2, -1)) / maps.sum((-2, -1)).clamp(min=1e-12)
-    return share / region.float().mean()
+    fraction = (maps * inside).sum((-2, -1)) / maps.sum((-2, -1)).clamp(min=1e-12)
+    return fraction / region.float().mean()
 
 
 def sampling_ratio(locations: Tensor, weights: Tensor, box_cxcywh: Tensor) -> Tensor:
-    """Return the share of the attention that sampling points have in a box, relative to the box's share of the image;
-    1 for points that are spread evenly over the image.
+    """Return the fraction of the attention that sampling points have in a box, relative to the box's fraction of the
+    image; 1 for points that are spread evenly over the image.
 
     Args:
         locations: (heads, ..., 2) xy of the points, relative to the image.

@@ -227,7 +227,7 @@ def animate_decoding(
         for y, name in ((1, "reads"), (0, "writes")):
             sentences.text(-1, y, name, ha="right", va="center", fontsize=9)
         for x, token, weight in zip(source_ends, source, weights):
-            # Orange whose largest share is still light enough for black letters.
+            # Orange whose largest fraction is still light enough for black letters.
             box = dict(facecolor=(1.0, 1 - 0.45 * weight, 1 - weight), edgecolor="0.8")
             sentences.text(x, 1, token, va="center", fontsize=9, bbox=box)
         for k, (x, token) in enumerate(zip(written_ends, written[: t + 1])):

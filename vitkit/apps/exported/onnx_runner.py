@@ -286,9 +286,9 @@ def resize_bilinear(values, size):
         last = values.shape[axis] - 1
         position = (((np.arange(length) + 0.5) * ((last + 1) / length)) - 0.5).clip(0, last).astype(np.float32)
         lower = position.astype(int)
-        share = np.expand_dims(position - lower, 1 - axis)
+        fraction = np.expand_dims(position - lower, 1 - axis)
         upper = np.take(values, np.minimum(lower + 1, last), axis)
-        values = np.take(values, lower, axis) * (1 - share) + upper * share
+        values = np.take(values, lower, axis) * (1 - fraction) + upper * fraction
     return values
 
 

@@ -191,15 +191,15 @@ def _partners(a: _Objects, b: _Objects, common: Tile) -> Iterator[tuple[int, int
             free_a[i] = free_b[j] = False
             yield i, j
     near = max(_border(a.tile), _border(b.tile))
-    shares = _inside(clipped_a, clipped_b, near) * (comparable & (a.is_cut & free_a)[:, None])
-    yield from _best_of_rows(shares * (2 * b.scores >= a.scores[:, None]))
-    shares = _inside(clipped_b, clipped_a, near) * (comparable.T & (b.is_cut & free_b)[:, None])
-    for j, i in _best_of_rows(shares * (2 * a.scores >= b.scores[:, None])):
+    fractions = _inside(clipped_a, clipped_b, near) * (comparable & (a.is_cut & free_a)[:, None])
+    yield from _best_of_rows(fractions * (2 * b.scores >= a.scores[:, None]))
+    fractions = _inside(clipped_b, clipped_a, near) * (comparable.T & (b.is_cut & free_b)[:, None])
+    for j, i in _best_of_rows(fractions * (2 * a.scores >= b.scores[:, None])):
         yield i, j
 
 
-def _best_of_rows(shares: Tensor) -> list[tuple[int, int]]:
-    values, columns = shares.max(dim=1)
+def _best_of_rows(fractions: Tensor) -> list[tuple[int, int]]:
+    values, columns = fractions.max(dim=1)
     return [(row, int(columns[row])) for row in (values >= INSIDE).nonzero()[:, 0].tolist()]
 
 

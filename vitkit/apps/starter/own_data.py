@@ -46,7 +46,7 @@ class OwnData:
     """The number of training objects of the rarest class that has any; 0 for data without objects."""
 
 
-def read_own_data(task: str, images: Path, annotations: Path | None, *, share: float, out: Path) -> OwnData:
+def read_own_data(task: str, images: Path, annotations: Path | None, *, fraction: float, out: Path) -> OwnData:
     """Read annotations and split their images, unless they already have the splits train and val.
 
     Images that look the same, bursts and frames of one recording stay in the same split, see `split_dataset`.
@@ -55,17 +55,17 @@ def read_own_data(task: str, images: Path, annotations: Path | None, *, share: f
         task: a key of READERS.
         images: folder of the images; without `annotations`, a file or folder that leads to images and annotations.
         annotations: a file or a folder.
-        share: the fraction of the images for validation.
+        fraction: the fraction of the images for validation.
         out: folder for the files that have to be written.
     Raises:
         DataError: the data cannot be read, or has too few images to split.
     """
     if not images.exists():
         raise DataError(f"no file or folder '{images}'. Give the folder of the images, then their annotations.")
-    return READERS[task](images, annotations, share, out)
+    return READERS[task](images, annotations, fraction, out)
 
 
-def read_detection(images: Path, annotations: Path | None, share: float, out: Path, masks: bool = False) -> OwnData:
+def read_detection(images: Path, annotations: Path | None, fraction: float, out: Path, masks: bool = False) -> OwnData:
     """Read boxes, or masks of objects, in any format that `read_annotations` takes; write files in COCO's format.
 
     Images that the format marks as test images are not used.
@@ -86,7 +86,7 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
     if train and (not val or train == val):
         data = data.split("train")
     if not {"train", "val"} <= data.splits.keys():
-        split_dataset(data, {"val": share})
+        split_dataset(data, {"val": fraction})
     print_notes((*notes, *data.notes), left_out | data.left_out)
     max_objects = max(Counter(annotation["image_id"] for annotation in data.annotations).values(), default=0)
     num_queries = max(50, 10 * round(QUERIES_PER_OBJECT * max_objects / 10))
@@ -103,12 +103,12 @@ def read_detection(images: Path, annotations: Path | None, share: float, out: Pa
     return OwnData(summary, *_sizes(data.splits), round(statistics.median(sides)), lines, fewest)
 
 
-def read_instance(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
+def read_instance(images: Path, annotations: Path | None, fraction: float, out: Path) -> OwnData:
     """Read masks of objects; see `read_detection`."""
-    return read_detection(images, annotations, share, out, masks=True)
+    return read_detection(images, annotations, fraction, out, masks=True)
 
 
-def read_semantic(images: Path, labels: Path | None, share: float, out: Path) -> OwnData:
+def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path) -> OwnData:
     """Read images and label maps with the same names; write the names of each split.
 
     The classes are those of classes.txt or classes.json beside the label maps; without such a file, the pixel values.
@@ -140,7 +140,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
     splits = folders_of_splits(names)
     if splits is None:
         files = [f"{name}{suffixes['image_suffix']}" for name in names]
-        splits = split_images(images, files, [of_image & classes.keys() for of_image in values], share)
+        splits = split_images(images, files, [of_image & classes.keys() for of_image in values], fraction)
     lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)}, ignore={ignored})"]
     for name, positions in splits.items():
         list_file = out / f"{name}.txt"
@@ -153,7 +153,7 @@ def read_semantic(images: Path, labels: Path | None, share: float, out: Path) ->
     return OwnData(summary, *_sizes(splits), _short_side(files), lines)
 
 
-def read_panoptic(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
+def read_panoptic(images: Path, annotations: Path | None, fraction: float, out: Path) -> OwnData:
     """Read COCO's panoptic file, whose maps are in a folder of the same name; write a file for each split."""
     if annotations is None:
         raise DataError(f"'{images}': also give the panoptic JSON; its maps are in a folder of the same name.")
@@ -162,7 +162,7 @@ def read_panoptic(images: Path, annotations: Path | None, share: float, out: Pat
     entries = content["annotations"]
     files = [by_id[entry["image_id"]]["file_name"] for entry in entries]
     classes = [{segment["category_id"] for segment in entry["segments_info"]} for entry in entries]
-    splits = split_images(images, files, classes, share)
+    splits = split_images(images, files, classes, fraction)
     lines = []
     for name, positions in splits.items():
         chosen = [entries[k] for k in positions]
@@ -173,7 +173,7 @@ def read_panoptic(images: Path, annotations: Path | None, share: float, out: Pat
     return OwnData(summary, *_sizes(splits), _short_side([images / name for name in files]), lines)
 
 
-def read_classification(images: Path, annotations: Path | None, share: float, out: Path) -> OwnData:
+def read_classification(images: Path, annotations: Path | None, fraction: float, out: Path) -> OwnData:
     """Read a folder for each class; link the images into folders of the splits, unless these already exist."""
     if annotations is not None:
         raise DataError(f"'{annotations}': --task classification reads folders of classes, '{images}/CLASS/*.jpg'.")
@@ -183,7 +183,7 @@ def read_classification(images: Path, annotations: Path | None, share: float, ou
         data = ImageFolder(images)
         folders = {name: out / name for name in ("train", "val")}
         classes = [Path(name).parts[0] for name in data.image_ids]
-        splits = split_images(images, data.image_ids, [{name} for name in classes], share)
+        splits = split_images(images, data.image_ids, [{name} for name in classes], fraction)
         for name, positions in splits.items():
             if absent := sorted({*data.classes} - {classes[k] for k in positions}):
                 raise DataError(
@@ -211,7 +211,7 @@ READERS: dict[str, Callable[..., OwnData]] = {
 
 
 def split_images(
-    folder: Path, files: Sequence[str], classes: Sequence[Iterable[int | str]], share: float
+    folder: Path, files: Sequence[str], classes: Sequence[Iterable[int | str]], fraction: float
 ) -> dict[str, list[int]]:
     """Split images with `split_dataset`.
 
@@ -219,7 +219,7 @@ def split_images(
         folder: the folder of the images.
         files: paths relative to the folder.
         classes: the classes of each image.
-        share: the fraction of the images for validation.
+        fraction: the fraction of the images for validation.
     Returns:
         the indices of the images of "train" and "val".
     """
@@ -228,7 +228,7 @@ def split_images(
         image_id = data.add_image(file, 0, 0)
         for name in of_image:
             data.add_object(image_id, str(name), (0, 0, 0, 0))
-    split_dataset(data, {"val": share})
+    split_dataset(data, {"val": fraction})
     print_notes(data.notes, data.left_out)
     return {name: [image_id - 1 for image_id in ids] for name, ids in data.splits.items()}
 

@@ -85,7 +85,7 @@ class Request:
     images: Path
     annotations: Path | None
     hours: float
-    val_share: float
+    val_fraction: float
     device: str
     overrides: Sequence[str] = ()
 
@@ -97,7 +97,7 @@ class Request:
     def command(self, hours: float) -> str:
         """Return the command that does the same in another time."""
         words = [str(word) for word in (self.images, self.annotations, *self.overrides) if word is not None]
-        options = ["--task", self.task, "--hours", f"{hours:g}", "--val-share", f"{self.val_share:g}"]
+        options = ["--task", self.task, "--hours", f"{hours:g}", "--val-fraction", f"{self.val_fraction:g}"]
         return shlex.join(["vitkit", "start", *words, *options])
 
     @property
@@ -132,7 +132,7 @@ def start(
     *,
     task: str = "detection",
     hours: float = 1.0,
-    val_share: float = 0.2,
+    val_fraction: float = 0.2,
     run_dir: str | Path = "runs/start",
     dry_run: bool = False,
     device: str = "auto",
@@ -145,7 +145,7 @@ def start(
         annotations: a file or folder in a format that `vitkit.data.formats` reads.
         task: "detection", "instance", "semantic", "panoptic" or "classification".
         hours: wall-clock time for everything.
-        val_share: the fraction of the images for validation, unless they are split.
+        val_fraction: the fraction of the images for validation, unless they are split.
         run_dir: folder to write, with a number after its name if it has contents.
         dry_run: choose and write the config, but do not train.
         device: "cpu", "cuda", ...; "auto": an accelerator if there is one.
@@ -156,16 +156,16 @@ def start(
     """
     if task not in RECIPES:
         raise ConfigError(f"task={task!r}: unknown. {nearest(task, RECIPES)}")
-    if not 0 < val_share < 1:
-        raise ConfigError(f"val_share={val_share:g}: expected a share between 0 and 1.")
+    if not 0 < val_fraction < 1:
+        raise ConfigError(f"val_fraction={val_fraction:g}: expected a fraction between 0 and 1.")
     if not (hours > 0 and math.isfinite(hours)):
         raise ConfigError(f"hours={hours:g}: expected a number above 0.")
     annotations = None if annotations is None else Path(annotations)
     device = default_device() if device == "auto" else device
-    request = Request(task, Path(images), annotations, hours, val_share, device, tuple(overrides))
+    request = Request(task, Path(images), annotations, hours, val_fraction, device, tuple(overrides))
     load_config(f"start/{task}", overrides, check=False)  # a misspelt key is an error before the data are read
     began, folder = time.monotonic(), free_folder(Path(run_dir))
-    data = read_own_data(task, request.images, annotations, share=val_share, out=folder / "data")
+    data = read_own_data(task, request.images, annotations, fraction=val_fraction, out=folder / "data")
     print(f"data      {data.summary}", flush=True)
     if request.channels is not None:
         data = replace(data, config_lines=[*data.config_lines, *pixel_statistics(request, data, folder)])

@@ -74,7 +74,7 @@ def _as_xyxy(numbers: np.ndarray, order: str) -> np.ndarray:
 
 
 def _misfits(boxes_xyxy: np.ndarray, sides: np.ndarray) -> float:
-    """Return the share of boxes that are empty, or extend beyond their image by more than a pixel."""
+    """Return the fraction of boxes that are empty, or extend beyond their image by more than a pixel."""
     start, end = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
     return float(((start < -1) | (end > sides + 1) | (end <= start)).any(axis=1).mean())
 

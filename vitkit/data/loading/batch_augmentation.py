@@ -96,7 +96,7 @@ class Mixup:
         self.until_epoch = until_epoch
 
     def draw(self, epoch: int, random: np.random.Generator) -> float | None:
-        """Return the share of each image itself, or None for a batch that is not mixed."""
+        """Return the fraction of each image itself, or None for a batch that is not mixed."""
         drawn, share = random.random(), random.uniform(*self.share)
         ends = self.until_epoch is not None and epoch >= self.until_epoch
         return None if epoch < self.from_epoch or ends or drawn >= self.probability else share

@@ -20,7 +20,7 @@ class TransformsByEpoch:
     Args:
         transforms: the specs, in the order of the epochs.
         until_epochs: the epoch, counted from 0, at which each of them but the last ends.
-        until_shares: the same as shares of the run's epochs, which they then follow; one of the two is set.
+        until_shares: the same as fractions of the run's epochs, which they then follow; one of the two is set.
     Raises:
         ConfigError: both or neither of the two are set, the numbers do not fit each other, they do not ascend, or
             transforms mix batches.

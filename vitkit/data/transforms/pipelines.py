@@ -49,7 +49,7 @@ class _Pipeline:
     ):
         name = type(self).__name__
         if not 0 <= min_visible <= 1:
-            raise ConfigError(f"{name}: min_visible is {min_visible}; expected a share of the box, 0 to 1.")
+            raise ConfigError(f"{name}: min_visible is {min_visible}; expected a fraction of the box, 0 to 1.")
         if min_box_side < 0:
             raise ConfigError(f"{name}: min_box_side is {min_box_side}; expected pixels, from 0.")
         # clip: float32 rounding may put the edge of a box slightly outside the image, which albumentations rejects.

@@ -228,7 +228,7 @@ def _map(maps, group):
 
 @triton.jit
 def _cell(locations, sample, is_query, height, width, SUM: tl.constexpr):
-    """Column and row of the pixel left and above, as floats, and the shares of the pixels to its right and below."""
+    """Column and row of the pixel left and above, as floats, and the fractions of the pixels to its right and below."""
     x = tl.load(locations + 2 * sample, mask=is_query, other=0).to(SUM) * width - 0.5
     y = tl.load(locations + 2 * sample + 1, mask=is_query, other=0).to(SUM) * height - 0.5
     left, top = tl.floor(x), tl.floor(y)
@@ -237,7 +237,7 @@ def _cell(locations, sample, is_query, height, width, SUM: tl.constexpr):
 
 @triton.jit
 def _corner(left, top, right_share, lower_share, height, width, first_pixel, CORNER: tl.constexpr):
-    """A corner's pixel, whether it is on the map, its shares, and how these grow with x and y."""
+    """A corner's pixel, whether it is on the map, its fractions, and how these grow with x and y."""
     if CORNER % 2 == 1:
         column, share_x, slope_x = left + 1, right_share, 1
     else:
