@@ -298,20 +298,20 @@ def test_changed_type_names_the_arguments_that_no_longer_fit_and_the_remedy(load
     assert cfg["model"]["backbone"] == kept
 
 
-def test_all_problems_are_listed_together(load):
+def test_all_issues_are_listed_together(load):
     source = """
 def config():
     return dict(
         model=dict(type="Detector", num_querys=5, backbone=dict(type="Net", depth="50")),
         criterion=dict(type="Loss", matcher=dict(type="Macth"), weights=dict(labels="one")),
         data=dict(train=dict(type="Folder", transforms=[dict(type="Flip", p="x"), dict(p=1)]), vall=None),
-        optimizer=dict(type="Adam"),
+        optimiser=dict(type="Adam"),
         train=dict(epochs=None),
     )
 """
     message = error_of(load, "train.seeed=1", source=source)
     for part in [
-        "10 problems",
+        "10 issues",
         "model.num_querys: Detector has no argument 'num_querys'. Did you mean 'num_queries'",
         "model.backbone.depth: got '50'; expected int",
         "criterion.matcher: unknown matcher 'Macth'. Did you mean 'Match'",
@@ -319,7 +319,7 @@ def config():
         "data.train.transforms.0.p: got 'x'; expected float",
         "data.train.transforms.1: got {'p': 1} without a 'type'",
         "data.vall: Data has no argument 'vall'. Did you mean 'val'",
-        "unknown key 'optimizer'. Did you mean 'optimizer'",
+        "unknown key 'optimiser'. Did you mean 'optimizer'",
         "train.epochs: got None; expected int",
         "train.seeed: unknown key",
     ]:

@@ -274,7 +274,7 @@ BAD_FILES = {
     "half a character": (broken(lambda d: d["images"][0].update(file_name="\ud800")), r"expected the name of a file"),
     "entry is a number": (broken(lambda d: d["images"].append(3)), r"entry 2 of 'images' is 3; expected an object"),
     "width is true": (broken(lambda d: d["images"][0].update(width=True)), r"image 7 .* has width True"),
-    "several faults": (
+    "several issues": (
         broken(lambda d: [a.update(area=-1, iscrowd="0") for a in d["annotations"]]),
         r"annotation 17 .* has area -1; .* And 3 more: 2 x iscrowd, 1 x area; vitkit doctor lists all",
     ),

@@ -204,7 +204,7 @@ def test_tensorboard_on_a_full_disk_is_reported_once_and_does_not_end_the_run(tm
         write_record(self, data)
 
     monkeypatch.setattr(writer.RecordWriter, "write", full_after_ten)
-    monkeypatch.setattr(threading, "excepthook", lambda problem: None)  # the writer's thread also prints the error
+    monkeypatch.setattr(threading, "excepthook", lambda issue: None)  # the writer's thread also prints the error
     board, run = TensorBoard(), run_of(tmp_path)
     with board.during_training(run):
         for step in range(50):

@@ -27,10 +27,10 @@ def open_page(path: Path, *, width: int = 1200, height: int = 900):
         pytest.skip("no Chromium: set VITKIT_CHROMIUM")
     with sync_api.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
-        page, problems = browser.new_page(viewport={"width": width, "height": height}), []
-        page.on("console", lambda message: problems.append(message.text) if message.type != "log" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
+        page, issues = browser.new_page(viewport={"width": width, "height": height}), []
+        page.on("console", lambda message: issues.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: issues.append(str(error)))
         page.goto(path.resolve().as_uri())
         page.wait_for_timeout(300)
-        yield page, problems
+        yield page, issues
         browser.close()

@@ -1,4 +1,4 @@
-"""vitkit doctor: every problem that it looks for, made on purpose, and correct data of every kind."""
+"""vitkit doctor: every issue that it looks for, made on purpose, and correct data of every kind."""
 
 import json
 import re
@@ -159,7 +159,7 @@ def test_a_run_is_named_by_its_folder(tmp_path):
         ({"id": 2**40}, "annotation ids", "note", "1 do not fit 32 bits"),
     ],
 )
-def test_annotation_problems_are_reported(coco, changes, check, verdict, message):
+def test_annotation_issues_are_reported(coco, changes, check, verdict, message):
     change(coco, **changes)
     issues = worst(check_config(checks=["annotations"]), check)
     assert issues[0] == verdict and message in issues[1]

@@ -54,7 +54,7 @@ def test_page_and_tool_warn_of_a_detector_that_finds_few_labels(folder, capsys):
 
 def test_page_is_reviewed_by_keys_and_exports_accepted_corrections(folder, tmp_path):
     label_errors.main(["config.py", "--eval-only", "results.json", "--max-labels", "3"])
-    with open_page(folder / "label_errors.html", width=390) as (page, problems):
+    with open_page(folder / "label_errors.html", width=390) as (page, issues):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.locator(".begin").focus()
         page.keyboard.press("Enter")
@@ -65,7 +65,7 @@ def test_page_is_reviewed_by_keys_and_exports_accepted_corrections(folder, tmp_p
             page.locator(".export").click()
         assert download.value.suggested_filename == "corrections.json"  # not the file of all corrections
         exported = json.loads(download.value.path().read_text())
-        assert exported == json.loads((folder / "label_errors.json").read_text())[:1] and not problems
+        assert exported == json.loads((folder / "label_errors.json").read_text())[:1] and not issues
 
 
 def test_no_label_is_judged_without_predictions(folder, capsys):

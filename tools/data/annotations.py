@@ -28,7 +28,7 @@ def read_source(
         images: the folder of the images; None: where the format usually has them.
         format: one of FORMATS; None: it is detected.
         split: read only this split; None: all.
-        check_segmentations: whether faults of segmentations are errors.
+        check_segmentations: whether issues of segmentations are errors.
     """
     data = read_annotations(source, images, format=format, check_segmentations=check_segmentations)
     print(f"{source}: {FORMATS[data.format].text}: {data.summary()}")

@@ -45,7 +45,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    from vitkit.io.coco_schema import raise_faults, segmentation_faults
+    from vitkit.io.coco_schema import raise_issues, segmentation_issues
     from vitkit.tools.data.annotations import check_out, read_source, write_annotations
 
     with errors_in_one_line():
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         before = data.class_counts()
         if args.fix:
             apply_fixes(data, args.fix)
-            raise_faults(segmentation_faults(data.content, required=False), data.source.name)
+            raise_issues(segmentation_issues(data.content, required=False), data.source.name)
         write_annotations(data, args.to, args.out, before=before)
 
 

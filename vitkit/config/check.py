@@ -25,19 +25,19 @@ def check_config(cfg: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: there are unknown keys, types or arguments, or values of a wrong type; all of them are listed.
     """
-    raise_if_any(list(find_problems(cfg)), getattr(cfg, "path", "config"))
+    raise_if_any(list(find_issues(cfg)), getattr(cfg, "path", "config"))
 
 
-def find_problems(cfg: Mapping[str, Any]) -> Iterator[str]:
+def find_issues(cfg: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each unknown key, type or argument, and for each value of a wrong type."""
     for key, value in cfg.items():
         if key in TOP_LEVEL:
-            yield from _problems_at(key, value, TOP_LEVEL[key], getattr(cfg, "origins", {}))
+            yield from _issues_at(key, value, TOP_LEVEL[key], getattr(cfg, "origins", {}))
         else:
             yield f"unknown key {key!r}. {nearest(key, TOP_LEVEL)}"
 
 
-def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -> Iterator[str]:
+def _issues_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -> Iterator[str]:
     if not slot.accepts(value):
         yield f"{key}: got {value!r:.300}; expected {slot.expected}."
         return
@@ -55,13 +55,13 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
         slots = typed_dict_slots(slot.annotation)
         for name, item in value.items() if slots and isinstance(value, Mapping) else ():
             if name in slots:
-                yield from _problems_at(join_key(key, name), item, slots[name], origins)
+                yield from _issues_at(join_key(key, name), item, slots[name], origins)
             else:
                 yield f"{join_key(key, name)}: unknown key {name!r}. {nearest(name, slots)}"
         return
     if isinstance(value, list | tuple):
         for i, item_slot in slots_in(slot, value, key).items():
-            yield from _problems_at(join_key(key, i), value[int(i)], item_slot, origins)
+            yield from _issues_at(join_key(key, i), value[int(i)], item_slot, origins)
         return
     if not isinstance(value, str | Mapping):
         return
@@ -86,10 +86,10 @@ def _problems_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -
     for name in unknown:
         yield f"{join_key(key, name)}: {constructor.__name__} has no argument {name!r}. {nearest(name, slots)}"
     inside = [
-        problem
+        issue
         for name, item in arguments.items()
         if name in slots
-        for problem in _problems_at(join_key(key, name), item, slots[name], origins)
+        for issue in _issues_at(join_key(key, name), item, slots[name], origins)
     ]
     yield from inside
     # Constraints that a signature cannot express are checked by the class itself, without building anything large.
@@ -142,11 +142,11 @@ def _whole_numbers(value: Any) -> list[int]:
     return [item for item in (value if isinstance(value, list | tuple) else [value]) if type(item) is int]
 
 
-def raise_if_any(problems: list[str], path: str | Path) -> None:
-    """Raise one ConfigError that lists all problems, each once; do nothing if there are none."""
-    # A key with a line break would look like two problems.
-    problems = list(dict.fromkeys(problem.replace("\n", "\\n") for problem in problems))
-    if len(problems) == 1:
-        raise ConfigError(f"{path}: {problems[0]}")
-    if problems:
-        raise ConfigError(f"{path}: {len(problems)} problems:\n" + "\n".join(f"  - {p}" for p in problems))
+def raise_if_any(issues: list[str], path: str | Path) -> None:
+    """Raise one ConfigError that lists all issues, each once; do nothing if there are none."""
+    # A key with a line break would look like two issues.
+    issues = list(dict.fromkeys(issue.replace("\n", "\\n") for issue in issues))
+    if len(issues) == 1:
+        raise ConfigError(f"{path}: {issues[0]}")
+    if issues:
+        raise ConfigError(f"{path}: {len(issues)} issues:\n" + "\n".join(f"  - {p}" for p in issues))

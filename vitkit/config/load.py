@@ -13,7 +13,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import Any
 
-from vitkit.config.check import COMMAND_LINE, find_problems, raise_if_any
+from vitkit.config.check import COMMAND_LINE, find_issues, raise_if_any
 from vitkit.config.local_imports import importable
 from vitkit.config.names import CONFIG_SUFFIXES, ConfigSource, config_names, find_config
 from vitkit.config.overrides import apply_override, split_override
@@ -57,7 +57,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, check: bool 
         trust: let a saved config (.json) import the code listed in `imports`, now and later, see `vitkit.config.trust`.
             A config file in Python, and overrides, are the user's own: what they import is trusted.
     Raises:
-        ConfigError: the file is missing or invalid, or arguments, keys, types or values do not fit; all problems are
+        ConfigError: the file is missing or invalid, or arguments, keys, types or values do not fit; all issues are
             listed. Or it is a saved config that imports code which the user has neither run nor trusted.
     """
     source = find_config(path)
@@ -94,7 +94,7 @@ def _resolve(
     except RecursionError as error:
         raise ConfigError(f"{path}: its values are nested too deeply for a config.") from error
     overrides = [split_override(text) for text in overrides]
-    problems = []
+    issues = []
 
     # Files listed in `imports` register classes, which the other overrides may refer to.
     for stage in (True, False):
@@ -103,7 +103,7 @@ def _resolve(
                 try:
                     apply_override(cfg, key, raw)
                 except ConfigError as error:
-                    problems.append(str(error))
+                    issues.append(str(error))
         if stage:
             named = {key for key, _ in overrides}
             from_command_line = any(key.split(".")[0] == "imports" for key in named)
@@ -118,7 +118,7 @@ def _resolve(
                 cfg["imports"] = [item.name for item in code]
 
     cfg = Config(cfg, path=path, name=source.name, overridden=[key for key, _ in overrides])
-    raise_if_any(problems + (list(find_problems(cfg)) if check else []), path)
+    raise_if_any(issues + (list(find_issues(cfg)) if check else []), path)
     return cfg
 
 

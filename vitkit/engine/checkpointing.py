@@ -191,13 +191,13 @@ class RunCheckpoints:
         return broadcast_object(failure) if is_sharded(self.parts["model"]) else failure
 
     def _lost_folder(self) -> str | None:
-        """Return a description of the problem if the folder no longer belongs to this run."""
+        """Return a description of the issue if the folder no longer belongs to this run."""
         if not is_main() or self.owns_folder():
             return None
         return f"{self.run_dir}: was removed, or replaced by another run's, while this run was training."
 
     def _write(self, name: str, parts: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
-        """Write the parts' states and other values; return the problem, if any. All ranks must call it."""
+        """Write the parts' states and other values; return the issue, if any. All ranks must call it."""
         step = values["progress"]["step"]
         try:
             state = self._gather(parts, step) | values

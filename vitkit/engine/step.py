@@ -224,19 +224,19 @@ class StepGuard:
 def _report_skipped(local: str, progress: Progress) -> None:
     """Report a skipped step from the descriptions `local` of each rank, and end the run after too many in a row."""
     per_rank = gather_objects(local)
-    problems = [f"rank {rank}: {text}" if world_size() > 1 else text for rank, text in enumerate(per_rank) if text]
+    issues = [f"rank {rank}: {text}" if world_size() > 1 else text for rank, text in enumerate(per_rank) if text]
     step = f"the step after step {progress.step} (epoch {progress.epoch}, batch {progress.batch})"
     if progress.bad_in_a_row < MAX_SKIPPED_IN_A_ROW:
         logger.warning(
             "%s is skipped, %d in a row so far: %s. After %d the run ends.",
             step,
             progress.bad_in_a_row,
-            "; ".join(problems),
+            "; ".join(issues),
             MAX_SKIPPED_IN_A_ROW,
         )
         return
     raise TrainingError(
-        f"{step}: {'; '.join(problems) or 'see rank 0'}. {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped. "
+        f"{step}: {'; '.join(issues) or 'see rank 0'}. {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped. "
         f"The weights are as they were before, and {LAST_NAME} is the last good checkpoint. Lower optimizer.lr, "
         "set train.clip_grad_norm, use train.precision=bf16 in place of fp16, or look at these images."
     )

@@ -12,7 +12,7 @@ from vitkit.errors import ConfigError
 from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
 from vitkit.evaluation.caption_metrics import bleu_counts, cider_d, rouge_l, tokenize_caption
 from vitkit.evaluation.sample_statistics import CaptionStatistics
-from vitkit.io.coco_schema import caption_result_faults, raise_faults
+from vitkit.io.coco_schema import caption_result_issues, raise_issues
 from vitkit.io.output import write_text
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
@@ -127,5 +127,5 @@ class CaptionEvaluator(SampleEvaluator):
         """
         results = read_results(path)
         image_ids = {int(image_id) for image_id in self.dataset.image_ids}
-        raise_faults(caption_result_faults(results, image_ids), f"results '{path}'")
+        raise_issues(caption_result_issues(results, image_ids), f"results '{path}'")
         self.answers |= {entry["image_id"]: entry["caption"] for entry in results}

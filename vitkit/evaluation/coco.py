@@ -21,7 +21,7 @@ from vitkit.evaluation.base import SampleEvaluator, read_results, require_annota
 from vitkit.evaluation.detection_statistics import DetectionStatistics
 from vitkit.evaluation.matching import IOUS
 from vitkit.evaluation.score_thresholds import robust_threshold
-from vitkit.io.coco_schema import raise_faults, result_faults
+from vitkit.io.coco_schema import raise_issues, result_issues
 from vitkit.io.output import write_text
 from vitkit.io.segmentations import encode_segmentation
 from vitkit.protocols import Dataset
@@ -318,8 +318,8 @@ class CocoEvaluator(SampleEvaluator):
         has_masks = "segm" in self.iou_types
         image_ids = {int(image_id) for image_id in self.dataset.image_ids}
         results = read_results(path)
-        raise_faults(
-            result_faults(results, image_ids, set(self._category_ids.tolist()), masks=has_masks), f"results '{path}'"
+        raise_issues(
+            result_issues(results, image_ids, set(self._category_ids.tolist()), masks=has_masks), f"results '{path}'"
         )
         by_image: dict[int, list[dict[str, Any]]] = {}
         for result in results:

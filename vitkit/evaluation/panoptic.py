@@ -20,7 +20,7 @@ from vitkit.evaluation.maps import (
     write_map,
 )
 from vitkit.evaluation.sample_statistics import PanopticStatistics
-from vitkit.io.coco_schema import panoptic_result_faults, raise_faults
+from vitkit.io.coco_schema import panoptic_result_issues, raise_issues
 from vitkit.io.image_files import MAX_PIXELS, check_inside
 from vitkit.io.output import write_text
 from vitkit.ops.label_maps import count_values
@@ -173,7 +173,7 @@ class PanopticEvaluator(SampleEvaluator):
         path = path.with_suffix(".json") if path.is_dir() else path
         label_of = {raw: label for label, raw in enumerate(self.dataset.category_ids)}
         content = read_results(path)
-        raise_faults(panoptic_result_faults(content, self._position_of, label_of), f"results '{path}'")
+        raise_issues(panoptic_result_issues(content, self._position_of, label_of), f"results '{path}'")
         annotations = content["annotations"]
         check_inside(map_folder(path), (annotation["file_name"] for annotation in annotations), f"results '{path}'")
         max_pixels = self.dataset.max_image_pixels or MAX_PIXELS

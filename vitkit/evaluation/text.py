@@ -14,7 +14,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, read_results
 from vitkit.evaluation.sample_statistics import LikelihoodStatistics, TextStatistics, sacrebleu_sums
-from vitkit.io.coco_schema import raise_faults, sentence_faults
+from vitkit.io.coco_schema import raise_issues, sentence_issues
 from vitkit.io.output import write_text
 from vitkit.registry import EVALUATORS
 from vitkit.structures import PAD
@@ -201,7 +201,7 @@ class TextEvaluator(SampleEvaluator):
             DataError: there is no such file, or its content is invalid.
         """
         content = read_results(path)
-        raise_faults(sentence_faults(content, len(self.dataset)), f"results '{path}'")
+        raise_issues(sentence_issues(content, len(self.dataset)), f"results '{path}'")
         self.answers = {
             row["index"]: _Answer(row["text"], row["source"], row["references"]) for row in content["sentences"]
         }

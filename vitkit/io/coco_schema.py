@@ -1,6 +1,6 @@
 """The schema of COCO's files: one description of their fields, used by reading, evaluation and the doctor.
 
-Each check returns all faults of a file. Types are compared exactly: `true` is not a number, and neither is a value
+Each check returns all issues of a file. Types are compared exactly: `true` is not a number, and neither is a value
 that is not finite or does not fit into 64 bits.
 """
 
@@ -26,7 +26,7 @@ _REMOVE_FIELD = "Correct it, or remove the field."
 _OTHER_DATASET = "Give results of the config's data.val."
 
 
-class Fault(NamedTuple):
+class FileIssue(NamedTuple):
     """One invalid value in a file."""
 
     part: str
@@ -138,44 +138,44 @@ class _Entries(NamedTuple):
     name: Callable[[int], str]
     """Describes the entry at an index, for messages."""
 
-    def field_faults(self, fields: Mapping[str, Field]) -> Iterator[Fault]:
+    def field_issues(self, fields: Mapping[str, Field]) -> Iterator[FileIssue]:
         """Find the invalid values, field by field."""
         for field, (is_right, expected, remedy, default) in fields.items():
             wrong = [k for k, entry in enumerate(self.entries) if not is_right(entry.get(field, default))]
             for position in wrong:
-                yield self.fault(position, field, expected, remedy)
+                yield self.issue(position, field, expected, remedy)
 
-    def repeated(self, field: str) -> Iterator[Fault]:
+    def repeated(self, field: str) -> Iterator[FileIssue]:
         """Find entries whose id in a field is the same as that of an earlier entry."""
         seen = set()
         for position, entry in enumerate(self.entries):
             value = entry.get(field)
             if type(value) in (int, str):
                 if value in seen:
-                    yield self.fault(position, field, "an id that no earlier entry has")
+                    yield self.issue(position, field, "an id that no earlier entry has")
                 seen.add(value)
 
-    def fault(self, position: int, field: str, expected: str, remedy: str = _CORRECT) -> Fault:
+    def issue(self, position: int, field: str, expected: str, remedy: str = _CORRECT) -> FileIssue:
         entry = self.entries[position]
         got = f"has {field} {reprlib.repr(entry[field])}" if field in entry else f"has no {field!r}"
-        return Fault(self.part, position, self.name(position), field, f"{got}; expected {expected}. {remedy}")
+        return FileIssue(self.part, position, self.name(position), field, f"{got}; expected {expected}. {remedy}")
 
 
-def detection_faults(content: Any) -> list[Fault]:
-    """Check a detection file, but not segmentations (`segmentation_faults`) or whether boxes lie in their images."""
-    faults = _structure_faults(content, ("images", "annotations", "categories"), "detection")
-    if faults:
-        return faults
+def detection_issues(content: Any) -> list[FileIssue]:
+    """Check a detection file, but not segmentations (`segmentation_issues`) or whether boxes lie in their images."""
+    issues = _structure_issues(content, ("images", "annotations", "categories"), "detection")
+    if issues:
+        return issues
     annotations = annotation_entries(content)
     references = _references(content, image_id="images", category_id="categories")
-    return [*_listed_faults(content, IMAGE, CATEGORY), *annotations.field_faults(references | ANNOTATION)]
+    return [*_listed_issues(content, IMAGE, CATEGORY), *annotations.field_issues(references | ANNOTATION)]
 
 
-def bad_box_faults(content: Mapping[str, Any]) -> list[Fault]:
-    """Find the boxes without an area inside their image, in a file that has no `detection_faults`."""
+def bad_box_issues(content: Mapping[str, Any]) -> list[FileIssue]:
+    """Find the boxes without an area inside their image, in a file that has no `detection_issues`."""
     sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
     annotations = annotation_entries(content)
-    faults = []
+    issues = []
     for position, annotation in enumerate(content["annotations"]):
         x, y, width, height = annotation["bbox"]
         image_width, image_height = sizes[annotation["image_id"]]
@@ -185,19 +185,19 @@ def bad_box_faults(content: Mapping[str, Any]) -> list[Fault]:
         if width <= 0 or height <= 0:
             expected = f"a {'width' if width <= 0 else 'height'} above 0"
         remedy = "Correct it; boxes that are empty or outside their image may also be left out, by bad_boxes='drop'."
-        faults.append(annotations.fault(position, "bbox", expected, remedy))
-    return faults
+        issues.append(annotations.issue(position, "bbox", expected, remedy))
+    return issues
 
 
-def segmentation_faults(content: Mapping[str, Any], *, required: bool) -> list[Fault]:
-    """Check the segmentations of a file that has no `detection_faults`.
+def segmentation_issues(content: Mapping[str, Any], *, required: bool) -> list[FileIssue]:
+    """Check the segmentations of a file that has no `detection_issues`.
 
     Args:
         required: every annotation needs one; otherwise it may be absent, null, or an empty list.
     """
     annotations = annotation_entries(content)
     sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
-    faults = []
+    issues = []
     for position, annotation in enumerate(content["annotations"]):
         segmentation = annotation.get("segmentation")
         if segmentation is None or segmentation == []:
@@ -206,17 +206,17 @@ def segmentation_faults(content: Mapping[str, Any], *, required: bool) -> list[F
             expected = wrong_segmentation(segmentation, *sizes[annotation["image_id"]])
         if expected:
             remedy = "Correct it, or train without masks (masks=False)."
-            faults.append(annotations.fault(position, "segmentation", expected, remedy))
-    return faults
+            issues.append(annotations.issue(position, "segmentation", expected, remedy))
+    return issues
 
 
-def panoptic_faults(content: Any) -> list[Fault]:
+def panoptic_issues(content: Any) -> list[FileIssue]:
     """Check a panoptic file, except for its maps."""
-    faults = _structure_faults(content, ("images", "annotations", "categories"), "panoptic")
-    if faults:
-        return faults
+    issues = _structure_issues(content, ("images", "annotations", "categories"), "panoptic")
+    if issues:
+        return issues
     references = _references(content, image_id="images", category_id="categories")
-    faults = [*_listed_faults(content, IMAGE, PANOPTIC_CATEGORY), *_segment_faults(content["annotations"], references)]
+    issues = [*_listed_issues(content, IMAGE, PANOPTIC_CATEGORY), *_segment_issues(content["annotations"], references)]
     annotated = {a["image_id"] for a in content["annotations"] if _is_id(a.get("image_id"))}
     missing = [image["id"] for image in content["images"] if _is_id(image.get("id")) and image["id"] not in annotated]
     if missing:
@@ -224,22 +224,22 @@ def panoptic_faults(content: Any) -> list[Fault]:
             f"lacks an annotation for {len(missing)} of {len(content['images'])} images, such as image {missing[0]}"
         )
         message += "; expected one for each, with its map and segments (an empty list, if all is void). Add them, or "
-        faults.append(Fault("annotations", 0, "the file", "image_id", message + "remove the images."))
-    return faults
+        issues.append(FileIssue("annotations", 0, "the file", "image_id", message + "remove the images."))
+    return issues
 
 
-def caption_faults(content: Any) -> list[Fault]:
+def caption_issues(content: Any) -> list[FileIssue]:
     """Check a caption file."""
-    faults = _structure_faults(content, ("images", "annotations"), "caption")
-    if faults:
-        return faults
+    issues = _structure_issues(content, ("images", "annotations"), "caption")
+    if issues:
+        return issues
     fields = _references(content, image_id="images") | CAPTION
-    return [*_listed_faults(content, CAPTIONED_IMAGE), *annotation_entries(content).field_faults(fields)]
+    return [*_listed_issues(content, CAPTIONED_IMAGE), *annotation_entries(content).field_issues(fields)]
 
 
-def result_faults(
+def result_issues(
     results: Any, image_ids: Collection[int], category_ids: Collection[int], *, masks: bool
-) -> list[Fault]:
+) -> list[FileIssue]:
     """Check predictions in COCO's result format.
 
     Args:
@@ -247,59 +247,59 @@ def result_faults(
         masks: whether predictions need a mask, and may have a box; otherwise they need a box.
     """
     if not isinstance(results, list):
-        return [_file_fault(results, "a list of predictions in COCO's format")]
-    if no_objects := _object_faults(results, "results"):
+        return [_file_issue(results, "a list of predictions in COCO's format")]
+    if no_objects := _object_issues(results, "results"):
         return no_objects
     entries = _Entries("results", results, "entry {}".format)
     fields = _predicted(image_id=image_ids, category_id=category_ids)
-    faults = [*entries.field_faults(fields | {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks else _BOX})]
+    issues = [*entries.field_issues(fields | {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks else _BOX})]
     for position, result in enumerate(results if masks else ()):
         expected = wrong_run_lengths(result.get("segmentation"))
         if expected:
-            faults.append(entries.fault(position, "segmentation", expected))
-    return faults
+            issues.append(entries.issue(position, "segmentation", expected))
+    return issues
 
 
-def caption_result_faults(results: Any, image_ids: Collection[int]) -> list[Fault]:
+def caption_result_issues(results: Any, image_ids: Collection[int]) -> list[FileIssue]:
     """Check predicted captions, at most one for each image, in COCO's result format."""
     if not isinstance(results, list) or not results:
-        return [_file_fault(results, "a list of captions that is not empty: [{'image_id': number, 'caption': text}]")]
-    if no_objects := _object_faults(results, "results"):
+        return [_file_issue(results, "a list of captions that is not empty: [{'image_id': number, 'caption': text}]")]
+    if no_objects := _object_issues(results, "results"):
         return no_objects
     entries = _Entries("results", results, "entry {}".format)
     fields = _predicted(image_id=image_ids) | {"caption": CAPTION["caption"]}
-    return [*entries.field_faults(fields), *entries.repeated("image_id")]
+    return [*entries.field_issues(fields), *entries.repeated("image_id")]
 
 
-def panoptic_result_faults(
+def panoptic_result_issues(
     content: Any, image_ids: Collection[int | str], category_ids: Collection[int]
-) -> list[Fault]:
+) -> list[FileIssue]:
     """Check predicted segments, except for their maps, in COCO's result format."""
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
-        return [_file_fault(content, "panoptic results: {'annotations': [{...}, ...]}")]
-    no_objects = _object_faults(content["annotations"], "annotations")
-    return no_objects or _segment_faults(
+        return [_file_issue(content, "panoptic results: {'annotations': [{...}, ...]}")]
+    no_objects = _object_issues(content["annotations"], "annotations")
+    return no_objects or _segment_issues(
         content["annotations"], _predicted(image_id=image_ids, category_id=category_ids)
     )
 
 
-def classified_faults(content: Mapping[str, Any]) -> list[Fault]:
+def classified_issues(content: Mapping[str, Any]) -> list[FileIssue]:
     """Check predicted classes of images, in vitkit's own result format, before they have a dataset."""
     classes, images = content["classes"], content["images"]
     if not isinstance(classes, list) or not classes or not all(map(is_name, classes)):
-        return [_file_fault(classes, "a list of the names of classes under 'classes'")]
+        return [_file_issue(classes, "a list of the names of classes under 'classes'")]
     if len(set(classes)) < len(classes):
-        return [_file_fault(classes, "different names under 'classes'")]
+        return [_file_issue(classes, "different names under 'classes'")]
     if not isinstance(images, list) or not images:
-        return [_file_fault(images, "a list of images that is not empty under 'images'")]
-    if no_objects := _object_faults(images, "images"):
+        return [_file_issue(images, "a list of images that is not empty under 'images'")]
+    if no_objects := _object_issues(images, "images"):
         return no_objects
     entries = _Entries("images", images, "entry {}".format)
     image_id = Field(lambda value: type(value) in (int, str), "a number or a text")
-    return [*entries.field_faults({"image_id": image_id}), *entries.repeated("image_id")]
+    return [*entries.field_issues({"image_id": image_id}), *entries.repeated("image_id")]
 
 
-def sentence_faults(content: Any, num_sentences: int) -> list[Fault]:
+def sentence_issues(content: Any, num_sentences: int) -> list[FileIssue]:
     """Check predicted texts with their sources and references, in vitkit's own result format.
 
     Args:
@@ -307,30 +307,30 @@ def sentence_faults(content: Any, num_sentences: int) -> list[Fault]:
     """
     sentences = content.get("sentences") if isinstance(content, dict) else None
     if not isinstance(sentences, list) or not sentences:
-        return [_file_fault(content, "texts that vitkit test wrote: {'sentences': [{...}, ...]}, not empty")]
-    if no_objects := _object_faults(sentences, "sentences"):
+        return [_file_issue(content, "texts that vitkit test wrote: {'sentences': [{...}, ...]}, not empty")]
+    if no_objects := _object_issues(sentences, "sentences"):
         return no_objects
     entries = _Entries("sentences", sentences, "entry {}".format)
     text = CAPTION["caption"]
     references = Field(lambda value: isinstance(value, list) and value != [] and all(map(_is_text, value)), "texts")
     fields = _predicted(index=range(num_sentences)) | {"text": text, "source": text, "references": references}
-    return [*entries.field_faults(fields), *entries.repeated("index")]
+    return [*entries.field_issues(fields), *entries.repeated("index")]
 
 
-def raise_faults(faults: Sequence[Fault], name: str) -> None:
-    """Raise a DataError that describes the first fault and counts the others; do nothing if there is no fault.
+def raise_issues(issues: Sequence[FileIssue], name: str) -> None:
+    """Raise a DataError that describes the first issue and counts the others; do nothing if there is no issue.
 
     Args:
         name: name of the file.
     """
-    if not faults:
+    if not issues:
         return
     more = ""
-    if len(faults) > 1:
-        fields = Counter(fault.field for fault in faults[1:])
+    if len(issues) > 1:
+        fields = Counter(issue.field for issue in issues[1:])
         counts = ", ".join(f"{count} x {field}" for field, count in fields.most_common())
-        more = f" And {len(faults) - 1} more: {counts}; vitkit doctor lists all faults of datasets."
-    raise DataError(f"{name}: {faults[0]}{more}")
+        more = f" And {len(issues) - 1} more: {counts}; vitkit doctor lists all issues of datasets."
+    raise DataError(f"{name}: {issues[0]}{more}")
 
 
 def annotation_entries(content: Mapping[str, Any]) -> _Entries:
@@ -338,7 +338,7 @@ def annotation_entries(content: Mapping[str, Any]) -> _Entries:
     file_names: dict[int, Any] = {}
 
     def name(position: int) -> str:
-        if not file_names:  # only built for the first fault
+        if not file_names:  # only built for the first issue
             file_names.update((i["id"], i.get("file_name")) for i in content["images"] if _is_id(i.get("id")))
         annotation = content["annotations"][position]
         image_id = annotation.get("image_id")
@@ -352,24 +352,24 @@ def _id_or_position(entry: Mapping[str, Any], position: int) -> str:
     return reprlib.repr(entry["id"]) if "id" in entry else f"at position {position}"
 
 
-def _structure_faults(content: Any, parts: Sequence[str], kind: str) -> list[Fault]:
+def _structure_issues(content: Any, parts: Sequence[str], kind: str) -> list[FileIssue]:
     """Check that the parts are lists of objects, and that all but the annotations are not empty."""
     lists = content if isinstance(content, dict) else {}
     missing = [part for part in parts if not isinstance(lists.get(part), list)]
     if missing:
         expected = ", ".join(f"'{part}': [...]" for part in parts)
         message = f"has no list {' and no list '.join(map(repr, missing))} at its top level; "
-        return [Fault("", 0, "the file", missing[0], f"{message}expected a COCO {kind} file: {{{expected}}}.")]
-    faults = []
+        return [FileIssue("", 0, "the file", missing[0], f"{message}expected a COCO {kind} file: {{{expected}}}.")]
+    issues = []
     for part in parts:
-        faults += _object_faults(lists[part], part)
+        issues += _object_issues(lists[part], part)
         if not lists[part] and part != "annotations":
             noun = {"images": "image", "categories": "class"}[part]
-            faults.append(Fault("", 0, f"the list '{part}'", part, f"is empty; expected at least one {noun}."))
-    return faults
+            issues.append(FileIssue("", 0, f"the list '{part}'", part, f"is empty; expected at least one {noun}."))
+    return issues
 
 
-def _listed_faults(content: Mapping[str, Any], *fields: Mapping[str, Field]) -> Iterator[Fault]:
+def _listed_issues(content: Mapping[str, Any], *fields: Mapping[str, Field]) -> Iterator[FileIssue]:
     """Check the images and, if their fields are passed, the categories."""
     for part, noun, part_fields in zip(("images", "categories"), ("image", "category"), fields):
 
@@ -379,39 +379,39 @@ def _listed_faults(content: Mapping[str, Any], *fields: Mapping[str, Field]) -> 
             return f"{noun} {_id_or_position(entry, position)}" + (f" ({reprlib.repr(title)})" if title else "")
 
         entries = _Entries(part, content[part], name)
-        yield from entries.field_faults(part_fields)
+        yield from entries.field_issues(part_fields)
         yield from entries.repeated("id")
 
 
-def _segment_faults(annotations: Sequence[Mapping[str, Any]], references: Mapping[str, Field]) -> list[Fault]:
+def _segment_issues(annotations: Sequence[Mapping[str, Any]], references: Mapping[str, Field]) -> list[FileIssue]:
     """Check the annotations of a panoptic file, at most one for each image, and their segments."""
 
     def image(position: int) -> str:
         return f"image {reprlib.repr(annotations[position].get('image_id'))}"
 
     entries = _Entries("annotations", annotations, lambda position: f"annotation {position} of {image(position)}")
-    faults = [*entries.field_faults({"image_id": references["image_id"]} | PANOPTIC_ANNOTATION)]
-    faults += entries.repeated("image_id")
+    issues = [*entries.field_issues({"image_id": references["image_id"]} | PANOPTIC_ANNOTATION)]
+    issues += entries.repeated("image_id")
     listed = [a["segments_info"] if isinstance(a.get("segments_info"), list) else [] for a in annotations]
     all_segments = [(position, segment) for position, segments in enumerate(listed) for segment in segments]
     no_objects = [position for position, segment in all_segments if not isinstance(segment, dict)]
-    faults += [entries.fault(k, "segments_info", "only objects, {...}, in it") for k in no_objects]
+    issues += [entries.issue(k, "segments_info", "only objects, {...}, in it") for k in no_objects]
     if no_objects:
-        return faults
+        return issues
 
     def name(number: int) -> str:
         position, segment = all_segments[number]
         return f"{image(position)}: segment {reprlib.repr(segment.get('id'))}"
 
     segments = _Entries("segments_info", [segment for _, segment in all_segments], name)
-    faults += segments.field_faults(SEGMENT | {"category_id": references["category_id"]})
+    issues += segments.field_issues(SEGMENT | {"category_id": references["category_id"]})
     seen = set()
     for number, (position, segment) in enumerate(all_segments):
         if _is_id(segment.get("id")):
             if (position, segment["id"]) in seen:
-                faults.append(segments.fault(number, "id", "an id that no other segment of the image has"))
+                issues.append(segments.issue(number, "id", "an id that no other segment of the image has"))
             seen.add((position, segment["id"]))
-    return faults
+    return issues
 
 
 def _references(content: Mapping[str, Any], **parts: str) -> dict[str, Field]:
@@ -428,12 +428,12 @@ def _predicted(**ids: Collection[int | str]) -> dict[str, Field]:
     return {field: _one_of(values, f"{field}s of the dataset", _OTHER_DATASET) for field, values in ids.items()}
 
 
-def _object_faults(entries: Sequence[Any], part: str) -> list[Fault]:
+def _object_issues(entries: Sequence[Any], part: str) -> list[FileIssue]:
     """Find the entries that are not objects."""
     wrong = [(position, entry) for position, entry in enumerate(entries) if not isinstance(entry, dict)]
     message = "is {}; expected an object, {{...}}. Remove it."
-    return [Fault("", k, f"entry {k} of '{part}'", part, message.format(reprlib.repr(entry))) for k, entry in wrong]
+    return [FileIssue("", k, f"entry {k} of '{part}'", part, message.format(reprlib.repr(entry))) for k, entry in wrong]
 
 
-def _file_fault(content: Any, expected: str) -> Fault:
-    return Fault("", 0, "the file", "content", f"contains {reprlib.repr(content)}; expected {expected}.")
+def _file_issue(content: Any, expected: str) -> FileIssue:
+    return FileIssue("", 0, "the file", "content", f"contains {reprlib.repr(content)}; expected {expected}.")

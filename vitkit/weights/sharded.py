@@ -49,29 +49,29 @@ def write_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     """
     rest, sharded = _split(state)
     temporary = folder.with_name(folder.name + TEMPORARY_SUFFIX)
-    problem, checksums = None, {}
+    issue, checksums = None, {}
     try:
         metadata = dcp.save(dict(sharded), storage_writer=dcp.FileSystemWriter(temporary))
         for path in temporary.glob(f"__{rank()}_*.distcp"):
             checksums[path.name] = [path.stat().st_size, _checksum(path)]
     except (CheckpointException, OSError) as error:  # dcp raises the error of any rank on all ranks
-        problem = _reason(error)
-    per_rank = gather_objects((problem, checksums))
+        issue = _reason(error)
+    per_rank = gather_objects((issue, checksums))
     if is_main():
-        problem = next((text for text, _ in per_rank if text), None) or _complete(temporary, folder)
-    problem = broadcast_object(problem)
-    if problem is not None:
+        issue = next((text for text, _ in per_rank if text), None) or _complete(temporary, folder)
+    issue = broadcast_object(issue)
+    if issue is not None:
         if is_main():
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"{folder}: not saved ({problem}). Previous checkpoints are intact. Free some space, or check the disk."
+            f"{folder}: not saved ({issue}). Previous checkpoints are intact. Free some space, or check the disk."
         )
     files = {name: checksum for _, checksums in per_rank for name, checksum in checksums.items()}
     return {**rest, "shards": {"folder": folder.name, "files": files, "tensors": _describe(metadata)}}
 
 
 def _complete(temporary: Path, folder: Path) -> str | None:
-    """Rename a folder whose files are complete; return a description of the problem, if any."""
+    """Rename a folder whose files are complete; return a description of the issue, if any."""
     try:
         sync_folder(temporary)
         os.rename(temporary, folder)

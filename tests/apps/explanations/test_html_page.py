@@ -76,7 +76,7 @@ def test_pointing_at_a_location_says_what_it_attends_to_and_a_click_holds_it(tmp
     write_explain_page(
         [PageLayer("encoder", weights, (2, 2), (2, 2))], path, title="t", image=np.zeros((100, 200, 3), np.uint8)
     )
-    with open_page(path) as (page, problems):
+    with open_page(path) as (page, issues):
         box = page.locator("canvas").bounding_box()
         page.mouse.move(box["x"] + 5, box["y"] + 5)
         text = page.locator("#text")
@@ -86,4 +86,4 @@ def test_pointing_at_a_location_says_what_it_attends_to_and_a_click_holds_it(tmp
         assert "location (50, 25) attends" in text.inner_text() and text.inner_text().endswith("again to release)")
         page.mouse.click(box["x"] + box["width"] - 5, box["y"] + 5)
         assert "location (150, 25) attends most to location (50, 75)" in text.inner_text()
-        assert not problems
+        assert not issues

@@ -120,8 +120,8 @@ def test_the_tool_compares_results_files_on_a_page(folder, capsys):
     assert "most improved" in page and "data:image/jpeg" in page and "<b>bird" not in page
     compare_tool.main([*names, "--data", "config.py", "--names", "old", "new"])
     assert "new against old" in capsys.readouterr().out
-    with open_page(folder / "out" / "compared.html", width=390) as (page, problems):
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390 and not problems
+    with open_page(folder / "out" / "compared.html", width=390) as (page, issues):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390 and not issues
 
 
 def test_compare_is_a_function_of_a_program(folder):

@@ -124,7 +124,7 @@ def test_confusion_matrix_follows_the_threshold_in_a_browser(tmp_path):
     evaluator = evaluator_of(tmp_path)
     path = write_report(evaluator, tmp_path / "report.html", title="report")
     truth, results = evaluator.dataset.ground_truth(), evaluator.results()
-    with open_page(path, width=390) as (page, problems):
+    with open_page(path, width=390) as (page, issues):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         for threshold in (0.0, 0.3, 0.62, 0.97):
             page.locator(".threshold").focus()
@@ -146,4 +146,4 @@ def test_confusion_matrix_follows_the_threshold_in_a_browser(tmp_path):
         assert page.locator("dialog[open] canvas").count() >= 1
         page.keyboard.press("Escape")
         assert page.locator("dialog[open]").count() == 0
-        assert not problems
+        assert not issues

@@ -57,7 +57,7 @@ def test_every_table_lies_in_a_box_that_scrolls(tmp_path):
 
 @pytest.mark.parametrize("write", [report, cards])
 def test_no_page_is_wider_than_its_window(write, tmp_path):
-    with open_page(write(tmp_path), width=400) as (page, problems):
+    with open_page(write(tmp_path), width=400) as (page, issues):
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
         for box in page.locator(".wide").all():
             assert box.bounding_box()["width"] <= 400
@@ -65,4 +65,4 @@ def test_no_page_is_wider_than_its_window(write, tmp_path):
             names = [name.bounding_box()["width"] for name in box.locator("tbody th").all()]
             assert max(names) <= 340
         page.screenshot(path=str(tmp_path / "page.png"), full_page=True)
-        assert not problems
+        assert not issues

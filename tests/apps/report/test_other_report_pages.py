@@ -155,13 +155,13 @@ def test_matrix_cell_opens_its_images_in_a_browser(make, tmp_path):
     evaluator = make()
     evaluator.compute()
     path = write_report(evaluator, tmp_path / "report.html", title="report")
-    with open_page(path, width=390) as (page, problems):
+    with open_page(path, width=390) as (page, issues):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.locator("button[data-cell]").first.focus()
         page.keyboard.press("Enter")
         assert page.locator("dialog[open] img").count() >= 1
         page.keyboard.press("Escape")
-        assert page.locator("dialog[open]").count() == 0 and not problems
+        assert page.locator("dialog[open]").count() == 0 and not issues
 
 
 CLASSES = {"classes": ["a", "b"], "confusion_matrix": [[1, 0], [0, 0]], "top1": 1.0}

@@ -124,10 +124,10 @@ def test_own_sections_are_shown_and_escaped(tmp_path):
     assert NASTY not in page and page.count("&lt;script&gt;alert(1)") > 10
     assert page.count("<h2>") == 5 and page.count('src="data:image/jpeg') == 3
     assert "<small>" in page and "<b>&lt;script" in page and "<br>second line" in page
-    with open_page(path, width=400) as (opened, problems):
+    with open_page(path, width=400) as (opened, issues):
         assert opened.evaluate("document.documentElement.scrollWidth") <= 400
         opened.locator("button[data-cell]").first.click()
-        assert opened.locator("dialog[open] img").count() == 1 and not problems
+        assert opened.locator("dialog[open] img").count() == 1 and not issues
 
 
 def test_own_evaluators_are_compared(tmp_path):

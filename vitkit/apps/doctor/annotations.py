@@ -16,7 +16,7 @@ from vitkit.apps.doctor.issues import Issue, Verdict, enumerate_items, percent
 from vitkit.data.datasets.coco import BOX_TOLERANCE
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.formats.fixing import likely_order, read_as, similar_classes, sizes_exchanged, wrong_scale
-from vitkit.io.coco_schema import Fault, bad_box_faults, segmentation_faults
+from vitkit.io.coco_schema import FileIssue, bad_box_issues, segmentation_issues
 from vitkit.io.segmentations import encode_segmentation
 from vitkit.text_format import pluralize
 
@@ -29,23 +29,23 @@ _SAME_OBJECT_IOU = 0.8
 _MAX_MASKS = 50_000  # maximum number of masks decoded to be compared with their boxes
 
 
-def fault_issues(faults: Sequence[Fault], where: str, verdict: Verdict = "fail") -> Iterator[Issue]:
-    """Report the faults of a file, by field."""
-    groups: dict[tuple[str, str], list[Fault]] = defaultdict(list)
-    for fault in faults:
-        groups[fault.part, fault.field].append(fault)
+def describe_issues(file_issues: Sequence[FileIssue], where: str, verdict: Verdict = "fail") -> Iterator[Issue]:
+    """Report a file's issues by field."""
+    groups: dict[tuple[str, str], list[FileIssue]] = defaultdict(list)
+    for file_issue in file_issues:
+        groups[file_issue.part, file_issue.field].append(file_issue)
     for (part, field), group in groups.items():
-        entries = [fault.entry for fault in group]
+        entries = [file_issue.entry for file_issue in group]
         message = f"{len(group)} in {repr(part) if part else 'the file'}: {group[0]}"
         message += f" Likewise: {enumerate_items(entries[1:])}" if entries[1:] else ""
-        yield Issue(f"wrong {field}", verdict, message, where, {"faults": len(group), "entries": entries})
-    if not faults:
+        yield Issue(f"wrong {field}", verdict, message, where, {"issues": len(group), "entries": entries})
+    if not file_issues:
         yield Issue("fields", "ok", "all fields are as COCO's format defines them", where)
 
 
 @dataclass(frozen=True)
 class DetectionFile:
-    """A detection annotation file in COCO's format, keeping only the entries without `detection_faults`.
+    """A detection annotation file in COCO's format, keeping only the entries without `detection_issues`.
 
     Args:
         name: the file's name.
@@ -84,9 +84,9 @@ class DetectionFile:
         return {image["id"]: image for image in self.images}
 
     @cached_property
-    def bad_boxes(self) -> dict[int, Fault]:
+    def bad_boxes(self) -> dict[int, FileIssue]:
         """Boxes without an area in their image, by the index of their annotation."""
-        return {fault.position: fault for fault in bad_box_faults(self.content)}
+        return {file_issue.position: file_issue for file_issue in bad_box_issues(self.content)}
 
     @cached_property
     def usable(self) -> list[Mapping[str, Any]]:
@@ -165,7 +165,7 @@ class DetectionFile:
                 areas.append(annotation.get("area") or width * height)
                 tiny += [id_] if areas[-1] < _TINY_AREA else []
         if self.bad_boxes:
-            kinds = Counter(_box_problem(self.annotations[position]["bbox"]) for position in self.bad_boxes)
+            kinds = Counter(_box_issue(self.annotations[position]["bbox"]) for position in self.bad_boxes)
             counts = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
             ids = enumerate_items([self.annotations[position].get("id") for position in self.bad_boxes])
             # Bad boxes are a warning if the dataset drops them; otherwise they end a run.
@@ -246,8 +246,8 @@ class DetectionFile:
             yield Issue("masks", verdict, message, self.where, {"masks": 0})
             return
         different, misplaced, max_distance, kinds = [], [], 0.0, Counter()
-        faults = segmentation_faults({**self.content, "annotations": with_mask}, required=False)
-        wrong = {fault.position for fault in faults}
+        file_issues = segmentation_issues({**self.content, "annotations": with_mask}, required=False)
+        wrong = {file_issue.position for file_issue in file_issues}
         step = -(-len(with_mask) // _MAX_MASKS)
         for position, annotation in enumerate(with_mask):
             if position in wrong:
@@ -271,8 +271,8 @@ class DetectionFile:
         message += f"; {pluralize(num_missing, 'annotations', 'have')} none" if num_missing else ""
         details = {"masks": len(with_mask), "lacking": num_missing, **kinds}
         yield Issue("masks", severity if num_missing else "ok", message, self.where, details)
-        if faults:
-            yield from fault_issues(faults, self.where, severity)
+        if file_issues:
+            yield from describe_issues(file_issues, self.where, severity)
         if misplaced:
             message = (
                 f"{pluralize(len(misplaced), 'masks', 'lie')} elsewhere than the box (IoU below {_MIN_MASK_IOU:g}): "
@@ -314,7 +314,7 @@ def _duplicates(values: Iterable[Any]) -> list[Any]:
     return [value for value, count in Counter(values).items() if count > 1]
 
 
-def _box_problem(bbox: Sequence[float]) -> str:
+def _box_issue(bbox: Sequence[float]) -> str:
     return "no width or height" if min(bbox[2:]) <= 0 else "outside the image"
 
 
@@ -324,7 +324,7 @@ def _kind(segmentation: Any) -> str:
     return "uncompressed run lengths" if isinstance(segmentation["counts"], list) else "compressed run lengths"
 
 
-def panoptic_issues(
+def describe_panoptic(
     entries: Sequence[Mapping[str, Any]], categories: Sequence[Mapping[str, Any]], name: str, where: str
 ) -> Iterator[Issue]:
     """Check the segments of a panoptic file.

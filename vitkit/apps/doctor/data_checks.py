@@ -180,7 +180,7 @@ def _line_issues(lines: Sequence[str], name: str, where: str) -> Iterator[Issue]
         # They are invisible, and not every tokenizer splits at them.
         "no-break spaces": sum(line.count("\u00a0") for line in lines),
     }
-    problems = [f"{count} {noun}" for noun, count in counts.items() if count]
-    if problems:
+    issues = [f"{count} {noun}" for noun, count in counts.items() if count]
+    if issues:
         verdict = "warn" if num_empty or num_repeated > 0.05 * len(lines) else "note"
-        yield Issue("text", verdict, f"{name}: {', '.join(problems)}", where, counts)
+        yield Issue("text", verdict, f"{name}: {', '.join(issues)}", where, counts)

@@ -1,6 +1,6 @@
 """Statistics of a dataset without loading its images: classes, objects, files, annotation issues.
 
-They are collected even if the dataset itself cannot be built, so that all problems are reported at once.
+They are collected even if the dataset itself cannot be built, so that all issues are reported at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.apps.doctor.annotations import DetectionFile, fault_issues, panoptic_issues
+from vitkit.apps.doctor.annotations import DetectionFile, describe_issues, describe_panoptic
 from vitkit.apps.doctor.issues import Issue
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.datasets.captions import CaptionDataset, CocoCaptions
@@ -26,7 +26,7 @@ from vitkit.data.loading.loader import DataSettings
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.data.text.datasets import TextDataset
 from vitkit.errors import VitkitError
-from vitkit.io.coco_schema import Fault, caption_faults, detection_faults, panoptic_faults
+from vitkit.io.coco_schema import FileIssue, caption_issues, detection_issues, panoptic_issues
 from vitkit.io.json_files import read_json
 from vitkit.protocols import Dataset
 from vitkit.registry import DATASETS
@@ -97,8 +97,8 @@ def dataset_statistics(data: DataSettings, split: str) -> DatasetStatistics:
         if issubclass(constructor, CocoDetection):
             _read_detection_file(statistics, arguments)
         elif statistics.dataset is None and issubclass(constructor, CocoPanoptic | CocoCaptions):
-            find_faults = panoptic_faults if issubclass(constructor, CocoPanoptic) else caption_faults
-            statistics.issues += fault_issues(find_faults(read_json(arguments["annotations"])), where)
+            find_issues = panoptic_issues if issubclass(constructor, CocoPanoptic) else caption_issues
+            statistics.issues += describe_issues(find_issues(read_json(arguments["annotations"])), where)
     except VitkitError as error:
         if statistics.dataset is not None:  # otherwise `statistics` already has the error
             statistics.issues.append(Issue("annotations", "fail", str(error), where))
@@ -149,11 +149,11 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
         *(arguments.get(name) for name in ("format", "split", "names", "first")),
     )
     content, folder = source.read_unchecked()
-    faults = detection_faults(content)
-    statistics.issues += fault_issues(faults, statistics.where)
-    if any(not fault.part for fault in faults):
+    file_issues = detection_issues(content)
+    statistics.issues += describe_issues(file_issues, statistics.where)
+    if any(not file_issue.part for file_issue in file_issues):
         return
-    parts = _without_faults(content, faults)
+    parts = _without_issues(content, file_issues)
     if statistics.dataset is None:
         categories = sorted(parts["categories"], key=lambda category: category["id"])
         names = {category["id"]: category["name"] for category in categories}
@@ -176,11 +176,11 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
     statistics.set_objects([(index_of_image[a["image_id"]], label_of_category[a["category_id"]]) for a in objects])
 
 
-def _without_faults(content: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, list[dict]]:
-    """Return the lists of a detection file without the entries that have a fault or refer to such an entry."""
-    faulty = {(fault.part, fault.position) for fault in faults}
+def _without_issues(content: Mapping[str, Any], file_issues: Sequence[FileIssue]) -> dict[str, list[dict]]:
+    """Return the lists of a detection file without the entries that have an issue or refer to such an entry."""
+    wrong = {(file_issue.part, file_issue.position) for file_issue in file_issues}
     parts = {
-        part: [entry for position, entry in enumerate(content[part]) if (part, position) not in faulty]
+        part: [entry for position, entry in enumerate(content[part]) if (part, position) not in wrong]
         for part in ("images", "annotations", "categories")
     }
     image_ids, category_ids = ({entry["id"] for entry in parts[part]} for part in ("images", "categories"))
@@ -197,7 +197,7 @@ def _read_panoptic_file(statistics: DatasetStatistics) -> None:
     entry_of = {entry["image_id"]: entry for entry in content["annotations"]}
     entries = [entry_of[int(image_id)] for image_id in dataset.image_ids]
     name = dataset.annotation_file.name
-    statistics.issues += panoptic_issues(entries, content["categories"], name, statistics.where)
+    statistics.issues += describe_panoptic(entries, content["categories"], name, statistics.where)
     statistics.listed_segments = [entry["segments_info"] for entry in entries]
     statistics.set_objects(
         [

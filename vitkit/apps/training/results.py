@@ -14,7 +14,7 @@ from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
 from vitkit.evaluation.base import read_results
-from vitkit.io.coco_schema import classified_faults, raise_faults, sentence_faults
+from vitkit.io.coco_schema import classified_issues, raise_issues, sentence_issues
 from vitkit.io.image_files import path_inside, read_image
 from vitkit.protocols import Dataset, Evaluator
 from vitkit.registry import EVALUATORS
@@ -120,11 +120,11 @@ def score_file(
     results = Path(results)
     content = read_results(results)
     if isinstance(content, dict) and {"images", "classes", "confusion_matrix"} <= content.keys():
-        raise_faults(classified_faults(content), results.name)
+        raise_issues(classified_issues(content), results.name)
         evaluator = ClassificationEvaluator(_Classified(content))
         evaluator.load_results(results)
     elif isinstance(content, dict) and isinstance(content.get("sentences"), list) and annotations is None:
-        raise_faults(sentence_faults(content, len(content["sentences"])), results.name)
+        raise_issues(sentence_issues(content, len(content["sentences"])), results.name)
         evaluator = TextEvaluator(_Sentences(content["sentences"]))
         evaluator.load_results(results)
     elif isinstance(content, list) and not any(isinstance(entry, dict) and "caption" in entry for entry in content):

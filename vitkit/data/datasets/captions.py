@@ -17,7 +17,7 @@ from vitkit.data.datasets.image_features import FeatureFile
 from vitkit.data.text.datasets import decoder_inputs
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.coco_schema import caption_faults, raise_faults
+from vitkit.io.coco_schema import caption_issues, raise_issues
 from vitkit.io.image_files import check_inside, to_tensor
 from vitkit.io.json_files import read_json
 from vitkit.registry import DATASETS, Spec
@@ -249,7 +249,7 @@ def read_caption_file(path: Path) -> tuple[list[dict], dict[int, list[str]]]:
         DataError: no such file, not JSON, its content is invalid, or no caption has a word.
     """
     content = read_json(path)
-    raise_faults(caption_faults(content), path.name)
+    raise_issues(caption_issues(content), path.name)
     captions: dict[int, list[str]] = {image["id"]: [] for image in content["images"]}
     num_empty = 0
     for annotation in content["annotations"]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from vitkit.data.formats import AnnotatedImages, detect_format, read_annotations
 from vitkit.data.formats.annotated import UNREADABLE, matches_any
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.coco_schema import Fault, bad_box_faults, detection_faults, raise_faults, segmentation_faults
+from vitkit.io.coco_schema import FileIssue, bad_box_issues, detection_issues, raise_issues, segmentation_issues
 from vitkit.io.json_files import read_json
 
 logger = logging.getLogger("vitkit")
@@ -96,7 +96,7 @@ class DetectionFile(NamedTuple):
     """Folder of the images."""
     num_dropped: int
     """Number of annotations left out because their boxes are empty or outside their images."""
-    wrong_segmentations: list[Fault]
+    wrong_segmentations: list[FileIssue]
     """The invalid segmentations, which were removed from their annotations."""
 
 
@@ -114,20 +114,20 @@ def read_coco_file(
     """
     name = source.annotations.name
     content, folder = source.read_unchecked(log=log)
-    raise_faults(detection_faults(content), name)
+    raise_issues(detection_issues(content), name)
     content = source.choose(content)
-    bad_boxes = bad_box_faults(content)
+    bad_boxes = bad_box_issues(content)
     if bad_boxes and not drop_bad_boxes:
-        raise_faults(bad_boxes, name)
-    dropped = {fault.position for fault in bad_boxes}
+        raise_issues(bad_boxes, name)
+    dropped = {issue.position for issue in bad_boxes}
     if dropped:
         usable = [entry for position, entry in enumerate(content["annotations"]) if position not in dropped]
         content = {**content, "annotations": usable}
-    wrong = segmentation_faults(content, required=masks)
+    wrong = segmentation_issues(content, required=masks)
     if masks:
-        raise_faults(wrong, name)
-    for fault in wrong:
-        del content["annotations"][fault.position]["segmentation"]
+        raise_issues(wrong, name)
+    for issue in wrong:
+        del content["annotations"][issue.position]["segmentation"]
     return DetectionFile(content, folder, len(dropped), wrong)
 
 

@@ -12,7 +12,7 @@ from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, ke
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import DataError
-from vitkit.io.coco_schema import panoptic_faults, raise_faults
+from vitkit.io.coco_schema import panoptic_issues, raise_issues
 from vitkit.io.image_files import check_inside, read_image
 from vitkit.io.json_files import read_json
 from vitkit.ops.label_maps import colors_to_ids, count_values
@@ -132,7 +132,7 @@ def read_panoptic_file(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     content = read_json(path)
-    raise_faults(panoptic_faults(content), path.name)
+    raise_issues(panoptic_issues(content), path.name)
     return content
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.detecting import FORMATS, detect_format
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.coco_schema import detection_faults, raise_faults, segmentation_faults
+from vitkit.io.coco_schema import detection_issues, raise_issues, segmentation_issues
 from vitkit.io.image_files import MAX_PIXELS, check_inside
 from vitkit.io.parsing import check_count
 from vitkit.registry import nearest
@@ -48,12 +48,12 @@ def read_annotations(
         reason = f"{len(unreadable)} cannot be read: {unreadable[0]}" if unreadable else "Correct the path."
         raise DataError(f"annotations: '{annotations}' has no usable image. {reason}")
     if data.categories:
-        raise_faults(detection_faults(data.content), annotations.name)
+        raise_issues(detection_issues(data.content), annotations.name)
     check_inside(data.folder, (i["file_name"] for i in data.images), annotations.name, allow_outside=allow_outside)
     counts = Counter(annotation["image_id"] for annotation in data.annotations)
     check_count(max(counts.values(), default=0), f"'{annotations}'")
     if check_segmentations:
-        raise_faults(segmentation_faults(data.content, required=False), annotations.name)
+        raise_issues(segmentation_issues(data.content, required=False), annotations.name)
         _check_run_lengths(data)
     names = Counter(category["name"] for category in data.categories)
     if repeated := [name for name, count in names.items() if count > 1]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, AnnotatedImages, ImageFiles
 from vitkit.errors import DataError
-from vitkit.io.coco_schema import detection_faults, raise_faults
+from vitkit.io.coco_schema import detection_issues, raise_issues
 from vitkit.io.json_files import gc_paused, read_json
 
 # "latest.json" has no test images.
@@ -51,7 +51,7 @@ def is_coco_file(path: Path) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     with gc_paused():
         content = read_json(path)
-        raise_faults(detection_faults(content), path.name)
+        raise_issues(detection_issues(content), path.name)
     return {part: content[part] for part in ("images", "annotations", "categories")}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, round_pixels
 from vitkit.errors import DataError
-from vitkit.io.coco_schema import bad_box_faults, is_box
+from vitkit.io.coco_schema import bad_box_issues, is_box
 from vitkit.io.image_files import upright_size
 from vitkit.io.json_files import read_json
 
@@ -154,7 +154,7 @@ def fix_classes(data: AnnotatedImages) -> int:
 
 def fix_empty(data: AnnotatedImages) -> int:
     """Remove boxes without an area inside their image; return the number removed."""
-    removed = {fault.position for fault in bad_box_faults(data.content)}
+    removed = {issue.position for issue in bad_box_issues(data.content)}
     data.annotations[:] = [annotation for k, annotation in enumerate(data.annotations) if k not in removed]
     return len(removed)
 
