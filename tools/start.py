@@ -36,7 +36,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=1.0, help="wall-clock time for everything (default: 1)")
     text = "share of the images for validation (default: 0.2)"
     parser.add_argument("--val-share", type=fraction, default=0.2, metavar="SHARE", help=text)
-    text = "folder to write (default: runs/start)"
+    text = "folder of the run (default: runs/start)"
     parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help=text)
     parser.add_argument("--dry-run", action="store_true", help="choose and write the config, but do not train")
     add_device(parser)
