@@ -29,7 +29,7 @@ ANNOTATIONS = ("coco", "yolo", "voc")
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    text = f"whose names the weights get: {', '.join(NAMES)}"
+    text = f"format of the names of the weights: {', '.join(NAMES)}"
     parser.add_argument("--to", required=True, metavar="FORMAT", help=text)
     parser.add_argument("--out", type=Path, required=True, help="the file or folder to write")
     text = "precision of the stored numbers (default: fp32)"

@@ -44,7 +44,7 @@ TASKS = ("panoptic", "semantic", "instance", "detection", "classification", "cap
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    text = "images, folders, patterns, videos, URLs, or the number of a camera"
+    text = "files to read: images, videos, folders, patterns, URLs, or the number of a camera"
     parser.add_argument("--input", nargs="+", required=True, metavar="INPUT", help=text)
     text = "folder to write (default: runs/predict, or runs/predict-2 if it exists)"
     parser.add_argument("--out", type=Path, help=text)

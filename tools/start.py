@@ -37,7 +37,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "fraction of the images for validation (default: 0.2)"
     parser.add_argument("--val-fraction", type=fraction, default=0.2, metavar="FRACTION", help=text)
     add_renamed(parser, "--val-share", "--val-fraction")
-    text = "folder to write (default: runs/start)"
+    text = "folder of the run (default: runs/start)"
     parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help=text)
     parser.add_argument("--dry-run", action="store_true", help="choose and write the config, but do not train")
     add_device(parser)

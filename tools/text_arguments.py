@@ -22,7 +22,7 @@ def add_text(parser: argparse.ArgumentParser, text: str) -> None:
     """Add MODEL, its weights if MODEL is a config, TEXT, --input and --out; `model_and_text` reads the words."""
     parser.add_argument("model", help=f"{MODEL_HELP}; the weights of a config follow it")
     parser.add_argument("text", nargs="*", metavar="TEXT", help=text)
-    text = "files with one text per line, plain or gzip"
+    text = "files to read, with one text per line, plain or gzip"
     parser.add_argument("--input", nargs="+", metavar="INPUT", help=text)
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
 

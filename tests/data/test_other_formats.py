@@ -11,7 +11,6 @@ from PIL import Image
 from vitkit.data.formats import detect_format, read_annotations
 from vitkit.data.formats.class_files import parse_class_file
 from vitkit.errors import DataError
-from vitkit.io.segmentations import decode_segmentation, mask_annotation, pixels_annotation, region_annotation
 
 BOX = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}
 NUMBER_OF_5000_DIGITS = "9" * 5000
@@ -257,18 +256,6 @@ def test_damaged_data_yaml_beside_labels_is_an_error(folder):
     assert "data.yaml' as YAML" in refused(folder, "labels/a.txt", "0 0.5 0.5 0.1 0.1\n")
 
 
-def test_small_masks_of_a_large_image_are_read_in_little_time(tmp_path):
-    Image.new("RGB", (4000, 3000)).save(tmp_path / "a.png")
-    mask = '<mask label="cell" rle="1,2,1" left="10" top="3" width="2" height="2"/>'
-    image = '<image name="a.png" width="4000" height="3000">'
-    (tmp_path / "a.xml").write_text(f"<annotations>{image}{mask * 3000}</image></annotations>")
-    began = time.process_time()
-    data = read_annotations(tmp_path / "a.xml")
-    assert len(data.annotations) == 3000 and time.process_time() - began < 10
-    mask = decode_segmentation(data.annotations[-1]["segmentation"], 3000, 4000)
-    assert mask[3:5, 10:12].tolist() == [[0, 1], [1, 0]] and mask.sum() == 2
-
-
 @pytest.mark.parametrize(
     ("kind", "message"), [("instance_maps", "20001 objects in one image"), ("semantic_maps", "40000 different values")]
 )
@@ -278,19 +265,6 @@ def test_label_image_of_noise_is_refused(folder, kind, message):
     Image.fromarray(np.arange(1000, 41_000, dtype=np.uint16).reshape(200, 200)).save(folder / "labels" / "a.png")
     with pytest.raises(DataError, match=message):
         read_annotations(folder / "labels", folder / "images", format=kind)
-
-
-def test_masks_are_encoded_from_their_region_or_pixels_as_from_the_whole_mask():
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        height, width, h, w, left, top = rng.integers((1, 1, 0, 0, -5, -5), (9, 9, 9, 9, 9, 9)).tolist()
-        region = rng.random((h, w)) < rng.choice([0.1, 0.5, 1])
-        canvas = np.zeros((32, 32), bool)
-        canvas[8 + top : 8 + top + h, 8 + left : 8 + left + w] = region
-        mask = canvas[8 : 8 + height, 8 : 8 + width]
-        expected = mask_annotation(mask)
-        assert region_annotation(region, left, top, height, width) == expected
-        assert pixels_annotation(np.flatnonzero(mask.T), height, width) == expected
 
 
 @pytest.mark.parametrize(

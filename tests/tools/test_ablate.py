@@ -11,7 +11,7 @@ import pytest
 
 from vitkit.apps.starter.ablations import page as pages
 from vitkit.apps.starter.ablations import runs, sets
-from vitkit.errors import ConfigError, TrainingError
+from vitkit.errors import TrainingError
 from vitkit.tools import ablate, train
 
 SET = """
@@ -85,89 +85,6 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     assert ablate.main([toy, "--seeds", "0"]) == 0
     assert "plain, seed 0: model_zoo/ablations/toy.json has it with other settings: vitkit" in capsys.readouterr().out
     assert not commands
-
-
-def test_curves_are_of_the_last_evaluation_of_arms(tmp_path):
-    arms = {"ViT, half": {}, "ViT, all": {}, "Swin, all": {}}
-    curves = {"ViT": {50: "ViT, half", 100: "ViT, all"}, "Swin": {100: "Swin, all"}}
-    ablation = sets.Ablation("base", ["top1"], arms, curves=curves, x_label="images")
-    values = [("ViT, half", 0, 0.2), ("ViT, all", 0, 0.5), ("ViT, half", 1, 0.4)]
-    rows = [
-        {"arm": arm, "seed": seed, "evaluations": [{"metrics": {"top1": 0.0}}, {"metrics": {"top1": value}}]}
-        for arm, seed, value in values
-    ]
-    assert pages.last_values(ablation, rows) == {"ViT": {50: [0.2, 0.4], 100: [0.5]}, "Swin": {}}
-    pages.plot(ablation, rows, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 1000
-
-
-def test_seeds_with_other_numbers_of_evaluations_are_averaged_from_the_last_one():
-    def row(seed, *values):
-        points = [dict(epoch=4 - len(values) + i, metrics={"AP": value}) for i, value in enumerate(values, 1)]
-        return dict(arm="DINO", seed=seed, evaluations=points)
-
-    ablation = sets.Ablation("base", ["AP"], {"DINO": {}})
-    curves = pages.values_over_training(ablation, [row(0, 0.1, 0.2, 0.3), row(1, 0.4, 0.5)], "epoch")
-    assert curves == {"DINO": {3: [0.2, 0.4], 4: [0.3, 0.5]}} and list(curves["DINO"]) == [3, 4]
-
-
-@pytest.mark.parametrize(("epochs", "label"), [(4, "epoch"), (6, "processor minutes")])
-def test_arms_of_other_epochs_are_plotted_over_time(epochs, label, tmp_path, monkeypatch):
-    def row(arm, epochs):
-        point = dict(epoch=epochs, processor_minutes=1.5, metrics={"AP": 0.4})
-        return dict(arm=arm, seed=0, epochs=epochs, evaluations=[point])
-
-    figures = []
-    monkeypatch.setattr(
-        "vitkit.apps.starter.ablations.page.save_figure", lambda figure, *args, **_: figures.append(figure)
-    )
-    ablation = sets.Ablation("base", ["AP"], {"large": {}, "small": {}})
-    pages.plot(ablation, [row("large", 4), row("small", epochs)], tmp_path / "sizes.png")
-    assert figures[0].axes[0].get_xlabel() == label
-
-
-def test_power_laws_of_curves_are_in_the_table_and_the_plot(tmp_path, monkeypatch):
-    text = """'Losses.'
-def ablation():
-    widths, lines = ("narrow", "wide", "flat", "short"), (100, 200, 400, 800)
-    return dict(
-        base="b", metrics=["nll"], arms={f"{w}, {n}": {} for w in widths for n in lines},
-        curves={w: {n: f"{w}, {n}" for n in lines} for w in widths}, x_label="lines", power_law=True,
-    )
-"""
-    (tmp_path / "losses.py").write_text(text)
-    ablation = sets.read_set(tmp_path / "losses.py")
-    losses = {"narrow": lambda n: 5 * n**-0.25, "wide": lambda n: 3 * n**-0.5, "flat": lambda n: 1.0}
-    losses["short"] = losses["wide"]
-    run = dict(epochs=1, steps=1, processor_minutes=0.1, versions={}, threads=1, device="cpu")
-    rows = [
-        run | {"arm": arm, "seed": seed, "evaluations": [{"metrics": {"nll": losses[width](n) * factor}}]}
-        for width, points in ablation.curves.items()
-        for n, arm in points.items()
-        for seed, factor in enumerate((0.99, 1 / 0.99))
-        if width != "short" or n < 400
-    ]
-    page = pages.table(ablation, tmp_path / "losses.py", rows)
-    assert "Power laws of nll, a x^-b; x is lines:\n\n- narrow: 5 x^-b, b = 0.250 (95 % interval 0.2" in page
-    assert "- wide: 3 x^-b, b = 0.500 (95 % interval 0.4" in page and "8 points)" in page
-    assert "- flat: no power law: it does not surely fall, exponent 0.000 (95 % interval -0.0" in page
-    assert "- short: a power law needs points at three or more x; got 2" in page
-
-    figures = []
-    monkeypatch.setattr(
-        "vitkit.apps.starter.ablations.page.save_figure", lambda figure, *args, **_: figures.append(figure)
-    )
-    pages.plot(ablation, rows, tmp_path / "losses.png")
-    (axes,) = figures[0].axes
-    labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert labels[0].startswith("narrow: 5 $x^{-0.25 \\pm 0.0") and labels[2:] == ["flat", "short"]
-    line = next(line for line in axes.get_lines() if line.get_label() == labels[1])
-    assert line.get_ydata()[[0, -1]] == pytest.approx([3 * 100**-0.5, 3 * 800**-0.5])
-
-    (tmp_path / "losses.py").write_text(text.replace("curves=", "settings="))
-    with pytest.raises(ConfigError, match=r"losses\.py: power_law is fitted to curves; give curves="):
-        sets.read_set(tmp_path / "losses.py")
 
 
 def test_a_run_that_was_interrupted_is_resumed(toy, tmp_path, monkeypatch):

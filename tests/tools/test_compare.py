@@ -7,9 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vitkit.apps.training.comparing import draw_lengths, score_models
-from vitkit.apps.training.results import ScoredResults
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import DataError
 from vitkit.evaluation.text import TextEvaluator
 from vitkit.tools import compare
 from vitkit.visualization.curves import _colors, plot_runs, smooth
@@ -123,15 +121,6 @@ def test_metrics_are_drawn_by_source_length(tmp_path, capsys):
     assert lines[0].split() == ["rnn", "1-5:", "100", "(1)"] and lines[1].startswith("transformer ")
 
 
-def test_boxes_have_no_source_length(tmp_path):
-    other = TextEvaluator(range(1))
-    with pytest.raises(ConfigError, match="boxes: is not scored by the length of texts"):
-        draw_lengths([ScoredResults("boxes", object(), None, None)], tmp_path / "a.png")
-    chrf = TextEvaluator(range(1), metrics=["chrf"])
-    with pytest.raises(ConfigError, match="the models have different metrics: BLEU, chrF"):
-        draw_lengths([ScoredResults("a", other, None, None), ScoredResults("b", chrf, None, None)], tmp_path / "a.png")
-
-
 @pytest.mark.parametrize("content", ['{"sentences": [{"index": 0}]}', "[]", '{"sentences": 5}', "[" * 200_000])
 def test_files_that_are_not_of_a_text_model_are_one_line_errors(tmp_path, content):
     good = write_texts(tmp_path / "good.json")
@@ -151,9 +140,3 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_work(tool, tmp_pa
         with pytest.raises(SystemExit, match=message) as caught:
             main([*inputs, "--out", str(tmp_path / out)])
         assert "\n" not in str(caught.value)
-
-
-def test_all_names_are_looked_up_before_the_first_model_runs(monkeypatch):
-    monkeypatch.setattr("vitkit.apps.training.comparing.test", lambda *_, **__: pytest.fail("a model ran"))
-    with pytest.raises(ConfigError, match="'nosuch' is neither a model of the zoo"):
-        score_models(["shapes_dino", "nosuch"])

@@ -1,20 +1,35 @@
-"""The options of all commands: each has one meaning, which stands in option_vocabulary.py."""
+"""The options of all commands: one word for one thing."""
 
+import re
 from collections import defaultdict
+from collections.abc import Iterable
 
 import pytest
 from helpers.command_options import options_of
-from helpers.option_vocabulary import OPTIONS
 
 cli = pytest.importorskip("vitkit.tools.cli", reason="vitkit is not installed (pip install -e .)")
 
 COMMANDS = list(cli.list_commands())
 VALUES = {"positive": "int", "fraction": "float", "_device": "str", "parse": "str"}
 """Function of tools/common.py -> the type of what it parses: a command may allow more numbers than another one."""
+FILLERS = {"all", "and", "for", "from", "instead", "than", "that", "the", "this", "which", "with"}
+"""Words by which unlike descriptions may agree."""
 
 
-def test_the_vocabulary_has_the_options_of_all_commands_and_no_others():
-    assert {name for command in COMMANDS for name in options_of(command)} == set(OPTIONS)
+def meaning(text: str) -> str:
+    """Return a help text without what stands in parentheses, such as the default."""
+    return re.sub(r"\s*\(.*?\)", "", text)
+
+
+def unrelated(texts: Iterable[str]) -> list[list[str]]:
+    """Group texts so that each shares the start of a word with another one of its group, and none with other groups."""
+    groups: list[tuple[set[str], list[str]]] = []
+    for text in texts:
+        words = {word[:5] for word in re.findall(r"[a-z]{3,}", text.lower()) if word not in FILLERS}
+        alike = [group for group in groups if group[0] & words]
+        groups = [group for group in groups if not group[0] & words]
+        groups.append((words.union(*(group[0] for group in alike)), [text, *(t for group in alike for t in group[1])]))
+    return [texts for _, texts in groups]
 
 
 def test_an_option_takes_the_same_values_in_all_commands():
@@ -25,6 +40,23 @@ def test_an_option_takes_the_same_values_in_all_commands():
             way = (type(action).__name__, action.nargs, action.metavar, VALUES.get(parse, parse))
             ways[name][way].append(command)
     assert not {name: dict(of) for name, of in ways.items() if len(of) > 1}
+
+
+def test_help_texts_of_an_option_describe_the_same_thing_in_all_commands():
+    meanings = defaultdict(set)
+    for command in COMMANDS:
+        for name, action in options_of(command).items():
+            meanings[name].add(meaning(action.help))
+    groups = {name: unrelated(sorted(texts)) for name, texts in meanings.items()}
+    assert not {name: texts for name, texts in groups.items() if len(texts) > 1}
+
+
+def test_options_with_the_same_help_text_have_the_same_name():
+    names = defaultdict(set)
+    for command in COMMANDS:
+        for name, action in options_of(command).items():
+            names[meaning(action.help)].add(name)
+    assert not {text: of for text, of in names.items() if len(of) > 1}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

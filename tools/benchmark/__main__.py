@@ -66,13 +66,15 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "device of all parts except the loader (default: cpu)"
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="for all but ONNX files (default: fp32)"
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of all but ONNX files (default: fp32)"
     )
     parser.add_argument("--no-memory", action="store_true", help="measure only time")
     parser.add_argument(
         "--processor-time", action="store_true", help="measure processor time, without waiting for other programs"
     )
-    parser.add_argument("--images", type=Path, metavar="DIR", help="JPEGs to load (default: synthetic ones of 640x480)")
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help="folder of JPEGs to load (default: synthetic ones of 640x480)"
+    )
     args = parser.parse_args(argv)
     import torch
 
