@@ -86,7 +86,7 @@ def values(state):
 
 
 def model_of(config, num_classes):
-    spec = load_config(TESTS.parent / "configs" / f"{config}.py")["model"]
+    spec = load_config(config)["model"]
     with torch.device("meta"):
         model = build_model(spec | {"num_classes": num_classes})
     return model.to_empty(device="cpu")

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 from helpers.detection_specs import detr_spec
@@ -200,8 +198,7 @@ def test_padding_to_a_multiple_marks_what_it_adds():
     [("detr_r50_dc5", 16, 41_524_768), ("detr_r101", 32, 60_464_672), ("detr_r101_dc5", 16, 60_464_672)],
 )
 def test_variant_configs_have_the_published_size_and_stride(name, stride, parameters):
-    path = Path(__file__).resolve().parents[2] / "configs" / f"{name}.py"
     with torch.device("meta"):
-        model = build_model(load_config(path)["model"])
+        model = build_model(load_config(name)["model"])
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert model.backbone.feature_info["res5"].stride == stride

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -220,7 +221,7 @@ def export_model(
         for part in exported:
             (Path(folder) / part.path.name).replace(part.path)
     if settings.format == "onnx":
-        shutil.copyfile(Path(__file__).with_name("onnx_runner.py"), runner_path(out))
+        shutil.copyfile(find_spec("vitkit.apps.exported.onnx_runner").origin, runner_path(out))
     return exported
 
 

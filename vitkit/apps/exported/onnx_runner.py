@@ -56,7 +56,7 @@ class Runner:
         if "crop" in resize:
             short, crop = resize["short_side"], resize["crop"]
             size = (crop, crop) if short is None else short_side_size(*size, short)
-            pixels = resize(image, size, Image.Resampling[resize["interpolation"].upper()])
+            pixels = resize_image(image, size, Image.Resampling[resize["interpolation"].upper()])
             top, left = (round((side - crop) / 2) for side in size)
             pixels = pixels[top : top + crop, left : left + crop]
         else:
@@ -67,7 +67,7 @@ class Runner:
             if limit is not None:
                 scale = min(1, limit[0] / size[0], limit[1] / size[1])
                 size = tuple(max(1, int(side * scale)) for side in size)
-            pixels = resize(image, size)
+            pixels = resize_image(image, size)
         height, width, channels = pixels.shape
         images = np.zeros((1, channels, *(limit or (height, width))), pixels.dtype)
         images[0, :, :height, :width] = pixels.transpose(2, 0, 1)
@@ -216,7 +216,7 @@ def open_image(source, channels=None):
     return np.asarray(image.convert("RGB"))
 
 
-def resize(image, size, method=Image.Resampling.BILINEAR):
+def resize_image(image, size, method=Image.Resampling.BILINEAR):
     """Resize (H, W, C) by Pillow, antialiased; uint16 by way of float32, Pillow's only other type that it resizes."""
     if image.shape[:2] == tuple(size):
         return image

@@ -86,9 +86,18 @@ class VideoPredictor(Predictor):
         self.sampling = sampling
 
     def stream(
-        self, source: Any, *, threshold: float | None = None, batch_size: int = 1, tiles: int | Tiling | None = None
+        self,
+        source: Any,
+        *,
+        prompt: str | None = None,
+        threshold: float | None = None,
+        batch_size: int = 1,
+        tiles: int | Tiling | None = None,
     ) -> Iterator[Prediction]:
         """Predict on videos, one at a time; see `Predictor.stream`. Classes have no threshold, videos no tiles."""
+        if prompt is not None:
+            yield from self.with_prompt(prompt).stream(source, threshold=threshold, tiles=tiles)
+            return
         if threshold is not None:
             requested_threshold(threshold)
         videos = self._find(source)

@@ -102,7 +102,7 @@ def browse(
         if transform is not None and split == "train":
             samples = mixed_views(dataset, transform, index, seeds)
         elif augment is not None:
-            samples = [augment(dataset, augment, epoch, index, each) for each in seeds]
+            samples = [draw_augmented(dataset, augment, epoch, index, each) for each in seeds]
         else:
             samples = [dataset[(index, each)] for each in seeds]
         cards += [card_of(sample, image_id, names, with_boxes=with_boxes) for sample in samples]
@@ -179,7 +179,7 @@ def mixed_views(
     return views
 
 
-def augment(dataset: Dataset, augment: BatchAugmentation, epoch: int, index: int, seed: int) -> Sample:
+def draw_augmented(dataset: Dataset, augment: BatchAugmentation, epoch: int, index: int, seed: int) -> Sample:
     """Return a training image as in a batch of an epoch, after the image that it may be mixed with."""
     before = dataset[((index + 1) % len(dataset), seed)]
     return augment([before, dataset[(index, seed)]], epoch, seed)[1]

@@ -62,7 +62,7 @@ def parse_class_file(path: str | Path) -> ClassFile:
             f"{context} contains {reprlib.repr(entries)}; expected names: "
             '["sky", "road"], [{"id": 0, "name": "sky"}] or {"0": "sky"}, and a number as ignore_index.'
         )
-    numbered = _number(entries, context)
+    numbered = _number_classes(entries, context)
     if repeated := [number for number, count in Counter(number for number, _ in numbered).items() if count > 1]:
         raise DataError(f"{context}: two classes have the number {repeated[0]}. Give each a unique number.")
     names = {number: name for number, name in sorted(numbered) if number != ignored}
@@ -101,7 +101,7 @@ def class_file_near(folder: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _number(names: list | dict, context: str) -> list[tuple[int, str]]:
+def _number_classes(names: list | dict, context: str) -> list[tuple[int, str]]:
     if isinstance(names, dict):
         pairs = list(names.items())
     elif all(isinstance(name, str) for name in names):
