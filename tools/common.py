@@ -69,7 +69,7 @@ def add_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
         def __call__(self, parser: argparse.ArgumentParser, *values: object) -> None:
             parser.error(f"{old} is {new} now")
 
-    parser.add_argument(old, action=Renamed, help=argparse.SUPPRESS)
+    parser.add_argument(old, action=Renamed, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_batch_size(parser: argparse.ArgumentParser, *, default: int = 1, of: str = "images") -> None:
