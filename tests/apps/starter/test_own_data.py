@@ -34,7 +34,7 @@ def settings_of(data, split):
 def semantic(tmp_path, values, **options):
     images(tmp_path / "images", *(f"{k}.jpg" for k in range(6)))
     label_images(tmp_path / "masks", values)
-    return read_own_data("semantic", tmp_path / "images", tmp_path / "masks", share=0.3, out=tmp_path / "out")
+    return read_own_data("semantic", tmp_path / "images", tmp_path / "masks", fraction=0.3, out=tmp_path / "out")
 
 
 def test_masks_of_0_and_255_give_two_classes(tmp_path):
@@ -71,7 +71,7 @@ def test_images_with_another_extension_are_reported(tmp_path, capsys):
 def test_split_folders_are_not_taken_for_classes(tmp_path):
     names = [f"{split}/{name}/{k}.png" for split in ("train", "valid", "test") for name in "ab" for k in range(3)]
     images(tmp_path / "roboflow", *names)
-    data = read_own_data("classification", tmp_path / "roboflow", None, share=0.2, out=tmp_path / "out")
+    data = read_own_data("classification", tmp_path / "roboflow", None, fraction=0.2, out=tmp_path / "out")
     assert data.num_train == data.num_val == 6
     assert settings_of(data, "val")["folder"] == str(tmp_path / "roboflow/valid")
     assert data.summary.endswith("of 2 classes")
@@ -81,7 +81,7 @@ def test_images_that_cannot_be_read_are_reported(tmp_path, capsys):
     images(tmp_path / "flowers", *(f"{name}/{k}.png" for name in ("daisy", "tulip") for k in range(6)))
     broken = tmp_path / "flowers/daisy/0.png"
     broken.write_bytes(broken.read_bytes()[:500])
-    data = read_own_data("classification", tmp_path / "flowers", None, share=0.2, out=tmp_path / "out")
+    data = read_own_data("classification", tmp_path / "flowers", None, fraction=0.2, out=tmp_path / "out")
     assert data.num_train + data.num_val == 11
     printed = capsys.readouterr().out
     assert "  left out: 1 " in printed and "flowers/daisy/0.png" in printed
@@ -90,7 +90,7 @@ def test_images_that_cannot_be_read_are_reported(tmp_path, capsys):
 def test_class_of_too_few_images_for_both_splits_is_named(tmp_path):
     images(tmp_path / "flowers", *(f"{name}/{k}.png" for name in ("daisy", "tulip") for k in range(6)), "rare/0.png")
     with pytest.raises(DataError, match="class folder '.*flowers/rare' gives no image to (val|train): it has too few"):
-        read_own_data("classification", tmp_path / "flowers", None, share=0.2, out=tmp_path / "out")
+        read_own_data("classification", tmp_path / "flowers", None, fraction=0.2, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -102,12 +102,12 @@ def test_test_images_are_neither_trained_nor_validated_on(tmp_path):
         for k in range(6):
             (tmp_path / "cells" / split / "labels" / f"{k}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     (tmp_path / "cells/data.yaml").write_text("train: train/images\ntest: test/images\nnames: [cell]\n")
-    data = read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.3, out=tmp_path / "out")
+    data = read_own_data("detection", tmp_path / "cells/data.yaml", None, fraction=0.3, out=tmp_path / "out")
     assert data.num_train + data.num_val == 6
     assert '"test/' not in (tmp_path / "out/train.json").read_text() + (tmp_path / "out/val.json").read_text()
     (tmp_path / "cells/data.yaml").write_text("test: test/images\nnames: [cell]\n")
     with pytest.raises(DataError, match=r"data.yaml' has test images \(6\), but none to train on. Give"):
-        read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.3, out=tmp_path / "out")
+        read_own_data("detection", tmp_path / "cells/data.yaml", None, fraction=0.3, out=tmp_path / "out")
 
 
 def test_train_and_val_of_the_same_images_are_split(tmp_path, capsys):
@@ -116,6 +116,6 @@ def test_train_and_val_of_the_same_images_are_split(tmp_path, capsys):
     for k in range(10):
         (tmp_path / f"cells/labels/all/{k}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     (tmp_path / "cells/data.yaml").write_text("train: images/all\nval: images/all\nnames: [cell]\n")
-    data = read_own_data("detection", tmp_path / "cells/data.yaml", None, share=0.2, out=tmp_path / "out")
+    data = read_own_data("detection", tmp_path / "cells/data.yaml", None, fraction=0.2, out=tmp_path / "out")
     assert (data.num_train, data.num_val) == (8, 2)
     assert "train and val are the same images, which are therefore split" in capsys.readouterr().out
