@@ -47,6 +47,15 @@ def own_settings(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
 
 
+@pytest.fixture
+def fused_attention():
+    """Use fused attention, as the plain definition would store all matrices."""
+    from vitkit.kernels import use_kernels
+
+    with use_kernels("fast"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Return the folder with the small real datasets; tests that need it are skipped if it is absent."""

@@ -9,7 +9,6 @@ import vitkit
 from vitkit import build_model, load_config
 from vitkit.apps.analysis.reports.training import TrainingMacs
 from vitkit.errors import ConfigError
-from vitkit.kernels import use_kernels
 from vitkit.tools import analyze, analyze_tables
 from vitkit.weights import save_checkpoint
 
@@ -40,13 +39,6 @@ def test_training_memory_is_reported_without_allocating_it(capsys):
     assert (less["precision"], less["activation_checkpointing"]) == ("bf16", True) and less["recomputed_bytes"] > 0
     assert less["saved_bytes"] + less["recomputed_bytes"] < 0.6 * full["saved_bytes"]
     assert less["fsdp"]["total"] < less["ddp"]["total"] < full["ddp"]["total"]
-
-
-@pytest.fixture
-def fused_attention():
-    """Use fused attention, as the plain definition would store all matrices."""
-    with use_kernels("fast"):
-        yield
 
 
 TRANSFORMER = [
