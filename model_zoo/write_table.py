@@ -1,4 +1,4 @@
-"""Write the tables of models in model_zoo/README.md from index.json.
+"""Write the tables of models in model_zoo/README.md and models.md from index.json.
 
 Run:  python model_zoo/write_table.py
 """
@@ -8,8 +8,8 @@ from pathlib import Path
 from vitkit import model_zoo
 from vitkit.config import find_config
 
-README = Path(__file__).with_name("README.md")
-CONFIGS = README.parents[1] / "configs"
+ZOO = Path(__file__).parent
+CONFIGS = ZOO.parent / "configs"
 BEGIN = "<!-- {}: python model_zoo/write_table.py -->\n"
 END = "<!-- end of {} -->\n"
 
@@ -49,13 +49,17 @@ def packaged_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_tables(text: str) -> str:
-    """Return the README's text with the current tables."""
-    for name, table in (("models", published_table()), ("models in the package", packaged_table())):
-        before, _, rest = text.partition(BEGIN.format(name))
-        text = before + BEGIN.format(name) + table + END.format(name) + rest.partition(END.format(name))[2]
-    return text
+TABLES = {"models.md": ("models", published_table), "README.md": ("models in the package", packaged_table)}
+"""File -> the name of its table, and what formats it."""
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    """Return a document's text with the current table of a name."""
+    before, _, rest = text.partition(BEGIN.format(name))
+    return before + BEGIN.format(name) + table + END.format(name) + rest.partition(END.format(name))[2]
 
 
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for file, (name, make) in TABLES.items():
+        path = ZOO / file
+        path.write_text(with_table(path.read_text(encoding="utf-8"), name, make()), encoding="utf-8")

@@ -5,7 +5,7 @@ or a ResNet-50 from ImageNet's, which ends at res3, as in configs/bccd/dino_imag
 objects and time for fewer than 6000 such steps.
 
 Run:  vitkit start IMAGES ANNOTATIONS
-Here: with vertical flips, as in the table of configs/bccd/README.md; `vitkit start` prints the row that its choice
+Here: with vertical flips, as in the table of configs/bccd/measurements.md; `vitkit start` prints the row its choice
       comes next to. On 50 photos of COCO with 49 classes, from Keras's ImageNet weights, frozen up to res3, 36 epochs:
       after 936 steps, 5 to 7 min of one core, AP50 0.008 to 0.045 on 24 other photos (240 pixels: 0.045 and 0.009, two
       runs; 224: 0.008 and 0.015, seeds 42 and 43) and on the 50 themselves 0.16 to 0.27 (0.273 and 0.156; 0.167 and

@@ -272,7 +272,7 @@ def _mismatch(
         lines.append(f"It seems to be {origin}.")
     if common < 0.5 * len(expected) or _is_of_another_model(state, expected):
         lines.append(
-            "That is another model's checkpoint: use the config that it belongs to (model_zoo/README.md names those of "
+            "That is another model's checkpoint: use the config that it belongs to (model_zoo/models.md names those of "
             "official ones), or a checkpoint of this one."
         )
     shapes = {key: (tuple(state[key].shape), tuple(expected[key].shape)) for key in misshapen[:5]}

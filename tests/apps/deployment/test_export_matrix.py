@@ -1,4 +1,4 @@
-"""Every kind of model in every format: the cells of vitkit/apps/deployment/README.md, which this prints (-m slow -s).
+"""Every kind of model in every format, the cells of vitkit/apps/deployment/measurements.md: printed with -m slow -s.
 
 With VITKIT_EXPORT_SIZE=160x160, files take images of one size, which are traced in a third of the time.
 """

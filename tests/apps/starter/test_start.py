@@ -120,7 +120,7 @@ def test_backbone_follows_the_numbers_of_objects_and_steps(
 
 
 def test_figures_of_recipes_are_those_of_the_table():
-    rows = (ROOT / "configs/bccd/README.md").read_text().splitlines()
+    rows = (ROOT / "configs/bccd/measurements.md").read_text().splitlines()
     names = {"small": "| `dino_r18.py`", "resnet50": "| the same on a ResNet-50 up to res4", "res3": "| "}
     for figure in RECIPES["detection"].measured:
         values = figure.metrics.removeprefix("AP ").replace(", AP50 ", " / ")
