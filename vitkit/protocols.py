@@ -216,7 +216,7 @@ class FixedDetections(Protocol):
     """A model whose detections have one shape for all images, so that an exported file can include them."""
 
     def detections(self, outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return scores and labels (B, N), boxes_xyxy (B, N, 4) in 0..1 of the un-padded image, and the query that each
+        """Return scores and labels (B, N), boxes_xyxy (B, N, 4) in 0..1 of the unpadded image, and the query that each
         detection is from, (B, N) int64; see `vitkit.ops.detections.BatchDetections`."""
 
 
@@ -268,9 +268,9 @@ class Criterion(nn.Module):
     meters: Mapping[str, Any] = MappingProxyType({})
     """Measured quantities other than losses: name -> `vitkit.distributed.RatioMeter`."""
     needs_outputs: Sequence[str] = ()
-    """The fields of the model's outputs that it always reads, and"""
+    """The fields of the model's outputs that it always reads, checked on the first batch, before training."""
     needs_targets: Sequence[str] = ()
-    """those of each target; both are checked on the first batch, before training."""
+    """The fields of each target that it always reads, checked likewise."""
 
 
 class Dataset(ABC):

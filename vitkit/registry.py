@@ -9,6 +9,7 @@ import importlib
 import inspect
 import itertools
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import PurePath
@@ -94,7 +95,8 @@ class Registry:
 
     Args:
         kind: what is registered, as error messages and config keys call it ("backbone").
-        packages: vitkit's packages that register constructors of this kind; they are imported at the first look-up.
+        packages: vitkit's packages whose files register constructors of this kind; they are all imported at the first
+            look-up.
         in_errors: whether errors of a constructor are preceded by `kind`, the key of its spec in its owner's.
         base: name of the class in vitkit.protocols that classes of this kind derive from; None if they need no base.
     """
@@ -150,10 +152,12 @@ class Registry:
             protocols.require_base(self.kind, cls, getattr(protocols, self._base))
 
     def load_packages(self) -> None:
-        """Import vitkit's packages, which register their constructors."""
+        """Import vitkit's packages with all their files, which register their constructors."""
         packages, self._packages = self._packages, ()
         for package in packages:
-            importlib.import_module(package)
+            folder = getattr(importlib.import_module(package), "__path__", ())
+            for file in pkgutil.iter_modules(folder):
+                importlib.import_module(f"{package}.{file.name}")
 
     def names(self) -> list[str]:
         """Return all registered names, sorted, including variants but not names with a registered prefix."""
@@ -252,14 +256,7 @@ BACKBONES = Registry("backbone", "vitkit.backbones", in_errors=True)
 NECKS = Registry("neck", "vitkit.necks", in_errors=True)
 HEADS = Registry("head", "vitkit.heads", in_errors=True)
 TRAINING_QUERIES = Registry("training_queries", "vitkit.training_queries", in_errors=True)
-MODELS = Registry(
-    "model",
-    "vitkit.models",
-    *(f"vitkit.seq2seq.{file}" for file in ("language_models", "rnn", "show_attend_tell", "transformer")),
-    "vitkit.seq2seq.transformer_captioner",
-    in_errors=True,
-    base="Model",
-)
+MODELS = Registry("model", "vitkit.models", "vitkit.seq2seq", in_errors=True, base="Model")
 MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True)
 CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True, base="Criterion")
 DATASETS = Registry("dataset", "vitkit.data.datasets", "vitkit.data.synthetic", "vitkit.data.text", base="Dataset")

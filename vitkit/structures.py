@@ -46,9 +46,9 @@ class DetectionTarget(TypedDict, total=False):
     labels: Tensor
     """(N,) int64, contiguous class index (the dataset maps it to and from raw category ids)."""
     boxes_cxcywh: Tensor
-    """(N, 4) float32 in 0..1 of the un-padded, transformed image."""
+    """(N, 4) float32 in 0..1 of the unpadded, transformed image."""
     masks: Tensor
-    """(N, H, W) bool of the un-padded, transformed image; only when the dataset loads masks."""
+    """(N, H, W) bool of the unpadded, transformed image; only when the dataset loads masks."""
     image_id: int
     """The annotation file's raw image id."""
     image_size: tuple[int, int]
@@ -97,7 +97,7 @@ class QuerySet(TypedDict, total=False):
     pred_logits: Tensor
     """(B, Q, C + 1) with "no object" as the last class, or (B, Q, C) with a sigmoid per class."""
     pred_boxes: Tensor
-    """(B, Q, 4) cxcywh in 0..1 of the un-padded image."""
+    """(B, Q, 4) cxcywh in 0..1 of the unpadded image."""
     pred_masks: Tensor
     """(B, Q, h, w) logits."""
     mask_embed: Tensor

@@ -147,7 +147,7 @@ class StepGuard:
     Args:
         model: the model whose running statistics are restored if a step is skipped.
         scaler: scales the losses, so that gradients may overflow.
-        checkpoints: know when the run was last saved.
+        checkpoints: the run's, which record when it was last saved.
         save_every_minutes: see `TrainSettings`.
     """
 
@@ -166,6 +166,7 @@ class StepGuard:
         self.stop_signal: signal.Signals | None = None
         """The signal that asked this process to end the run after the current step; None without one."""
         self._statistics: list[Tensor] = []
+        self._last_good: list[Tensor] = []
 
     def watch(self) -> None:
         """Copy the running statistics of the model's batch norms, before an epoch's first step."""
@@ -192,11 +193,11 @@ class StepGuard:
         Raises:
             TrainingError: several steps in a row were skipped.
         """
-        requests = [self.is_save_due(), self.stop_signal is not None]
+        wishes = [self.is_save_due(), self.stop_signal is not None]
         # A sum is not finite if any of its terms is not, so a single transfer from the device is enough.
         loss = torch.stack([value for batch_losses in losses for value in batch_losses.values()]).sum()
         not_finite = torch.stack([~loss.isfinite(), ~grad_norm.isfinite()]).float()
-        requests = torch.tensor(requests, dtype=torch.float32).to(not_finite.device, non_blocking=True)
+        requests = torch.tensor(wishes, dtype=torch.float32).to(not_finite.device, non_blocking=True)
         flags = all_reduce_sum(torch.cat([not_finite, requests])) > 0
         bad_loss, bad_gradient, save, stop = flags.tolist()
         take = not (bad_loss or bad_gradient)

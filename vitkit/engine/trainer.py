@@ -118,7 +118,8 @@ def check_training(config: Config, device: torch.device, *, init: str | None = N
     require(config, *_REQUIRED)
     make_data_paths_absolute(config)
     choose_precision(config, None, device)
-    init = None if init is None else find_weights(init)
+    with first_rank_first():
+        init = None if init is None else find_weights(init)
     run, _ = build_run(config, RunFolder(Path("(not written)"), checkpoint=None, lock=None), device, init=init)
     default_hooks(run.settings)
     print_line("checked: every part has what the others ask of it, and a first batch was evaluated")

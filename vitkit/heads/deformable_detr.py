@@ -128,7 +128,7 @@ class DeformableDETRHead(QueryHead):
         ]
         return {
             "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
-            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the un-padded image
+            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
             "reference_points": layers[-1]["reference_points"],  # (B, Q, 2 or 4), what the layer sampled around
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             "training_outputs": first_stage,  # with two stages, the predictions for all locations, (B, S, ...)
@@ -155,7 +155,7 @@ class DecodedLayer(NamedTuple):
     references: Tensor
     """(B, L, 2 or 4): the points or boxes cxcywh that the layer attended around."""
     boxes_cxcywh: Tensor
-    """(B, L, 4) in 0..1 of the un-padded image."""
+    """(B, L, 4) in 0..1 of the unpadded image."""
 
 
 class DeformableDecoder(nn.Module):

@@ -120,7 +120,7 @@ class DETRHead(QueryHead):
         boxes = boxes.to(torch.promote_types(boxes.dtype, torch.float32)).sigmoid().unbind()
         return {
             "pred_logits": logits[-1],  # (B, Q, num_classes + 1), the last class being "no object"
-            "pred_boxes": boxes[-1],  # (B, Q, 4) cxcywh in 0..1 of the un-padded image
+            "pred_boxes": boxes[-1],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
             "aux_outputs": [  # the same of each decoder layer but the last, first layer first
                 {"pred_logits": l, "pred_boxes": b} for l, b in zip(logits[:-1], boxes[:-1])
             ],

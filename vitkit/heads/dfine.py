@@ -128,7 +128,7 @@ class DFINEHead(QueryHead):
         ]
         return {
             "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
-            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the un-padded image
+            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
             "pred_corners": layers[-1]["pred_corners"],  # (B, Q, 4 * (reg_max + 1)) logits of each edge's bins
             "initial_boxes": layers[-1]["initial_boxes"],  # (B, Q, 4) cxcywh, from whose edges distances are measured
             "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in

@@ -141,7 +141,7 @@ class RFDETRHead(QueryHead):
         return {
             **layers[-1],
             # pred_logits (B, Q, num_classes), one sigmoid per class
-            # pred_boxes (B, Q, 4) cxcywh, relative to the un-padded image
+            # pred_boxes (B, Q, 4) cxcywh, relative to the unpadded image
             # reference_points (B, Q, 4), the boxes that all layers sampled in
             # and with masks, mask_embed (B, Q, C), mask_features (B, C, h, w), and their product for the head's own
             # queries, pred_masks (B, num_queries, h, w) logits

@@ -97,7 +97,7 @@ class RTDETRHead(QueryHead):
         ]
         return {
             "pred_logits": layers[-1]["pred_logits"],  # (B, Q, num_classes), one sigmoid per class
-            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the un-padded image
+            "pred_boxes": layers[-1]["pred_boxes"],  # (B, Q, 4) cxcywh in 0..1 of the unpadded image
             "reference_points": layers[-1]["reference_points"],  # (B, Q, 4), the boxes that the layer sampled in
             "aux_outputs": layers[:-1],  # the same of each decoder layer but the last, first layer first
             "training_outputs": [selection],  # the encoder's predictions at the selected locations, (B, Q, ...)

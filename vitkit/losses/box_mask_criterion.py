@@ -77,7 +77,7 @@ class BoxMaskCriterion(SetCriterion):
         Args:
             outputs: those of `SetCriterion`; for all layers and training_outputs also mask_embed (B, Q, C) and
                 mask_features (B, C, h, w), whose product is the masks; input_size (height, width) that these cover.
-            targets: B targets with labels in 0..C-1, boxes and masks (N, H, W) bool of the un-padded images.
+            targets: B targets with labels in 0..C-1, boxes and masks (N, H, W) bool of the unpadded images.
         Returns:
             Weighted scalars whose sum is the loss: `labels l1 giou mask dice` with the prefixes of `SetCriterion`.
         Raises:
@@ -86,7 +86,7 @@ class BoxMaskCriterion(SetCriterion):
         input_size, losses = outputs["input_size"], {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
             for queries in self.match(outputs, targets, input_size=input_size):
-                matched = self.matched_queries(queries)
+                matched = self.matched_layers(queries)
                 terms = self.set_terms(queries, matched) | self._mask_terms(queries, matched, input_size)
                 losses |= queries.named_losses(terms, self.weights)
         return losses

@@ -122,7 +122,7 @@ class DFINECriterion(SetCriterion):
             _check_sets(query_sets, num_bins=len(outputs["distance_bins"]))
             union = self._union(query_sets)
             for queries in query_sets:
-                matched = self.matched_queries(queries)
+                matched = self.matched_layers(queries)
                 pairs = self._known_pairs(queries, matched) if queries.has_known_matches else union
                 losses |= self._class_and_box_losses(queries, matched, pairs)
                 refined = _layers_with_distributions(queries)

@@ -80,7 +80,7 @@ class MaskCriterion(MatchedCriterion):
                 `QuerySet` for queries that exist only in training; and windows, (N, 3) int64, if the B rows are
                 not of images but of N windows, of size `input_size`: the index of the image, and the top and left of
                 the window.
-            targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images.
+            targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the unpadded images.
         Returns:
             Weighted scalars whose sum is the loss: `labels mask dice` for the last layer, `aux0_labels ...` for the
             others; for training_outputs with a name `NAME_labels ... NAME_aux0_labels ...`. Queries with the same name
@@ -100,7 +100,7 @@ class MaskCriterion(MatchedCriterion):
 
     def _set_losses(self, queries: SetLayers, input_size: tuple[int, int]) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
-        matched = self.matched_queries(queries)
+        matched = self.matched_layers(queries)
         class_losses = self.cross_entropy(matched)
         _, image, query = matched.indices
         matches_per_image = [len(query) for query, _ in queries.matches[0]]
@@ -212,7 +212,7 @@ def _product(embeds: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def labels_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
-    """Sample masks (M, H, W) of an un-padded image at points (M, P, 2) of the padded one, bilinearly: (M, P)."""
+    """Sample masks (M, H, W) of an unpadded image at points (M, P, 2) of the padded one, bilinearly: (M, P)."""
     if not len(masks):
         return points.new_zeros(0, points.shape[1])
     return sample_points(masks[:, None].float(), points_in_part(points, input_size, masks.shape[-2:]))[:, 0]

@@ -162,7 +162,7 @@ class MatchedCriterion(Criterion):
             queries.matches = matches
         return query_sets
 
-    def matched_queries(self, queries: SetLayers) -> MatchedLayers:
+    def matched_layers(self, queries: SetLayers) -> MatchedLayers:
         """Return the matched queries of all layers; those of the main set's last layer are counted by the meter."""
         logits = queries.stack("pred_logits")
         *indices, target = queries.matched_indices()
@@ -225,7 +225,7 @@ class MatchedCriterion(Criterion):
 
 
 def collect_sets(outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[SetLayers]:
-    """Return a model's sets of queries, those with the same name together; the main queries come first.
+    """Return a model's sets of queries, grouped by name; the main queries come first.
 
     Args:
         outputs: predictions of the main queries, with optional `aux_outputs` and `training_outputs`, a list of

@@ -44,7 +44,7 @@ class PerPixelCriterion(Criterion):
         Args:
             outputs: pred_semantic (B, C, h, w) logits; input_size (height, width) that they cover; optionally
                 aux_outputs, a list of such dicts for the earlier layers.
-            targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the un-padded images; a pixel that
+            targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the unpadded images; a pixel that
                 is in no mask is ignored, and one in several masks belongs to the first.
         Returns:
             `semantic` for the last layer, `aux0_semantic` ... for the others, scalars. The keys are the same for any

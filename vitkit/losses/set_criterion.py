@@ -115,7 +115,7 @@ class SetCriterion(MatchedCriterion):
 
     def _set_losses(self, queries: SetLayers) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
-        return queries.named_losses(self.set_terms(queries, self.matched_queries(queries)), self.weights)
+        return queries.named_losses(self.set_terms(queries, self.matched_layers(queries)), self.weights)
 
     def set_terms(self, queries: SetLayers, matched: MatchedLayers) -> dict[str, Tensor]:
         """Return the class and box losses by term, (L,) for all layers of all sets."""

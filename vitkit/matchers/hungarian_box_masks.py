@@ -54,7 +54,7 @@ class HungarianBoxMaskMatcher(HungarianMatcher):
 
         Args:
             query_sets: pairs of layers and targets as for `HungarianMatcher`. Layers also have mask_embed (B, Q, C) and
-                mask_features (B, C, h, w), whose product is the masks; targets masks (N, H, W) bool of the un-padded
+                mask_features (B, C, h, w), whose product is the masks; targets masks (N, H, W) bool of the unpadded
                 images.
             input_size: (height, width) that the images were padded to, which the predicted masks cover.
         Raises:

@@ -101,7 +101,7 @@ class DensePredictionModel(ModelOnBackbone):
 
     @property
     def mask_multiple(self) -> int:
-        """Its masks cover the padded images."""
+        """The multiple, in pixels, to which images are padded under masks."""
         return self.padding_multiple
 
     def attention_layers(self) -> AttentionLayers:
@@ -150,7 +150,7 @@ class DensePredictionModel(ModelOnBackbone):
         return images, padding_mask
 
     def backbone_maps(self, images: Tensor, padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """Return the backbone's maps of prepared images; it is told of the padding only if that is isolated."""
+        """Return the backbone's maps of prepared images; it receives the padding mask only if padding is isolated."""
         return self.backbone(images, padding_mask) if self.isolate_padding else self.backbone(images)
 
     def run_head(
@@ -195,7 +195,7 @@ class Detector(DensePredictionModel):
     returns = ("boxes_xyxy",)
 
     def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
-        """Return the detections of all images, relative to the un-padded image, without a threshold of their scores."""
+        """Return the detections of all images, relative to the unpadded image, without a threshold of their scores."""
         raise NotImplementedError
 
 

@@ -25,7 +25,6 @@ class DETR(Detector):
 
     class_head = ("head.class_embed.", "training_queries.denoising.label_embed.")
     class_activation = "softmax"
-    returns = ("boxes_xyxy",)
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class DETR(Detector):
         Returns:
             the head's outputs:
             pred_logits: (B, Q, num_classes + 1), the last class being "no object".
-            pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
+            pred_boxes: (B, Q, 4) cxcywh in 0..1 of the unpadded image.
             aux_outputs: the same two for each decoder layer but the last, first layer first.
             training_outputs: only with training queries, a list of their outputs, see `QuerySet`.
         """

@@ -73,7 +73,7 @@ class DINO(Detector):
         Returns:
             the head's outputs:
             pred_logits: (B, Q, num_classes), a sigmoid per class.
-            pred_boxes: (B, Q, 4) cxcywh in 0..1 of the un-padded image.
+            pred_boxes: (B, Q, 4) cxcywh in 0..1 of the unpadded image.
             aux_outputs: the same two for each decoder layer but the last, first layer first.
             training_outputs: of the first stage, and of training queries if there are any: a list, see
                 `QuerySet`.

@@ -1,6 +1,6 @@
 """Transformer layers on multi-scale deformable attention (Zhu et al. 2021, https://arxiv.org/abs/2010.04159).
 
-Reference points and boxes are relative to the un-padded image; `valid_ratios`, (B, levels, 2), is the fraction of each
+Reference points and boxes are relative to the unpadded image; `valid_ratios`, (B, levels, 2), is the fraction of each
 level's width and height that is not padding, and converts them to the padded maps. S counts the tokens of all levels.
 
 Layers and stacks take
@@ -41,7 +41,7 @@ class Levels(NamedTuple):
         return [height * width for height, width in self.shapes]
 
     def centers(self) -> Tensor:
-        """Return the center of every token, relative to the un-padded image.
+        """Return the center of every token, relative to the unpadded image.
 
         Returns:
             (B, S, 2) float32 as (x, y); above 1 in the padding.
@@ -102,7 +102,7 @@ def _valid_ratio(mask: Tensor) -> Tensor:
 
 
 def in_padded_maps(references: Tensor, valid_ratios: Tensor) -> Tensor:
-    """Convert points or cxcywh boxes (B, L, 2 or 4) of the un-padded image to each map's: (B, L, levels, 2 or 4)."""
+    """Convert points or cxcywh boxes (B, L, 2 or 4) of the unpadded image to each map's: (B, L, levels, 2 or 4)."""
     return references[:, :, None] * valid_ratios.repeat(1, 1, references.shape[-1] // 2)[:, None]
 
 
@@ -254,7 +254,7 @@ def anchor_boxes(levels: Levels) -> tuple[Tensor, Tensor]:
     """Return the initial box of each location: around its center, 0.05 of the image wide, doubling with each level.
 
     Returns:
-        boxes_cxcywh: (B, S, 4) in 0..1 of the un-padded image.
+        boxes_cxcywh: (B, S, 4) in 0..1 of the unpadded image.
         unusable: (B, S, 1) bool: padding, or a coordinate within 0.01 of 0 or 1.
     """
     centers = levels.centers()

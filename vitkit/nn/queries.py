@@ -25,7 +25,7 @@ class Queries(NamedTuple):
     positions: Tensor | None = None
     """(B, Q, d_model), added to the content in every attention; None if the decoder computes them from boxes."""
     references: Tensor | None = None
-    """(B, Q, 2) points (x, y) or (B, Q, 4) boxes cxcywh, in 0..1 of the un-padded image; None without any."""
+    """(B, Q, 2) points (x, y) or (B, Q, 4) boxes cxcywh, in 0..1 of the unpadded image; None without any."""
     bias: Tensor | None = None
     """(Q, Q), added to the scores of the self-attention; None if all queries see each other."""
     num_parts: int = 1

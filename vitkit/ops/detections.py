@@ -18,7 +18,7 @@ class BatchDetections(NamedTuple):
     labels: Tensor
     """(B, N) int64."""
     boxes_xyxy: Tensor
-    """(B, N, 4) float32, relative to the un-padded image."""
+    """(B, N, 4) float32, relative to the unpadded image."""
     queries: Tensor
     """(B, N) int64, index of the query that each is from."""
 
@@ -28,7 +28,7 @@ def best_classes(logits: Tensor, boxes_cxcywh: Tensor) -> BatchDetections:
 
     Args:
         logits: (B, Q, C + 1), the last class being "no object", which is never chosen.
-        boxes_cxcywh: (B, Q, 4) in 0..1 of the un-padded image.
+        boxes_cxcywh: (B, Q, 4) in 0..1 of the unpadded image.
     """
     scores, labels = logits.float().softmax(dim=-1)[..., :-1].max(dim=-1)
     queries = torch.arange(logits.shape[1], device=logits.device).expand(logits.shape[0], -1)
@@ -42,7 +42,7 @@ def best_pairs(logits: Tensor, boxes_cxcywh: Tensor, count: int) -> BatchDetecti
 
     Args:
         logits: (B, Q, C), a sigmoid per class.
-        boxes_cxcywh: (B, Q, 4) in 0..1 of the un-padded image.
+        boxes_cxcywh: (B, Q, 4) in 0..1 of the unpadded image.
     """
     probabilities = logits.float().sigmoid()
     num_classes = probabilities.shape[-1]

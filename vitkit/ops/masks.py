@@ -45,7 +45,7 @@ def pad_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int]) -> Tensor:
-    """Convert points of a padded image, (..., 2) in 0..1, to points of its un-padded part in the top left corner.
+    """Convert points of a padded image, (..., 2) in 0..1, to points of its unpadded part in the top left corner.
 
     Args:
         padded, part: (height, width).
@@ -55,7 +55,7 @@ def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int
 
 
 def masks_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
-    """Return the nearest pixels of an un-padded image's masks (N, H, W) at points of the padded one, 0 in the padding.
+    """Return the nearest pixels of an unpadded image's masks (N, H, W) at points of the padded one, 0 in the padding.
 
     Args:
         points: (N, P, 2), or (1, P, 2) for all masks.

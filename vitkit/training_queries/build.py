@@ -17,7 +17,7 @@ def build_training_queries(specs: Sequence[Spec | nn.Module], head: nn.Module, n
         head: the head whose queries they join.
         num_classes: number of classes of the targets.
     Raises:
-        ConfigError: the head has no queries, a kind is given twice, or does not fit the head.
+        ConfigError: the head has no queries, or a kind is listed twice or does not fit the head.
     """
     if not isinstance(head, QueryHead):
         raise ConfigError(

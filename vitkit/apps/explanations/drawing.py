@@ -177,7 +177,7 @@ def draw_decoder_attention(
 
 
 class QueryLayer(NamedTuple):
-    """Where one query samples the image in one decoder layer. Points and boxes are relative to the un-padded image."""
+    """Where one query samples the image in one decoder layer. Points and boxes are relative to the unpadded image."""
 
     locations: Tensor
     """(heads, groups, points, 2) xy of the sampling points, with levels from fine to coarse."""
