@@ -77,6 +77,7 @@ def main(argv: list[str] | None = None) -> None:
         config = load_config(args.config or args.resume / CONFIG_NAME, args.overrides, trust=args.trust)
         if args.write_config:
             write_config(config, args.write_config)
+            print(f"wrote {args.write_config}: train it by `vitkit train {args.write_config}`")
             return
         if args.print_config:
             with errors_in_one_line():

@@ -37,9 +37,9 @@ def as_python(cfg: Config) -> str:
     """
     repeated = _repeated_lists(cfg)
     constants = {_text(value, {}): name for name, value in repeated.items()}
-    lines = [f'"""{cfg.name}, written in full; {cfg.path.name} says what is published."""', ""]
+    lines = [f'"""{cfg.name}, written in full; {cfg.path.name} says what is published."""']
     for name, value in repeated.items():
-        lines += [f"{name} = [", *_fill([_text(item, {}) for item in value], 4), "]  # fmt: skip"]
+        lines += ["", f"{name} = [", *_fill([_text(item, {}) for item in value], 4), "]  # fmt: skip"]
     lines += ["", "", "def config():", "    return dict("]
     for key, value in cfg.items():
         lines += _lines(f"{key}=", value, 8, constants)

@@ -244,7 +244,7 @@ def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path)
         cost = replace(choice.cost, minutes=pace)
         epochs_left = max(1, int((minutes - now["minutes"]) / pace / cost.steps_per_epoch))
         choice = replace(choice, cost=cost, epochs=round(now["epoch"]) + epochs_left)
-        write_config(folder / CONFIG, request, data, choice)
+        write_start_config(folder / CONFIG, request, data, choice)
         print(f"paced     {60 * pace:.2f} s a step: {pluralize(choice.epochs, 'epochs')} in all", flush=True)
         paced = {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
         how, timed = dict(resume=run.path, train=paced), now
@@ -271,7 +271,7 @@ def pixel_statistics(request: Request, data: OwnData, folder: Path) -> list[str]
         DataError: images cannot be read, or have another number of channels.
     """
     unmeasured = Choice(min(RECIPES[request.task].sizes), "fp32", "", "small", epochs=1)
-    write_config(folder / CONFIG, request, data, unmeasured)
+    write_start_config(folder / CONFIG, request, data, unmeasured)
     issues = diagnose(folder / CONFIG, only=["images"], device=request.device)
     failures = [issue.message for issue in issues if issue.verdict == "fail"]
     if failures:
@@ -330,7 +330,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
 
     def measure(choice: Choice) -> Choice:
         choice = replace(choice, epochs=1000, cost=None)
-        write_config(folder / CONFIG, request, data, choice)
+        write_start_config(folder / CONFIG, request, data, choice)
         # Again, as an override may set fewer epochs than there are steps to time.
         command = ["vitkit", "train", str(folder / CONFIG), "train.epochs=1000", "--device", request.device]
         cost = time_steps(command, folder / "timing", minutes=min(60 * request.hours * TIMING_SHARE, LONGEST_TIMING))
@@ -367,15 +367,15 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
             f"--hours {request.hours:g}: too short for one epoch of {pluralize(data.num_train, 'images')}, which takes "
             f"{60 * hours * TRAINING_SHARE:.1f} min here. The minimum is --hours {hours + 0.005:.2f}."
         )
-    write_config(folder / CONFIG, request, data, choice)
+    write_start_config(folder / CONFIG, request, data, choice)
     choice = replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])  # an override may set them
     if choice.steps < 20 * recipe.warmup_steps:
         choice = replace(choice, warmup_steps=choice.steps // 20)
-    write_config(folder / CONFIG, request, data, choice)
+    write_start_config(folder / CONFIG, request, data, choice)
     return choice
 
 
-def write_config(path: Path, request: Request, data: OwnData, choice: Choice) -> None:
+def write_start_config(path: Path, request: Request, data: OwnData, choice: Choice) -> None:
     """Write the choices as a config, with the reason for each."""
     recipe = RECIPES[request.task]
     reason = "timing" if choice.cost is None else f"{60 * choice.cost.minutes:.2f} s a step"
