@@ -96,7 +96,9 @@ def test_compiled_model_trains_like_the_eager_one(name, gpu, tmp_path):
 
 
 @pytest.mark.parametrize("name", REALTIME)
-def test_model_compiled_as_cuda_graphs_predicts_the_same(name, gpu, tmp_path):
+def test_model_compiled_as_cuda_graphs_predicts_the_same(name, gpu, tmp_path, monkeypatch):
+    # Convolutions rounded to TF32 let queries of nearly equal scores be selected in place of each other.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     run, _ = quickstart_run(name, gpu, tmp_path)
     predictor = Predictor(run.model, list("abc"))
     images = list(np.random.default_rng(0).integers(256, size=(2, 320, 320, 3), dtype=np.uint8))
