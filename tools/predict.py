@@ -7,6 +7,7 @@ a camera; several may be given. For a model of clips, the images in each folder 
 OUT/NAME.jpg              each image with its predictions drawn; OUT/NAME.mp4 for a video
 OUT/NAME.png              from models of clips: frames of a video, and its best classes over time
 OUT/predictions.json      all predictions, also captions; masks as COCO's run lengths
+OUT/FORMAT/               with --format, the objects as annotations to be corrected, and an order to review images in
 OUT/NAME_panoptic.png     from panoptic models: segment ids, R + 256 G + 65536 B
 OUT/NAME_semantic.png     from semantic models: the class of each pixel, its position in "classes" of the JSON
 
@@ -15,6 +16,7 @@ Examples:
     vitkit predict runs/detr/last.pth --input street.jpg
     vitkit predict configs/detr_r50.py weights.pth --input street.jpg "holiday/*.jpg" --threshold 0.7
     vitkit predict detr_r50 --input drive.mp4 --batch-size 8 --precision bf16 --device cuda
+    vitkit predict runs/cells --input unlabeled --format cvat        # a first draft of labels, for people to correct
     vitkit predict runs/roofs --input aerial.tif --tiles 800 --tile-overlap 200
 """
 
@@ -32,11 +34,13 @@ from vitkit.tools.common import (
     fraction,
     is_override,
     new_file,
+    one_of,
     positive,
     require_images,
     sort_model,
     tiling_of,
 )
+from vitkit.tools.data.options import writer_names
 
 TASKS = ("panoptic", "semantic", "instance", "detection", "classification", "captioning")
 
@@ -62,6 +66,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=positive, default=1, metavar="N", help=text)
     text = "format of the drawn images (default: jpg)"
     parser.add_argument("--image-format", choices=("jpg", "png"), default="jpg", help=text)
+    text = "also write the objects as annotations: coco, yolo, voc, cvat or label-studio"
+    parser.add_argument("--format", type=one_of(writer_names), metavar="FORMAT", help=text)
     parser.add_argument("--no-draw", action="store_true", help="write only the JSON and the maps")
     add_tiles(parser)
     add_trust(parser)
@@ -107,6 +113,7 @@ def main(argv: list[str] | None = None) -> None:
             every=args.every,
             image_format=args.image_format,
             draw=not args.no_draw,
+            labels=args.format,
         )
         written = predict_files(predictor, args.input, output, name=args.model, tiling=tiling)
         print(f"wrote {written}{f' and the drawn files in {args.out}' if output.draw else ''}")

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from vitkit.tools.common import add_overwrite, one_of
 
-SOURCE_HELP = "annotations: a file or a folder of COCO, YOLO, Pascal VOC, LabelMe, CVAT, CSV or label maps"
+SOURCE_HELP = (
+    "annotations: a file or a folder of COCO, YOLO, Pascal VOC, LabelMe, CVAT, Label Studio, CSV or label maps"
+)
 
 
 def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -> None:
@@ -22,8 +24,8 @@ def add_source(parser: argparse._ActionsContainer, *, with_split: bool = True) -
 
 def add_out(parser: argparse.ArgumentParser, *, what: str = "folder") -> None:
     """Add the options of a command that writes annotations."""
-    text = "format to write: coco, yolo or voc (default: coco)"
-    parser.add_argument("--to", type=one_of(_writers), default="coco", metavar="FORMAT", help=text)
+    text = "format to write: coco, yolo, voc, cvat or label-studio (default: coco)"
+    parser.add_argument("--to", type=one_of(writer_names), default="coco", metavar="FORMAT", help=text)
     parser.add_argument("--out", type=Path, required=True, help=f"the {what} to write")
     add_overwrite(parser)
 
@@ -34,7 +36,8 @@ def _readers() -> Sequence[str]:
     return tuple(FORMATS)
 
 
-def _writers() -> Sequence[str]:
+def writer_names() -> Sequence[str]:
+    """Return the names of the formats that annotations are written in."""
     from vitkit.data.formats.writing import WRITERS
 
     return tuple(WRITERS)

@@ -124,6 +124,15 @@ class Prediction:
         best = self.fields["class_scores"].topk(min(_MAX_CLASSES, len(self.classes)))
         return best.values, best.indices
 
+    @property
+    def uncertainty(self) -> float:
+        """1 if an object's score equals its threshold, 0 if all scores are 0 or 1 (or there is no object): images to be
+        looked at first have the highest."""
+        scores, thresholds = self.fields["scores"], self.thresholds.of(self.fields["labels"])
+        above = (scores - thresholds) / (1 - thresholds).clamp(min=1e-6)
+        below = (thresholds - scores) / thresholds.clamp(min=1e-6)
+        return float(1 - torch.where(scores >= thresholds, above, below).min()) if len(scores) else 0.0
+
     def __len__(self) -> int:
         """The number of objects, segments or classes."""
         return 0 if self.labels is None else len(self.labels)
@@ -294,7 +303,7 @@ class Prediction:
         Returns:
             image, width, height, and depending on the task
             objects: class, score, box_xyxy in pixels and, if there are masks, mask as COCO's run lengths, best first;
-            threshold: the score threshold of the objects, and its origin;
+            threshold: the score threshold of the objects, and its origin; uncertainty;
             segments: id, class, score and area in pixels of the panoptic map;
             areas: class -> share of the semantic map, largest first;
             classes: class and score, best first, at most five;
@@ -305,6 +314,7 @@ class Prediction:
         if "scores" in self.fields:
             chosen = self._from(score_threshold)
             result["objects"] = chosen._json_objects()
+            result["uncertainty"] = self.uncertainty
             result["threshold"] = {"score": chosen.thresholds.overall, "origin": chosen.thresholds.origin}
         if "panoptic" in self.fields:
             ids, pixels = count_values(self.fields["panoptic"].numpy())

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from vitkit.apps.inference.inputs import Named, find_files, frame_folders, is_camera, open_frames
+from vitkit.apps.inference.labels import write_labels
 from vitkit.apps.inference.prediction import Prediction
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.prefetch import map_ahead
@@ -49,6 +50,8 @@ class Output:
     """Use only every Nth frame of a video."""
     image_format: Literal["jpg", "png"] = "jpg"
     draw: bool = True
+    labels: str | None = None
+    """The format of annotations, one of WRITERS, in which the objects are also written; None: they are not."""
 
 
 def predict_files(
@@ -77,6 +80,8 @@ def predict_files(
                 "folder of its frames."
             )
     check_inputs_stay(predictor, images, videos, output)
+    if output.labels is not None:
+        check_labels(predictor, images, videos)
     output.folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"model": name, "classes": predictor.classes}
     if predictor.finds_objects:
@@ -90,7 +95,20 @@ def predict_files(
         results["videos"] = predict_videos(predict, predictor, videos, output)
     path = output.folder / "predictions.json"
     write_text(path, json.dumps(results))
+    if output.labels is not None:
+        print("wrote", *write_labels(results, output.labels, output.folder))
     return path
+
+
+def check_labels(predictor: Predictor, images: Named, videos: Named) -> None:
+    """Raise a ConfigError if there will be no objects of images to write as annotations."""
+    if not predictor.finds_objects:
+        raise ConfigError("--format: writes objects as annotations, and the model finds none. Leave it out.")
+    if videos or not images:
+        raise ConfigError(
+            f"--format: writes annotations of images, and '{videos[0][0] if videos else 'the input'}' is a video. "
+            "Extract its frames first: ffmpeg -i VIDEO frames/%06d.png"
+        )
 
 
 def check_inputs_stay(predictor: Predictor, images: Named, videos: Named, output: Output) -> None:

@@ -10,6 +10,7 @@ from vitkit.data.formats.coco import is_coco_file, read_coco
 from vitkit.data.formats.csv_files import has_box_columns, read_csv
 from vitkit.data.formats.cvat import is_cvat_file, read_cvat
 from vitkit.data.formats.label_images import CLASS_FACTOR, has_one_channel, read_instance_maps, read_semantic_maps
+from vitkit.data.formats.label_studio import is_label_studio_file, read_label_studio
 from vitkit.data.formats.labelme import is_labelme_file, read_labelme
 from vitkit.data.formats.voc import is_voc_file, read_voc
 from vitkit.data.formats.yolo import is_yolo_text, is_yolo_yaml, read_yolo
@@ -27,6 +28,7 @@ FORMATS = {
     "voc": AnnotationFormat("Pascal VOC's XML files", read_voc, {".xml": is_voc_file}),
     "labelme": AnnotationFormat("LabelMe's JSON files", read_labelme, {".json": is_labelme_file}),
     "cvat": AnnotationFormat("CVAT for images 1.1, an XML file", read_cvat, {".xml": is_cvat_file}),
+    "label-studio": AnnotationFormat("Label Studio's JSON", read_label_studio, {".json": is_label_studio_file}),
     "csv": AnnotationFormat("a CSV file of boxes", read_csv, {".csv": has_box_columns}),
     "instance_maps": AnnotationFormat("label images of instances", read_instance_maps, {}),
     "semantic_maps": AnnotationFormat("label images of classes", read_semantic_maps, {}),

@@ -1,6 +1,6 @@
-"""Writes annotations as COCO, YOLO or Pascal VOC.
+"""Writes annotations as COCO, YOLO, Pascal VOC, CVAT or Label Studio.
 
-Images are linked into the folders of YOLO and VOC (by hard links, or copied if the disk does not support them). What a
+Images are linked into the folders of all but COCO (by hard links, or copied if the disk does not support them). What a
 format cannot hold is counted in `lost`.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, round_pixels
+from vitkit.data.formats.label_studio import LOCAL_FILES
 from vitkit.errors import DataError
 from vitkit.io.image_files import path_inside, upright_size
 from vitkit.io.output import link_image, write_bytes, write_text
@@ -121,10 +122,125 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     return [out / "Annotations", out / "classes.txt"]
 
 
+def write_cvat(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
+    """Write annotations.xml, as "CVAT for images 1.1", and images/.
+
+    Masks become CVAT's masks, polygons of one part stay polygons. A score is written as an attribute of that name,
+    which CVAT shows if the labels of the task have it.
+    """
+    names = class_names(data.content)
+    check_names(data, stripped=True)
+    sources = image_files(data)
+    subsets = {image_id: split for split, ids in data.splits.items() for image_id in ids}
+    root = ElementTree.Element("annotations")
+    _add_text(root, version="1.1")
+    labels = ElementTree.SubElement(ElementTree.SubElement(ElementTree.SubElement(root, "meta"), "task"), "labels")
+    for name in (names[i] for i in sorted(names)):
+        label = ElementTree.SubElement(labels, "label")
+        _add_text(label, name=name)
+        attribute = ElementTree.SubElement(ElementTree.SubElement(label, "attributes"), "attribute")
+        _add_text(attribute, name="score", mutable=False, input_type="number", default_value=0, values="0;1;0.001")
+    for number, (image, annotations) in enumerate(_by_image(data, lost)):
+        file_name, height, width = image["file_name"], image["height"], image["width"]
+        link_image(sources[image["id"]], out, f"images/{file_name}")
+        described = {"id": number, "name": file_name, "width": width, "height": height}
+        if image["id"] in subsets:
+            described["subset"] = subsets[image["id"]]
+        element = ElementTree.SubElement(root, "image", {key: str(value) for key, value in described.items()})
+        for annotation in annotations:
+            kind, fields = _cvat_shape(annotation, image, lost)
+            flags = {"occluded": int(annotation.get("occluded") not in _UNSET), "z_order": 0}
+            known = {"label": names[annotation["category_id"]], "source": "auto" if "score" in annotation else "file"}
+            shape = ElementTree.SubElement(
+                element, kind, {key: str(value) for key, value in (known | fields | flags).items()}
+            )
+            if "score" in annotation:
+                ElementTree.SubElement(shape, "attribute", name="score").text = f"{annotation['score']:.3f}"
+    ElementTree.indent(root)
+    write_bytes(out / "annotations.xml", ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), below=out)
+    return [out / "annotations.xml"]
+
+
+def _cvat_shape(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> tuple[str, dict[str, Any]]:
+    """Return the element and its attributes: a polygon, a mask or, for an empty mask as well, a box."""
+    segmentation = annotation.get("segmentation")
+    if not segmentation or not outlines(segmentation, image["height"], image["width"]):
+        x, y, width, height = _clip(annotation, image, lost)
+        box = {"xtl": x, "ytl": y, "xbr": x + width, "ybr": y + height}
+        return "box", {key: round_pixels(value) for key, value in box.items()}
+    if isinstance(segmentation, list) and len(segmentation) == 1:
+        pairs = zip(segmentation[0][::2], segmentation[0][1::2])
+        return "polygon", {"points": ";".join(f"{round_pixels(x)},{round_pixels(y)}" for x, y in pairs)}
+    mask = decode_segmentation(segmentation, image["height"], image["width"])
+    x, y, width, height = cv2.boundingRect(mask)
+    part = mask[y : y + height, x : x + width].ravel()
+    edges = [0, *(np.flatnonzero(np.diff(part)) + 1), part.size]
+    runs = np.diff(edges).tolist()
+    rle = ", ".join(map(str, [0, *runs] if part[0] else runs))  # the first run is background
+    return "mask", {"rle": rle, "left": x, "top": y, "width": width, "height": height}
+
+
+def write_label_studio(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
+    """Write tasks.json to import, labels.xml with the labeling interface, and images/.
+
+    Objects with scores become predictions, which a person accepts or corrects, others annotations. Label Studio finds
+    the images if its folder of local files is `out` (LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT).
+    """
+    names = class_names(data.content)
+    check_names(data)
+    sources = image_files(data)
+    split_of = {image_id: split for split, ids in data.splits.items() for image_id in ids}
+    key = "predictions" if any("score" in annotation for annotation in data.annotations) else "annotations"
+    tasks = []
+    for image, annotations in _by_image(data, lost):
+        link_image(sources[image["id"]], out, f"images/{image['file_name']}")
+        results = [
+            result
+            for annotation in annotations
+            for result in _label_studio_results(annotation, names[annotation["category_id"]], image, lost)
+        ]
+        scores = [annotation["score"] for annotation in annotations if "score" in annotation]
+        entry = {"result": results} | ({"score": min(scores), "model_version": "vitkit"} if scores else {})
+        known = {"split": split_of[image["id"]]} if image["id"] in split_of else {}
+        tasks.append({"data": {"image": f"{LOCAL_FILES}images/{image['file_name']}"} | known, key: [entry]})
+    interface = ElementTree.Element("View")
+    ElementTree.SubElement(interface, "Image", name="image", value="$image")
+    for kind in ("RectangleLabels", "PolygonLabels"):
+        tag = ElementTree.SubElement(interface, kind, name=kind, toName="image")
+        for name in (names[i] for i in sorted(names)):
+            ElementTree.SubElement(tag, "Label", value=name)
+    ElementTree.indent(interface)
+    write_text(out / "tasks.json", json.dumps(tasks, ensure_ascii=False), below=out)
+    write_bytes(out / "labels.xml", ElementTree.tostring(interface, encoding="utf-8"), below=out)
+    return [out / "tasks.json", out / "labels.xml"]
+
+
+def _label_studio_results(
+    annotation: Mapping[str, Any], name: str, image: Mapping[str, Any], lost: Lost
+) -> list[dict[str, Any]]:
+    """Return an object's results: a polygon for each part of its mask, or a box."""
+    width, height = image["width"], image["height"]
+    segmentation = annotation.get("segmentation")
+    if segmentation and (polygons := outlines(segmentation, height, width)):
+        kind = "PolygonLabels"
+        if len(polygons) > 1:
+            lost.setdefault("parts and holes, which become separate objects", []).append(str(annotation.get("id")))
+        values = [{"points": [[100 * x / width, 100 * y / height] for x, y in zip(p[::2], p[1::2])]} for p in polygons]
+    else:
+        kind, (x, y, w, h) = "RectangleLabels", _clip(annotation, image, lost)
+        values = [{"x": 100 * x / width, "y": 100 * y / height, "width": 100 * w / width, "height": 100 * h / height}]
+    known = {"type": kind.lower(), "from_name": kind, "to_name": "image"}
+    known |= {"original_width": width, "original_height": height, "image_rotation": 0}
+    known |= {"score": annotation["score"]} if "score" in annotation else {}
+    return [known | {"value": value | {"rotation": 0, kind.lower(): [name]}} for value in values]
+
+
 WRITERS: dict[str, Callable[[AnnotatedImages, Path, Lost], list[Path]]] = {
     "coco": write_coco,
     "yolo": write_yolo,
     "voc": write_voc,
+    "cvat": write_cvat,
+    "label-studio": write_label_studio,
 }
 
 

@@ -1,0 +1,129 @@
+"""Predictions written as annotations for tools of labeling."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit.apps.inference.labels import as_annotations, write_labels
+from vitkit.apps.inference.prediction import Prediction
+from vitkit.data.formats import read_annotations
+from vitkit.data.formats.writing import WRITERS
+from vitkit.errors import ConfigError, DataError
+from vitkit.io.segmentations import decode_segmentation
+from vitkit.tools import predict
+
+CLASSES = ["cell", "platelet"]
+SIZE = (80, 60)
+
+
+def predictions(tmp_path, *, masks: bool = False):
+    """The content of a predictions.json: two images, one below a subfolder and without an object."""
+    images = []
+    for number, name in enumerate(("b/2.png", "1.png")):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", SIZE).save(path)
+        fields = dict(
+            boxes_xyxy=torch.tensor([[10.25, 5, 30, 25.5], [40, 20, 80, 60]]),
+            scores=torch.tensor([0.9, 0.55]),
+            labels=torch.tensor([1, 0]),
+        )
+        if masks:
+            fields["masks"] = torch.zeros(2, SIZE[1], SIZE[0], dtype=torch.bool)
+            fields["masks"][0, 5:25, 10:30] = True
+            fields["masks"][1, 20:60, 40:80] = True
+            fields["masks"][1, 30:40, 50:60] = False  # a hole
+        if number:
+            fields = {key: value[:0] for key, value in fields.items()}
+        prediction = Prediction(str(path), np.zeros((SIZE[1], SIZE[0], 3), np.uint8), fields, CLASSES)
+        images.append(prediction.to_json())
+    return {"classes": CLASSES, "images": images}
+
+
+def objects(data):
+    names = {category["id"]: category["name"] for category in data.categories}
+    files = {image["id"]: image["file_name"].rpartition("/")[2] for image in data.images}
+    return sorted((files[a["image_id"]], names[a["category_id"]], a["bbox"]) for a in data.annotations)
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_boxes_survive_every_format(format, tmp_path):
+    content = predictions(tmp_path)
+    write_labels(content, format, tmp_path)
+    photos = tmp_path / "photos" if format == "coco" else None
+    data = read_annotations(tmp_path / format, photos, format=format)
+    expected = [("2.png", "cell", [40, 20, 40, 40]), ("2.png", "platelet", [10.25, 5, 19.75, 20.5])]
+    assert [(name, label) for name, label, _ in objects(data)] == [(name, label) for name, label, _ in expected]
+    np.testing.assert_allclose([b for *_, b in objects(data)], [b for *_, b in expected], atol=0.01)
+    assert len(data.images) == 2
+
+
+@pytest.mark.parametrize(("format", "lowest_iou"), [("coco", 1), ("cvat", 1), ("yolo", 0.99), ("label-studio", 0.7)])
+def test_masks_survive(format, lowest_iou, tmp_path, capsys):
+    content = predictions(tmp_path, masks=True)
+    expected = [decode_segmentation(found["mask"], SIZE[1], SIZE[0]) for found in content["images"][0]["objects"]]
+    write_labels(content, format, tmp_path)
+    data = read_annotations(tmp_path / format, tmp_path / "photos" if format == "coco" else None, format=format)
+    read = [decode_segmentation(a["segmentation"], SIZE[1], SIZE[0]) for a in data.annotations]
+    for mask in expected:
+        assert max((mask & other).sum() / (mask | other).sum() for other in read) >= lowest_iou
+    # Label Studio's polygons have no holes, which is said.
+    assert ("holes, which become separate objects: 2" in capsys.readouterr().out) == (format == "label-studio")
+
+
+def test_scores_are_kept_where_the_format_has_a_place(tmp_path):
+    content = predictions(tmp_path)
+    for format in ("coco", "cvat", "label-studio"):
+        write_labels(content, format, tmp_path)
+    written = json.loads((tmp_path / "coco" / "instances.json").read_text())["annotations"]
+    assert [round(annotation["score"], 2) for annotation in written] == [0.9, 0.55]
+    xml = (tmp_path / "cvat" / "annotations.xml").read_text()
+    assert '<attribute name="score">0.900</attribute>' in xml and 'source="auto"' in xml
+    tasks = json.loads((tmp_path / "label-studio" / "tasks.json").read_text())
+    (prediction,) = tasks[0]["predictions"]
+    assert prediction["score"] == pytest.approx(0.55) and prediction["result"][0]["score"] == pytest.approx(0.9)
+    assert tasks[0]["data"]["image"] == "/data/local-files/?d=images/b/2.png"
+
+
+def test_the_least_certain_image_is_reviewed_first(tmp_path):
+    content = predictions(tmp_path)
+    content["images"].reverse()
+    write_labels(content, "coco", tmp_path)
+    lines = (tmp_path / "coco" / "review_order.txt").read_text().splitlines()
+    # A score of 0.55 lies a tenth of the way from the threshold, 0.5, to 1.
+    assert [line.partition(" ")[0] for line in lines] == ["0.900", "0.000"] and lines[0].endswith("2.png")
+
+
+def test_annotations_need_images_on_the_disk_and_objects(tmp_path):
+    content = predictions(tmp_path)
+    content["images"][0]["image"] = "https://example.org/a.jpg"
+    with pytest.raises(DataError, match=r"example.org/a.jpg' is not a file on this disk"):
+        as_annotations(content["images"], CLASSES)
+    with pytest.raises(ConfigError, match="the model predicts none"):
+        write_labels({"classes": CLASSES, "images": [{"image": "a.jpg", "text": "a dog"}]}, "coco", tmp_path)
+
+
+def test_predict_writes_labels_that_a_detector_can_be_trained_on(tmp_path, capsys):
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(96, 96, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    out = tmp_path / "out"
+    arguments = [
+        "shapes_detr",
+        "--input",
+        str(tmp_path / "a.png"),
+        "--out",
+        str(out),
+        "--threshold",
+        "0.01",
+        "--no-draw",
+    ]
+    predict.main([*arguments, "--format", "cvat"])
+    found = json.loads((out / "predictions.json").read_text())["images"][0]["objects"]
+    data = read_annotations(out / "cvat")
+    assert 0 < len(data.annotations) <= len(found)
+    assert "review_order.txt" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        predict.main([*arguments, "--format", "cvt"])
+    assert "'cvt': expected coco, yolo, voc, cvat, label-studio" in capsys.readouterr().err

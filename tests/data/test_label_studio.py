@@ -1,0 +1,91 @@
+"""Label Studio's JSON, as version 1.12 exports it."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.formats import read_annotations
+from vitkit.errors import DataError
+from vitkit.io.segmentations import decode_segmentation
+
+
+def task(image, *results, key="annotations", **data):
+    return {"id": 7, key: [{"id": 1, "result": list(results)}], "data": {"image": image, **data}}
+
+
+def result(kind, label, **value):
+    return {"type": kind, "original_width": 80, "value": {"rotation": 0, kind: [label]} | value}
+
+
+def box(label, x, y, width, height, **value):
+    return result("rectanglelabels", label, x=x, y=y, width=width, height=height, **value)
+
+
+def read(tmp_path, *tasks):
+    for name in ("1.png", "2.png"):
+        Image.new("RGB", (80, 60)).save(tmp_path / name)
+    (tmp_path / "export.json").write_text(json.dumps(tasks))
+    return read_annotations(tmp_path / "export.json")
+
+
+@pytest.mark.parametrize(
+    "image", ["/data/upload/3/0a1b2c3d-1.png", "/data/local-files/?d=photos/1.png", "s3://bucket/1.png", "1.png"]
+)
+def test_images_are_found_by_the_names_that_label_studio_gives_them(image, tmp_path):
+    data = read(tmp_path, task(image, box("cat", 12.5, 50, 25, 25)))
+    assert data.format == "label-studio"
+    assert [i["file_name"] for i in data.images] == ["1.png"]
+    assert data.annotations[0]["bbox"] == [10, 30, 20, 15]
+
+
+def test_rotated_boxes_turn_clockwise_about_their_first_corner(tmp_path):
+    # 40x15 pixels, turned by 90 degrees about (40, 15): down and to the left.
+    data = read(tmp_path, task("1.png", box("cat", 50, 25, 50, 25, rotation=90)))
+    assert data.annotations[0]["bbox"] == [25, 15, 15, 40]
+
+
+def test_polygons_and_ellipses_become_masks(tmp_path):
+    polygon = result("polygonlabels", "cat", points=[[0, 0], [50, 0], [50, 50], [0, 50]])
+    ellipse = result("ellipselabels", "dog", x=50, y=50, radiusX=25, radiusY=25)
+    data = read(tmp_path, task("1.png", polygon, ellipse))
+    masks = [decode_segmentation(a["segmentation"], 60, 80) for a in data.annotations]
+    assert masks[0].sum() == 40 * 30 and masks[0][:30, :40].all()
+    assert masks[1].sum() == pytest.approx(np.pi * 20 * 15, rel=0.02)
+
+
+def test_what_cannot_be_read_is_counted(tmp_path):
+    brush = result("brushlabels", "cat", format="rle", rle=[1, 2])
+    nameless = {"type": "rectanglelabels", "value": {"x": 1, "y": 1, "width": 9, "height": 9}}
+    unlabeled = {"id": 8, "annotations": [], "data": {"image": "2.png"}}
+    data = read(tmp_path, task("1.png", brush, nameless, box("cat", 0, 0, 50, 50)), unlabeled, task("gone.png"))
+    assert {reason: len(names) for reason, names in data.left_out.items()} == {
+        "results of type 'brushlabels'": 1,
+        "shapes without a label": 1,
+        "images that nobody has labeled": 1,
+        "images that the JSON lists but the folder does not have": 1,
+    }
+    assert len(data.annotations) == 1
+
+
+def test_predictions_are_read_if_nothing_is_annotated(tmp_path):
+    predicted = task("1.png", box("cat", 0, 0, 50, 50), key="predictions", split="val")
+    assert read(tmp_path, predicted).splits == {"val": [1]}
+    assert len(read(tmp_path, predicted, task("2.png", box("dog", 0, 0, 50, 50))).images) == 1
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([{"image": "1.png", "data": 1, "annotations": []}], "not a list of Label Studio's tasks. Export it as 'JSON'"),
+        ([task("1.png", {"type": "rectanglelabels", "value": 3})], "task 7: a result is .*expected an object"),
+        ([task("1.png", box("cat", "x", 0, 1, 1))], "task 7: a coordinate in percent"),
+        ([task("1.png", result("polygonlabels", "cat", points=[[0, 0]]))], "task 7: a polygon has points"),
+        ([{"id": 7, "annotations": [], "data": {"text": "a dog"}}], "task 7: its data names no image"),
+        ([task("gone.png")], "none of its images is below"),
+    ],
+)
+def test_errors_name_the_task(tasks, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, *tasks)

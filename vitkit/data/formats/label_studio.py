@@ -1,0 +1,151 @@
+"""Label Studio's JSON: a list of tasks, one for each image, with boxes, polygons and ellipses (https://labelstud.io).
+
+Coordinates are percentages of the image. Predictions that a person accepted become annotations; a task without
+annotations is an image that nobody has labeled and is left out, unless no task has any: then its predictions are read.
+Brush strokes and key points are left out.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from vitkit.data.formats.annotated import (
+    SPLIT_NAMES,
+    AnnotatedImages,
+    ImageFiles,
+    add_image_file,
+    polygon_fields,
+    single_file,
+)
+from vitkit.errors import DataError
+from vitkit.io.json_files import read_json
+from vitkit.io.parsing import check_count, class_name, coordinate
+
+LOCAL_FILES = "/data/local-files/?d="
+"""What Label Studio puts before the names of files that it reads from the disk."""
+_UPLOADED = re.compile(r"[0-9a-f]{8}-(.+)")
+"""Name of an uploaded file: Label Studio puts eight digits before it."""
+_CORNERS_OF_ELLIPSE = 32
+_IMAGE_ENDINGS = re.compile(r"\.(jpe?g|png|bmp|gif|webp|tiff?)$", re.IGNORECASE)
+
+
+def is_label_studio_file(path: Path) -> bool:
+    """Whether a JSON file looks like Label Studio's."""
+    content = path.read_bytes()
+    has_results = b'"annotations"' in content or b'"predictions"' in content
+    return content.lstrip().startswith(b"[") and b'"data"' in content and has_results
+
+
+def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages:
+    """Read a JSON file that Label Studio has exported as "JSON".
+
+    Args:
+        annotations: the file, or the folder that contains it.
+        images: folder of the images; None: `images` beside the file, or the file's folder.
+    Raises:
+        DataError: the file is invalid, or none of its images exists.
+    """
+    path = single_file(annotations, "*.json")
+    tasks = read_json(path)
+    if not isinstance(tasks, list) or not all(isinstance(t, dict) and isinstance(t.get("data"), dict) for t in tasks):
+        raise DataError(
+            f"annotations: '{path}' is not a list of Label Studio's tasks. Export it as 'JSON', not 'JSON-MIN'."
+        )
+    beside = path.parent / "images"
+    files = ImageFiles(images or (beside if beside.is_dir() else path.parent))
+    data = AnnotatedImages("label-studio", annotations, files.folder)
+    key = "annotations" if any(task.get("annotations") for task in tasks) else "predictions"
+    for number, task in enumerate(tasks, start=1):
+        context = f"annotations: '{path}': task {task.get('id', number)}"
+        listed = _image_name(task["data"], context)
+        name = files.find(listed, *_UPLOADED.findall(listed.rpartition("/")[2]))
+        if name is None:
+            data.leave_out("images that the JSON lists but the folder does not have", listed)
+            continue
+        results = [entry for entry in task.get(key) or () if isinstance(entry, dict) and not entry.get("was_cancelled")]
+        if not results:
+            data.leave_out("images that nobody has labeled", listed)
+            continue
+        if len(results) > 1:
+            data.leave_out("further annotations of an image that several people have labeled", listed)
+        split = SPLIT_NAMES.get(str(task["data"].get("split")).lower())
+        _add_task(data, files, name, split, results[0].get("result"), context)
+    if not data.images:
+        raise DataError(f"annotations: '{path}': none of its images is below '{files.folder}' and labeled.")
+    data.sort_classes()
+    return data
+
+
+def _image_name(data: Mapping[str, Any], context: str) -> str:
+    """Return the file that a task's data names, which may be a URL or a path of Label Studio's server."""
+    texts = [value for value in data.values() if isinstance(value, str)]
+    for text in texts:
+        # "?d=" names a file below the server's folder of local files.
+        name = parse_qs(urlsplit(text).query).get("d", [unquote(urlsplit(text).path) or text])[0]
+        if _IMAGE_ENDINGS.search(name):
+            return name.lstrip("/")
+    raise DataError(f"{context}: its data names no image, but {str(texts)[:80]}. Export tasks of images.")
+
+
+def _add_task(
+    data: AnnotatedImages, files: ImageFiles, name: str, split: str | None, results: Any, context: str
+) -> None:
+    if not isinstance(results, list):
+        raise DataError(f"{context}: its result is {results!r:.80}; expected a list. Export it again.")
+    image = add_image_file(data, files, name, split)
+    if image is None:
+        return
+    check_count(len(results), context)
+    for result in results:
+        value = result.get("value") if isinstance(result, dict) else None
+        if not isinstance(value, dict):
+            raise DataError(f"{context}: a result is {result!r:.80}; expected an object with a value. Export it again.")
+        kind = result.get("type")
+        labels = value.get(kind) if isinstance(kind, str) else None
+        fields = _fields(kind, value, image, context)
+        if fields is None or not labels:
+            what = f"results of type {kind!r:.50}" if fields is None else "shapes without a label"
+            data.leave_out(what, image["file_name"])
+            continue
+        if len(labels) > 1:
+            data.leave_out("further labels of a shape", image["file_name"])
+        score = {"score": result["score"]} if isinstance(result.get("score"), float) else {}
+        data.add_object(image["id"], class_name(labels[0], f"{context}: a label"), **fields, **score)
+
+
+def _fields(kind: Any, value: Mapping[str, Any], image: Mapping[str, Any], context: str) -> dict[str, Any] | None:
+    """Return the `bbox`, and `segmentation` if it has one, of a shape; None if its type is not read."""
+
+    def percent(number: Any, side: str) -> float:
+        return coordinate(number, f"{context}: a coordinate in percent") / 100 * image[side]
+
+    if kind == "polygonlabels":
+        points = value.get("points")
+        if (
+            not isinstance(points, list)
+            or len(points) < 3
+            or not all(isinstance(p, list) and len(p) == 2 for p in points)
+        ):
+            raise DataError(f"{context}: a polygon has points {points!r:.80}; expected three [x, y] or more.")
+        return polygon_fields([[v for x, y in points for v in (percent(x, "width"), percent(y, "height"))]])
+    if kind not in ("rectanglelabels", "ellipselabels"):
+        return None
+    x, y = percent(value.get("x"), "width"), percent(value.get("y"), "height")
+    angle = math.radians(coordinate(value.get("rotation") or 0, f"{context}: rotation"))
+    if kind == "ellipselabels":  # x and y are its center
+        radii = percent(value.get("radiusX"), "width"), percent(value.get("radiusY"), "height")
+        steps = [2 * math.pi * k / _CORNERS_OF_ELLIPSE for k in range(_CORNERS_OF_ELLIPSE)]
+        return polygon_fields([_turn(((radii[0] * math.cos(s), radii[1] * math.sin(s)) for s in steps), (x, y), angle)])
+    width, height = percent(value.get("width"), "width"), percent(value.get("height"), "height")
+    if not angle:
+        return {"bbox": [x, y, width, height]}
+    return polygon_fields([_turn([(0, 0), (width, 0), (width, height), (0, height)], (x, y), angle)])
+
+
+def _turn(points: Iterable[tuple[float, float]], origin: tuple[float, float], angle: float) -> list[float]:
+    """Turn points clockwise on the screen about (0, 0), which is moved to `origin`; return a flat polygon."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    return [v for x, y in points for v in (origin[0] + x * cos - y * sin, origin[1] + x * sin + y * cos)]
