@@ -23,7 +23,7 @@ def init_distributed(device_type: str) -> torch.device:
     Args:
         device_type: such as "cuda" (NCCL), "cpu" (gloo) or "mps" (a single process).
     Raises:
-        ConfigError: it has the number of a device.
+        ConfigError: it has the number of a device, or Slurm has started several processes that do not know each other.
     """
     kind, colon, _ = device_type.partition(":")
     if colon:
@@ -31,6 +31,8 @@ def init_distributed(device_type: str) -> torch.device:
             f"device={device_type}: expected a type of device, such as {kind!r}, of which each process takes its own. "
             "For CUDA, the variable CUDA_VISIBLE_DEVICES chooses among several."
         )
+    if "RANK" not in os.environ:
+        _check_slurm(os.environ)
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device(device_type) if device_type in ("cpu", "mps") else torch.device(device_type, local_rank)
     if device.index is not None:
@@ -43,6 +45,25 @@ def init_distributed(device_type: str) -> torch.device:
         store = store_of_this_attempt(store, rank_, size, timeout)
         dist.init_process_group(backend, store=store, rank=rank_, world_size=size, timeout=timeout)
     return device
+
+
+def _check_slurm(environment: Mapping[str, str]) -> None:
+    """Raise a ConfigError in a Slurm job of several tasks without torchrun: each would do all the work by itself."""
+    variable = next((name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environment), None)
+    if variable is not None and environment[variable].isdecimal() and int(environment[variable]) > 1:
+        raise ConfigError(
+            f"{variable}={environment[variable]}: Slurm's tasks do not know each other, so that each would do all the "
+            "work alone. Start one torchrun per node: srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES "
+            "--nproc-per-node=GPUS --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 … (vitkit/engine/README.md). For a "
+            f"single process in this job: {variable}=1 in front of the command."
+        )
+
+
+def idle_devices(device: torch.device) -> int:
+    """Return the number of further accelerators of a device's type, if this process is the only one."""
+    if world_size() > 1 or device.type in ("cpu", "mps"):
+        return 0
+    return torch.get_device_module(device).device_count() - 1
 
 
 def store_of_this_attempt(store: dist.Store, number: int, size: int, timeout: datetime.timedelta) -> dist.Store:

@@ -17,7 +17,16 @@ from torch import nn
 from vitkit.config import Config, load_config, make_data_paths_absolute, save_config
 from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import default_device, resolve_precision
-from vitkit.distributed import broadcast, broadcast_object, first_rank_first, gather_objects, is_main, rank, world_size
+from vitkit.distributed import (
+    broadcast,
+    broadcast_object,
+    first_rank_first,
+    gather_objects,
+    idle_devices,
+    is_main,
+    rank,
+    world_size,
+)
 from vitkit.engine import build, validation
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
@@ -149,7 +158,7 @@ def build_run(
 ) -> tuple[TrainRun, Validate]:
     """Build everything that a config names; return the run, and the function that evaluates its model."""
     settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
-    seed_everything(settings.seed + rank())
+    seed_everything(settings.seed)
 
     train_set, val_set = build.build_datasets(data)
     vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init)
@@ -165,6 +174,8 @@ def build_run(
                 config["data"][split]["features"] = path  # for a resumed run
     model = build.prepare_model(model, settings, device)
     criterion = build.build_criterion_for(config, model, train_set.classes).to(device)
+    if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
+        seed_everything(settings.seed + rank())
     optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
     steps_per_epoch = -(-len(loader) // settings.accumulate)
     schedule = SCHEDULES.build(
@@ -184,6 +195,14 @@ def build_run(
         owns_folder=folder.is_mine,
     )
     print_line(describe(run, train_set, val_set, vocabularies))
+    if idle := idle_devices(device):
+        logger.warning(
+            "%s idle: this run uses one of %d. Train on all of them by torchrun --nproc-per-node %d -m "
+            "vitkit.tools.train …, or hide the others (CUDA_VISIBLE_DEVICES=0).",
+            "1 GPU is" if idle == 1 else f"{idle} GPUs are",
+            idle + 1,
+            idle + 1,
+        )
     if not folder.checkpoint:
         if data.on_error == "raise":
             check_sample(train_set, "data.train", needs_targets=criterion.needs_targets)
