@@ -65,9 +65,10 @@ def test_top_1_and_top_5_by_hand():
     assert lines[1:] == ["  2 of 3 a taken for b", "  1 of 1 c taken for g"]
 
 
-def test_an_image_counts_once_and_a_missing_one_as_wrong():
+def test_an_image_counts_once_and_a_missing_one_as_wrong(caplog):
     evaluator = fed([*IMAGES, (scores_of("a"), target_of(1, "a"))], 5)
     assert evaluator.compute() == {"top1": 1 / 5, "top5": 3 / 5}
+    assert "1 of 5 images have no prediction and count as missed" in caplog.text
 
 
 def test_accuracies_agree_with_a_plain_count_on_random_scores():

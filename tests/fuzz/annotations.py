@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz.formats import Format, naming
+from fuzz.formats import OPTIONS, Format, naming, write_options
 from fuzz.mutate import mutate_json
 from fuzz.world import HEIGHT, WIDTH, read_json
 
@@ -17,9 +17,10 @@ from vitkit.data.datasets.panoptic import CocoPanoptic
 from vitkit.errors import DataError
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.panoptic import PanopticEvaluator
+from vitkit.io.segmentations import encode_segmentation
 from vitkit.structures import PanopticMap
 
-FILE, OPTIONS = "fuzzed.json", "options.json"
+FILE = "fuzzed.json"
 _TASKS = ("panoptic", "instance", "semantic")
 
 
@@ -33,13 +34,12 @@ def write_file(name: str, rng: random.Random, folder: Path, world: Path, **optio
         (folder / FILE).write_bytes(json.dumps(content).encode())
     else:
         (folder / FILE).write_bytes(mutate_json(content, rng))
-    (folder / OPTIONS).write_text(json.dumps(options))
+    write_options(folder, **options)
 
 
 def odd_segmentation(rng: random.Random) -> Any:
     """Return polygons or run lengths that are wrong, or unusual but valid."""
-    size = [HEIGHT, WIDTH]
-    pixels = HEIGHT * WIDTH
+    size, pixels = [HEIGHT, WIDTH], HEIGHT * WIDTH
     far = rng.choice([2**31, -(2**31), 1e30, 1e308, 2**63, 400.0, -400, 40.000001])
     counts = rng.choice(
         [[pixels], [0, pixels], [pixels, 0], [0.5, pixels - 0.5], [-1, pixels + 1], [pixels + 1], [2**32 + pixels], []]
@@ -50,9 +50,7 @@ def odd_segmentation(rng: random.Random) -> Any:
         [[4, 5, far, 5, 14, 17], [4, 5, 14, 5], [4, 5, 14, 5, 14], [1, 1] * 3, [0, 0, 40, 0, 40, 32, 0, 32], []]
         + [[4.5, 5.5, 14.25, 5, 14, 17.75], ["4", 5, 6, 7, 8, 9], [4, 5, None, 5, 14, 17], [True] * 6, [1, 2] * 5000]
     )
-    sizes = rng.choice(
-        [size, size, size, size[::-1], [HEIGHT], [HEIGHT + 0.0, WIDTH], [-HEIGHT, WIDTH], [2**31, 2**31]]
-    )
+    sizes = rng.choice([size] * 3 + [size[::-1], [HEIGHT], [HEIGHT + 0.0, WIDTH], [-HEIGHT, WIDTH], [2**31, 2**31]])
     return rng.choice([[polygon], [polygon, polygon], {"size": sizes, "counts": counts}, {"counts": counts}, [], "x"])
 
 
@@ -105,28 +103,24 @@ def check_nothing_lost(given: Any, dataset: Any, samples: list, truth: dict[str,
 def check_evaluation(dataset: Any, truth: dict[str, Any], *, masks: bool) -> None:
     """Check that the file's objects, evaluated as predictions, score exactly 1."""
     evaluator = CocoEvaluator(dataset, iou_types=["bbox", "segm"] if masks else ["bbox"])
-    results = [
-        {"score": 1.0, **{key: a[key] for key in ("image_id", "category_id", "bbox", "segmentation") if key in a}}
-        for a in truth["annotations"]
-        if not a["iscrowd"]
-    ]
+    objects = [a for a in truth["annotations"] if not a["iscrowd"]]
+    keys = ("image_id", "category_id", "bbox", "segmentation")
+    results = [{"score": 1.0, **{key: a[key] for key in keys if key in a}} for a in objects]
     if masks:
-        for result, a in zip(results, (a for a in truth["annotations"] if not a["iscrowd"])):
-            result["segmentation"] = encoded_for_results(a["segmentation"], truth, a["image_id"])
+        for result, a in zip(results, objects):
+            result["segmentation"] = encode_for_results(a["segmentation"], truth, a["image_id"])
     Path("own.json").write_text(json.dumps(results))
     evaluator.load_results("own.json")
     metrics = evaluator.compute()
     assert evaluator.table() and all(np.isfinite(value) and -1 <= value <= 1 for value in metrics.values()), metrics
-    areas = [a["area"] for a in truth["annotations"] if not a["iscrowd"]]
+    areas = [a["area"] for a in objects]
     # A box that reaches out of its image is unchanged in the truth; areas outside every size range are not counted.
     if areas and all(0 <= area < 1e10 for area in areas):
         assert metrics["bbox/AP"] > 0.9, metrics
 
 
-def encoded_for_results(segmentation: Any, truth: dict[str, Any], image_id: int) -> dict[str, Any]:
+def encode_for_results(segmentation: Any, truth: dict[str, Any], image_id: int) -> dict[str, Any]:
     """Return a segmentation as run lengths in the form of results files."""
-    from vitkit.io.segmentations import encode_segmentation
-
     image = next(image for image in truth["images"] if image["id"] == image_id)
     encoded = encode_segmentation(segmentation, image["height"], image["width"])
     counts = encoded["counts"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fuzz.archives import join_safetensors, saved, split_safetensors, with_entry
 from fuzz.formats import Format, naming
 from fuzz.mutate import JUNK, mutate_bytes, mutate_json
 from safetensors.torch import save as save_safetensors
@@ -22,18 +23,22 @@ from vitkit.text.vocabulary import Vocabulary, vocabularies_from_json
 from vitkit.weights import classes_of, read_checkpoint
 
 CLASSES = ["cat", "dog"]
-_TEXTS = (
-    b"import torch\n",
-    b"{}",
-    b"",
-    b"0 1 2 3\n",
-    b"<html></html>",
-    b"(dp0\n.",
-    b"]q.",
-    b"\x80\x02.",
-    b"PK\x03\x04",
-    b"I1\n.",
-)
+_TEXTS = (b"import torch\n", b"{}", b"", b"0 1 2 3\n", b"<html></html>", b"(dp0\n.", b"]q.", b"\x80\x02.")
+_TEXTS += (b"PK\x03\x04", b"I1\n.")
+_ARRAYS = (np.array(["a"]), np.array([None]), np.zeros(3, ">f4"), np.zeros(2, np.uint64), np.float32(2), np.ma.zeros(2))
+_TENSORS = (torch.zeros(0), torch.zeros(4, 3, 3, 3, dtype=torch.int8), torch.zeros(2, 4, dtype=torch.complex64))
+_TENSORS += (torch.tensor(math.nan), torch.zeros(5, 4), torch.zeros(4, dtype=torch.bool), torch.zeros(2, 2).to_sparse())
+_TENSORS += (torch.zeros(4).as_strided((2**40,), (0,)), torch.empty(4, device="meta"), torch.full((2,), math.inf))
+_SHARDS = ({"folder": "../x"}, {"folder": "/"}, {}, {"folder": None, "files": [1]}, {"folder": "x", "ranks": -1})
+_KEYS = ("module.x", "", "x", 3, None, "ema", "state_dict", "body.weight.x")
+_TENSOR_FIELDS: dict[str, list[Any]] = {
+    "dtype": ["F16", "I64", "BOOL", "F99", "F8_E4M3", 3, None],
+    "shape": [[], [0], [-1], [3], [1 << 40], [1 << 62, 4], [2.5], "x", None, [1] * 100_000, [4, 3, 3, 3, 1]],
+    "data_offsets": [[0, 0], [0, 1 << 62], [4, 0], [-4, 0], [0], None, [0, 4], [1, 5]],
+}
+_SIZES = (b"\xff" * 4, b"\0" * 4, b"\0\0\0\x80", b"\x01\0\0\0", b"\xff\xff\xff\x7f")
+_PICKLED = (b"J\xff\xff\xff\x7f", b"J\xff\xff\xff\xff", b"K\0", b"\x8a\x08" + b"\xff" * 7 + b"\x7f", b"K\xff")
+"""Numbers in a pickle."""
 
 
 class Small(nn.Module):
@@ -69,9 +74,7 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
     suffix = rng.choice(["pth", "pth", "pth", "npz", "pkl"])
     path = folder / f"fuzzed.{suffix}"
     action = rng.choice(["bytes", "bytes", "contents", "contents", "pickle", "text", "other"])
-    saved = sound()
-    if action == "contents":
-        saved = mutate_state(saved, rng)
+    checkpoint = mutate_state(sound(), rng) if action == "contents" else sound()
     if action == "text":
         path.write_bytes(rng.choice([*_TEXTS, rng.randbytes(100), b"a" * 10_000]))
     elif suffix == "npz":
@@ -79,24 +82,12 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
     elif suffix == "pkl":
         path.write_bytes(odd_pickle(rng))
     else:
-        file = io.BytesIO()
-        torch.save(saved, file, _use_new_zipfile_serialization=rng.random() < 0.8)
-        data = file.getvalue()
+        data = saved(checkpoint, _use_new_zipfile_serialization=rng.random() < 0.8)
         if action == "pickle" and zipfile.is_zipfile(io.BytesIO(data)):
             data = with_entry(data, "data.pkl", lambda content: mutate_bytes(content, rng))
         elif action in ("bytes", "other", "pickle"):
             data = mutate_bytes(data, rng)
         path.write_bytes(data)
-
-
-def with_entry(data: bytes, name: str, change: Any, compression: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip file with a changed entry, whose checksums are right."""
-    changed = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(changed, "w", compression) as new:
-        for info in old.infolist():
-            content = old.read(info)
-            new.writestr(info.filename, change(content) if info.filename.endswith(name) else content)
-    return changed.getvalue()
 
 
 def odd_arrays(rng: random.Random) -> bytes:
@@ -121,45 +112,27 @@ def odd_pickle(rng: random.Random) -> bytes:
     arrays: dict[Any, Any] = {key: value.numpy() for key, value in sound()["model"].items()}
     if rng.random() < 0.5:
         key = rng.choice(list(arrays))
-        others = [
-            np.array(["a"]),
-            np.array([None]),
-            np.zeros(3, ">f4"),
-            np.zeros(2, np.uint64),
-            np.float32(2),
-            np.ma.zeros(2),
-        ]
-        arrays[key] = rng.choice([*JUNK, *others])
+        arrays[key] = rng.choice([*JUNK, *_ARRAYS])
         return pickle.dumps({"model": arrays}, protocol=rng.choice([0, 2, 5]))
     return mutate_bytes(pickle.dumps({"model": arrays}, protocol=rng.choice([0, 2, 5])), rng)
 
 
-def mutate_state(saved: dict[str, Any], rng: random.Random) -> Any:
+def mutate_state(checkpoint: dict[str, Any], rng: random.Random) -> Any:
     """A checkpoint with a part that is missing, of another kind or shape, or under another name."""
-    state: dict[Any, Any] = {**saved, "model": dict(saved["model"])}
+    state: dict[Any, Any] = {**checkpoint, "model": dict(checkpoint["model"])}
     owner: dict[Any, Any] = rng.choice([state, state["model"], state["model"]])
     key = rng.choice(list(owner))
-    tensors = [torch.zeros(0), torch.zeros(4, 3, 3, 3, dtype=torch.int8), torch.zeros(2, 4, dtype=torch.complex64)]
-    tensors += [
-        torch.tensor(math.nan),
-        torch.zeros(5, 4),
-        torch.zeros(4, dtype=torch.bool),
-        torch.zeros(2, 2).to_sparse(),
-    ]
-    tensors += [torch.zeros(4).as_strided((2**40,), (0,)), torch.empty(4, device="meta"), torch.full((2,), math.inf)]
     action = rng.choice(["junk", "junk", "tensor", "tensor", "remove", "rename", "shards"])
     if action == "junk":
         owner[key] = rng.choice(JUNK)
     elif action == "tensor":
-        owner[key] = rng.choice(tensors)
+        owner[key] = rng.choice(_TENSORS)
     elif action == "remove":
         del owner[key]
     elif action == "shards":
-        state["shards"] = rng.choice(
-            [{"folder": "../x"}, {"folder": "/"}, {}, {"folder": None, "files": [1]}, {"folder": "x", "ranks": -1}]
-        )
+        state["shards"] = rng.choice(_SHARDS)
     else:
-        owner[rng.choice(["module.x", "", "x", 3, None, "ema", "state_dict", "body.weight.x"])] = owner.pop(key)
+        owner[rng.choice(_KEYS)] = owner.pop(key)
     return rng.choice([state] * 9 + [rng.choice(JUNK)])
 
 
@@ -184,20 +157,18 @@ def _write_headers(rng: random.Random, folder: Path, world: Path) -> None:
     if rng.random() < 0.5:
         (folder / "fuzzed.safetensors").write_bytes(odd_safetensors(rng))
         return
-    file = io.BytesIO()
-    saved = sound()
+    checkpoint = sound()
     action = rng.choice(["sizes", "sizes", "bomb", "bomb tensor", "members", "pickle", "nested"])
     if action == "nested":
         value: Any = torch.zeros(1)
         for _ in range(rng.choice([100, 900, 5000])):
             value = [value] if rng.random() < 0.5 else {"a": value}
-        saved["progress"] = value
-        try:
-            torch.save(saved, file)
-        except RecursionError:
-            file.write(b"PK")
-    else:
-        torch.save(saved, file)
+        checkpoint["progress"] = value
+    file = io.BytesIO()
+    try:
+        torch.save(checkpoint, file)
+    except RecursionError:
+        file.write(b"PK")
     data = file.getvalue()
     if action == "bomb":  # opcodes that a pickle's reader keeps: a text of 100 MB, or many marks
         junk = rng.choice([b"X\x00\x00\x00\x06" + b"x" * (6 << 24), b"(" * (96 << 20), b"K\x01" * (40 << 20) + b"."])
@@ -213,54 +184,41 @@ def _write_headers(rng: random.Random, folder: Path, world: Path) -> None:
         data = bytearray(data)
         starts = [k for k in range(len(data) - 46) if data[k : k + 4] in (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06")]
         start = rng.choice(starts) + rng.randrange(4, 46)
-        data[start : start + 4] = rng.choice(
-            [b"\xff" * 4, b"\0" * 4, b"\0\0\0\x80", b"\x01\0\0\0", b"\xff\xff\xff\x7f"]
-        )
+        data[start : start + 4] = rng.choice(_SIZES)
     (folder / "fuzzed.pth").write_bytes(bytes(data))
 
 
 def _with_other_numbers(content: bytes, rng: random.Random) -> bytes:
     """Replace a small number of a pickle by another one, such as a size or a stride of a tensor."""
-    numbers = [k for k in range(len(content) - 1) if content[k : k + 1] == b"K"]
-    k = rng.choice(numbers)
-    other = rng.choice(
-        [b"J\xff\xff\xff\x7f", b"J\xff\xff\xff\xff", b"K\0", b"\x8a\x08" + b"\xff" * 7 + b"\x7f", b"K\xff"]
-    )
-    return content[:k] + other + content[k + 2 :]
+    k = rng.choice([k for k in range(len(content) - 1) if content[k : k + 1] == b"K"])
+    return content[:k] + rng.choice(_PICKLED) + content[k + 2 :]
 
 
 def odd_safetensors(rng: random.Random) -> bytes:
     """Return a .safetensors file with a wrong header."""
     state = dict(sound()["model"])
     data = save_safetensors(state, {"format": "pt"})
-    length = int.from_bytes(data[:8], "little")
-    header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]
+    header, tensors = split_safetensors(data)
     action = rng.choice(["header", "header", "value", "length", "deep", "metadata", "bytes", "many"])
     if action == "bytes":
         return mutate_bytes(data, rng)
     if action == "length":
-        return (
-            rng.choice([0, 1, length - 1, length + 1, 1 << 20, 1 << 40, (1 << 64) - 1]).to_bytes(8, "little") + data[8:]
-        )
+        length = int.from_bytes(data[:8], "little")
+        length = rng.choice([0, 1, length - 1, length + 1, 1 << 20, 1 << 40, (1 << 64) - 1])
+        return length.to_bytes(8, "little") + data[8:]
+    if action == "value":
+        return join_safetensors(mutate_json(header, rng), tensors)
+    if action == "deep":
+        text = json.dumps(header).encode()[:-1] + b', "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        return join_safetensors(text, tensors)
     if action == "header":
-        tensor = header[rng.choice(list(state))]
-        values = {
-            "dtype": ["F16", "I64", "BOOL", "F99", "F8_E4M3", 3, None],
-            "shape": [[], [0], [-1], [3], [1 << 40], [1 << 62, 4], [2.5], "x", None, [1] * 100_000, [4, 3, 3, 3, 1]],
-            "data_offsets": [[0, 0], [0, 1 << 62], [4, 0], [-4, 0], [0], None, [0, 4], [1, 5]],
-        }
-        key = rng.choice(list(values))
-        tensor[key] = rng.choice(values[key])
+        tensor, field = header[rng.choice(list(state))], rng.choice(list(_TENSOR_FIELDS))
+        tensor[field] = rng.choice(_TENSOR_FIELDS[field])
     elif action == "metadata":
         header["__metadata__"] = rng.choice([{"format": "\x1b[31m"}, {"format": 1}, [], None, {"a": "x" * 100_000}])
-    elif action == "many":
+    else:
         header |= {f"x{k}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for k in range(50_000)}
-    text = json.dumps(header).encode()
-    if action == "value":
-        text = mutate_json(header, rng)
-    elif action == "deep":
-        text = text[:-1] + b', "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    return len(text).to_bytes(8, "little") + text + rest
+    return join_safetensors(header, tensors)
 
 
 FORMATS = [

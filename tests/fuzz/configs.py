@@ -3,7 +3,6 @@
 import functools
 import json
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from fuzz.formats import Format, naming
 from fuzz.mutate import mutate_json, places
 
 from vitkit import build_model, load_config
+from vitkit.configs.quickstart.detr import config as detr
 from vitkit.data.loading.loader import DataSettings
 from vitkit.engine.settings import TrainSettings, require
 from vitkit.errors import ConfigError, VitkitError
@@ -25,9 +25,7 @@ _TEXTS = ["[1,2", "{", "'", "1e999", "__import__('os')", "lambda: 1", "(" * 300,
 
 @functools.cache
 def _sound() -> str:
-    from vitkit.configs.quickstart.detr import config
-
-    cfg = config()
+    cfg = detr()
     cfg["model"]["head"].update(d_model=32, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=1)
     cfg["model"]["neck"]["out_channels"] = 32
     return json.dumps(cfg)
@@ -83,12 +81,9 @@ def check_overrides(folder: Path, world: Path) -> None:
     build_parts(load_config(folder / "sound.json", json.loads((folder / "overrides.json").read_text())))
 
 
-@functools.cache
-def _warm_up() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "sound.json")
-        path.write_text(_sound())
-        build_parts(load_config(path))
+def _warm_up(world: Path, folder: Path) -> None:
+    (folder / "overrides.json").write_text("[]")
+    check_overrides(folder, world)
 
 
 FORMATS = [

@@ -3,15 +3,14 @@
 import contextlib
 import hashlib
 import http.server
-import json
 import random
 import socket
 import threading
 from pathlib import Path
 from typing import Any
 
-from fuzz.formats import Format
-from fuzz.guard import OPTIONS, guarded
+from fuzz.formats import Format, write_options
+from fuzz.guard import guarded
 
 from vitkit.errors import CheckpointError
 from vitkit.weights.download import cached_file
@@ -24,6 +23,11 @@ _STATUSES = (200, 200, 200, 206, 206, 204, 301, 302, 304, 400, 403, 404, 416, 41
 _LENGTHS = ("right", "right", "right", "none", "-1", "0", "x", "1e3", "", "9" * 30, "+5", "less", "more", "twice")
 _BODIES = ("rest", "rest", "rest", "all", "short", "long", "empty", "endless", "chunked", "chunks broken", "garbage")
 _RANGES = ("right", "right", "none", "start", "total", "bytes */*", "bytes x-y/z", "bytes 5-2/3", "items 0-1/2", "")
+_RAW = ("", "", "", "", "", "", "HTTP/1.1 abc\r\n\r\n", "\0\0\0", "x" * 70_000, "HTTP/9.9 200 OK\r\n")
+_HEADERS = [["Location", "file:///etc/passwd"], ["Location", "/next"], ["ETag", '"1"'], ["X", "\x1b[31m"]]
+_HEADERS += [["Content-Type", "text/html"], ["Content-Encoding", "gzip"], ["Location", "http://127.0.0.1:1/x"]]
+_HEADERS += [["Content-Disposition", "attachment; filename=../../victim/new.jpg"], ["X" * 40, "y" * 70_000]]
+_PATHS = ("/weights.pth",) * 3 + ("/a%2Fb", "/..", "/", "/x?y=1") + ("/weights.pth",) * 8 + ("/w\x01", "/é.pth")
 _STARTS = (b"", b"", CONTENT[:1000], CONTENT[:-1], CONTENT, CONTENT + b"x", b"\0" * 500, b"\0" * len(CONTENT))
 
 
@@ -35,31 +39,20 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
             "body": rng.choice(_BODIES),
             "range": rng.choice(_RANGES),
             "honest": rng.random() < 0.3,
-            "headers": rng.sample(
-                [["Location", "file:///etc/passwd"], ["Location", "/next"], ["ETag", '"1"'], ["X", "\x1b[31m"]]
-                + [["Content-Type", "text/html"], ["Content-Encoding", "gzip"], ["Location", "http://127.0.0.1:1/x"]]
-                + [["Content-Disposition", "attachment; filename=../../victim/new.jpg"], ["X" * 40, "y" * 70_000]],
-                rng.choice([0, 0, 0, 1, 2]),
-            ),
-            "raw": rng.choice(
-                ["", "", "", "", "", "", "HTTP/1.1 abc\r\n\r\n", "\0\0\0", "x" * 70_000, "HTTP/9.9 200 OK\r\n"]
-            ),
+            "headers": rng.sample(_HEADERS, rng.choice([0, 0, 0, 1, 2])),
+            "raw": rng.choice(_RAW),
         }
         for _ in range(3)
     ]
-    options = {
-        "answers": answers,
-        "part": rng.choice(_STARTS).hex(),
-        "checksum": rng.choice([f"sha256:{_DIGEST[:8]}", f"sha256:{_DIGEST}", "", None]),
-        "name": rng.choice(["weights.pth", None, None]),
-        "path": rng.choice(
-            ["/weights.pth", "/weights.pth", "/weights.pth", "/a%2Fb", "/..", "/", "/x?y=1"]
-            + ["/weights.pth"] * 8
-            + ["/w\x01", "/é.pth"]
-        ),
-        "twice": rng.random() < 0.5,
-    }
-    (folder / OPTIONS).write_text(json.dumps(options))
+    write_options(
+        folder,
+        answers=answers,
+        part=rng.choice(_STARTS).hex(),
+        checksum=rng.choice([f"sha256:{_DIGEST[:8]}", f"sha256:{_DIGEST}", "", None]),
+        name=rng.choice(["weights.pth", None, None]),
+        path=rng.choice(_PATHS),
+        twice=rng.random() < 0.5,
+    )
 
 
 def _body(kind: str, start: int) -> bytes:
@@ -104,16 +97,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         body = _body(answer["body"], start)
         self.send_response(answer["status"])
-        length = {"right": len(body), "less": max(0, len(body) - 7), "more": len(body) + 7}.get(
-            answer["length"], answer["length"]
-        )
+        lengths = {"right": len(body), "less": max(0, len(body) - 7), "more": len(body) + 7}
+        length = lengths.get(answer["length"], answer["length"])
         headers = {} if length == "none" else {"Content-Length": str(5 if length == "twice" else length)}
         last, total = len(CONTENT) - 1, len(CONTENT)
-        ranges = {
-            "right": f"bytes {start}-{last}/{total}",
-            "start": f"bytes 7-{last}/{total}",
-            "total": f"bytes {start}-{last}/{total + 9}",
-        }
+        ranges = {"right": f"bytes {start}-{last}/{total}", "start": f"bytes 7-{last}/{total}"}
+        ranges["total"] = f"bytes {start}-{last}/{total + 9}"
         if answer["range"] != "none":
             headers["Content-Range"] = ranges.get(answer["range"], answer["range"])
         if length == "twice":

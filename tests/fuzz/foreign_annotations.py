@@ -1,6 +1,7 @@
 """Annotations in the formats of other tools, read, and written again by the tools on annotations."""
 
 import base64
+import copy
 import csv
 import io
 import json
@@ -18,8 +19,8 @@ import cv2
 import numpy as np
 import yaml
 from fuzz.annotations import check_boxes, odd_segmentation
-from fuzz.formats import Format
-from fuzz.guard import OPTIONS, check_pages, guarded, run_tool
+from fuzz.formats import Format, write_data, write_options
+from fuzz.guard import check_pages, guarded, run_tool
 from fuzz.hostile import NAMES, NUMBERS, PATHS, TEXTS, VALUES, encoded, mutate_tokens, mutate_xml, pick, yaml_fragments
 from fuzz.images import odd_image
 from fuzz.isolation import LostError
@@ -39,15 +40,16 @@ _TREE_IMAGES = ["images/train/0.jpg", "images/train/1.jpg", "images/val/2.jpg"]
 _FLAT_IMAGES = ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
 _KEPT = ("parts of boxes", "masks: VOC", "parts and holes", "labels of")
 """Starts of the kinds of loss that leave an object in place."""
-_SUMMARY = re.compile(r"^(.*): (\d+) images?(?: \(.*?\))?, (\d+) objects? of (\d+) class", re.MULTILINE)
 _LOSS = re.compile(r"^  (?:lost|left out): (\d+) (.*)$", re.MULTILINE)
-_FIRST_SUMMARY = re.compile(r"(\d+) images?(?: \([^)]*\))?, (\d+) objects?")
+_BOXES = ([1e8, 1e8, 1e8, 1e8], [-9, -9, 1e7, 1e7], [0, 0, 1e300, 1])
+_SEGMENTATIONS: tuple[Any, ...] = ([[0, 0, 3e9, 0, 0, 3e9]], {"size": [2**31, 2**31], "counts": [2**62]})
+_SEGMENTATIONS += ({"size": [HEIGHT, WIDTH]}, [[1e8, 1e8, 2e8, 1e8, 2e8, 2e8]], [[-5, -5, 100, -5, 100, 100]])
+_CLASS_LINES = ("cat:256,0,0", "cat:-1,0,0", "cat:0,0,0", "cat:1,2", ":1,2,3", "a:b:1,2,3::", f"cat:{'9' * 5000},1,1")
 
 
-def _finish(
-    rng: random.Random, folder: Path, *, source: str, images: str | None, photos: list[str], format: str, **more: Any
-) -> None:
+def _finish(rng: random.Random, folder: Path, world: Path, format: str, source: str, photos: list[str]) -> None:
     """Write what a case reads and what it does with it."""
+    images = "images" if format in ("coco", "instance_maps", "semantic_maps") else None
     step = rng.choice(["read", "read", "coco", "yolo", "yolo", "voc", "voc", "merge", "tile", "split", "fix"])
     arguments: list[str] = []
     if step in ("merge", "tile", "split", "fix"):
@@ -61,33 +63,19 @@ def _finish(
     elif step == "merge":
         arguments += rng.choice([[], ["--map", "cat=dog"], ["--map", "cat="]])
     if rng.random() < 0.04:
-        name = rng.choice([Path(photo).name for photo in photos])
-        (folder / "data" / images if images else folder / "data").mkdir(parents=True, exist_ok=True)
-        broken = folder / "data" / next(photo for photo in photos if photo.endswith(name))
-        broken.parent.mkdir(parents=True, exist_ok=True)
-        broken.write_bytes(odd_image(more["world"] / "images" / name, rng))
-    options = {"source": source, "images": images, "image_files": photos, "format": format, "step": step}
-    if format not in ("instance_maps", "semantic_maps") and rng.random() < 0.5:
-        options["format"] = None
-    (folder / OPTIONS).write_text(json.dumps({**options, "arguments": arguments, "kind": format}))
-
-
-def _data(folder: Path, name: str) -> Path:
-    path = folder / "data" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+        photo = rng.choice(photos)
+        write_data(folder, photo, odd_image(world / "images" / Path(photo).name, rng))
+    named = format in ("instance_maps", "semantic_maps") or rng.random() >= 0.5
+    how = {"source": source, "images": images, "image_files": photos, "format": format if named else None}
+    write_options(folder, **how, step=step, arguments=arguments, kind=format)
 
 
 def write_yolo(rng: random.Random, folder: Path, world: Path) -> None:
     """Write label files and their YAML, one of which is changed."""
     polygons, keypoints = rng.random() < 0.3, rng.random() < 0.1
-    box = "0.25 0.3 0.2 0.25" + " 0.5 0.5 2" * 3 * keypoints
-    lines = [["0", *box.split()], ["1", *["0.6", "0.6", "0.3", "0.3"], *(["0.5", "0.5", "2"] * 3 * keypoints)]]
-    if polygons:
-        lines = [
-            ["0", *["0.1", "0.1", "0.5", "0.1", "0.5", "0.6"]],
-            ["1", *["0.2", "0.2", "0.7", "0.2", "0.7", "0.9", "0.2", "0.9"]],
-        ]
+    boxes = [f"{box}{' 0.5 0.5 2' * 3 * keypoints}" for box in ("0 0.25 0.3 0.2 0.25", "1 0.6 0.6 0.3 0.3")]
+    outlines = ["0 0.1 0.1 0.5 0.1 0.5 0.6", "1 0.2 0.2 0.7 0.2 0.7 0.9 0.2 0.9"]
+    lines = [line.split() for line in (outlines if polygons else boxes)]
     settings: dict[str, Any] = {"path": ".", "train": "images/train", "val": "images/val", "names": ["cat", "dog"]}
     if keypoints:
         settings["kpt_shape"] = [3, 3]
@@ -110,51 +98,43 @@ def write_yolo(rng: random.Random, folder: Path, world: Path) -> None:
         text = yaml.safe_dump(settings, sort_keys=False)
         listed = [*_TREE_IMAGES[:2], pick(rng, PATHS, NAMES), pick(rng, PATHS, NAMES)]
         rng.shuffle(listed)
-        _data(folder, "train.txt").write_bytes(encoded("\n".join(listed[: rng.choice([2, 3, 4])]), rng))
+        write_data(folder, "train.txt", encoded("\n".join(listed[: rng.choice([2, 3, 4])]), rng))
     for k, photo in enumerate(_TREE_IMAGES):
         changed = mutate_tokens(lines, rng) if what == "labels" and k != 1 else lines
-        path = _data(folder, photo.replace("images", "labels").replace(".jpg", ".txt"))
         content = "\n".join(rng.choice([" ", " ", "\t"]).join(line) for line in changed)
-        path.write_bytes(encoded(content, rng) if what == "labels" else content.encode())
+        name = photo.replace("images", "labels").replace(".jpg", ".txt")
+        write_data(folder, name, encoded(content, rng) if what == "labels" else content)
     source = "data.yaml"
     if what == "names" or rng.random() < 0.1:
         source = ""
         names = [pick(rng, NAMES, ("cat",)), "dog", *rng.choice([[], ["dog"], ["x"]])]
-        _data(folder, rng.choice(["classes.txt", "obj.names", "labels/classes.txt"])).write_bytes(
-            encoded("\n".join(names), rng)
-        )
+        name = rng.choice(["classes.txt", "obj.names", "labels/classes.txt"])
+        write_data(folder, name, encoded("\n".join(names), rng))
     else:
-        _data(folder, "data.yaml").write_bytes(encoded(text, rng) if what == "yaml" else text.encode(errors="replace"))
-    _finish(rng, folder, source=source, images=None, photos=_TREE_IMAGES, format="yolo", world=world)
+        write_data(folder, source, encoded(text, rng) if what == "yaml" else text.encode(errors="replace"))
+    _finish(rng, folder, world, "yolo", source, _TREE_IMAGES)
 
 
 def write_voc(rng: random.Random, folder: Path, world: Path) -> None:
     """Write an XML file for each image, of which one or all are changed."""
-    photos = [f"JPEGImages/{k}.jpg" for k in range(3)]
     for k in range(3):
-        root = ElementTree.Element("annotation")
-        _element(root, folder="x", filename=f"{k}.jpg")
-        _element(ElementTree.SubElement(root, "size"), width=WIDTH, height=HEIGHT, depth=3)
-        for name, corners in (("cat", (4, 5, 15, 17)), ("dog", (10, 8, 30, 30))):
-            obj = ElementTree.SubElement(root, "object")
-            _element(obj, name=name, difficult=0, truncated=rng.choice([0, 1]))
-            names = ("xmin", "ymin", "xmax", "ymax")
-            _element(ElementTree.SubElement(obj, "bndbox"), **dict(zip(names, corners)))
+        objects = "".join(
+            f"<object><name>{name}</name><difficult>0</difficult><truncated>{rng.choice([0, 1])}</truncated>"
+            f"<bndbox><xmin>{x}</xmin><ymin>{y}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>"
+            for name, x, y, right, bottom in (("cat", 4, 5, 15, 17), ("dog", 10, 8, 30, 30))
+        )
+        size = f"<size><width>{WIDTH}</width><height>{HEIGHT}</height><depth>3</depth></size>"
+        text = f"<annotation><folder>x</folder><filename>{k}.jpg</filename>{size}{objects}</annotation>"
         is_changed = k == 0 or (k == 2 and rng.random() < 0.2)
-        data = mutate_xml(root, rng) if is_changed else ElementTree.tostring(root)
-        _data(folder, f"Annotations/{k}.xml").write_bytes(data)
+        data = mutate_xml(ElementTree.fromstring(text), rng) if is_changed else text
+        write_data(folder, f"Annotations/{k}.xml", data)
     if rng.random() < 0.2:
         names = ["0", "1", pick(rng, PATHS, NAMES), "2"]
         for part in ("train", "val"):
-            _data(folder, f"ImageSets/Main/{part}.txt").write_bytes(encoded("\n".join(names), rng))
+            write_data(folder, f"ImageSets/Main/{part}.txt", encoded("\n".join(names), rng))
     if rng.random() < 0.2:
-        _data(folder, "classes.txt").write_bytes(encoded("\n".join(["dog", "cat", pick(rng, NAMES, PATHS)]), rng))
-    _finish(rng, folder, source="", images=None, photos=photos, format="voc", world=world)
-
-
-def _element(parent: ElementTree.Element, **texts: Any) -> None:
-    for tag, text in texts.items():
-        ElementTree.SubElement(parent, tag).text = str(text)
+        write_data(folder, "classes.txt", encoded("\n".join(["dog", "cat", pick(rng, NAMES, PATHS)]), rng))
+    _finish(rng, folder, world, "voc", "", [f"JPEGImages/{k}.jpg" for k in range(3)])
 
 
 def write_labelme(rng: random.Random, folder: Path, world: Path) -> None:
@@ -169,46 +149,39 @@ def write_labelme(rng: random.Random, folder: Path, world: Path) -> None:
     for k in range(3):
         content: Any = {"version": "5", "shapes": shapes, "imagePath": f"{k}.jpg", "imageData": None}
         content |= {"imageHeight": HEIGHT, "imageWidth": WIDTH}
-        data = json.dumps(content).encode()
+        content = copy.deepcopy(content)
+        action = "none"
         if k == 0 or (k == 2 and rng.random() < 0.2):
-            if rng.random() < 0.15:
-                content = json.loads(data)
-                content["shapes"][3]["mask"] = base64.b64encode(odd_image(world / "maps" / "0.png", rng)).decode()
-                data = json.dumps(content).encode()
-            elif rng.random() < 0.3:
-                content = json.loads(data)
-                shape = rng.choice(content["shapes"])
-                point = rng.choice(shape["points"])
-                point[rng.randrange(2)] = rng.choice([9e18, -9e18, 1e300, 3e9, -5, 100, 40, 1e8, 0.1, 2**31])
-                content["imageWidth"] = rng.choice([WIDTH, WIDTH, 2**31, 10**9, 1, 41])
-                data = json.dumps(content).encode()
-            else:
-                data = mutate_json(json.loads(data), rng, VALUES)
-        _data(folder, f"{k}.json").write_bytes(data)
-    photos = [f"{k}.jpg" for k in range(3)]
-    _finish(rng, folder, source="", images=None, photos=photos, format="labelme", world=world)
+            action = "mask" if rng.random() < 0.15 else "numbers" if rng.random() < 0.3 else "json"
+        if action == "mask":
+            content["shapes"][3]["mask"] = base64.b64encode(odd_image(world / "maps" / "0.png", rng)).decode()
+        elif action == "numbers":
+            shape = rng.choice(content["shapes"])
+            point = rng.choice(shape["points"])
+            point[rng.randrange(2)] = rng.choice([9e18, -9e18, 1e300, 3e9, -5, 100, 40, 1e8, 0.1, 2**31])
+            content["imageWidth"] = rng.choice([WIDTH, WIDTH, 2**31, 10**9, 1, 41])
+        data = mutate_json(content, rng, VALUES) if action == "json" else json.dumps(content)
+        write_data(folder, f"{k}.json", data)
+    _finish(rng, folder, world, "labelme", "", [f"{k}.jpg" for k in range(3)])
 
 
 def write_cvat(rng: random.Random, folder: Path, world: Path) -> None:
     """Write CVAT's XML file."""
-    root = ElementTree.Element("annotations")
-    _element(root, version="1.1")
-    labels = ElementTree.SubElement(ElementTree.SubElement(ElementTree.SubElement(root, "meta"), "task"), "labels")
-    for name in ("cat", "dog"):
-        _element(ElementTree.SubElement(labels, "label"), name=name)
+    labels = "<label><name>cat</name></label><label><name>dog</name></label>"
+    text = f"<annotations><version>1.1</version><meta><task><labels>{labels}</labels></task></meta>"
     for k in range(3):
-        image = {"id": str(k), "name": f"{k}.jpg", "width": str(WIDTH), "height": str(HEIGHT)}
-        image |= {"subset": rng.choice(["Train", "Validation"])} if rng.random() < 0.2 else {}
-        parent = ElementTree.SubElement(root, "image", image)
-        rotated = {"rotation": "30"} if rng.random() < 0.3 else {}
-        box = dict(label="cat", xtl="4", ytl="5", xbr="14.5", ybr="17", occluded="1", **rotated)
-        ElementTree.SubElement(parent, "box", box)
-        ElementTree.SubElement(parent, "polygon", label="dog", points="1,1;20,2;10,20.5")
-        ElementTree.SubElement(parent, "ellipse", label="dog", cx="20", cy="16", rx="5", ry="4.5")
-        ElementTree.SubElement(parent, "mask", label="cat", rle="3,4,13", left="2", top="3", width="5", height="4")
+        subset = f'subset="{rng.choice(["Train", "Validation"])}"' if rng.random() < 0.2 else ""
+        rotated = 'rotation="30"' if rng.random() < 0.3 else ""
+        text += (
+            f'<image id="{k}" name="{k}.jpg" width="{WIDTH}" height="{HEIGHT}" {subset}>'
+            f'<box label="cat" xtl="4" ytl="5" xbr="14.5" ybr="17" occluded="1" {rotated}/>'
+            '<polygon label="dog" points="1,1;20,2;10,20.5"/><ellipse label="dog" cx="20" cy="16" rx="5" ry="4.5"/>'
+            '<mask label="cat" rle="3,4,13" left="2" top="3" width="5" height="4"/></image>'
+        )
+    root = ElementTree.fromstring(f"{text}</annotations>")
     texts = (*TEXTS, "0," * 1000 + "20", "20", "-1,21", "1e3", "99999999999999", "1,1;2,2", "1,1;2", "1e300,1;2,2;3,3")
-    _data(folder, "annotations.xml").write_bytes(mutate_xml(root, rng, texts))
-    _finish(rng, folder, source="annotations.xml", images=None, photos=_FLAT_IMAGES, format="cvat", world=world)
+    write_data(folder, "annotations.xml", mutate_xml(root, rng, texts))
+    _finish(rng, folder, world, "cvat", "annotations.xml", _FLAT_IMAGES)
 
 
 def write_csv(rng: random.Random, folder: Path, world: Path) -> None:
@@ -234,9 +207,8 @@ def write_csv(rng: random.Random, folder: Path, world: Path) -> None:
     if what != "none" or not is_xyxy:
         writer.writerow(columns)
     writer.writerows(rows)
-    _data(folder, "boxes.csv").write_bytes(encoded(file.getvalue(), rng))
-    photos = [Path(photo).name for photo in _FLAT_IMAGES]
-    _finish(rng, folder, source="boxes.csv", images=None, photos=photos, format="csv", world=world)
+    write_data(folder, "boxes.csv", encoded(file.getvalue(), rng))
+    _finish(rng, folder, world, "csv", "boxes.csv", [f"{k}.jpg" for k in range(3)])
 
 
 def unusual(rng: random.Random) -> dict[str, Any]:
@@ -276,36 +248,19 @@ def write_coco(rng: random.Random, folder: Path, world: Path) -> None:
         choice = 0.6 if rng.random() < 0.2 else 1
     if choice < 0.3:
         annotation = rng.choice(content["annotations"])
-        annotation["segmentation"] = rng.choice(
-            [
-                odd_segmentation(rng),
-                [[0, 0, 3e9, 0, 0, 3e9]],
-                {"size": [2**31, 2**31], "counts": [2**62]},
-                {"size": [HEIGHT, WIDTH]},
-                [[1e8, 1e8, 2e8, 1e8, 2e8, 2e8]],
-                [[-5, -5, 100, -5, 100, 100]],
-            ]
-        )
-        annotation["bbox"] = rng.choice(
-            [annotation["bbox"], [1e8, 1e8, 1e8, 1e8], [-9, -9, 1e7, 1e7], [0, 0, 1e300, 1]]
-        )
-        data = json.dumps(content).encode()
+        annotation["segmentation"] = rng.choice([odd_segmentation(rng), *_SEGMENTATIONS])
+        annotation["bbox"] = rng.choice([annotation["bbox"], *_BOXES])
     elif choice < 0.55:
         image = rng.choice(content["images"])
         image["file_name"] = rng.choice([*PATHS, *NAMES, "0.jpg", "1.jpg", "0.png", "x/0.jpg"])
         if rng.random() < 0.3:
             content["images"][0]["width"] = rng.choice([2**31, 10**6, 1, 41, 30_000])
-        data = json.dumps(content).encode()
     elif choice < 0.7:
         for category in content["categories"]:
             category["name"] = rng.choice(NAMES)
-        data = json.dumps(content).encode()
-    elif choice < 1:
-        data = mutate_json(content, rng, VALUES)
-    else:
-        data = json.dumps(content).encode()
-    _data(folder, "own.json").write_bytes(data)
-    _finish(rng, folder, source="own.json", images="images", photos=_FLAT_IMAGES, format="coco", world=world)
+    data = mutate_json(content, rng, VALUES) if 0.7 <= choice < 1 else json.dumps(content)
+    write_data(folder, "own.json", data)
+    _finish(rng, folder, world, "coco", "own.json", _FLAT_IMAGES)
 
 
 def write_images(rng: random.Random, folder: Path, world: Path) -> None:
@@ -323,14 +278,14 @@ def write_images(rng: random.Random, folder: Path, world: Path) -> None:
             photo = colors[np.minimum(ids, 3)]
         else:
             photo = ids if ids.max() > 255 else ids.astype(np.uint8)
-        path = _data(folder, f"labels/{k}{rng.choice(['', '', '_mask'])}.png")
-        cv2.imwrite(str(path), photo)
+        name = f"labels/{k}{rng.choice(['', '', '_mask'])}.png"
+        path = write_data(folder, name, cv2.imencode(".png", photo)[1].tobytes())
         if k == 0 and rng.random() < 0.5:
             path.write_bytes(odd_image(path, rng))
     if rng.random() < 0.8:
         name, data = odd_classes(rng, colored=colored)
-        _data(folder, rng.choice(["", "labels/"]) + name).write_bytes(data)
-    _finish(rng, folder, source="labels", images="images", photos=_FLAT_IMAGES, format=format, world=world)
+        write_data(folder, rng.choice(["", "labels/"]) + name, data)
+    _finish(rng, folder, world, format, "labels", _FLAT_IMAGES)
 
 
 def odd_classes(rng: random.Random, *, colored: bool) -> tuple[str, bytes]:
@@ -339,16 +294,7 @@ def odd_classes(rng: random.Random, *, colored: bool) -> tuple[str, bytes]:
     entries: Any = [{"id": k, "name": name, "color": colors[k]} for k, name in enumerate(names)]
     if rng.random() < 0.5:
         lines = [[f"{name}:{','.join(map(str, colors[k]))}::"] if colored else [name] for k, name in enumerate(names)]
-        odd = (
-            "cat:256,0,0",
-            "cat:-1,0,0",
-            "cat:0,0,0",
-            "cat:1,2",
-            ":1,2,3",
-            "a:b:1,2,3::",
-            "cat:" + "9" * 5000 + ",1,1",
-        )
-        lines = mutate_tokens(lines, rng, (*NAMES, *odd, *names))
+        lines = mutate_tokens(lines, rng, (*NAMES, *_CLASS_LINES, *names))
         text = "\n".join(" ".join(line) for line in lines)
         return rng.choice(["classes.txt", "labels.txt", "labelmap.txt"]), encoded(text, rng)
     if not colored:
@@ -361,8 +307,8 @@ def odd_classes(rng: random.Random, *, colored: bool) -> tuple[str, bytes]:
 def write_classes(rng: random.Random, folder: Path, world: Path) -> None:
     """Write a file of classes."""
     name, data = odd_classes(rng, colored=rng.random() < 0.5)
-    _data(folder, name).write_bytes(data)
-    (folder / OPTIONS).write_text(json.dumps({"source": name}))
+    write_data(folder, name, data)
+    write_options(folder, source=name)
 
 
 def check_classes(folder: Path, world: Path) -> None:
@@ -426,24 +372,21 @@ def check_all_read(data: AnnotatedImages, folder: Path, kind: str) -> None:
 
 
 def _count_yolo(data: AnnotatedImages, folder: Path) -> int | None:
-    count = 0
-    for image in data.images:
-        part = image["file_name"].removeprefix("images/")
-        path = (folder / "labels" / part).with_suffix(".txt")
-        try:
-            lines = {tuple(line.split()) for line in path.read_text("utf-8").splitlines() if line.strip()}
-        except (OSError, UnicodeDecodeError):
-            return None
-        count += len(lines)
-    return count
-
-
-def _count_voc(data: AnnotatedImages, folder: Path) -> int | None:
+    names = [image["file_name"].removeprefix("images/") for image in data.images]
     try:
-        roots = [ElementTree.parse(path).getroot() for path in (folder / "Annotations").glob("*.xml")]
+        texts = [(folder / "labels" / name).with_suffix(".txt").read_text("utf-8") for name in names]
+    except (OSError, UnicodeDecodeError):
+        return None
+    return sum(len({tuple(line.split()) for line in text.splitlines() if line.strip()}) for text in texts)
+
+
+def _count_xml(data: AnnotatedImages, folder: Path) -> int | None:
+    """Count VOC's objects, or the children of CVAT's images."""
+    try:
+        roots = [ElementTree.parse(path).getroot() for path in folder.rglob("*.xml")]
     except (ElementTree.ParseError, LookupError, ValueError):
         return None
-    return sum(len(root.findall(".//object")) for root in roots)
+    return sum(len(root.findall(".//object" if data.format == "voc" else "image/*")) for root in roots)
 
 
 def _count_labelme(data: AnnotatedImages, folder: Path) -> int | None:
@@ -452,20 +395,8 @@ def _count_labelme(data: AnnotatedImages, folder: Path) -> int | None:
     return len(shapes) if all(shape.get("group_id") is None for shape in shapes) else None
 
 
-def _count_cvat(data: AnnotatedImages, folder: Path) -> int | None:
-    try:
-        root = ElementTree.parse(folder / "annotations.xml").getroot()
-    except (ElementTree.ParseError, LookupError, ValueError):
-        return None
-    return sum(len(list(image)) for image in root.findall("image"))
-
-
-_COUNTS: dict[str, Callable[[AnnotatedImages, Path], int | None]] = {
-    "yolo": _count_yolo,
-    "voc": _count_voc,
-    "labelme": _count_labelme,
-    "cvat": _count_cvat,
-}
+_COUNTS: dict[str, Callable[[AnnotatedImages, Path], int | None]]
+_COUNTS = {"yolo": _count_yolo, "voc": _count_xml, "labelme": _count_labelme, "cvat": _count_xml}
 
 
 def check_training(data: AnnotatedImages, source: Path, images: str | None) -> None:
@@ -494,14 +425,12 @@ def check_tool(data: AnnotatedImages, source: Path, images: str | None, options:
         text = run_tool({"tile": tile.main, "split": split.main}[step], [str(source), *place, "--out", out, *arguments])
     if step == "split" and data.format == "semantic_maps":
         return
-    written = (
-        sorted(Path(out).glob("*.json")) if to == "coco" else [Path(out) / "data.yaml" if to == "yolo" else Path(out)]
-    )
+    written = sorted(Path(out).glob("*.json"))
+    if to != "coco":
+        written = [Path(out, "data.yaml" if to == "yolo" else "")]
     assert written, text
-    results = [
-        read_annotations(path, data.folder if to == "coco" and step not in ("merge", "tile") else None)
-        for path in written
-    ]
+    place = data.folder if to == "coco" and step not in ("merge", "tile") else None
+    results = [read_annotations(path, place) for path in written]
     for result in results:
         check_data(result)
     if step in ("coco", "yolo", "voc", "split"):

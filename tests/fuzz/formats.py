@@ -1,12 +1,17 @@
 """The interface of a file format to the tests of broken input."""
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitkit.errors import VitkitError
+
+OPTIONS = "options.json"
+"""The file of a case that says how its input is read."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,9 @@ class Format:
     """The error with which a case may be refused."""
     share: int
     """The format's share of the cases."""
-    warm_up: Callable[[], object] = lambda: None
-    """Imports and makes what all cases need, once, in the process that they are forked from."""
+    warm_up: Callable[[Path, Path], object] = lambda world, folder: None
+    """Imports and makes what all cases need, once, in the process that they are forked from; may write to the folder,
+    the second argument."""
 
 
 @contextmanager
@@ -39,3 +45,16 @@ def naming(name: str) -> Iterator[None]:
     except VitkitError as error:
         assert name in str(error), f"the message does not name {name}: {str(error)[:300]}"
         raise
+
+
+def write_data(folder: Path, name: str, data: bytes | str) -> Path:
+    """Write a file of a case's input."""
+    path = folder / "data" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def write_options(folder: Path, **options: Any) -> None:
+    """Write how a case's input is read."""
+    (folder / OPTIONS).write_text(json.dumps(options))

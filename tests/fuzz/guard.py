@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fuzz.formats import OPTIONS
 from fuzz.isolation import CodeError, OutsideError
 from fuzz.world import read_json
 
 from vitkit.errors import VitkitError
 
-OPTIONS = "options.json"
 VICTIM = "@VICTIM@"
 """In the files of a case, the path of the folder that nobody may touch."""
 MARKER = "marker"
@@ -29,15 +29,7 @@ MARKER = "marker"
 SCRIPT = "<script>fuzz"
 """Text that must never be part of a page as it is."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES = {
-    "os.remove": 1,
-    "os.rename": 2,
-    "os.mkdir": 1,
-    "os.rmdir": 1,
-    "os.truncate": 1,
-    "os.chmod": 1,
-    "os.utime": 1,
-}
+_CHANGES = {f"os.{name}": 1 for name in ("remove", "mkdir", "rmdir", "truncate", "chmod", "utime")} | {"os.rename": 2}
 """Event -> number of its first arguments that are paths which it changes."""
 _PROCESSES = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "socket.connect", "pty.spawn")
 _SECRETS = ("/etc/passwd", "/dev/zero", "/dev/random", "/dev/urandom", "/proc/self/environ")

@@ -17,70 +17,14 @@ PATHS += (f"{VICTIM}/new.jpg", "../victim/new.jpg", "a/" * 3000 + "0.jpg", "0.jp
 PATHS += ("images\\0.jpg", "./images/0.jpg", "0", "0.JPG", "images//0.jpg", "*", "http://127.0.0.1:9/0.jpg")
 NAMES = ("", " ", " cat ", "cat\n", "a\nb", "a\r\nb", "a\tb", "\x1b[31mred", "\x1b]0;title\x07", "\0", "\x01", "\x85")
 NAMES += (f"{SCRIPT}()</script>", '"><img src=x onerror=fuzz()>', "</script>" + SCRIPT, "{x}", "%s", "%(x)s", "$HOME")
-NAMES += (
-    f'a"""\n{CODE}\nb"""',
-    f"'''\n{CODE}\n'''",
-    f"\\U {CODE}",
-    "\\N{x}",
-    '"',
-    "'",
-    "\\",
-    "`id`",
-    "#",
-    f"x\n{CODE}",
-)
-NAMES += (
-    "é",
-    "한국어",
-    "👩‍👩‍👧",
-    "\u202eabc",
-    "\u2028",
-    "\ufeffcat",
-    "\ud800",
-    "İ",
-    "x" * 3000,
-    "-1",
-    "0",
-    "nan",
-    "null",
-    "~",
-)
+NAMES += (f'a"""\n{CODE}\nb"""', f"'''\n{CODE}\n'''", f"\\U {CODE}", "\\N{x}", '"', "'", "\\", "`id`", "#")
+NAMES += (f"x\n{CODE}", "é", "한국어", "👩‍👩‍👧", "\u202eabc", "\u2028", "\ufeffcat", "\ud800", "İ", "x" * 3000)
+NAMES += ("-1", "0", "nan", "null", "~")
 NAMES += ("CON", "a:b", "a,b", "a;b", "cat:1,2,3", "class_0", "cats", "CAT", "train", "val", "=1+1", "[a]", "- a", "{")
-NUMBERS = (
-    "nan",
-    "inf",
-    "-inf",
-    "1e300",
-    "-1e300",
-    "1e-300",
-    "1e400",
-    "3e9",
-    "-3e9",
-    "2147483648",
-    "9e18",
-    "1e8",
-    "-1e8",
-)
-NUMBERS += (
-    "-0",
-    "0",
-    "1",
-    "-1",
-    "0.5",
-    "1.5",
-    "1.0000001",
-    "40",
-    "41",
-    "32",
-    "33",
-    "1e3",
-    "+5",
-    "5.",
-    ".5",
-    "0x10",
-    "1_0",
-)
-NUMBERS += ("", " ", "x", "½", "٣", "1,5", "9" * 400, "9" * 5000, "1 2", "1;2", "--1", "1e", "True", "None", "１")
+NUMBERS = ("nan", "inf", "-inf", "1e300", "-1e300", "1e-300", "1e400", "3e9", "-3e9", "2147483648", "9e18", "1e8")
+NUMBERS += ("-1e8", "-0", "0", "1", "-1", "0.5", "1.5", "1.0000001", "40", "41", "32", "33", "1e3", "+5", "5.", ".5")
+NUMBERS += ("0x10", "1_0", "", " ", "x", "½", "٣", "1,5", "9" * 400, "9" * 5000, "1 2", "1;2", "--1", "1e", "True")
+NUMBERS += ("None", "１")
 TEXTS = (*NAMES, *PATHS, *NUMBERS)
 VALUES = [*JUNK, *TEXTS, 3e9, -3e9, 9e18, 1e8, 1 << 31, 10**400, [CODE], {"a": {"b": [1]}}, [["a"]], [[1, 2]]]
 """Values of any kind that may replace one in a JSON or YAML file."""
@@ -197,32 +141,11 @@ def yaml_fragments() -> tuple[str, ...]:
         f"\n  - &a0 [cat, cat]\n{levels}",
         f"!!python/object/apply:builtins.exec ['{CODE}']",
         f"!!python/object/new:os.system ['touch {MARKER}']",
-        "2001-13-45",
-        "2001-12-14t21:59:43.10-05:00",
-        '!!int "x"',
-        '!!float "x"',
-        "!!binary x",
-        "!!timestamp x",
-        "!!set {a, b}",
-        "!!omap [a: 1]",
-        "&a [*a]",
-        "*unknown",
-        "9" * 5000,
-        "0b2",
-        "190:20:30",
-        "[" * 3000 + "]" * 3000,
-        "{a: " * 3000 + "1" + "}" * 3000,
-        ".inf",
-        ".nan",
-        "{.inf: cat, 0: dog}",
-        "{[1]: cat}",
-        "{0: cat, 0: dog}",
-        "{<<: {0: cat}}",
-        "|\n    cat\n    dog",
-        "'a\n\n  b'",
-        '"\\U00110000"',
-        '"\\e[31m"',
-        '"\\0"',
+        *("2001-13-45", "2001-12-14t21:59:43.10-05:00", '!!int "x"', '!!float "x"', "!!binary x", "!!timestamp x"),
+        *("!!set {a, b}", "!!omap [a: 1]", "&a [*a]", "*unknown", "9" * 5000, "0b2", "190:20:30"),
+        *("[" * 3000 + "]" * 3000, "{a: " * 3000 + "1" + "}" * 3000),
+        *(".inf", ".nan", "{.inf: cat, 0: dog}", "{[1]: cat}", "{0: cat, 0: dog}", "{<<: {0: cat}}"),
+        *("|\n    cat\n    dog", "'a\n\n  b'", '"\\U00110000"', '"\\e[31m"', '"\\0"'),
         "[" + "x, " * 20_000 + "x]",
         "\n" + "".join(f"  k{k}: {k}\n" for k in range(50_000)),
     )

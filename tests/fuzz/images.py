@@ -20,6 +20,8 @@ from vitkit.io.image_files import MAX_PIXELS, is_rotated, read_header, read_imag
 
 _MODES = ("L", "1", "RGBA", "LA", "CMYK", "F", "P", "I;16", "I")
 _PNG_START = b"\x89PNG\r\n\x1a\n"
+_OTHERS = (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 32\n%%EndComments\nshowpage\n", b"", b"GIF89a", b"<svg/>")
+_OTHERS += (b"\0" * 4096, b"BM" + b"\xff" * 60, b"P6 40 32 255\n")
 _SIDES = (0, 1, 7, 31, 33, 2**15, 2**16 - 1, 30_000, 2**31 - 1, 2**32 - 1)
 
 
@@ -34,10 +36,7 @@ def odd_image(path: Path, rng: random.Random) -> bytes:
     if action == "structure":
         return mutate_png(data, rng) if data.startswith(_PNG_START) else mutate_sizes(data, rng)
     if action == "other":
-        eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 32\n%%EndComments\nshowpage\n"
-        return rng.choice(
-            [eps, b"", b"GIF89a", b"<svg/>", b"\0" * 4096, b"BM" + b"\xff" * 60, b"P6 40 32 255\n", data * 2]
-        )
+        return rng.choice([*_OTHERS, data * 2])
     return data
 
 
@@ -73,9 +72,8 @@ def mutate_png(data: bytes, rng: random.Random) -> bytes:
     kind, body = chunks[k]
     if action in ("size", "depth"):
         header = list(struct.unpack(">IIBBBBB", chunks[0][1]))
-        header[rng.randrange(2) if action == "size" else rng.randrange(2, 7)] = rng.choice(
-            _SIDES if action == "size" else (0, 1, 2, 3, 4, 6, 8, 16, 255)
-        )
+        number = rng.choice(_SIDES if action == "size" else (0, 1, 2, 3, 4, 6, 8, 16, 255))
+        header[rng.randrange(2) if action == "size" else rng.randrange(2, 7)] = number
         chunks[0] = (b"IHDR", struct.pack(">IIBBBBB", *header))
     elif action == "body" and body:
         chunks[k] = (kind, mutate_bytes(body, rng))

@@ -4,9 +4,7 @@ import faulthandler
 import os
 import re
 import resource
-import select
 import signal
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,6 @@ MEMORY = 2 << 30
 LARGEST_FILE = 256 << 20
 """Bytes of the largest file that a case may write."""
 LONGEST_MESSAGE = 6000
-LONGEST_SENT = 1 << 16
 KINDS = ("accepted", "error", "traceback", "wrong", "loss", "outside", "code", "memory", "hang", "crash")
 """How a case can end, see `Outcome`."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -69,40 +66,22 @@ def run_isolated(case: Callable[[Path], None], folder: Path, error: type[VitkitE
         folder: the case's working directory.
         error: the error with which it may be refused.
     """
-    receiver, sender = os.pipe()
+    answer = folder.with_suffix(".outcome")
+    answer.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
-        _run_in_child(case, folder, error, sender)
-    os.close(sender)
-    sent = _read_until(receiver, time.monotonic() + 4 * SECONDS)
-    os.close(receiver)
-    if sent is None:
-        os.kill(child, signal.SIGKILL)
+        _run_in_child(case, folder, error, answer)
     _, status = os.waitpid(child, 0)
-    if sent is None:
-        return Outcome("hang", f"longer than {4 * SECONDS} s")
-    if not sent:
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        name = signal.Signals(number).name if number else f"exit status {os.waitstatus_to_exitcode(status)}"
-        return Outcome("hang" if number in (signal.SIGXCPU, signal.SIGKILL) else "crash", name)
-    kind, _, message = sent.decode(errors="replace").partition("\n")
-    return Outcome(kind, message)
+    if answer.exists():
+        kind, _, message = answer.read_text("utf-8").partition("\n")
+        return Outcome(kind, message)
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        return Outcome("hang" if name in ("SIGALRM", "SIGXCPU", "SIGKILL") else "crash", name)
+    return Outcome("crash", f"exit status {os.waitstatus_to_exitcode(status)}")
 
 
-def _read_until(receiver: int, deadline: float) -> bytes | None:
-    """Return what a child sends until it ends; None if it has not ended by the deadline."""
-    sent = b""
-    while True:
-        ready, _, _ = select.select([receiver], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return None
-        part = os.read(receiver, LONGEST_SENT)
-        if not part:
-            return sent
-        sent += part
-
-
-def _run_in_child(case: Callable[[Path], None], folder: Path, error: type[VitkitError], sender: int) -> None:
+def _run_in_child(case: Callable[[Path], None], folder: Path, error: type[VitkitError], answer: Path) -> None:
     try:
         _limit()
         os.chdir(folder)
@@ -111,7 +90,7 @@ def _run_in_child(case: Callable[[Path], None], folder: Path, error: type[Vitkit
             outcome = Outcome("accepted", "")
         except BaseException as raised:
             outcome = judge(raised, error)
-        os.write(sender, f"{outcome.kind}\n{outcome.message}".encode(errors="backslashreplace")[:LONGEST_SENT])
+        answer.write_text(f"{outcome.kind}\n{outcome.message}", "utf-8", "backslashreplace")
     finally:
         os._exit(0)
 
@@ -159,6 +138,8 @@ def _raised_by_vitkit(raised: BaseException) -> bool:
 def _limit() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, [pages * resource.getpagesize() + MEMORY] * 2)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(4 * SECONDS)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, [LARGEST_FILE] * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -98,11 +98,8 @@ def mutate_json(content: Any, rng: random.Random, junk: Sequence[Any] = tuple(JU
     elif action == "digits" and any(map(str.isdigit, text)):
         numbers = [place for place in range(len(text)) if text[place].isdigit()]
         place = rng.choice(numbers)
-        text = (
-            text[:place]
-            + rng.choice(["9" * 400, "1" * 5000, "1e400", "-1e-400", "0x10", "01", "1_0"])
-            + text[place + 1 :]
-        )
+        number = rng.choice(["9" * 400, "1" * 5000, "1e400", "-1e-400", "0x10", "01", "1_0"])
+        text = text[:place] + number + text[place + 1 :]
     elif action == "mark":
         text = "\ufeff" + text
     elif action == "twice":

@@ -1,6 +1,5 @@
 """Models in .safetensors files, such as those in the package, whose header holds config, classes and vocabularies."""
 
-import io
 import json
 import random
 import shutil
@@ -8,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
+from fuzz.archives import join_safetensors, saved, split_safetensors
 from fuzz.checkpoints import mutate_state
 from fuzz.configs import JUNK
-from fuzz.formats import Format
-from fuzz.guard import OPTIONS, guarded, run_tool
+from fuzz.formats import Format, write_data, write_options
+from fuzz.guard import guarded, run_tool
 from fuzz.hostile import CODE, VALUES
 from fuzz.mutate import mutate_bytes, mutate_json, mutate_value
 from safetensors.torch import load
@@ -23,15 +22,13 @@ from vitkit.tools import predict, train, translate
 from vitkit.weights.transformers_folder import METADATA
 
 _NAMES = ("shapes_vit", "shapes_vit", "shapes_dino", "shapes_mask2former", "shapes_captioner", "numbers_translator")
-_FILE = "data/model.safetensors"
+_FILE = "model.safetensors"
 
 
 @cache
 def sound(name: str) -> tuple[dict[str, Any], bytes]:
     """Return the header of a packaged model's file, and the bytes of its tensors."""
-    data = model_zoo.published_weights(name).read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + length]), data[8 + length :]
+    return split_safetensors(model_zoo.published_weights(name).read_bytes())
 
 
 def _write(rng: random.Random, folder: Path, world: Path) -> None:
@@ -53,49 +50,36 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
     header = {**header, "__metadata__": {**header["__metadata__"], METADATA: text}}
     if action == "tensors":
         header = {**header, **mutate_value({key: header[key] for key in list(header)[1:4]}, rng)}
-    raw = json.dumps(header).encode()
-    (folder / "data").mkdir()
-    (folder / _FILE).write_bytes(len(raw).to_bytes(8, "little") + raw + tensors)
-    (folder / "data" / "evil.py").write_text(f"{CODE}\n")
-    (folder / OPTIONS).write_text(json.dumps({"is_text": name == "numbers_translator"}))
+    write_data(folder, _FILE, join_safetensors(header, tensors))
+    write_data(folder, "evil.py", f"{CODE}\n")
+    write_options(folder, is_text=name == "numbers_translator")
 
 
 def check(folder: Path, world: Path) -> None:
     """Check that an accepted model predicts, and that no code is imported for it."""
     with guarded(folder, world) as options:
         if options["is_text"]:
-            assert run_tool(translate.main, [_FILE, "forty-two"]).strip()
+            assert run_tool(translate.main, [f"data/{_FILE}", "forty-two"]).strip()
         else:
             shutil.copy(world / "images" / "0.jpg", "tmp/0.jpg")
-            run_tool(predict.main, [_FILE, "--input", "tmp/0.jpg", "--out", "out/predicted", "--device", "cpu"])
+            settings = ["--input", "tmp/0.jpg", "--out", "out/predicted", "--device", "cpu"]
+            run_tool(predict.main, [f"data/{_FILE}", *settings])
             assert any(Path("out/predicted").iterdir())
-
-
-@cache
-def _warm_up() -> None:
-    for name in set(_NAMES):
-        sound(name)
 
 
 def _write_init(rng: random.Random, folder: Path, world: Path) -> None:
     """Write weights for another run to start from: a run's checkpoint with other classes, or a packaged file."""
-    (folder / "data").mkdir()
     header, tensors = sound("shapes_vit")
-    raw = json.dumps(header).encode()
-    data = len(raw).to_bytes(8, "little") + raw + tensors
+    data = join_safetensors(header, tensors)
     if rng.random() < 0.3:
-        (folder / _FILE).write_bytes(mutate_bytes(data, rng))
+        write_data(folder, _FILE, mutate_bytes(data, rng))
     else:
         entries = json.loads(header["__metadata__"][METADATA])
         classes = rng.choice([entries["classes"], ["cat", "dog"], entries["classes"][::-1]])
-        saved = {"model": load(data), "config": entries["config"], "classes": classes, "progress": {"epoch": 3}}
-        if rng.random() < 0.7:
-            saved = mutate_state(saved, rng)
-        file = io.BytesIO()
-        torch.save(saved, file)
-        content = mutate_bytes(file.getvalue(), rng) if rng.random() < 0.3 else file.getvalue()
-        (folder / "data" / "model.pth").write_bytes(content)
-    (folder / OPTIONS).write_text("{}")
+        checkpoint = {"model": load(data), "config": entries["config"], "classes": classes, "progress": {"epoch": 3}}
+        content = saved(mutate_state(checkpoint, rng) if rng.random() < 0.7 else checkpoint)
+        write_data(folder, "model.pth", mutate_bytes(content, rng) if rng.random() < 0.3 else content)
+    write_options(folder)
 
 
 def check_init(folder: Path, world: Path) -> None:
@@ -107,6 +91,6 @@ def check_init(folder: Path, world: Path) -> None:
 
 
 FORMATS = [
-    Format("packaged", _write, check, VitkitError, 4, _warm_up),
-    Format("init", _write_init, check_init, VitkitError, 2, _warm_up),
+    Format("packaged", _write, check, VitkitError, 4, lambda *_: [sound(name) for name in _NAMES]),
+    Format("init", _write_init, check_init, VitkitError, 2, lambda *_: sound("shapes_vit")),
 ]

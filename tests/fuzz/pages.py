@@ -1,30 +1,41 @@
-"""Pages and figures that tools draw from JSON: reports, label errors, comparisons, curves of logs."""
+"""Pages, tables and figures that tools make of JSON: reports, label errors, comparisons, curves of logs, ablations."""
 
-import functools
 import json
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from fuzz.annotations import odd_segmentation
-from fuzz.formats import Format
-from fuzz.guard import OPTIONS, check_pages, guarded, run_tool
+from fuzz.formats import Format, write_data, write_options
+from fuzz.guard import check_pages, guarded, run_tool
 from fuzz.hostile import NAMES, NUMBERS, PATHS, VALUES
 from fuzz.mutate import JUNK, mutate_bytes, mutate_json
-from fuzz.world import HEIGHT, WIDTH, make_world, read_json
+from fuzz.world import read_json, run_lengths
 
 from vitkit.errors import VitkitError
-from vitkit.tools import compare
+from vitkit.tools import ablate, compare
 from vitkit.tools import test as test_tool
 from vitkit.tools.data import convert, label_errors
 
 _IMAGES = ["images/0.jpg", "images/1.jpg", "images/2.jpg"]
-_CONFIG = (
-    "def config():\n"
-    '    val = dict(type="CocoDetection", images="data/images", annotations="data/truth.json")\n'
-    '    return dict(model=dict(type="DETR"), data=dict(val=val), evaluator=dict(type="CocoEvaluator"), '
-    "train=dict(epochs=1))\n"
+_CURVES = ((), ("--x", "step"), ("--losses", "loss", "l1"), ("--metrics", "bbox/AP"), ("--smooth", "0.5"))
+_CONFIG = """def config():
+    val = dict(type="CocoDetection", images="data/images", annotations="data/truth.json")
+    return dict(model=dict(type="DETR"), data=dict(val=val), evaluator=dict(type="CocoEvaluator"), train=dict(epochs=1))
+"""
+_ABLATION = """'''A set of two arms.'''
+
+def ablation():
+    return dict(
+        base="quickstart/detr", metrics=["bbox/AP", "loss"], {more}
+        arms={{"plain": {{}}, "wide": {{"model.head.d_ffn": 64}}}},
+    )
+"""
+_ABLATIONS = (
+    "",
+    "minutes=1.0,",
+    'curves={"a": {1: "plain", 2: "wide"}}, x_label="images",',
+    'curves={"a": {1: "plain", 2: "wide", 3: "third"}}, x_label="images", power_law=True,',
 )
 
 
@@ -36,9 +47,7 @@ def _boxes(rng: random.Random, *, masks: bool) -> list[dict[str, Any]]:
             box = [4 + shift, 5, 10 + k, 12 - shift / 2]
             result = {"image_id": 10 + k, "category_id": category, "bbox": box, "score": 0.9 - shift / 20}
             if masks:
-                result["segmentation"] = {"size": [HEIGHT, WIDTH], "counts": [100, 20, HEIGHT * WIDTH - 120]}
-                if rng.random() < 0.2:
-                    result["segmentation"] = odd_segmentation(rng)
+                result["segmentation"] = odd_segmentation(rng) if rng.random() < 0.2 else run_lengths()
             results.append(result)
     return results
 
@@ -46,25 +55,20 @@ def _boxes(rng: random.Random, *, masks: bool) -> list[dict[str, Any]]:
 def _classes() -> dict[str, Any]:
     names = ["cat", "dog", "bird"]
     images = [
-        {"image_id": f"{k}.jpg", "class": names[k % 3], "predicted": [names[k % 2], "bird"], "scores": [0.7, 0.1]}
+        {"image_id": f"{k}.jpg", "class": names[k % 3], "predicted": [names[k % 2], "bird", names[1 - k % 2]]}
+        | {"scores": [0.7, 0.2, 0.1]}
         for k in range(6)
     ]
-    for image in images:
-        if len(set(image["predicted"])) < 3:
-            image["predicted"] = [*image["predicted"], next(name for name in names if name not in image["predicted"])]
-            image["scores"] = [0.7, 0.2, 0.1]
     return {"top1": 0.5, "top5": 1.0, "classes": names, "confusion_matrix": [[1] * 3] * 3, "images": images}
 
 
 def _sentences() -> dict[str, Any]:
-    rows = [
-        {"index": k, "source": "ein Hund", "text": "a dog runs", "references": ["a dog runs", "the dog"]}
-        for k in range(3)
-    ]
+    texts = {"source": "ein Hund", "text": "a dog runs"}
+    rows = [{"index": k, **texts, "references": ["a dog runs", "the dog"]} for k in range(3)]
     return {"BLEU": 50.0, "sentences": rows}
 
 
-def _log(rng: random.Random) -> list[dict[str, Any]]:
+def _log() -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for epoch in range(1, 5):
         losses = {"labels": 1 / epoch, "l1": 0.5}
@@ -85,8 +89,6 @@ def _named(content: Any, rng: random.Random) -> Any:
 
 
 def _write(rng: random.Random, folder: Path, world: Path) -> None:
-    data = folder / "data"
-    data.mkdir()
     tool = rng.choice(["report", "report", "report", "label_errors", "compare", "compare", "curves"])
     kind = rng.choice(["boxes", "boxes", "boxes", "classes", "texts"]) if tool in ("report", "compare") else "boxes"
     masks = rng.random() < 0.3
@@ -95,32 +97,26 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
     what = rng.choice(["results", "results", "results", "truth", "names"]) if kind == "boxes" else "results"
     if what == "names":
         truth = _named(truth, rng)
-    (data / "truth.json").write_bytes(
-        mutate_json(truth, rng, VALUES) if what == "truth" else json.dumps(truth).encode()
-    )
-    first = mutate_json(sound, rng, [*JUNK, *NAMES, *NUMBERS]) if what == "results" else json.dumps(sound).encode()
-    (data / "results.json").write_bytes(first)
-    (data / "other.json").write_text(json.dumps(sound))
-    (data / "config.py").write_text(_CONFIG)
+    write_data(folder, "truth.json", mutate_json(truth, rng, VALUES) if what == "truth" else json.dumps(truth))
+    first = mutate_json(sound, rng, [*JUNK, *NAMES, *NUMBERS]) if what == "results" else json.dumps(sound)
+    write_data(folder, "results.json", first)
+    write_data(folder, "other.json", json.dumps(sound))
+    write_data(folder, "config.py", _CONFIG)
     if tool == "curves":
         for name in ("first", "second"):
-            (data / name).mkdir()
-            lines = [json.dumps(line).encode() for line in _log(rng)]
+            lines = [json.dumps(line).encode() for line in _log()]
             for k in rng.sample(range(len(lines)), rng.choice([1, 1, 3])):
                 lines[k] = mutate_json(json.loads(lines[k]), rng, VALUES)
             content = b"\n".join(lines)
-            (data / name / "log.jsonl").write_bytes(mutate_bytes(content, rng) if rng.random() < 0.1 else content)
+            write_data(folder, f"{name}/log.jsonl", mutate_bytes(content, rng) if rng.random() < 0.1 else content)
     more: list[str] = []
     if kind == "boxes" and tool in ("report", "compare"):
         more = ["--annotations", "data/truth.json"] + rng.choice([[], ["--images", "data/images"]])
     if tool == "curves":
-        more = rng.choice(
-            [[], ["--x", "step"], ["--losses", "loss", "l1"], ["--metrics", "bbox/AP"], ["--smooth", "0.5"]]
-        )
-        more += ["data/second"] if rng.random() < 0.5 else []
-        more = [*more, "--names", *rng.sample(NAMES[3:30], 2)] if more[-1:] == ["data/second"] else more
-    options = {"tool": tool, "image_files": _IMAGES, "arguments": more, "fix": rng.random() < 0.5}
-    (folder / OPTIONS).write_text(json.dumps(options))
+        more = list(rng.choice(_CURVES))
+        if rng.random() < 0.5:
+            more += ["data/second", "--names", *rng.sample(NAMES[3:30], 2)]
+    write_options(folder, tool=tool, image_files=_IMAGES, arguments=more, fix=rng.random() < 0.5)
 
 
 def check(folder: Path, world: Path) -> None:
@@ -146,22 +142,60 @@ def check(folder: Path, world: Path) -> None:
             run_tool(convert.main, ["data/truth.json", *place])
 
 
-@functools.cache
-def _warm_up() -> None:
+def _warm_up(world: Path, folder: Path) -> None:
     """Draw a page of each tool once, for fonts and caches."""
-    rng = random.Random(0)
-    with tempfile.TemporaryDirectory() as name:
-        world, folder = make_world(Path(name, "world")), Path(name)
-        (folder / "results.json").write_text(json.dumps(_boxes(rng, masks=False)))
-        (folder / "classes.json").write_text(json.dumps(_classes()))
-        (folder / "log.jsonl").write_text("\n".join(map(json.dumps, _log(rng))))
-        truth = ["--annotations", str(world / "instances.json"), "--images", str(world / "images")]
-        page = ["--out", str(folder / "page.html")]
-        results = str(folder / "results.json")
-        run_tool(test_tool.main, ["--eval-only", results, *truth, "--report", page[1]])
-        run_tool(test_tool.main, ["--eval-only", str(folder / "classes.json"), "--report", page[1]])
-        run_tool(compare.main, [results, results, *truth, *page])
-        run_tool(compare.main, [str(folder / "log.jsonl"), "--curves", str(folder / "curves.png")])
+    results = str(write_data(folder, "results.json", json.dumps(_boxes(random.Random(0), masks=False))))
+    classes = str(write_data(folder, "classes.json", json.dumps(_classes())))
+    log = str(write_data(folder, "log.jsonl", "\n".join(map(json.dumps, _log()))))
+    truth = ["--annotations", str(world / "instances.json"), "--images", str(world / "images")]
+    page = str(folder / "page.html")
+    run_tool(test_tool.main, ["--eval-only", results, *truth, "--report", page])
+    run_tool(test_tool.main, ["--eval-only", classes, "--report", page])
+    run_tool(compare.main, [results, results, *truth, "--out", page])
+    run_tool(compare.main, [log, "--curves", str(folder / "curves.png")])
 
 
-FORMATS = [Format("pages", _write, check, VitkitError, 6, _warm_up)]
+def _rows() -> list[dict[str, Any]]:
+    """Return rows of both arms, with two seeds each."""
+    rows = []
+    for arm, seed in (("plain", 0), ("wide", 0), ("plain", 1), ("wide", 1)):
+        evaluations: list[dict[str, Any]] = []
+        for k in (1, 2):
+            metrics = {"bbox/AP": 0.1 * k + 0.01 * seed, "loss": 1 / k}
+            times = {"minutes": k / 2, "processor_minutes": k / 3}
+            evaluations.append({"step": 10 * k, "epoch": k, "metrics": metrics, **times})
+        run = {"set": "toy", "arm": arm, "seed": seed, "epochs": 2, "steps": 20, "minutes": 1.0}
+        run |= {"processor_minutes": 0.7, "evaluations": evaluations, "versions": {"torch": "2.6"}, "threads": 1}
+        rows.append(run | {"command": "vitkit train quickstart/detr a=1 b=2 c=3", "device": "a processor"})
+    return rows
+
+
+def _write_ablation(rng: random.Random, folder: Path, world: Path) -> None:
+    write_data(folder, "toy.py", _ABLATION.format(more=rng.choice(_ABLATIONS)))
+    write_data(folder, "toy.json", mutate_json(_rows(), rng, VALUES))
+    write_options(folder)
+
+
+def check_ablation(folder: Path, world: Path) -> None:
+    """Check that accepted results give a table with both arms, and a plot."""
+    with guarded(folder, world):
+        Path("out/toy.json").write_bytes(Path("data/toy.json").read_bytes())
+        run_tool(ablate.main, ["data/toy.py", "--plot-only", "--out", "out"])
+        if json.loads(Path("out/toy.json").read_bytes()):
+            table = Path("out/toy.md").read_text(encoding="utf-8").splitlines()
+            assert {"| plain |", "| wide |"} <= {line[: line.find("|", 2) + 1] for line in table}
+            assert Path("out/toy.png").stat().st_size > 1000
+
+
+def _warm_up_ablations(world: Path, folder: Path) -> None:
+    """Draw a plot of each kind once, for fonts and caches."""
+    for k, more in enumerate(_ABLATIONS):
+        (folder / f"toy{k}.py").write_text(_ABLATION.format(more=more))
+        (folder / f"toy{k}.json").write_text(json.dumps(_rows()))
+        run_tool(ablate.main, [f"{folder}/toy{k}.py", "--plot-only", "--out", str(folder)])
+
+
+FORMATS = [
+    Format("pages", _write, check, VitkitError, 6, _warm_up),
+    Format("ablations", _write_ablation, check_ablation, VitkitError, 2, _warm_up_ablations),
+]

@@ -12,7 +12,7 @@ from fuzz.annotations import odd_segmentation
 from fuzz.formats import Format
 from fuzz.images import odd_image
 from fuzz.mutate import mutate_json
-from fuzz.world import HEIGHT, WIDTH, read_json
+from fuzz.world import read_json, run_lengths
 
 from vitkit.data.datasets.captions import CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
@@ -47,10 +47,8 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
         if whole:
             (maps / "1.png").write_bytes(odd_image(world / "maps" / "1.png", rng))
     else:
-        maps.mkdir()
+        shutil.copytree(world / "labels", maps)
         path.write_bytes(b"{}")
-        for k in range(3):
-            shutil.copy(world / "labels" / f"{k}.png", maps / f"{k}.png")
         (maps / "1.png").write_bytes(odd_image(world / "labels" / "1.png", rng))
 
 
@@ -59,9 +57,7 @@ def _detections(rng: random.Random, *, masks: bool) -> list[dict[str, Any]]:
     for k in range(3):
         result = {"image_id": 10 + k, "category_id": 3, "bbox": [4, 5, 10, 12], "score": 0.5 + k / 10}
         if masks:
-            result["segmentation"] = {"size": [HEIGHT, WIDTH], "counts": [100, 20, HEIGHT * WIDTH - 120]}
-            if rng.random() < 0.3:
-                result["segmentation"] = odd_segmentation(rng)
+            result["segmentation"] = odd_segmentation(rng) if rng.random() < 0.3 else run_lengths()
         results.append(result)
     return results
 

@@ -1,21 +1,20 @@
 """`vitkit start` on folders with names and annotations of a stranger: the config that it writes."""
 
-import functools
 import json
 import random
 import shutil
-import tempfile
 from pathlib import Path
+from unittest import mock
 
 import cv2
 import numpy as np
 from fuzz import foreign_annotations as annotations
-from fuzz.formats import Format
-from fuzz.guard import OPTIONS, guarded, run_tool
+from fuzz.formats import OPTIONS, Format, write_data, write_options
+from fuzz.guard import guarded, run_tool
 from fuzz.hostile import CODE, NAMES, PATHS
 from fuzz.images import odd_image
 from fuzz.mutate import mutate_json
-from fuzz.world import HEIGHT, WIDTH, make_world, read_json
+from fuzz.world import HEIGHT, WIDTH, read_json
 
 import vitkit
 from vitkit.apps.starter import start as starting
@@ -65,10 +64,8 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
     elif kind == "classification":
         for name in ("cat", _file_name(rng, ending=""), "dog"):
             for k in range(3):
-                path = data / name / f"{k}.jpg"
-                path.parent.mkdir(parents=True, exist_ok=True)
                 photo = np.random.default_rng(rng.randrange(99)).integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)
-                cv2.imwrite(str(path), photo)
+                path = write_data(folder, f"{name}/{k}.jpg", cv2.imencode(".jpg", photo)[1].tobytes())
         if rng.random() < 0.5:
             path.write_bytes(odd_image(world / "images" / "0.jpg", rng))
         arguments = ["data", "--task", "classification"]
@@ -86,28 +83,27 @@ def _write(rng: random.Random, folder: Path, world: Path) -> None:
         shutil.copytree(world / "maps", data / "panoptic")
         (data / "panoptic.json").write_bytes(mutate_json(read_json(world / "panoptic.json"), rng))
         arguments = ["data/images", "data/panoptic.json", "--task", "panoptic"]
-    (folder / OPTIONS).write_text(json.dumps({"arguments": arguments, "image_files": photos}))
+    write_options(folder, arguments=arguments, image_files=photos)
 
 
 def check(folder: Path, world: Path) -> None:
     """Check that the written config is Python that only describes a run, and can be loaded."""
     with guarded(folder, world) as options:
-        starting.time_steps = lambda *_, **__: StepCost(1 / 60, 1.0, 10)
-        run_tool(main, [*options["arguments"], _RANDOM, "--dry-run", "--hours", "0.5", "--run-dir", "out/run"])
+        _start("out/run", *options["arguments"])
         path = Path("out/run/config.py")
         compile(path.read_text("utf-8"), str(path), "exec")
         config = vitkit.load_config(path, [_RANDOM])
         assert config["data"]["train"] and config["train"]["epochs"] >= 1
 
 
-@functools.cache
-def _warm_up() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        world = make_world(Path(name, "world"))
-        kept, starting.time_steps = starting.time_steps, lambda *_, **__: StepCost(1 / 60, 1.0, 10)
-        arguments = [str(world / "images"), str(world / "instances.json"), _RANDOM, "--dry-run", "--hours", "0.5"]
-        run_tool(main, [*arguments, "--run-dir", str(Path(name, "run"))])
-        starting.time_steps = kept
+def _start(run_dir: str, *arguments: str) -> None:
+    """Run the tool, which does not measure how long a step takes."""
+    with mock.patch.object(starting, "time_steps", lambda *_, **__: StepCost(1 / 60, 1.0, 10)):
+        run_tool(main, [*arguments, _RANDOM, "--dry-run", "--hours", "0.5", "--run-dir", run_dir])
+
+
+def _warm_up(world: Path, folder: Path) -> None:
+    _start(str(folder / "run"), str(world / "images"), str(world / "instances.json"))
 
 
 FORMATS = [Format("start", _write, check, VitkitError, 5, _warm_up)]

@@ -3,36 +3,20 @@
 import os
 import random
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 
-from fuzz import (
-    ablations,
-    annotations,
-    checkpoints,
-    configs,
-    downloads,
-    exported_programs,
-    features,
-    folder_sizes,
-    foreign_annotations,
-    images,
-    packaged,
-    pages,
-    results,
-    starts,
-    texts,
-    transformers_folders,
-    videos,
-)
 from fuzz.formats import Format
 from fuzz.isolation import Outcome, run_isolated
+from fuzz.world import make_world
 
-_MODULES = (annotations, images, checkpoints, transformers_folders, features, texts, results, configs, videos)
-_MODULES += (foreign_annotations, pages, downloads, exported_programs, starts, folder_sizes, packaged, ablations)
-FORMATS = {kind.name: kind for module in _MODULES for kind in module.FORMATS}
+_MODULES = ("annotations", "images", "checkpoints", "transformers_folders", "features", "texts", "results", "configs")
+_MODULES += ("videos", "foreign_annotations", "pages", "downloads", "exported_programs", "starts", "packaged")
+FORMATS: dict[str, Format] = {kind.name: kind for name in _MODULES for kind in import_module(f"fuzz.{name}").FORMATS}
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 CASE_FOLDERS = sorted(path for path in CORPUS.glob("*/*") if path.is_dir() and path.parent.name in FORMATS)
 
@@ -41,6 +25,13 @@ def seeds_of(kind: Format, cases: int, first: int = 0, formats: Iterable[Format]
     """Return the seeds of a format's part of all cases."""
     shares = sum(other.share for other in formats)
     return range(first, first + -(-cases * kind.share // shares))
+
+
+@cache
+def warm_up(kind: Format) -> None:
+    """Do once what every process of a format's cases needs."""
+    with tempfile.TemporaryDirectory() as name:
+        kind.warm_up(make_world(Path(name, "world")), Path(name))
 
 
 def run_seeds(
@@ -57,7 +48,7 @@ def run_seeds(
         keep: where the files of those that failed are copied to.
         tell: called with each description as soon as a case failed.
     """
-    kind.warm_up()
+    warm_up(kind)
     counts: Counter[str] = Counter()
     failures = []
     case_folder = folder / "case"
@@ -82,7 +73,7 @@ def write_and_check(kind: Format, seed: int, world: Path, folder: Path) -> None:
 
 def check_folder(kind: Format, source: Path, world: Path, folder: Path) -> Outcome:
     """Check a copy of a case that was kept."""
-    kind.warm_up()
+    warm_up(kind)
     case_folder = Path(shutil.copytree(source, folder / "case"))
     return run_isolated(lambda case: kind.check(case, world), case_folder, kind.error)
 

@@ -136,4 +136,4 @@ def check_list(folder: Path, world: Path) -> None:
 
 FORMATS = [Format("video_lists", _write_list, check_list, DataError, 2)]
 if av is not None:
-    FORMATS.append(Format("videos", _write_video, check_video, DataError, 4, sound_videos))
+    FORMATS.append(Format("videos", _write_video, check_video, DataError, 4, lambda *_: sound_videos()))

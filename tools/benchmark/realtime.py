@@ -48,7 +48,7 @@ HGNETV2_B0 = dict(
 
 
 def transformers_rt_detr(depth: int, num_classes: int, batch: Batch, case: Case) -> Contestant:
-    """Build transformers' RT-DETR with its loss on the batch, denoising included."""
+    """Build transformers' RT-DETR with its loss on the batch, denoising included; its stem is frozen if vitkit's is."""
     transformers = import_transformers()
     backbone = transformers.RTDetrResNetConfig(**RESNETS[depth], out_indices=[2, 3, 4])
     config = transformers.RTDetrConfig(
@@ -57,7 +57,11 @@ def transformers_rt_detr(depth: int, num_classes: int, batch: Batch, case: Case)
         num_labels=num_classes,
         **RT_DETRS[depth],
     )
-    return contestant(transformers.RTDetrForObjectDetection(config), batch)
+    model = transformers.RTDetrForObjectDetection(config)
+    for name, parameter in model.named_parameters():
+        if ".embedder." in name and rtdetr.config(depth)["model"]["backbone"]["frozen_stem"]:
+            parameter.requires_grad_(False)
+    return contestant(model, batch)
 
 
 def transformers_dfine(size: str, num_classes: int, batch: Batch, case: Case) -> Contestant:

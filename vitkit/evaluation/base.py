@@ -21,7 +21,8 @@ class SampleEvaluator(Evaluator):
     """Base of evaluators that store what the metrics need of each sample, and compute them from all samples at the end.
 
     `update` stores an answer for each sample that is not in `answers` yet: samplers repeat some samples to fill the
-    last batch. `_compute` and `_table_lines` see the answers of all ranks.
+    last batch. `_compute` and `_table_lines` see the answers of all ranks. The metrics are those of `statistics` if a
+    subclass has no other `_compute`.
 
     Args:
         dataset: the evaluated dataset.
@@ -36,9 +37,6 @@ class SampleEvaluator(Evaluator):
         """Results of the last `compute()`; empty on other ranks."""
         self._by_class: dict[str, dict[str, float]] = {}
         """Class name -> metrics of the last `compute()`, where the evaluator has any."""
-
-    @abstractmethod
-    def _compute(self) -> dict[str, float]: ...
 
     @abstractmethod
     def _table_lines(self) -> list[str]: ...
@@ -56,16 +54,17 @@ class SampleEvaluator(Evaluator):
         self.metrics = self._compute()
         return dict(self.metrics)
 
+    def _compute(self) -> dict[str, float]:
+        count = len(self.dataset.sample_ids())
+        if missing := count - len(self.answers):
+            logger.warning("%d of %d %s have no prediction and count as missed", missing, count, self.dataset.noun)
+        return self._metrics_of(self.statistics())
+
     def _metrics_of(self, statistics: SampleStatistics) -> dict[str, float]:
         """Return the metrics of all samples, and set `_by_class`; -1 where there is no data for a metric."""
         overall, by_class = statistics.scores(np.ones((1, len(statistics.sample_ids))))
         self._by_class = {name: _first_values(metrics) for name, metrics in by_class.items()}
         return _first_values(overall)
-
-    def _warn_of_missing(self, num_images: int) -> None:
-        missing = num_images - len(self.answers)
-        if missing:
-            logger.warning("%d of %d images have no prediction and count as missed", missing, num_images)
 
     def table(self) -> str:
         """Return the metrics of the last `compute()` as lines to print; empty on other processes."""

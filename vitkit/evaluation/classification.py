@@ -36,7 +36,7 @@ class _Answer(NamedTuple):
 
 @EVALUATORS.register
 class ClassificationEvaluator(SampleEvaluator):
-    """Top-1 and top-5 accuracy, and the confusions between classes.
+    """Top-1 and top-5 accuracy (top1 and top5, in 0..1), and the confusions between classes.
 
     Every image of the dataset counts once; an image without a prediction counts as wrong.
 
@@ -79,10 +79,6 @@ class ClassificationEvaluator(SampleEvaluator):
         scores, labels = (values.tolist() for values in scores.topk(min(_NUM_BEST, num_classes)))
         for (image_id, label), best, best_scores in zip(views, labels, scores):
             self.answers.setdefault(image_id, _Answer(label, best, best_scores))
-
-    def _compute(self) -> dict[str, float]:
-        """Return top1 and top5, in 0..1."""
-        return self._metrics_of(self.statistics())
 
     def confusion_matrix(self) -> np.ndarray:
         """Return the (C, C) int64 counts of images with the row's class that were classified as the column's."""

@@ -44,10 +44,11 @@ class _Answer(NamedTuple):
 
 @EVALUATORS.register
 class PanopticEvaluator(SampleEvaluator):
-    """PQ, SQ and RQ over all classes, things and stuff, as defined by COCO's panopticapi.
+    """PQ, SQ and RQ over all classes, things and stuff, as defined by COCO's panopticapi, in 0..1.
 
-    Every image counts; the segments of an image without a prediction are missed. Classes without any segment, true or
-    wrongly predicted, are left out of the means.
+    The metrics are PQ, SQ, RQ, PQ_things, …, PQ_stuff, …; -1 without a class to average. Every image counts; the
+    segments of an image without a prediction are missed. Classes without any segment, true or wrongly predicted, are
+    left out of the means.
 
     Args:
         dataset: the evaluated dataset.
@@ -93,11 +94,6 @@ class PanopticEvaluator(SampleEvaluator):
         ]
         matches = match_segments(truth, predicted, len(self.dataset.classes))
         self.answers[image_id] = _Answer(matches, segments, encode_ids(predicted.panoptic))
-
-    def _compute(self) -> dict[str, float]:
-        """Return PQ, SQ and RQ over all classes, PQ_things, …, PQ_stuff, … in 0..1; -1 without a class to average."""
-        self._warn_of_missing(len(self._position_of))
-        return self._metrics_of(self.statistics())
 
     def predicted_map(self, image_id: Any) -> PanopticMap:
         """Return the predicted segments; none if the image has no prediction."""

@@ -53,10 +53,11 @@ class _Answer(NamedTuple):
 
 @EVALUATORS.register
 class SemanticEvaluator(SampleEvaluator):
-    """Mean IoU, pixel accuracy and mean class accuracy over all pixels of the dataset that are not ignored.
+    """Mean IoU, pixel accuracy and mean class accuracy over all pixels of the dataset that are not ignored, in 0..1.
 
-    Every image counts; the pixels of an image without a prediction are missed. A class without any true pixel has
-    no IoU and is left out of the means.
+    The metrics are mIoU, pixel_accuracy, mean_accuracy and boundary_mIoU; -1 if no pixel is labeled. Every image
+    counts; the pixels of an image without a prediction are missed. A class without any true pixel has no IoU and is
+    left out of the means.
 
     Boundary IoU (Cheng et al. 2021, https://arxiv.org/abs/2103.16562) compares only the pixels of a region that are
     near its edge; as for IoU, the pixels are summed over the dataset.
@@ -119,11 +120,6 @@ class SemanticEvaluator(SampleEvaluator):
             return self.answers[image_id].counts
         truth = self.dataset.load_semantic(self._position_of[image_id])
         return self._counts(truth, np.full_like(truth, IGNORE_INDEX))
-
-    def _compute(self) -> dict[str, float]:
-        """Return mIoU, pixel_accuracy, mean_accuracy and boundary_mIoU in 0..1; -1 if no pixel is labeled."""
-        self._warn_of_missing(len(self._position_of))
-        return self._metrics_of(self.statistics())
 
     def confusion_matrix(self) -> np.ndarray:
         """Return (C, C + 1) int64 pixel counts: rows are true classes, columns predicted ones, the last none."""

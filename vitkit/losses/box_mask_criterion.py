@@ -85,33 +85,33 @@ class BoxMaskCriterion(SetCriterion):
         """
         input_size, losses = outputs["input_size"], {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            for queries in self.match(outputs, targets, input_size=input_size):
-                matched = self.matched_layers(queries)
-                terms = self.set_terms(queries, matched) | self._mask_terms(queries, matched, input_size)
-                losses |= queries.named_losses(terms, self.weights)
+            for sets in self.match(outputs, targets, input_size=input_size):
+                matched = self.matched_layers(sets)
+                terms = self.set_terms(sets, matched) | self._mask_terms(sets, matched, input_size)
+                losses |= sets.named_losses(terms, self.weights)
         return losses
 
     def draw_points(self, purpose: Literal["candidates", "uniform"], num_masks: int, count: int, device) -> Tensor:
         """Draw (num_masks, count, 2) uniform in 0..1: candidates for uncertain points, or points to use as they are."""
         return torch.rand(num_masks, count, 2, device=device)
 
-    def _mask_terms(self, queries: SetLayers, matched: MatchedLayers, input_size: tuple[int, int]) -> dict[str, Tensor]:
+    def _mask_terms(self, sets: SetLayers, matched: MatchedLayers, input_size: tuple[int, int]) -> dict[str, Tensor]:
         """Return the mask and dice losses of all layers of all sets, (L,)."""
         _, image, query = matched.indices
-        matches_per_image = [len(query) for query, _ in queries.matches[0]]
-        starts = list(itertools.accumulate(queries.counts, initial=0))
+        matches_per_image = [len(query) for query, _ in sets.matches[0]]
+        starts = list(itertools.accumulate(sets.counts, initial=0))
         sums = []
-        for masks, target in zip(matched_masks(queries.layers, image[0], query, matches_per_image), matched.target):
+        for masks, target in zip(matched_masks(sets.layers, image[0], query, matches_per_image), matched.target):
             if not len(masks):
                 sums.append(masks.new_zeros(2) + masks.sum())
                 continue
             points = self._choose_points(masks.detach())
-            per_image = zip(queries.targets, points.split(matches_per_image), target.split(matches_per_image), starts)
+            per_image = zip(sets.targets, points.split(matches_per_image), target.split(matches_per_image), starts)
             labels = torch.cat([masks_at(p, t["masks"][j - start], input_size) for t, p, j, start in per_image])
             logits = sample_points(masks[:, None], points, padding_mode="border")[:, 0]
             cross_entropy = F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
             sums.append(torch.stack((cross_entropy.sum(), dice_loss(logits, labels).sum())))
-        mask, dice = (torch.stack(sums) / (queries.repeats * matched.num_targets)).unbind(1)
+        mask, dice = (torch.stack(sums) / (sets.repeats * matched.num_targets)).unbind(1)
         return {"mask": mask, "dice": dice}
 
     def _choose_points(self, masks: Tensor) -> Tensor:

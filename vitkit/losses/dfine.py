@@ -118,14 +118,14 @@ class DFINECriterion(SetCriterion):
         _check_fields(outputs)
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            query_sets = self.match(outputs, targets)
-            _check_sets(query_sets, num_bins=len(outputs["distance_bins"]))
-            union = self._union(query_sets)
-            for queries in query_sets:
-                matched = self.matched_layers(queries)
-                pairs = self._known_pairs(queries, matched) if queries.has_known_matches else union
-                losses |= self._class_and_box_losses(queries, matched, pairs)
-                refined = _layers_with_distributions(queries)
+            all_sets = self.match(outputs, targets)
+            _check_sets(all_sets, num_bins=len(outputs["distance_bins"]))
+            union = self._union(all_sets)
+            for sets in all_sets:
+                matched = self.matched_layers(sets)
+                pairs = self._known_pairs(sets, matched) if sets.has_known_matches else union
+                losses |= self._class_and_box_losses(sets, matched, pairs)
+                refined = _layers_with_distributions(sets)
                 if refined.layers:
                     losses |= self._fgl(refined, pairs, outputs["distance_bins"].float(), outputs["reg_scale"])
                 if len(refined.layers) > 1:
@@ -137,33 +137,33 @@ class DFINECriterion(SetCriterion):
         giou = generalized_box_iou(cxcywh_to_xyxy(clamp_sizes(pred_cxcywh)), cxcywh_to_xyxy(target_cxcywh))
         return {"l1": (pred_cxcywh - target_cxcywh).abs().sum(-1), "giou": 1 - giou}
 
-    def _union(self, query_sets: Sequence[SetLayers]) -> Pairs:
+    def _union(self, all_sets: Sequence[SetLayers]) -> Pairs:
         """Return the pairs for all queries whose matches are not known."""
-        main = query_sets[0]
-        voting = [layer for queries in query_sets if not queries.has_known_matches for layer in queries.matches]
+        main = all_sets[0]
+        voting = [layer for sets in all_sets if not sets.has_known_matches for layer in sets.matches]
         union = union_of_matches(voting, main.layers[0]["pred_logits"].shape[1], main.counts)
         _, image, query, target = replace(main, matches=[union]).matched_indices()[:, 0]
         counts = self._counts(query, main)
         return Pairs(image, query, _target_boxes(main)[target], counts[0].clamp(min=1e-6), counts)
 
-    def _known_pairs(self, queries: SetLayers, matched: MatchedLayers) -> Pairs:
+    def _known_pairs(self, sets: SetLayers, matched: MatchedLayers) -> Pairs:
         """Return the pairs of a set whose matches, the same in all layers, are known."""
         _, image, query = (indices[0] for indices in matched.indices)
-        target_cxcywh = _target_boxes(queries)[matched.target[0]]
-        normalizer = queries.repeats * matched.num_targets
-        return Pairs(image, query, target_cxcywh, normalizer, self._counts(query, queries))
+        target_cxcywh = _target_boxes(sets)[matched.target[0]]
+        normalizer = sets.repeats * matched.num_targets
+        return Pairs(image, query, target_cxcywh, normalizer, self._counts(query, sets))
 
-    def _counts(self, query: Tensor, queries: SetLayers) -> Tensor:
+    def _counts(self, query: Tensor, sets: SetLayers) -> Tensor:
         """Return the means over ranks of the numbers of paired and of other queries, (2,)."""
-        num_queries = queries.layers[0]["pred_logits"][..., 0].numel()
+        num_queries = sets.layers[0]["pred_logits"][..., 0].numel()
         counts = torch.tensor([len(query), num_queries - len(query)], dtype=torch.float32)
         counts = counts.to(query.device, non_blocking=True)
         # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
         return all_reduce_mean(counts) if self.training else counts
 
-    def _class_and_box_losses(self, queries: SetLayers, matched: MatchedLayers, pairs: Pairs) -> dict[str, Tensor]:
-        boxes = queries.stack("pred_boxes")  # (L, B, Q, 4)
-        ious = _ious(boxes[tuple(matched.indices)], _target_boxes(queries)[matched.target])
+    def _class_and_box_losses(self, sets: SetLayers, matched: MatchedLayers, pairs: Pairs) -> dict[str, Tensor]:
+        boxes = sets.stack("pred_boxes")  # (L, B, Q, 4)
+        ious = _ious(boxes[tuple(matched.indices)], _target_boxes(sets)[matched.target])
         class_losses = sigmoid_loss(
             self.class_loss,
             matched.logits,
@@ -175,28 +175,28 @@ class DFINECriterion(SetCriterion):
         )
         box_losses = self.box_losses(boxes[:, pairs.image, pairs.query], pairs.target_cxcywh)
         terms = {name: values.sum(1) / pairs.normalizer for name, values in box_losses.items()}
-        labels = class_losses / (queries.repeats * matched.num_targets)
-        return queries.named_losses({"labels": labels, **terms}, self.weights)
+        labels = class_losses / (sets.repeats * matched.num_targets)
+        return sets.named_losses({"labels": labels, **terms}, self.weights)
 
-    def _fgl(self, queries: SetLayers, pairs: Pairs, bins: Tensor, reg_scale: float) -> dict[str, Tensor]:
+    def _fgl(self, sets: SetLayers, pairs: Pairs, bins: Tensor, reg_scale: float) -> dict[str, Tensor]:
         """Return the weighted fine-grained localization loss of each layer (section 4.1)."""
         # All layers predict distances from the same boxes, so they have the same targets.
-        initial_boxes = queries.layers[0]["initial_boxes"].detach().float()[pairs.image, pairs.query]
+        initial_boxes = sets.layers[0]["initial_boxes"].detach().float()[pairs.image, pairs.query]
         distances = distances_of_boxes(initial_boxes, cxcywh_to_xyxy(pairs.target_cxcywh), reg_scale)
         left, right_weight = neighboring_bins(distances, bins)  # (M, 4)
         neighbors = torch.stack([left, left + 1], dim=-1)  # (M, 4, 2)
         shares = torch.stack([1 - right_weight, right_weight], dim=-1)
 
-        corners = _of_pairs(queries, "pred_corners", pairs).unflatten(-1, (4, len(bins)))  # (L, M, 4, N)
+        corners = _of_pairs(sets, "pred_corners", pairs).unflatten(-1, (4, len(bins)))  # (L, M, 4, N)
         log_probabilities = corners.log_softmax(-1).gather(-1, neighbors.expand(len(corners), -1, -1, -1))
         cross_entropy = -(shares * log_probabilities).sum((2, 3))  # (L, M)
-        losses = (_pair_ious(queries, pairs) * cross_entropy).sum(1) / pairs.normalizer
-        return queries.named_losses({"fgl": losses}, self.weights)
+        losses = (_pair_ious(sets, pairs) * cross_entropy).sum(1) / pairs.normalizer
+        return sets.named_losses({"fgl": losses}, self.weights)
 
-    def _ddf(self, queries: SetLayers, pairs: Pairs, *, main_counts: Tensor) -> dict[str, Tensor]:
+    def _ddf(self, sets: SetLayers, pairs: Pairs, *, main_counts: Tensor) -> dict[str, Tensor]:
         """Return the weighted distillation loss of each layer but the last, which teaches them (section 4.2)."""
-        teacher = queries.layers[0]
-        students = replace(queries, prefixes=queries.prefixes[1:], layers=queries.layers[1:])
+        teacher = sets.layers[0]
+        students = replace(sets, prefixes=sets.prefixes[1:], layers=sets.layers[1:])
         logits = students.stack("pred_corners").unflatten(-1, (4, -1)) / self.temperature  # (L, B, Q, 4, N)
         target_logits = teacher["pred_corners"].detach().float().unflatten(-1, (4, -1)) / self.temperature
         divergence = F.kl_div(logits.log_softmax(-1), target_logits.softmax(-1), reduction="none").sum(-1).mean(-1)
@@ -250,13 +250,13 @@ def _check_fields(outputs: Mapping[str, Any]) -> None:
         )
 
 
-def _check_sets(query_sets: Sequence[SetLayers], *, num_bins: int) -> None:
+def _check_sets(all_sets: Sequence[SetLayers], *, num_bins: int) -> None:
     """Raise ConfigError unless the distributions have as many bins, and the sets are those of a D-FINE model."""
-    main = query_sets[0]
+    main = all_sets[0]
     num_queries = main.layers[0]["pred_logits"].shape[1]
-    for queries in query_sets:
-        last = queries.layers[0]
-        for layer in _layers_with_distributions(queries).layers:
+    for sets in all_sets:
+        last = sets.layers[0]
+        for layer in _layers_with_distributions(sets).layers:
             channels = layer["pred_corners"].shape[-1]
             if channels != 4 * num_bins:
                 raise ConfigError(
@@ -265,46 +265,46 @@ def _check_sets(query_sets: Sequence[SetLayers], *, num_bins: int) -> None:
                 )
         if "pred_corners" in last and "initial_boxes" not in last:
             raise ConfigError(
-                f"DFINECriterion: the queries {_name(queries)!r} of training_outputs have no initial_boxes. Name it in "
+                f"DFINECriterion: the queries {_name(sets)!r} of training_outputs have no initial_boxes. Name it in "
                 "the head's query_outputs."
             )
         is_encoder = (
             "pred_corners" not in last
             and last["pred_logits"].shape[1] == num_queries
-            and queries.counts == main.counts  # not repeated
+            and sets.counts == main.counts  # not repeated
         )
-        is_single = len(queries.layers) == len(queries.prefixes)
-        if not is_single or not (queries.is_main or queries.has_known_matches or is_encoder):
+        is_single = len(sets.layers) == len(sets.prefixes)
+        if not is_single or not (sets.is_main or sets.has_known_matches or is_encoder):
             raise ConfigError(
-                f"DFINECriterion: it has no loss for the queries {_name(queries)!r} of training_outputs. Expected the "
+                f"DFINECriterion: it has no loss for the queries {_name(sets)!r} of training_outputs. Expected the "
                 "encoder's predictions for the main queries, and denoising queries: leave others out of "
                 "model.training_queries."
             )
 
 
-def _name(queries: SetLayers) -> str:
-    return queries.prefixes[0].removesuffix("_")
+def _name(sets: SetLayers) -> str:
+    return sets.prefixes[0].removesuffix("_")
 
 
-def _layers_with_distributions(queries: SetLayers) -> SetLayers:
+def _layers_with_distributions(sets: SetLayers) -> SetLayers:
     """Return the layers that predict distributions, with their prefixes."""
-    kept = [(prefix, layer) for prefix, layer in zip(queries.prefixes, queries.layers) if "pred_corners" in layer]
-    return replace(queries, prefixes=[prefix for prefix, _ in kept], layers=[layer for _, layer in kept])
+    kept = [(prefix, layer) for prefix, layer in zip(sets.prefixes, sets.layers) if "pred_corners" in layer]
+    return replace(sets, prefixes=[prefix for prefix, _ in kept], layers=[layer for _, layer in kept])
 
 
-def _target_boxes(queries: SetLayers) -> Tensor:
+def _target_boxes(sets: SetLayers) -> Tensor:
     """Return the targets' boxes of the whole batch, (T, 4) float32 cxcywh."""
-    return torch.cat([target["boxes_cxcywh"] for target in queries.targets]).float()
+    return torch.cat([target["boxes_cxcywh"] for target in sets.targets]).float()
 
 
-def _of_pairs(queries: SetLayers, field: str, pairs: Pairs) -> Tensor:
+def _of_pairs(sets: SetLayers, field: str, pairs: Pairs) -> Tensor:
     """Return a field of the pairs' queries in each layer, (L, M, ...) float32."""
-    return torch.stack([layer[field][pairs.image, pairs.query] for layer in queries.layers]).float()
+    return torch.stack([layer[field][pairs.image, pairs.query] for layer in sets.layers]).float()
 
 
-def _pair_ious(queries: SetLayers, pairs: Pairs) -> Tensor:
+def _pair_ious(sets: SetLayers, pairs: Pairs) -> Tensor:
     """Return the IoU of each pair in each layer, (L, M), without gradient."""
-    return _ious(_of_pairs(queries, "pred_boxes", pairs), pairs.target_cxcywh)
+    return _ious(_of_pairs(sets, "pred_boxes", pairs), pairs.target_cxcywh)
 
 
 def _ious(pred_cxcywh: Tensor, target_cxcywh: Tensor) -> Tensor:

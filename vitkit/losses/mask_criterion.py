@@ -94,28 +94,28 @@ class MaskCriterion(MatchedCriterion):
             targets = targets_in_windows(targets, outputs["windows"], input_size)
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            for queries in self.match(outputs, targets, input_size=input_size):
-                losses |= self._set_losses(queries, input_size)
+            for sets in self.match(outputs, targets, input_size=input_size):
+                losses |= self._set_losses(sets, input_size)
         return losses
 
-    def _set_losses(self, queries: SetLayers, input_size: tuple[int, int]) -> dict[str, Tensor]:
+    def _set_losses(self, sets: SetLayers, input_size: tuple[int, int]) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
-        matched = self.matched_layers(queries)
+        matched = self.matched_layers(sets)
         class_losses = self.cross_entropy(matched)
         _, image, query = matched.indices
-        matches_per_image = [len(query) for query, _ in queries.matches[0]]
-        masks = matched_masks(queries.layers, image[0], query, matches_per_image)
-        starts = list(itertools.accumulate(queries.counts, initial=0))
+        matches_per_image = [len(query) for query, _ in sets.matches[0]]
+        masks = matched_masks(sets.layers, image[0], query, matches_per_image)
+        starts = list(itertools.accumulate(sets.counts, initial=0))
         layer_losses = []
         for layer, layer_target in enumerate(matched.target):
             by_image = layer_target.split(matches_per_image)
-            target_masks = [t["masks"][j - start] for t, j, start in zip(queries.targets, by_image, starts)]
+            target_masks = [t["masks"][j - start] for t, j, start in zip(sets.targets, by_image, starts)]
             layer_losses.append(self.mask_losses(layer, masks[layer], target_masks, input_size))
-        mask_normalizer = queries.repeats * matched.num_targets
+        mask_normalizer = sets.repeats * matched.num_targets
         terms = {"labels": class_losses}
         for name in layer_losses[0]:
             terms[name] = torch.stack([losses[name].sum() for losses in layer_losses]) / mask_normalizer
-        return queries.named_losses(terms, self.weights)
+        return sets.named_losses(terms, self.weights)
 
     def draw_points(
         self, purpose: Literal["candidates", "uniform"], layer: int, num_masks: int, count: int, device

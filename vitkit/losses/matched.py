@@ -154,33 +154,33 @@ class MatchedCriterion(Criterion):
             settings: further arguments of the matcher.
         """
         self._warn_of_surplus(targets, outputs["pred_logits"].shape[1])
-        query_sets = collect_sets(outputs, targets)
+        all_sets = collect_sets(outputs, targets)
         # In one call of the matcher, the costs of all sets take a single transfer from the device.
-        unmatched = [queries for queries in query_sets if not queries.has_known_matches]
-        all_matches = self.matcher([(queries.layers, queries.targets) for queries in unmatched], **settings)
-        for queries, matches in zip(unmatched, all_matches, strict=True):
-            queries.matches = matches
-        return query_sets
+        unmatched = [sets for sets in all_sets if not sets.has_known_matches]
+        all_matches = self.matcher([(sets.layers, sets.targets) for sets in unmatched], **settings)
+        for sets, matches in zip(unmatched, all_matches, strict=True):
+            sets.matches = matches
+        return all_sets
 
-    def matched_layers(self, queries: SetLayers) -> MatchedLayers:
+    def matched_layers(self, sets: SetLayers) -> MatchedLayers:
         """Return the matched queries of all layers; those of the main set's last layer are counted by the meter."""
-        logits = queries.stack("pred_logits")
-        *indices, target = queries.matched_indices()
-        labels = torch.cat([t["labels"] for t in queries.targets])[target]
-        if queries.is_main:
+        logits = sets.stack("pred_logits")
+        *indices, target = sets.matched_indices()
+        labels = torch.cat([t["labels"] for t in sets.targets])[target]
+        if sets.is_main:
             # The last layer of the main queries comes first.
             _, image, query = indices
             correct = (logits[0, image[0], query[0]].detach().argmax(-1) == labels[0]).sum()
             self.meters["matched_accuracy"].add(correct, torch.full_like(correct, len(labels[0])))
         num_queries, num_matched = logits[0, ..., 0].numel(), labels.shape[1]
         matched_sum, class_weights = num_matched, None
-        if self.class_weights is not None and not queries.class_agnostic:
+        if self.class_weights is not None and not sets.class_agnostic:
             self._check_class_weights(logits.shape[-1])
             class_weights = self.class_weights[labels]
             # Layers have the same targets, so the same sum, unless an image has more of them than queries.
             matched_sum = class_weights.sum(1).mean()
         weight_sum = matched_sum + self.no_object_weight * (num_queries - num_matched)
-        normalizer, num_targets = normalizers(weight_sum, sum(queries.counts), logits.device, training=self.training)
+        normalizer, num_targets = normalizers(weight_sum, sum(sets.counts), logits.device, training=self.training)
         return MatchedLayers(logits, indices, target, labels, normalizer, num_targets, class_weights)
 
     def _check_class_weights(self, num_logits: int) -> None:

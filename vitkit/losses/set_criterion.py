@@ -101,11 +101,11 @@ class SetCriterion(MatchedCriterion):
         """
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
-            query_sets = self.match(outputs, targets)
-            for queries in query_sets:
-                losses |= self._set_losses(queries)
+            all_sets = self.match(outputs, targets)
+            for sets in all_sets:
+                losses |= self._set_losses(sets)
             if "mask" in self.weights:
-                losses |= self._mask_losses(outputs, query_sets[0])
+                losses |= self._mask_losses(outputs, all_sets[0])
         return losses
 
     def box_losses(self, pred_cxcywh: Tensor, target_cxcywh: Tensor) -> dict[str, Tensor]:
@@ -113,15 +113,15 @@ class SetCriterion(MatchedCriterion):
         giou = generalized_box_iou(cxcywh_to_xyxy(pred_cxcywh), cxcywh_to_xyxy(target_cxcywh))
         return {"l1": (pred_cxcywh - target_cxcywh).abs().sum(-1), "giou": 1 - giou}
 
-    def _set_losses(self, queries: SetLayers) -> dict[str, Tensor]:
+    def _set_losses(self, sets: SetLayers) -> dict[str, Tensor]:
         """Return the weighted losses of each layer, averaged over the sets."""
-        return queries.named_losses(self.set_terms(queries, self.matched_layers(queries)), self.weights)
+        return sets.named_losses(self.set_terms(sets, self.matched_layers(sets)), self.weights)
 
-    def set_terms(self, queries: SetLayers, matched: MatchedLayers) -> dict[str, Tensor]:
+    def set_terms(self, sets: SetLayers, matched: MatchedLayers) -> dict[str, Tensor]:
         """Return the class and box losses by term, (L,) for all layers of all sets."""
-        boxes = queries.stack("pred_boxes")[tuple(matched.indices)]  # (L, M, 4), all sets' layers
-        target_boxes = torch.cat([t["boxes_cxcywh"] for t in queries.targets]).float()[matched.target]  # (L, M, 4)
-        box_normalizer = queries.repeats * matched.num_targets
+        boxes = sets.stack("pred_boxes")[tuple(matched.indices)]  # (L, M, 4), all sets' layers
+        target_boxes = torch.cat([t["boxes_cxcywh"] for t in sets.targets]).float()[matched.target]  # (L, M, 4)
+        box_normalizer = sets.repeats * matched.num_targets
         if self.class_loss == "cross_entropy":
             class_losses = self.cross_entropy(matched)
         else:
@@ -140,7 +140,7 @@ class SetCriterion(MatchedCriterion):
         terms = {name: values.sum(1) / box_normalizer for name, values in box_losses.items()}
         return {"labels": class_losses, **terms}
 
-    def _mask_losses(self, outputs: Mapping[str, Any], queries: SetLayers) -> dict[str, Tensor]:
+    def _mask_losses(self, outputs: Mapping[str, Any], sets: SetLayers) -> dict[str, Tensor]:
         """Return the weighted mask terms of the main queries' last layer, for full masks at the input's size."""
         if "pred_masks" not in outputs:
             raise ConfigError(
@@ -148,12 +148,12 @@ class SetCriterion(MatchedCriterion):
                 "criterion.weights, or use a model that predicts masks (model.type=DETRSegmentation)."
             )
         masks = outputs["pred_masks"].float()
-        _, image, query, target = queries.matched_indices()
+        _, image, query, target = sets.matched_indices()
         if query.numel():
-            target_masks = torch.cat([pad_masks(t["masks"], outputs["input_size"]) for t in queries.targets])
+            target_masks = torch.cat([pad_masks(t["masks"], outputs["input_size"]) for t in sets.targets])
             focal, dice = whole_mask_losses(masks[image[0], query[0]], target_masks[target[0]])
         else:
             focal = dice = 0.0 * masks
-        _, num_targets = normalizers(0, sum(queries.counts), masks.device, training=self.training)
+        _, num_targets = normalizers(0, sum(sets.counts), masks.device, training=self.training)
         sums = {"mask": focal.sum(), "dice": dice.sum()}
         return {name: self.weights[name] * value / num_targets for name, value in sums.items()}

@@ -4,7 +4,7 @@ from torch import nn
 
 
 class Matcher(nn.Module):
-    """Base of matchers: `matcher(query_sets)` assigns the queries of one or several sets to targets.
+    """Base of matchers: `matcher(layers_and_targets)` assigns the queries of one or several sets to targets.
 
     A set is a pair: the outputs of its decoder layers, a list of dicts with the field names of a model's outputs; and
     the B targets. The result has the `Matches` of each set. Matchers of masks also take `input_size`, the (height,

@@ -16,7 +16,7 @@ class FixedMaskMatcher(Matcher):
 
     def forward(
         self,
-        query_sets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
+        layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
         *,
         input_size: tuple[int, int],
     ) -> list[Matches]:
@@ -25,7 +25,7 @@ class FixedMaskMatcher(Matcher):
         Raises:
             DataError: an image has two targets of the same class, or there are fewer queries than classes.
         """
-        return [[self._match(layers[0], targets)] * len(layers) for layers, targets in query_sets]
+        return [[self._match(layers[0], targets)] * len(layers) for layers, targets in layers_and_targets]
 
     def _match(self, layer: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> list[ImageMatches]:
         num_queries = layer["pred_logits"].shape[1]

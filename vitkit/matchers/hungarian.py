@@ -50,12 +50,12 @@ class HungarianMatcher(Matcher):
 
     @torch.no_grad()
     def forward(
-        self, query_sets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]]
+        self, layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]]
     ) -> list[Matches]:
         """Match every decoder layer of every set separately, with a single transfer from the device.
 
         Args:
-            query_sets: pairs of layers and targets. Layers have pred_logits (B, Q, C + 1) for "softmax" or (B, Q, C)
+            layers_and_targets: a pair for each set. Layers have pred_logits (B, Q, C + 1) for "softmax" or (B, Q, C)
                 for "sigmoid", and pred_boxes (B, Q, 4) cxcywh in 0..1. The B targets have any number of objects (none,
                 or more than queries).
         Returns:
@@ -63,18 +63,18 @@ class HungarianMatcher(Matcher):
         Raises:
             DataError: a label is not in 0..C-1.
         """
-        return self.assign_all(query_sets, [self.costs(*queries) for queries in query_sets])
+        return self.assign_all(layers_and_targets, [self.costs(*pair) for pair in layers_and_targets])
 
     def assign_all(
         self,
-        query_sets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]],
+        layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Tensor]], Sequence[DetectionTarget]]],
         costs: Sequence[tuple[Tensor, Mapping[str, Tensor]]],
     ) -> list[Matches]:
         """Return the matches of each set with the lowest total cost, see `costs`; arguments as in `forward`."""
         # The step's only transfer from the device; scipy computes in float64.
         flat = torch.cat([cost.flatten() for cost, _ in costs]).cpu().double().split([c.numel() for c, _ in costs])
         matches = []
-        for (layers, targets), (cost, terms), values in zip(query_sets, costs, flat):
+        for (layers, targets), (cost, terms), values in zip(layers_and_targets, costs, flat):
             cost = values.view(cost.shape).numpy()
             if not np.isfinite(cost).all():
                 _report_non_finite(cost, terms, targets, num_classes=self._num_classes(layers[0]["pred_logits"]))

@@ -46,30 +46,30 @@ class HungarianBoxMaskMatcher(HungarianMatcher):
     @torch.no_grad()
     def forward(
         self,
-        query_sets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
+        layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
         *,
         input_size: tuple[int, int],
     ) -> list[Matches]:
         """Match every decoder layer of every set separately, with a single transfer from the device.
 
         Args:
-            query_sets: pairs of layers and targets as for `HungarianMatcher`. Layers also have mask_embed (B, Q, C) and
-                mask_features (B, C, h, w), whose product is the masks; targets masks (N, H, W) bool of the unpadded
-                images.
+            layers_and_targets: a pair for each set, as for `HungarianMatcher`. Layers also have mask_embed (B, Q, C)
+                and mask_features (B, C, h, w), whose product is the masks; targets masks (N, H, W) bool of the
+                unpadded images.
             input_size: (height, width) that the images were padded to, which the predicted masks cover.
         Raises:
             DataError: a label is not in 0..C-1.
         """
-        height, width = query_sets[0][0][0]["mask_features"].shape[-2:]
+        height, width = layers_and_targets[0][0][0]["mask_features"].shape[-2:]
         count = max(height * width // self.pixels_per_point, 1)
-        points = self.draw_points(count, query_sets[0][0][0]["mask_features"].device)
+        points = self.draw_points(count, layers_and_targets[0][0][0]["mask_features"].device)
         costs = []
-        for layers, targets in query_sets:
+        for layers, targets in layers_and_targets:
             cost, terms = self.costs(layers, targets)
             mask_terms = self._mask_terms(layers, targets, points, input_size)
             cost = cost + sum(self.mask_weights[name] * term for name, term in mask_terms.items())
             costs.append((cost, {**terms, **mask_terms}))
-        return self.assign_all(query_sets, costs)
+        return self.assign_all(layers_and_targets, costs)
 
     def draw_points(self, count: int, device: torch.device) -> Tensor:
         """Draw (1, count, 2) uniform in 0..1."""

@@ -55,14 +55,14 @@ class HungarianMaskMatcher(Matcher):
     @torch.no_grad()
     def forward(
         self,
-        query_sets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
+        layers_and_targets: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[DetectionTarget]]],
         *,
         input_size: tuple[int, int],
     ) -> list[Matches]:
         """Match every decoder layer of every set separately, with a single transfer from the device.
 
         Args:
-            query_sets: pairs of layers and targets. Layers have pred_logits (B, Q, C + 1), the last class being "no
+            layers_and_targets: a pair for each set. Layers have pred_logits (B, Q, C + 1), the last class being "no
                 object", and masks: pred_masks (B, Q, h, w), or their factors mask_embed (B, Q, C) and mask_features
                 (B, C, h, w). The B targets have labels in 0..C-1 and masks (N, H, W) bool; none, or more than queries,
                 are allowed.
@@ -73,8 +73,8 @@ class HungarianMaskMatcher(Matcher):
             DataError: a label is not in 0..C-1.
         """
         all_terms = []
-        with torch.autocast(query_sets[0][0][0]["pred_logits"].device.type, enabled=False):
-            for layers, targets in query_sets:
+        with torch.autocast(layers_and_targets[0][0][0]["pred_logits"].device.type, enabled=False):
+            for layers, targets in layers_and_targets:
                 for i, layer in enumerate(layers):
                     all_terms += [self._terms(i, layer, j, target, input_size) for j, target in enumerate(targets)]
             costs = [sum(self.weights[name] * term for name, term in terms.items()) for terms in all_terms]
@@ -82,7 +82,7 @@ class HungarianMaskMatcher(Matcher):
         flat = torch.cat([cost.flatten() for cost in costs]).cpu().double().split([cost.numel() for cost in costs])
         values = iter([part.view(cost.shape).numpy() for part, cost in zip(flat, costs)])
         terms, is_reported, matches = iter(all_terms), False, []
-        for layers, targets in query_sets:
+        for layers, targets in layers_and_targets:
             matches.append([])
             for i, layer in enumerate(layers):
                 matches[-1].append([])

@@ -31,7 +31,8 @@ _EXPLANATIONS = (
 )
 """The client's errors, a derived class before its base, and what they mean."""
 _CLIENT_ERRORS = (OSError, ValueError, *errors.HfHubHTTPError.__bases__)
-"""What the client raises, with the errors of its HTTP library, of which most are not OSErrors."""
+"""What the client raises, with the base errors of its HTTP library, which the client's major versions change: requests,
+httpx, httpx2. Most errors of the last two are not OSErrors."""
 
 
 def is_hub_name(source: Any) -> bool:

@@ -70,9 +70,6 @@ class CountEvaluator(SampleEvaluator):
     def statistics(self):
         return CountStatistics(list(self.answers), np.array(list(self.answers.values()), np.float64))
 
-    def _compute(self):
-        return self._metrics_of(self.statistics())
-
     def _table_lines(self):
         return [str(self.metrics)]
 
