@@ -16,7 +16,7 @@ import torch
 from PIL import Image, TiffImagePlugin
 from torch import Tensor
 
-from vitkit.errors import DataError
+from vitkit.errors import DataError, LossyImageError
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
 """Pillow's names of the formats that are read, regardless of file extensions. The formats left out include some that
@@ -50,6 +50,7 @@ _QUARTER_TURNS = (5, 6, 7, 8)
 _PNG_TAGS = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")
 """Names of the chunks and texts of a PNG that may hold an orientation."""
 _PNM_HEADER_BYTES = 1 << 16
+_TIFF_COMPRESSION, _LOSSY_COMPRESSIONS = 259, (6, 7, 34892)  # JPEG, in its old, its usual and its raw form
 _LISTED = (
     "The annotation file lists it: check that the images folder is the one that belongs to the annotations, and "
     "complete."
@@ -151,8 +152,9 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
         (H, W) uint8 or uint16.
     Raises:
         DataError: see `read_image`; or it has several channels.
+        LossyImageError: see `read_label_colors`.
     """
-    data = read_file(path, what, max_pixels=max_pixels)
+    data = _read_lossless(path, what, max_pixels)
     with decoding(path, what, len(data)), _open_whole(data) as label_map:
         mode, values = label_map.mode, np.asarray(label_map)
     maximum = pnm_maximum(data)
@@ -171,6 +173,33 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
             raise DataError(f"{what} '{path}': values reach {values.min()} to {values.max()}; expected 0 to 65535.")
         values = values.astype(np.uint16)
     return values
+
+
+def read_label_colors(path: str | Path, what: str = "labels", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Read a label image whose colors are classes or segments, (H, W, 3) uint8; arguments are those of `read_image`.
+
+    Raises:
+        DataError: see `read_image`.
+        LossyImageError: it is stored in a form that changes its values, such as JPEG.
+    """
+    return _decode(_read_lossless(path, what, max_pixels), path, what)
+
+
+def _read_lossless(path: str | Path, what: str, max_pixels: int) -> bytes:
+    data = read_file(path, what, max_pixels=max_pixels)
+    with decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        form = image.format
+        is_lossy = (
+            form in ("JPEG", "MPO")
+            or (form == "WEBP" and b"VP8L" not in data)
+            or (form == "TIFF" and image.tag_v2.get(_TIFF_COMPRESSION) in _LOSSY_COMPRESSIONS)
+        )
+    if is_lossy:
+        raise LossyImageError(
+            f"{what} '{path}': a label image stored as {'JPEG' if form != 'WEBP' else 'lossy WebP'}, whose compression "
+            "changes the values of pixels, so they are no longer classes. Export the label images again, as PNG."
+        )
+    return data
 
 
 def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> ImageHeader:
