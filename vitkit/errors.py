@@ -74,6 +74,10 @@ class DataError(VitkitError):
         return super().__str__().replace("\n", "\\n").replace("\t", "\\t")
 
 
+class LossyImageError(DataError):
+    """A label image is stored in a form that changes its values."""
+
+
 class CheckpointError(VitkitError):
     """A checkpoint is missing, damaged, unsafe, or made for another model."""
 

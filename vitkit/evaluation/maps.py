@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.io.image_files import MAX_PIXELS, read_image
+from vitkit.io.image_files import MAX_PIXELS, read_label_colors
 from vitkit.ops.label_maps import colors_to_ids, ids_to_colors
 from vitkit.structures import IGNORE_INDEX
 
@@ -48,7 +48,7 @@ def read_ids(path: Path, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     Raises:
         DataError: the file is missing or damaged.
     """
-    return colors_to_ids(read_image(path, "results", max_pixels=max_pixels))
+    return colors_to_ids(read_label_colors(path, "results", max_pixels=max_pixels))
 
 
 def map_name(image_id: Any) -> str:

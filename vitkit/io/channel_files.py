@@ -16,13 +16,14 @@ from PIL import Image, TiffImagePlugin
 
 from vitkit.errors import DataError
 from vitkit.io.image_files import (
+    FORMATS,
     MAX_PIXELS,
     NPY_START,
     TIFF_HEIGHT,
     TIFF_ORIENTATION,
     TIFF_STARTS,
     TIFF_WIDTH,
-    UNASSOCIATED_ALPHA,
+    ImageHeader,
     allow_pixels,
     check_size,
     decoding,
@@ -30,16 +31,22 @@ from vitkit.io.image_files import (
     npy_shape,
     open_regular,
     orientation_of,
+    pnm_maximum,
     quiet_opencv,
     read_image,
+    tiff_orientation,
     tiff_pages,
 )
 
 _BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR, _FORMAT = 258, 262, 277, 284, 339  # tags of a TIFF
 _EXTRA_SAMPLES = TiffImagePlugin.EXTRASAMPLES
 _GRAY, _RGB = (0, 1), 2
+_UNASSOCIATED_ALPHA = (2,)
+"""The value of `_EXTRA_SAMPLES` for an alpha by which the colors were not multiplied."""
 _SEPARATE = 2
 """The value of `_PLANAR` if each channel is stored as a whole."""
+_PNG_START, _COLOR_PNM = b"\x89PNG", b"P6"
+_MAX_VALUE = 65535
 _HEADER_BYTES = 1 << 20
 """What a file may have in addition to its uncompressed pixels."""
 _FROM_8_BITS = 257
@@ -83,10 +90,7 @@ def decode_channels(
             image = _decode_tiff(data, channels, max_pixels)
         else:
             header = header_of(io.BytesIO(data), len(data), path, what, max_pixels)
-            image = _from_opencv(_decode(cv2.imdecode, data))
-            if header.mode == "LA":  # OpenCV repeats gray with alpha as colors
-                image = image[:, :, [0, 3]]
-            image = _upright(image, orientation_of(io.BytesIO(data)))
+            image = _upright(_decode_other(data, header), orientation_of(io.BytesIO(data)))
     return check_channels(image, channels, f"{what} '{path}'")
 
 
@@ -174,6 +178,20 @@ def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
     return image.astype(image.dtype.newbyteorder("="), copy=False)
 
 
+def _decode_other(data: bytes, header: ImageHeader) -> np.ndarray:
+    """Decode an image that is neither an array nor a TIFF, as it is stored."""
+    if not data.startswith(_PNG_START) and not (data.startswith(_COLOR_PNM) and pnm_maximum(data) == _MAX_VALUE):
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.format == "PPM" and image.mode.startswith("I"):
+                return np.array(image).astype(np.uint16)
+            return np.array(image if image.mode in ("L", "LA", "RGB", "RGBA") else image.convert("RGB"))
+    # Pillow would reduce 16 bits of colors to 8.
+    image = _from_opencv(_decode(cv2.imdecode, data))
+    if image.shape[:2] != (header.height, header.width):
+        raise ValueError(f"its header gives {header.width}x{header.height} pixels, its content another size")
+    return image[:, :, [0, 3]] if header.mode == "LA" else image  # OpenCV repeats gray with alpha as colors
+
+
 def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
     pages = list(tiff_pages(io.BytesIO(data)))
     first = pages[0]
@@ -188,16 +206,19 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
     if samples * len(pages) != channels:
         # Not decoded: a file of many pages may be larger than memory.
         return np.empty((first[TIFF_HEIGHT], first[TIFF_WIDTH], samples * len(pages)), np.uint8)
+    # OpenCV and Pillow turn a TIFF by its tag, but OpenCV not by its XMP.
+    orientation = tiff_orientation(first)
+    left = 1 if TIFF_ORIENTATION in first else orientation
     if samples == 1 and photometric in _GRAY:
         decoded = _decode(cv2.imdecodemulti, data)[1]
-        return np.dstack(decoded)
+        return _upright(np.dstack(decoded), left)
     is_rgb = photometric == _RGB and samples in (3, 4) and len(pages) == 1
-    if is_rgb and bits == {8} and _values(first.get(_EXTRA_SAMPLES, ())) == UNASSOCIATED_ALPHA:
+    if is_rgb and bits == {8} and _values(first.get(_EXTRA_SAMPLES, ())) == _UNASSOCIATED_ALPHA:
         # OpenCV would multiply the colors by the alpha, which may be any other channel, such as near infrared.
         allow_pixels(max_pixels)
         return np.array(Image.open(io.BytesIO(data), formats=("TIFF",)))
     if is_rgb and not (16 in bits and first.get(_PLANAR) == _SEPARATE):
-        return _from_opencv(_decode(cv2.imdecode, data))
+        return _upright(_from_opencv(_decode(cv2.imdecode, data)), left)
     # OpenCV reads only one of several samples that are not colors, and wrong pixels of 16 bits in separate channels.
     try:
         import tifffile
@@ -211,7 +232,7 @@ def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
         arrays = [page.asarray() for page in file.pages]
         is_planar = file.pages[0].axes.startswith("S")
     image = np.dstack([np.moveaxis(array, 0, -1) if is_planar else array for array in arrays])
-    return _upright(image, first.get(TIFF_ORIENTATION, 1))
+    return _upright(image, orientation)
 
 
 def _values(value: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -219,7 +240,7 @@ def _values(value: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _upright(image: np.ndarray, orientation: int) -> np.ndarray:
-    """Turn and mirror an image by its EXIF orientation, as OpenCV does where it is not asked for all channels."""
+    """Turn and mirror an image by its EXIF orientation."""
     image = image.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else image
     image = image[::-1] if orientation in (3, 4, 7, 8) else image
     return image[:, ::-1] if orientation in (2, 3, 6, 7) else image

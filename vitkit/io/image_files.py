@@ -2,20 +2,21 @@
 
 import io
 import os
+import re
 import stat
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import cv2
 import numpy as np
 import torch
-from PIL import Image, ImageOps, TiffImagePlugin
+from PIL import Image, TiffImagePlugin
 from torch import Tensor
 
-from vitkit.errors import DataError
+from vitkit.errors import DataError, LossyImageError
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
 """Pillow's names of the formats that are read, regardless of file extensions. The formats left out include some that
@@ -26,19 +27,30 @@ _BYTES_PER_PIXEL = 8
 """Size of an uncompressed pixel with four 16-bit channels; a file with more bytes per allowed pixel is not an image."""
 OPENCV_CHANNELS = 128
 """The largest number of channels that all of OpenCV's functions take; above it, some leave their result empty."""
-_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """The first bytes of a TIFF, little and big endian, and of a BigTIFF."""
 TIFF_WIDTH, TIFF_HEIGHT, TIFF_ORIENTATION = 256, 257, 274  # tags
+_TIFF_XMP = 700
 _MAX_PAGES = 1000
 NPY_START = b"\x93NUMPY"
 _EXIF_ORIENTATION = 0x0112
-UNASSOCIATED_ALPHA = (2,)
-"""A TIFF's `EXTRASAMPLES` for an alpha by which the colors were not multiplied."""
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_TRANSPOSITIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image of each EXIF orientation upright."""
 _QUARTER_TURNS = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
-_PNG_EXIF = (b"eXIf", b"Raw profile type")
-"""Names of the chunks of a PNG that contain EXIF."""
+_PNG_TAGS = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")
+"""Names of the chunks and texts of a PNG that may hold an orientation."""
+_PNM_HEADER_BYTES = 1 << 16
+_TIFF_COMPRESSION, _LOSSY_COMPRESSIONS = 259, (6, 7, 34892)  # JPEG, in its old, its usual and its raw form
 _LISTED = (
     "The annotation file lists it: check that the images folder is the one that belongs to the annotations, and "
     "complete."
@@ -68,7 +80,7 @@ def read_image(path: str | Path, what: str = "images", *, max_pixels: int = MAX_
     Raises:
         DataError: the file is missing, not a regular file, truncated, not an image of `FORMATS`, or too large.
     """
-    return _decode(*read_file(path, what, max_pixels=max_pixels), path, what)
+    return _decode(read_file(path, what, max_pixels=max_pixels), path, what)
 
 
 def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -78,29 +90,15 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> np.
         name: name of the image, for errors.
         max_pixels: largest width x height.
     """
-    header = header_of(io.BytesIO(data), len(data), name, "input", max_pixels)
-    return _decode(data, header, name, "input")
+    header_of(io.BytesIO(data), len(data), name, "input", max_pixels)
+    return _decode(data, name, "input")
 
 
-def _decode(data: bytes, header: ImageHeader, path: str | Path, what: str) -> np.ndarray:
-    # Older OpenCV silently fills the missing part of a truncated JPEG with gray; Pillow rejects it.
-    is_truncated = data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END)
-    # OpenCV would cut values off.
-    is_other = header.mode == "F" or (header.mode == "I" and data.startswith(TIFF_STARTS))
-    image = None if is_truncated or is_other or _has_unassociated_alpha(data, header) else _decode_opencv(data)
-    # Where OpenCV reads another size than the header, which was checked, Pillow's result is used.
-    if image is None or image.shape[:2] not in ((header.height, header.width), (header.width, header.height)):
-        with decoding(path, what, len(data)), _open_whole(data) as opened:
-            image = pillow_to_array(opened)
-    return image
-
-
-def _has_unassociated_alpha(data: bytes, header: ImageHeader) -> bool:
-    """Whether it is a TIFF with an alpha by which OpenCV, unlike Pillow, would multiply the colors."""
-    if header.mode != "RGBA" or not data.startswith(TIFF_STARTS):
-        return False
-    with Image.open(io.BytesIO(data), formats=("TIFF",)) as image:
-        return image.tag_v2.get(TiffImagePlugin.EXTRASAMPLES) == UNASSOCIATED_ALPHA
+def _decode(data: bytes, path: str | Path, what: str) -> np.ndarray:
+    # One decoder for sizes, orientations and pixels: OpenCV reads other orientations, compositions of transparent
+    # pixels and maxima than Pillow, which reads the header.
+    with decoding(path, what, len(data)), _open_whole(data) as image:
+        return pillow_to_array(image)
 
 
 def pillow_to_array(image: Image.Image) -> np.ndarray:
@@ -119,7 +117,9 @@ def pillow_to_array(image: Image.Image) -> np.ndarray:
             "it has 16 bits in separate uncompressed channels, which Pillow misreads. Store the channels of a pixel "
             "together"
         )
-    image = ImageOps.exif_transpose(image)
+    image.load()  # a PNG may have its orientation after the pixels
+    if (orientation := _orientation_of(image)) != 1:
+        image = image.transpose(_TRANSPOSITIONS[orientation])
     if image.mode.startswith("I"):  # Pillow would turn values above 255 into 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return np.array(image.convert("RGB"))
@@ -134,8 +134,11 @@ def _has_raw_planes(tags: TiffImagePlugin.ImageFileDirectory_v2) -> bool:
 
 def _open_whole(data: bytes) -> Image.Image:
     """Open an image file with Pillow, after checking the checksums of a PNG."""
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    if image.format != "PNG":
+        return image
     # Pillow does not check those of the pixels when it decodes them, so damage would change a map unnoticed.
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with image:
         image.verify()
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
@@ -149,10 +152,17 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
         (H, W) uint8 or uint16.
     Raises:
         DataError: see `read_image`; or it has several channels.
+        LossyImageError: see `read_label_colors`.
     """
-    data, _ = read_file(path, what, max_pixels=max_pixels)
+    data = _read_lossless(path, what, max_pixels)
     with decoding(path, what, len(data)), _open_whole(data) as label_map:
         mode, values = label_map.mode, np.asarray(label_map)
+    maximum = pnm_maximum(data)
+    if maximum not in (None, 1, 255, 65535):
+        raise DataError(
+            f"{what} '{path}': a PGM whose largest value is {maximum}, by which its values are scaled; expected 255 or "
+            "65535, where they are classes as they are. Save it as PNG."
+        )
     if values.ndim != 2 or mode not in ONE_CHANNEL_MODES:
         raise DataError(
             f"{what} '{path}': the image has mode {mode} and shape {values.shape}; expected one channel whose "
@@ -163,6 +173,33 @@ def read_label_map(path: str | Path, what: str = "labels", *, max_pixels: int = 
             raise DataError(f"{what} '{path}': values reach {values.min()} to {values.max()}; expected 0 to 65535.")
         values = values.astype(np.uint16)
     return values
+
+
+def read_label_colors(path: str | Path, what: str = "labels", *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Read a label image whose colors are classes or segments, (H, W, 3) uint8; arguments are those of `read_image`.
+
+    Raises:
+        DataError: see `read_image`.
+        LossyImageError: it is stored in a form that changes its values, such as JPEG.
+    """
+    return _decode(_read_lossless(path, what, max_pixels), path, what)
+
+
+def _read_lossless(path: str | Path, what: str, max_pixels: int) -> bytes:
+    data = read_file(path, what, max_pixels=max_pixels)
+    with decoding(path, what, len(data)), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        form = image.format
+        is_lossy = (
+            form in ("JPEG", "MPO")
+            or (form == "WEBP" and b"VP8L" not in data)
+            or (form == "TIFF" and image.tag_v2.get(_TIFF_COMPRESSION) in _LOSSY_COMPRESSIONS)
+        )
+    if is_lossy:
+        raise LossyImageError(
+            f"{what} '{path}': a label image stored as {'JPEG' if form != 'WEBP' else 'lossy WebP'}, whose compression "
+            "changes the values of pixels, so they are no longer classes. Export the label images again, as PNG."
+        )
+    return data
 
 
 def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> ImageHeader:
@@ -187,12 +224,12 @@ def upright_size(path: str | Path, what: str = "images", *, max_pixels: int = MA
 
 
 def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:
-    """Whether an image file has an EXIF tag that rotates or mirrors it; raises like `read_header`."""
+    """Whether an image file has an EXIF or XMP tag that rotates or mirrors it; raises like `read_header`."""
     return _stored_size_and_orientation(path, "images", max_pixels)[1] != 1
 
 
 def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -> tuple[tuple[int, int], int]:
-    """Read (width, height) before EXIF rotation, and the EXIF orientation."""
+    """Read (width, height) before rotation, and the orientation, 1 (upright) to 8."""
     with open_regular(path, what) as file:
         num_bytes = os.fstat(file.fileno()).st_size
         if is_array(file):
@@ -209,10 +246,19 @@ def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -
                 if type(width) is not int or type(height) is not int or min(width, height) < 1:
                     raise ValueError(f"its header gives {width}x{height} pixels")
                 check_size(width, height, max_pixels)
-                return (width, height), tags.get(TIFF_ORIENTATION, 1)
+                return (width, height), tiff_orientation(tags)
         header = header_of(file, num_bytes, path, what, max_pixels)
         with decoding(path, what, num_bytes):
             return (header.width, header.height), orientation_of(file)
+
+
+def tiff_orientation(tags: Mapping[int, Any]) -> int:
+    """Return the orientation, 1 (upright) to 8, of a TIFF's page: that of its tag, else that of its XMP."""
+    if TIFF_ORIENTATION in tags:
+        return _valid_orientation(tags[TIFF_ORIENTATION])
+    xmp = tags.get(_TIFF_XMP)
+    match = _XMP_ORIENTATION.search(xmp) if isinstance(xmp, bytes) else None
+    return _valid_orientation(int(match[1])) if match else 1
 
 
 def tiff_pages(file: BinaryIO) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
@@ -256,19 +302,41 @@ def npy_shape(file: BinaryIO) -> tuple[int, ...]:
 
 
 def orientation_of(file: BinaryIO) -> int:
-    """Return the EXIF orientation of an open image file, 1 (upright) to 8."""
+    """Return the EXIF or XMP orientation of an open image file, 1 (upright) to 8, by which `read_image` turns it."""
     file.seek(0)
     with Image.open(file, formats=FORMATS) as image:
         if image.format == "PNG":
-            # In a PNG, EXIF may follow the pixels, and getexif() decodes them to look for it.
+            # In a PNG, the tags may follow the pixels, which must be decoded to reach them.
             file.seek(0)
             data = file.read()
-            if not any(name in data for name in _PNG_EXIF):
+            if not any(name in data for name in _PNG_TAGS):
                 return 1
-        return image.getexif().get(_EXIF_ORIENTATION, 1)
+            image.load()
+        return _orientation_of(image)
 
 
-def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> tuple[bytes, ImageHeader]:
+def _orientation_of(image: Image.Image) -> int:
+    try:
+        return _valid_orientation(image.getexif().get(_EXIF_ORIENTATION, 1))
+    except Exception:  # damaged tags can make Pillow raise anything; as viewers do, the image is taken as it is stored
+        return 1
+
+
+def _valid_orientation(value: Any) -> int:
+    return next((orientation for orientation in _TRANSPOSITIONS if orientation == value), 1)
+
+
+def pnm_maximum(data: bytes) -> int | None:
+    """Return the value of white in the bytes of a PBM, PGM or PPM, by which its values are scaled; None for others."""
+    if data[:2] in (b"P1", b"P4"):
+        return 1
+    if data[:2] not in (b"P2", b"P3", b"P5", b"P6"):
+        return None
+    _, _, _, maximum, *_ = re.sub(rb"#[^\r\n]*", b" ", data[:_PNM_HEADER_BYTES]).split(maxsplit=4)
+    return int(maximum)
+
+
+def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> bytes:
     """Read an image file without decoding it, after checking by its header that it is an image and not too large.
 
     Args:
@@ -278,10 +346,10 @@ def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> t
     """
     with open_regular(path, what) as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        header = header_of(file, num_bytes, path, what, max_pixels)
+        header_of(file, num_bytes, path, what, max_pixels)
         with decoding(path, what, num_bytes):
             file.seek(0)
-            return file.read(), header
+            return file.read()
 
 
 def open_regular(path: str | Path, what: str) -> BinaryIO:
@@ -353,18 +421,6 @@ def quiet_opencv() -> Iterator[None]:
         yield
     finally:
         cv2.utils.logging.setLogLevel(level)
-
-
-def _decode_opencv(data: bytes) -> np.ndarray | None:
-    encoded = np.frombuffer(data, np.uint8)
-    try:
-        with quiet_opencv():
-            if hasattr(cv2, "IMREAD_COLOR_RGB"):  # since OpenCV 4.10
-                return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
-            image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
-    except cv2.error:  # Pillow may be able to read it, or reports what is wrong
-        return None
-    return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
 def check_inside(folder: str | Path, names: Iterable[str], context: str, *, allow_outside: bool = False) -> None:

@@ -138,6 +138,35 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> np.ndarra
     return coco_mask.decode(encode_segmentation(segmentation, height, width))
 
 
+def overlap(a: Any, b: Any, height: int, width: int) -> float:
+    """Return the intersection over union of two masks, in any of COCO's forms, in an image; 1 if both are empty."""
+    a, b = (encode_segmentation(segmentation, height, width) for segmentation in (a, b))
+    union = float(coco_mask.area(coco_mask.merge([a, b])))
+    return float(coco_mask.area(coco_mask.merge([a, b], intersect=True))) / union if union else 1.0
+
+
+def cut_polygon(polygon: list[float], height: int, width: int) -> list[float]:
+    """Return the part of a flat polygon that lies in the image; empty if there is none.
+
+    Parts of a concave polygon are joined along the image's border (Sutherland and Hodgman 1974,
+    https://doi.org/10.1145/360767.360802).
+    """
+    points = [tuple(polygon[k : k + 2]) for k in range(0, len(polygon), 2)]
+    for axis, side, sign in ((0, 0, 1), (0, width, -1), (1, 0, 1), (1, height, -1)):
+        kept = []
+        for before, point in zip(points[-1:] + points, points):
+            if sign * (before[axis] - side) < 0 < sign * (point[axis] - side) or (
+                sign * (point[axis] - side) < 0 < sign * (before[axis] - side)
+            ):
+                fraction = (side - before[axis]) / (point[axis] - before[axis])
+                other = before[1 - axis] + fraction * (point[1 - axis] - before[1 - axis])
+                kept.append((side, other) if axis == 0 else (other, side))
+            if sign * (point[axis] - side) >= 0:
+                kept.append(point)
+        points = kept
+    return [value for point in points for value in point] if len(points) > 2 else []
+
+
 def mask_annotation(mask: np.ndarray) -> dict[str, Any]:
     """Return the `segmentation` (compressed run lengths), `area` and `bbox` of an (H, W) bool mask in COCO's format."""
     return _rle_fields(coco_mask.encode(np.asfortranarray(mask).view(np.uint8)))

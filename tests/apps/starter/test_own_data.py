@@ -56,6 +56,28 @@ def test_values_missing_from_the_class_file_are_reported(tmp_path):
     assert settings_of(data, "train")["ignore"] == [7, 255]
 
 
+@pytest.mark.parametrize("void", [False, True])
+def test_label_images_in_the_colors_of_the_class_file_are_read(tmp_path, void):
+    (tmp_path / "labelmap.txt").write_text(
+        "# label:color_rgb:parts:actions\nCat:48,112,32::\nbackground:0,0,0::\nDog:176,112,32::\n"
+        + "void:9,9,9::\n" * void
+    )
+    images(tmp_path / "images", *(f"{k}.jpg" for k in range(6)))
+    colors = np.zeros((48, 64, 3), np.uint8)
+    colors[:10, :20], colors[20:25, :20] = (48, 112, 32), (176, 112, 32)
+    colors[40, :5] = 9 if void else 0
+    (tmp_path / "masks").mkdir()
+    for k in range(6):
+        Image.fromarray(colors).save(tmp_path / "masks" / f"{k}.png")
+    data = read_own_data("semantic", tmp_path / "images", tmp_path / "masks", fraction=0.3, out=tmp_path / "out")
+    settings = settings_of(data, "train")
+    dataset = SemanticFolder(**settings)
+    assert dataset.classes == ["Cat", "background", "Dog"] and "of 3 classes" in data.summary
+    labels = dataset.load_semantic(0)
+    assert [int((labels == k).sum()) for k in (0, 2, 255)] == [200, 100, 5 * void]
+    assert settings["colors"] == str(tmp_path / "labelmap.txt")
+
+
 def test_class_file_that_contradicts_the_values_is_an_error(tmp_path):
     (tmp_path / "classes.txt").write_text("background\nobject\n")
     with pytest.raises(DataError, match="values 0, 255, of which fewer than two are classes of .*classes.json"):

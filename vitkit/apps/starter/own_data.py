@@ -15,11 +15,11 @@ from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_names
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, left_out_lines
-from vitkit.data.formats.class_files import class_file_near, read_class_file
+from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_class_values
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import write_coco
 from vitkit.errors import DataError
-from vitkit.io.image_files import read_label_map, upright_size
+from vitkit.io.image_files import upright_size
 from vitkit.io.output import link_image, write_text
 from vitkit.structures import IGNORE_INDEX
 from vitkit.text_format import pluralize
@@ -111,24 +111,26 @@ def read_instance(images: Path, annotations: Path | None, fraction: float, out: 
 def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path) -> OwnData:
     """Read images and label maps with the same names; write the names of each split.
 
-    The classes are those of classes.txt or classes.json beside the label maps; without such a file, the pixel values.
+    The classes are those of classes.txt, classes.json or labelmap.txt beside the label maps, which may have its colors;
+    without such a file, the pixel values.
     """
     if labels is None:
         raise DataError(f"'{images}': also give the folder of the label images.")
     suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_in(labels))
     names = paired_names(images, labels, **suffixes)
-    maps = (read_label_map(labels / f"{name}{suffixes['label_suffix']}") for name in names)
+    class_file = class_file_near(labels)
+    named, colors, _ = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
+    maps = (read_class_values(labels / f"{name}{suffixes['label_suffix']}", colors) for name in names)
     values = [set(np.unique(label_map).tolist()) for label_map in maps]
     every_value = set().union(*values)
     if every_value - {IGNORE_INDEX} != {0}:  # in masks of only 0 and 255, 255 is a class
         every_value -= {IGNORE_INDEX}
-    class_file = class_file_near(labels)
     if class_file is None and len(every_value) > MAX_CLASSES:
         raise DataError(
             f"'{labels}': the label images have {len(every_value)} different values, so these are not classes. "
             "Give images of class numbers, or name the classes in classes.txt beside them, one per line."
         )
-    named = read_class_file(class_file) if class_file else {value: f"class {value}" for value in sorted(every_value)}
+    named = named or {value: f"class {value}" for value in sorted(every_value)}
     classes = {value: name for value, name in named.items() if name.lower() not in NO_CLASSES}
     if len(classes.keys() & every_value) < 2:
         raise DataError(
@@ -141,7 +143,8 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     if splits is None:
         files = [f"{name}{suffixes['image_suffix']}" for name in names]
         splits = split_images(images, files, [of_image & classes.keys() for of_image in values], fraction)
-    lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)}, ignore={ignored})"]
+    colored = f", colors={str(class_file.resolve())!r}" if colors else ""
+    lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)}, ignore={ignored}{colored})"]
     for name, positions in splits.items():
         list_file = out / f"{name}.txt"
         write_text(list_file, "".join(f"{names[k]}\n" for k in positions))

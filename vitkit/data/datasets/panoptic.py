@@ -13,7 +13,7 @@ from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import panoptic_issues, raise_issues
-from vitkit.io.image_files import check_inside, read_image
+from vitkit.io.image_files import check_inside, read_label_colors
 from vitkit.io.json_files import read_json
 from vitkit.ops.label_maps import colors_to_ids, count_values
 from vitkit.registry import DATASETS, Spec
@@ -99,7 +99,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
                 that the JSON lists.
         """
         path = self.map_folder / str(self._map_names[index])
-        colors = read_image(path, max_pixels=self.max_image_pixels)
+        colors = read_label_colors(path, "maps", max_pixels=self.max_image_pixels)
         self._check_size(colors, index, f"map '{path}'")
         ids = colors_to_ids(colors)
         rows = slice(self._offsets[index], self._offsets[index + 1])

@@ -9,11 +9,10 @@ import numpy as np
 
 from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
-from vitkit.data.formats.class_files import parse_class_file, read_colored_labels
-from vitkit.data.formats.label_images import has_one_channel
+from vitkit.data.formats.class_files import parse_class_file, read_class_values
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.image_files import read_header, read_label_map
+from vitkit.io.image_files import read_header
 from vitkit.io.text_files import read_lines
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import DATASETS, Spec
@@ -38,6 +37,7 @@ class SemanticFolder(BaseImageDataset):
         labels: folder of the label maps: one channel (gray or palette) whose values are classes; or RGB in the colors
             that the class file names.
         classes: names of the classes; or a file that lists them, shared by all splits (see `parse_class_file`).
+        colors: the class file whose colors the label maps have, for `classes` that are listed.
         values: the pixel value of each class; None: the values in the class file, or 0, 1, 2, … in order, or 1, 2, 3, …
             with `zero_is_ignored`.
         ignore: pixel values without a class, which are neither trained on nor evaluated; values that are neither here
@@ -61,6 +61,7 @@ class SemanticFolder(BaseImageDataset):
         labels: str | Path,
         *,
         classes: Sequence[str] | str | Path,
+        colors: str | Path | None = None,
         values: Sequence[int] | None = None,
         ignore: Sequence[int] = (255,),
         zero_is_ignored: bool = False,
@@ -69,7 +70,7 @@ class SemanticFolder(BaseImageDataset):
         names: Sequence[str] | str | Path | None = None,
         transforms: Spec | Transforms | None = None,
     ):
-        self._value_of_color: dict[int, int] = {}
+        self._value_of_color = {} if colors is None else parse_class_file(colors).colors
         if isinstance(classes, str | Path):
             numbered, self._value_of_color, ignored = parse_class_file(classes)
             if zero_is_ignored and self._value_of_color:
@@ -141,10 +142,7 @@ class SemanticFolder(BaseImageDataset):
             DataError: the label map is missing or damaged, or contains a value that is neither a class nor ignored.
         """
         path = self._label_path(index)
-        if self._value_of_color and not has_one_channel(path):
-            values = read_colored_labels(path, self._value_of_color, max_pixels=self.max_image_pixels)
-        else:
-            values = read_label_map(path, max_pixels=self.max_image_pixels)
+        values = read_class_values(path, self._value_of_color, max_pixels=self.max_image_pixels)
         labels = self._label_of_value[values]
         if labels.min() == _UNKNOWN:
             unknown, counts = count_values(values[labels == _UNKNOWN])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.io.image_files import MAX_PIXELS, read_image
+from vitkit.io.image_files import MAX_PIXELS, ONE_CHANNEL_MODES, read_header, read_label_colors, read_label_map
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_distinct, class_name, class_number
 from vitkit.io.text_files import read_lines
@@ -73,17 +73,28 @@ def parse_class_file(path: str | Path) -> ClassFile:
     return ClassFile(names, colors, ignored)
 
 
-def read_colored_labels(path: Path, colors: dict[int, int], *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Read a color-coded label image.
+def has_one_channel(path: Path) -> bool:
+    """Return whether a label image holds numbers rather than colors."""
+    try:
+        return read_header(path, "labels").mode in ONE_CHANNEL_MODES
+    except DataError:
+        return False
+
+
+def read_class_values(path: Path, colors: dict[int, int], *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Read a label image of classes, whose pixels hold their values or, where a class file names them, their colors.
 
     Args:
         colors: see `ClassFile`.
     Returns:
-        (H, W) uint16 values.
+        (H, W) uint8 or uint16 values.
     Raises:
         DataError: the file cannot be read, or contains a color that is not in `colors`.
+        LossyImageError: it is stored in a form that changes its values, such as JPEG.
     """
-    ids = colors_to_ids(read_image(path, "labels", max_pixels=max_pixels))
+    if not colors or has_one_channel(path):
+        return read_label_map(path, max_pixels=max_pixels)
+    ids = colors_to_ids(read_label_colors(path, max_pixels=max_pixels))
     values = replace_values(ids, colors, dtype=np.uint16, default=_NO_VALUE)
     if (values == _NO_VALUE).any():
         wrong = int(ids[values == _NO_VALUE][0])

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitkit.data.formats.annotated import IMAGE_SUFFIXES, AnnotationFormat
-from vitkit.data.formats.class_files import class_file_near, parse_class_file
+from vitkit.data.formats.class_files import class_file_near, has_one_channel, parse_class_file
 from vitkit.data.formats.coco import is_coco_file, read_coco
 from vitkit.data.formats.csv_files import has_box_columns, read_csv
 from vitkit.data.formats.cvat import is_cvat_file, read_cvat
-from vitkit.data.formats.label_images import CLASS_FACTOR, has_one_channel, read_instance_maps, read_semantic_maps
+from vitkit.data.formats.label_images import CLASS_FACTOR, read_instance_maps, read_semantic_maps
 from vitkit.data.formats.label_studio import is_label_studio_file, read_label_studio
 from vitkit.data.formats.labelme import is_labelme_file, read_labelme
 from vitkit.data.formats.voc import is_voc_file, read_voc
 from vitkit.data.formats.yolo import is_yolo_text, is_yolo_yaml, read_yolo
 from vitkit.errors import DataError
-from vitkit.io.image_files import read_label_map
+from vitkit.io.image_files import read_label_colors, read_label_map
 from vitkit.io.json_files import read_json
 
 FORMATS = {
@@ -106,6 +106,7 @@ def _formats_of_label_images(folder: Path) -> dict[str, str]:
         return {}
     evidence = paths[0].name
     if not all(map(has_one_channel, paths)):
+        read_label_colors(paths[0])  # as JPEG, they are not label images
         class_file = class_file_near(folder)
         return {"semantic_maps": evidence} if class_file and parse_class_file(class_file).colors else {}
     if any(read_label_map(path).max() >= CLASS_FACTOR for path in paths):

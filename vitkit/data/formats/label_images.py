@@ -12,9 +12,15 @@ import cv2
 import numpy as np
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
-from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_colored_labels
-from vitkit.errors import DataError
-from vitkit.io.image_files import ONE_CHANNEL_MODES, read_header, read_image, read_label_map
+from vitkit.data.formats.class_files import (
+    ClassFile,
+    class_file_near,
+    has_one_channel,
+    parse_class_file,
+    read_class_values,
+)
+from vitkit.errors import DataError, LossyImageError
+from vitkit.io.image_files import read_label_colors, read_label_map
 from vitkit.io.parsing import check_count
 from vitkit.io.segmentations import pixels_annotation
 from vitkit.ops.label_maps import colors_to_ids
@@ -55,14 +61,6 @@ def read_semantic_maps(annotations: Path, images: Path | None, *, regions: bool 
     return _read("semantic_maps", annotations, images, regions=regions)
 
 
-def has_one_channel(path: Path) -> bool:
-    """Return whether a label image holds numbers rather than colors."""
-    try:
-        return read_header(path, "labels").mode in ONE_CHANNEL_MODES
-    except DataError:
-        return False
-
-
 def _read(format: str, annotations: Path, images: Path | None, *, regions: bool = True) -> AnnotatedImages:
     if images is None:
         raise DataError(f"images: label images in '{annotations}' also need the folder of their images. Give it.")
@@ -82,10 +80,12 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
         used.add(name)
         try:
             path = annotations / label_name
-            if colors and format == "semantic_maps" and not has_one_channel(path):
-                values = read_colored_labels(path, colors)
+            if colors and format == "semantic_maps":
+                values = read_class_values(path, colors)
             else:
                 values = _read_values(path)
+        except LossyImageError:
+            raise
         except DataError as error:
             data.leave_out(UNREADABLE, str(error))
             continue
@@ -131,7 +131,7 @@ def _read_values(path: Path) -> np.ndarray:
     """Read a label image as (H, W) numbers; a colored one as R + 256 G + 65536 B."""
     if has_one_channel(path):
         return read_label_map(path)
-    return colors_to_ids(read_image(path, "labels"))
+    return colors_to_ids(read_label_colors(path))
 
 
 def _objects(numbers: np.ndarray) -> Iterator[_Object]:

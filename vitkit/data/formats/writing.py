@@ -21,13 +21,15 @@ from vitkit.errors import DataError
 from vitkit.io.image_files import path_inside, upright_size
 from vitkit.io.output import link_image, write_bytes, write_text
 from vitkit.io.parsing import check_distinct, is_name
-from vitkit.io.segmentations import decode_segmentation
+from vitkit.io.segmentations import cut_polygon, decode_segmentation, encode_segmentation, overlap
 
 Lost = dict[str, list[str]]
 """Kind of information that is lost -> names of the images or objects that lost it."""
 _ALL = "all"
 _NEGLIGIBLE = 0.01
 """Pixels; rounded numbers may lie as far outside of their image."""
+_MIN_OVERLAP = 0.99
+"""The smallest IoU of a written outline and its mask; below it, the outline follows the edges of the mask's pixels."""
 _UNSET = (None, 0, "", "0", "false", "False")
 """The values of a flag in other tools' JSON that do not set it."""
 
@@ -60,7 +62,10 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         lines: dict[str, None] = {}
         for annotation in annotations:
             values = _yolo_values(annotation, image, with_masks, lost)
-            numbers = " ".join(f"{min(max(value, 0.0), 1.0):.10g}" for value in values)
+            if values is None:
+                lost.setdefault("masks outside their image", []).append(str(annotation.get("id")))
+                continue
+            numbers = " ".join(f"{value:.10g}" for value in values)
             line = f"{number[annotation['category_id']]} {numbers}"
             if line in lines:  # which readers take for a mistake
                 lost.setdefault("duplicate objects", []).append(str(annotation.get("id")))
@@ -340,21 +345,35 @@ def _targets(data: AnnotatedImages) -> dict[int, list[PurePosixPath]]:
     return targets
 
 
-def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost) -> list[float]:
-    """Return the numbers after the class: a box's center and size, or a polygon, in fractions of the image."""
+def _yolo_values(
+    annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost
+) -> list[float] | None:
+    """Return the numbers after the class: a box's center and size, or a polygon, in fractions of the image.
+
+    None if the object has a mask, and no part of it lies in the image.
+    """
     width, height = image["width"], image["height"]
     x, y, box_width, box_height = _clip(annotation, image, lost)
     if not with_masks:
         return [(x + box_width / 2) / width, (y + box_height / 2) / height, box_width / width, box_height / height]
     segmentation = annotation.get("segmentation")
     polygons = outlines(segmentation, height, width) if segmentation else []
-    if len(polygons) > 1:
+    if not polygons:
+        polygons = [[x, y, x + box_width, y, x + box_width, y + box_height, x, y + box_height]]
+    visible = [part for polygon in polygons if (part := cut_polygon(polygon, height, width))]
+    if not visible:
+        return None
+    outline = join_polygons(visible)
+    # Of parts that overlap, the outline would leave out what they share; and rounding shows in tiny polygons.
+    is_changed = len(polygons) > 1 or visible != polygons
+    if is_changed and isinstance(segmentation, list) and overlap([outline], segmentation, height, width) < _MIN_OVERLAP:
+        visible = outlines(encode_segmentation(segmentation, height, width), height, width)
+        outline = join_polygons(visible)
+    if len(visible) > 1:
         lost.setdefault("parts and holes, which are joined by seams to one outline", []).append(
             str(annotation.get("id"))
         )
-    if not polygons:
-        polygons = [[x, y, x + box_width, y, x + box_width, y + box_height, x, y + box_height]]
-    return [value / (height if k % 2 else width) for k, value in enumerate(join_polygons(polygons))]
+    return [value / (height if k % 2 else width) for k, value in enumerate(outline)]
 
 
 def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:

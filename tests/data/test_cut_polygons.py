@@ -1,0 +1,72 @@
+"""Polygons that extend beyond their image are written as the visible part of their masks."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.formats import read_annotations
+from vitkit.data.formats.annotated import AnnotatedImages, polygon_fields
+from vitkit.data.formats.writing import write_yolo
+from vitkit.io.segmentations import cut_polygon, decode_segmentation, overlap
+
+WIDTH, HEIGHT = 90, 60
+SHAPES = {
+    "triangle at the left": [[-80, 30, 60, 5, 60, 55]],
+    "triangle at a corner": [[50, 20, 160, 30, 60, 130]],
+    "triangle around everything": [[-200, -100, 300, -90, 40, 400]],
+    "fork, in parts at the border": [[20, 10, 130, 10, 130, 20, 40, 20, 40, 40, 130, 40, 130, 50, 20, 50]],
+    "star": [[45, -30, 52, 20, 120, 30, 52, 40, 45, 95, 38, 40, -25, 30, 38, 20]],
+    "two parts": [[-20, 5, 30, 5, 30, 25, -20, 25], [50, 30, 120, 30, 120, 50, 50, 50]],
+    "overlapping parts": [[10, 10, 50, 10, 50, 40, 10, 40], [30, 20, 80, 20, 80, 50, 30, 50]],
+    "one part outside": [[10, 10, 50, 10, 50, 40, 10, 40], [100, 20, 180, 20, 180, 50]],
+    "three pixels": [[-2, 10.2, 1.7, 10.1, 1.9, 11.3]],
+}
+
+
+def written(tmp_path, polygons):
+    """Write an object as YOLO and read it again; returns its annotation, if there is one, and what was lost."""
+    Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "a.png")
+    data = AnnotatedImages("coco", tmp_path / "a.json", tmp_path)
+    data.add_object(data.add_image("a.png", WIDTH, HEIGHT), "cat", **polygon_fields(polygons))
+    data.splits = {"train": [1]}
+    lost = {}
+    write_yolo(data, tmp_path / "out", lost)
+    label = (tmp_path / "out/labels/train/a.txt").read_text().split()
+    assert all(0 <= float(value) <= 1 for value in label)
+    again = read_annotations(tmp_path / "out/labels", tmp_path / "out/images", format="yolo").annotations
+    return (again[0] if again else None), lost
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_visible_mask_survives(tmp_path, name):
+    annotation, lost = written(tmp_path, SHAPES[name])
+    assert overlap(annotation["segmentation"], SHAPES[name], HEIGHT, WIDTH) >= 0.99
+    assert "masks outside their image" not in lost
+
+
+def test_a_cut_triangle_stays_a_polygon_of_few_points(tmp_path):
+    annotation, _ = written(tmp_path, SHAPES["triangle at the left"])
+    assert len(annotation["segmentation"][0]) == 8
+
+
+def test_a_shape_that_only_surrounds_a_corner_of_the_image_is_counted(tmp_path):
+    annotation, lost = written(tmp_path, [[-30, 20, -40, -40, 20, -30]])
+    assert annotation is None and lost["masks outside their image"] == ["1"]
+
+
+def test_cut_polygons_agree_with_the_masks_of_random_ones():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        angles = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(3, 10)))
+        radii, center = rng.uniform(20, 90, len(angles)), rng.uniform(-0.2, 1.2, 2) * (WIDTH, HEIGHT)
+        polygon = (np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None] + center).ravel().tolist()
+        cut = cut_polygon(polygon, HEIGHT, WIDTH)
+        mask = decode_segmentation([polygon], HEIGHT, WIDTH)
+        if not cut:
+            assert mask.sum() <= 2
+            continue
+        points = np.reshape(cut, (-1, 2))
+        assert (points >= 0).all() and (points <= (WIDTH, HEIGHT)).all()
+        wrong = int((decode_segmentation([cut], HEIGHT, WIDTH) != mask).sum())
+        outline = np.abs(points - np.roll(points, 1, axis=0)).sum()
+        assert wrong <= 4 + 0.15 * outline
