@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import is_number
-from vitkit.io.image_files import upright_size
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, log_unread, one_form, unread_images
+from vitkit.io.image_files import FORMATS, upright_size
 from vitkit.io.parsing import class_name
 from vitkit.io.segmentations import wrong_segmentation
 from vitkit.text_format import pluralize
 
-IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
 UNREADABLE = "images whose file cannot be read"
 NUM_SHOWN = 3
 """The number of names in a line about items that were left out."""
@@ -214,20 +214,21 @@ class ImageFiles:
         if not folder.is_dir():
             raise DataError(f"images: no folder '{folder}'. Give the folder of the images.")
         self.folder = folder
+        files = data_files(folder)
         suffixes = {*IMAGE_SUFFIXES, ".npy"}
-        files = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
-        names = sorted(path.relative_to(folder).as_posix() for path in files)
+        names = sorted(path.relative_to(folder).as_posix() for path in files if path.suffix.lower() in suffixes)
         self.arrays = [name for name in names if name.lower().endswith(".npy")]
         self.names = sorted({*names} - {*self.arrays})
+        log_unread(folder, unread_images(files), [folder / name for name in self.names])
         if not names:
-            raise DataError(f"images: '{folder}' contains no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
+            raise DataError(f"images: '{folder}' contains no images ({', '.join(FORMATS)}).")
         self._by_key: dict[str, list[str]] = {}
         for name in self.names:
-            path = PurePosixPath(name)
-            for key in {name, str(path.with_suffix("")), path.name, path.stem}:
+            path = PurePosixPath(one_form(name))
+            for key in {str(path), str(path.with_suffix("")), path.name, path.stem}:
                 self._by_key.setdefault(key, []).append(name)
         for name in self.arrays:
-            for key in {name, PurePosixPath(name).name}:
+            for key in {one_form(name), PurePosixPath(one_form(name)).name}:
                 self._by_key.setdefault(key, []).append(name)
         folders = {name.rpartition("/")[0] for name in (*self.names, *self.arrays)}
         self.splits = set().union(*(splits_in(f"{folder}/a.jpg") for folder in folders))
@@ -237,8 +238,8 @@ class ImageFiles:
         """Return the image file that the first matching name refers to, or None.
 
         A name may be a path on another machine, whose last folders and file name are looked for, the longest match
-        first, and its ending may be missing or another image's. A name in a split's folder, such as "val2017/a.jpg",
-        does not match a file in the folder of another split.
+        first, its ending may be missing or another image's, and it may have another Unicode form. A name in a split's
+        folder, such as "val2017/a.jpg", does not match a file in the folder of another split.
 
         Args:
             split: of several files that match a name, the one in a folder of this split is returned.
@@ -247,15 +248,16 @@ class ImageFiles:
             DataError: several images have that name.
         """
         for name in names:
-            path = PurePosixPath(*name.replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
+            path = PurePosixPath(*one_form(name).replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
             stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
             named = splits_in(str(path)) & self.splits
             others = self.splits - named if named else other_splits
             for k in range(len(path.parts)):
                 for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):
                     matches = self._by_key.get(key, ())
-                    if key in matches:
-                        matches = [key]
+                    exact = [match for match in matches if one_form(match) == key]
+                    if exact:  # only a folder with both Unicode forms of a name has two of them
+                        matches = [name] if name in exact else exact[:1]
                     elif others:
                         matches = [m for m in matches if named & splits_in(m) or not others & splits_in(m)]
                     if len(matches) > 1 and split is not None:

@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, AnnotatedImages, ImageFiles
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden
 from vitkit.io.json_files import gc_paused, read_json
 
 # "latest.json" has no test images.
@@ -25,7 +26,7 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     if annotations.is_file():
         folder = images or _images_of(annotations)
         return AnnotatedImages("coco", annotations, folder, _read(annotations))
-    paths = [path for path in sorted(annotations.rglob("*.json")) if is_coco_file(path)]
+    paths = [p for p in data_files(annotations) if p.suffix.lower() == ".json" and is_coco_file(p)]
     beside = annotations / "images"
     files = ImageFiles(images or (beside if beside.is_dir() else annotations))
     data = AnnotatedImages("coco", annotations, files.folder)
@@ -87,6 +88,8 @@ def _split_of(path: Path, root: Path) -> str:
 def _images_of(path: Path) -> Path:
     """Return the folder that usually contains a file's images."""
     for folder in (path.parent, path.parent / "images", path.parent.parent / "images"):
-        if folder.is_dir() and any(file.suffix.lower() in IMAGE_SUFFIXES for file in folder.iterdir()):
+        if folder.is_dir() and any(
+            file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.name) for file in folder.iterdir()
+        ):
             return folder
     return path.parent

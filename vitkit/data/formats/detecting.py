@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitkit.data.formats.annotated import IMAGE_SUFFIXES, AnnotationFormat
+from vitkit.data.formats.annotated import AnnotationFormat
 from vitkit.data.formats.class_files import class_file_near, parse_class_file
 from vitkit.data.formats.coco import is_coco_file, read_coco
 from vitkit.data.formats.csv_files import has_box_columns, read_csv
@@ -14,6 +14,7 @@ from vitkit.data.formats.labelme import is_labelme_file, read_labelme
 from vitkit.data.formats.voc import is_voc_file, read_voc
 from vitkit.data.formats.yolo import is_yolo_text, is_yolo_yaml, read_yolo
 from vitkit.errors import DataError
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.image_files import read_label_map
 from vitkit.io.json_files import read_json
 
@@ -60,7 +61,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         if not name and suffix == ".json":
             read_json(path)
     else:
-        formats = dict(_formats_of(sorted(path.rglob("*"))))
+        formats = dict(_formats_of(data_files(path)))
     if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
         formats = _formats_of_label_images(path)
     if len(formats) == 1:
@@ -78,7 +79,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
 def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
     """Yield each format that a file appears to have, with the first such file."""
     for suffix in _SUFFIXES:
-        files = [path for path in paths if path.suffix.lower() == suffix and path.is_file()]
+        files = (path for path in paths if path.suffix.lower() == suffix)
         seen = set()
         for path in itertools.islice(files, _MAX_SNIFFED):
             try:
@@ -98,7 +99,7 @@ def _format_of(path: Path, suffix: str) -> str | None:
 
 def _formats_of_label_images(folder: Path) -> dict[str, str]:
     """Return the possible kinds of label images: classes if a file names them, instances if values encode them."""
-    files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES)
+    files = (path for path in data_files(folder) if path.suffix.lower() in IMAGE_SUFFIXES)
     paths = list(itertools.islice(files, _MAX_SNIFFED))
     if not paths:
         return {}

@@ -16,6 +16,7 @@ from PIL import Image
 
 from vitkit.data.formats.annotated import AnnotatedImages, ImageFiles, add_image_file, polygon_fields
 from vitkit.errors import DataError
+from vitkit.io.folders import data_files
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
 from vitkit.io.segmentations import is_side, region_annotation
@@ -44,7 +45,7 @@ def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
     folder = annotations.parent if single else annotations
     files = ImageFiles(images or folder)
     data = AnnotatedImages("labelme", annotations, files.folder)
-    for path in [single] if single else sorted(folder.rglob("*.json")):
+    for path in [single] if single else [p for p in data_files(folder) if p.suffix.lower() == ".json"]:
         content = read_json(path)
         if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
             data.leave_out("JSON files without shapes", path.name)

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, read_head
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
+from vitkit.io.folders import data_files
 from vitkit.io.parsing import coordinate, read_xml
 from vitkit.io.text_files import read_lines
 
@@ -43,7 +44,8 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
         images = next((path for path in siblings if path.is_dir()), folder)
     files = ImageFiles(images)
     data = AnnotatedImages("voc", annotations, images)
-    roots = {path: read_xml(path) for path in ([single] if single else sorted(folder.rglob("*.xml")))}
+    paths = [single] if single else [path for path in data_files(folder) if path.suffix.lower() == ".xml"]
+    roots = {path: read_xml(path) for path in paths}
     corners = {path: [_corners(obj, path) for obj in root.iter("object")] for path, root in roots.items()}
     origin = 1
     if any(min(box[:2]) <= 0 for boxes in corners.values() for box in boxes):

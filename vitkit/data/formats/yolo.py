@@ -23,6 +23,7 @@ from vitkit.data.formats.annotated import (
 )
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
+from vitkit.io.folders import data_files, is_hidden
 from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, is_name, read_yaml
 from vitkit.io.text_files import read_lines
 from vitkit.text_format import pluralize
@@ -76,8 +77,9 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
         used.add(label_file)
         # Images beside the folders of the splits belong to none of them.
         reader.add(name, label_file, SPLIT_NAMES.get(path.parts[0]) if use_splits else None)
-    for file in labels.rglob("*.txt"):
-        if file not in used and file.name not in _NAME_FILES and not file.name.startswith("README"):
+    others = {path for path in data_files(labels) if path.suffix == ".txt"} - used
+    for file in sorted(others):
+        if file.name not in _NAME_FILES and not file.name.startswith("README"):
             data.leave_out("label files without an image", file.name)
     if used == {None}:
         raise DataError(
@@ -182,7 +184,7 @@ def _label_file(image: Path, labels: Path | None, name: PurePosixPath) -> Path |
 def _settings_near(labels: Path) -> dict[str, Any]:
     """Return the data.yaml that belongs to a folder of text files; {} if there is none."""
     for folder in (labels, labels.parent, labels.parent.parent):
-        for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+        for path in sorted(p for p in folder.glob("*.y*ml") if p.suffix in (".yaml", ".yml") and not is_hidden(p.name)):
             try:
                 return read_yaml_settings(path)
             except DataError:
