@@ -1,5 +1,6 @@
 """Images with boxes or masks in the fields of COCO's format, whichever format they were read from."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import is_number
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files, log_unread, one_form, unread_images
-from vitkit.io.image_files import FORMATS, upright_size
+from vitkit.io.image_files import FORMATS, MAX_PIXELS, upright_size
 from vitkit.io.parsing import class_name
 from vitkit.io.segmentations import wrong_segmentation
 from vitkit.text_format import pluralize
@@ -50,9 +51,14 @@ class AnnotatedImages:
     """Reason -> names of what was left out for it."""
     notes: list[str] = field(default_factory=list)
     """The assumptions that were made in reading."""
+    recordings: dict[int, str] = field(default_factory=dict)
+    """Image id -> the recording, task or subset that it belongs to, where the format tells; they stay together."""
+    changed: set[int] = field(default_factory=set)
+    """Ids of the images whose objects or size were changed in reading or repairing."""
 
     def __post_init__(self) -> None:
         self._ids = {category["name"]: category["id"] for category in self.content["categories"]}
+        self._split_ids: dict[str, set[int]] = {}
 
     @property
     def images(self) -> list[dict[str, Any]]:
@@ -95,8 +101,17 @@ class AnnotatedImages:
         image_id = len(self.images) + 1
         self.images.append({"id": image_id, "file_name": file_name, "width": width, "height": height})
         if split is not None:
-            self.splits.setdefault(split, []).append(image_id)
+            self.add_to_split(image_id, split)
         return image_id
+
+    def add_to_split(self, image_id: int, split: str) -> None:
+        """Put an image into a split, unless it is in it."""
+        ids = self.splits.setdefault(split, [])
+        if len(self._split_ids.get(split, ())) != len(ids):
+            self._split_ids[split] = {*ids}
+        if image_id not in self._split_ids.setdefault(split, set()):
+            self._split_ids[split].add(image_id)
+            ids.append(image_id)
 
     def add_object(self, image_id: int, category: str | int, bbox: Sequence[float], **fields: Any) -> None:
         """Add an object to an image.
@@ -147,7 +162,9 @@ class AnnotatedImages:
             "images": [image for image in self.images if image["id"] in chosen],
             "annotations": [a for a in self.annotations if a["image_id"] in chosen],
         }
-        return AnnotatedImages(self.format, self.source, self.folder, content)
+        recordings = {image_id: name for image_id, name in self.recordings.items() if image_id in chosen}
+        changed = self.changed & chosen
+        return AnnotatedImages(self.format, self.source, self.folder, content, recordings=recordings, changed=changed)
 
     def split(self, name: str | None) -> "AnnotatedImages":
         """Return the images of a split; None: all, if the dataset has no splits; "all": all.
@@ -317,6 +334,15 @@ def single_file(annotations: Path, pattern: str) -> Path:
     return files[0]
 
 
+def check_mask_size(image: Mapping[str, Any], context: str) -> None:
+    """Raise DataError if an image is listed with more pixels than a mask may have."""
+    if image["width"] * image["height"] > MAX_PIXELS:
+        raise DataError(
+            f"{context}: image {image['file_name']!r} is listed as {image['width']}x{image['height']} pixels and has a "
+            f"mask; expected at most {MAX_PIXELS} pixels. Correct the size."
+        )
+
+
 def round_pixels(value: float) -> float:
     """Round pixels; integral values become int."""
     value = round(float(value), _DECIMALS)
@@ -359,11 +385,26 @@ def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"bbox": polygon_box(polygons), "segmentation": polygons, "area": area}
 
 
+def rotated_box(x0: float, y0: float, x1: float, y1: float, degrees: float) -> dict[str, Any]:
+    """Return the fields of `polygon_fields` of a box between two corners, turned clockwise around its center."""
+    center = (x0 + x1) / 2, (y0 + y1) / 2
+    corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+    return polygon_fields([[value for corner in corners for value in rotate(corner, center, degrees)]])
+
+
+def rotate(point: tuple[float, float], center: tuple[float, float], degrees: float) -> tuple[float, float]:
+    """Rotate a point clockwise on the screen."""
+    angle = math.radians(degrees)
+    x, y = point[0] - center[0], point[1] - center[1]
+    cos, sin = math.cos(angle), math.sin(angle)
+    return center[0] + x * cos - y * sin, center[1] + x * sin + y * cos
+
+
 def matches_any(file_name: str, patterns: Sequence[str]) -> bool:
     """Return whether a file name matches a pattern, such as "0001TP_*", with or without folders and ending."""
     path = PurePosixPath(file_name)
-    names = {file_name, str(path.with_suffix("")), path.name, path.stem}
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+    names = {one_form(name) for name in (file_name, str(path.with_suffix("")), path.name, path.stem)}
+    return any(fnmatchcase(name, one_form(pattern)) for name in names for pattern in patterns)
 
 
 def class_names(content: Mapping[str, Any]) -> dict[int, str]:

@@ -11,8 +11,9 @@ from vitkit.data.formats.csv_files import has_box_columns, read_csv
 from vitkit.data.formats.cvat import is_cvat_file, read_cvat
 from vitkit.data.formats.label_images import CLASS_FACTOR, has_one_channel, read_instance_maps, read_semantic_maps
 from vitkit.data.formats.labelme import is_labelme_file, read_labelme
+from vitkit.data.formats.via import is_via_file, read_via
 from vitkit.data.formats.voc import is_voc_file, read_voc
-from vitkit.data.formats.yolo import is_yolo_text, is_yolo_yaml, read_yolo
+from vitkit.data.formats.yolo import is_obj_data, is_yolo_text, is_yolo_yaml, read_yolo
 from vitkit.errors import DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.image_files import read_label_map
@@ -23,11 +24,12 @@ FORMATS = {
     "yolo": AnnotationFormat(
         "YOLO's text files, with data.yaml",
         read_yolo,
-        {".yaml": is_yolo_yaml, ".yml": is_yolo_yaml, ".txt": is_yolo_text},
+        {".yaml": is_yolo_yaml, ".yml": is_yolo_yaml, ".txt": is_yolo_text, ".data": is_obj_data},
     ),
     "voc": AnnotationFormat("Pascal VOC's XML files", read_voc, {".xml": is_voc_file}),
     "labelme": AnnotationFormat("LabelMe's JSON files", read_labelme, {".json": is_labelme_file}),
     "cvat": AnnotationFormat("CVAT for images 1.1, an XML file", read_cvat, {".xml": is_cvat_file}),
+    "via": AnnotationFormat("VIA's JSON of regions", read_via, {".json": is_via_file}),
     "csv": AnnotationFormat("a CSV file of boxes", read_csv, {".csv": has_box_columns}),
     "instance_maps": AnnotationFormat("label images of instances", read_instance_maps, {}),
     "semantic_maps": AnnotationFormat("label images of classes", read_semantic_maps, {}),
