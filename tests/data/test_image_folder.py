@@ -73,7 +73,7 @@ def test_images_of_several_sizes_are_refused(tmp_path):
     [
         (None, r"no folder '.*data'.*data\.root"),
         ({}, r"contains no folders.*CLASS/\*\.jpg"),
-        ({"cat": 1, "dog": 0}, r"class folder '.*dog' contains no images \(\.jpg.*remove the folder"),
+        ({"cat": 1, "dog": 0}, r"class folder '.*dog' contains no images \(JPEG.*remove the folder"),
         ({"cat": 0, "dog": 0}, r"class folder '.*cat' contains no images .*nor do 1 others"),
         ({"test": 0, "train": 0}, r"contains the splits test, train, not classes. Give '.*train'"),
     ],

@@ -159,7 +159,10 @@ MASK = '<mask label="cell" left="0" top="0" width="{w}" height="{h}" rle="{r}"/>
         (cvat('<box label="cell" xtl="1" ytl="1" xbr="inf" ybr="5"/>'), "xbr of box is 'inf'"),
         (cvat(MASK.format(w=4, h=4, r="15")), "does not fill its rectangle"),
         (cvat(MASK.format(w=4, h=4, r=NUMBER_OF_5000_DIGITS)), "does not fill its rectangle"),
-        (cvat(MASK.format(w=4, h=4, r="16"), 'width="1000000" height="1000000"'), "and its file 40x32"),
+        (
+            cvat(MASK.format(w=4, h=4, r="16"), 'width="1000000" height="1000000"'),
+            "is 40x32 pixels (width x height, upright) and annotated as 1000000x1000000",
+        ),
         (cvat("<box/>" * 20_001), "20001 objects in one image"),
         (cvat("", 'width="1e9" height="1"'), "1000000000x1 pixels"),
     ],
@@ -182,7 +185,10 @@ def labelme(size=(40, 32), **shape):
         (labelme(label="a" * 1_000_000), "its label is"),
         (labelme(label="a\nb"), "its label is 'a\\nb'"),
         (labelme(shape_type="mask", mask="x"), "its mask is not a PNG"),
-        (labelme(size=(1 << 20, 1 << 20), shape_type="mask", mask="x"), "and its file 40x32"),
+        (
+            labelme(size=(1 << 20, 1 << 20)),
+            "is 40x32 pixels (width x height, upright) and annotated as 1048576x1048576",
+        ),
     ],
 )
 def test_labelme_is_checked(folder, text, message):
@@ -277,6 +283,8 @@ def test_label_image_of_noise_is_refused(folder, kind, message):
 def test_masks_that_would_fill_the_memory_are_refused(folder, size, segmentation, message):
     image = {"id": 1, "file_name": "a.png", "width": size[0], "height": size[1]}
     content = json.loads(coco(segmentation=segmentation)) | {"images": [image]}
+    (folder / "images" / "a.png").unlink()  # the file's size would be an error before
+    Image.new("RGB", (8, 8)).save(folder / "images" / "b.png")
     assert message in refused(folder, "a.json", json.dumps(content))
 
 

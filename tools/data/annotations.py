@@ -20,6 +20,7 @@ def read_source(
     format: str | None = None,
     split: str | None = None,
     check_segmentations: bool = True,
+    check_sizes: bool = True,
 ) -> AnnotatedImages:
     """Read annotations, and print their format, their summary, and what was left out.
 
@@ -29,8 +30,11 @@ def read_source(
         format: one of FORMATS; None: it is detected.
         split: read only this split; None: all.
         check_segmentations: whether issues of segmentations are errors.
+        check_sizes: whether images of another shape than annotated are errors.
     """
-    data = read_annotations(source, images, format=format, check_segmentations=check_segmentations)
+    data = read_annotations(
+        source, images, format=format, check_segmentations=check_segmentations, check_sizes=check_sizes
+    )
     print(f"{source}: {FORMATS[data.format].text}: {data.summary()}")
     for note in data.notes:
         print(f"  note: {note}")

@@ -1,14 +1,15 @@
 """Convert a dataset's annotations to another format, or repair them.
 
 SOURCE is a file or a folder of COCO, YOLO (Ultralytics, Roboflow), Pascal VOC, LabelMe, CVAT, Label Studio, CSV, or
-label maps. The numbers before and after are printed, and what was left out or lost and why; a sheet of images is drawn
-for a visual check. --fix repairs what vitkit doctor finds:
+label maps. The numbers before and after are printed, and what was left out or lost and why; a sheet of images, of those
+that were repaired if any were, is drawn for a visual check. --fix repairs what vitkit doctor finds:
 
   fractions             boxes are fractions of their images
   xyxy, cxcywh, xywh    boxes are corners; center and size; corner and size
-  sizes                 images have another width and height than listed, such as exchanged ones
+  sizes                 images have another width and height than listed, such as exchanged ones; boxes stay
   classes               class names differ by case, blanks or plural, or two ids have one name
   empty                 boxes have no area inside their image
+  crowds                all objects are marked as crowd regions (iscrowd: 1)
   ids                   annotations have no id, or two have the same
   FILE.json             corrections of labels: [{"image": "a.jpg", "action": "add", "remove" or "change",
                         "annotation_id": 17 or null, "bbox": [x, y, w, h] or null, "category": "cat" or null}, ...]
@@ -52,7 +53,12 @@ def main(argv: list[str] | None = None) -> None:
         check_fixes(args.fix)
         check_out(args.out, overwrite=args.overwrite, can_be_file=args.to == "coco")
         data = read_source(
-            args.source, args.images, format=args.format, split=args.split, check_segmentations=not args.fix
+            args.source,
+            args.images,
+            format=args.format,
+            split=args.split,
+            check_segmentations=not args.fix,
+            check_sizes="sizes" not in args.fix,
         )
         before = data.class_counts()
         if args.fix:
@@ -71,9 +77,10 @@ def check_fixes(names: Sequence[str]) -> None:
 
 
 def apply_fixes(data: AnnotatedImages, names: Sequence[str]) -> None:
-    """Apply fixes in order, and print what each changed."""
-    from vitkit.data.formats.fixing import FIXES, apply_corrections
+    """Apply fixes in order, print what each changed, and mark the images that were changed."""
+    from vitkit.data.formats.fixing import FIXES, apply_corrections, fingerprints
 
+    before = fingerprints(data)
     for name in names:
         if name in FIXES:
             fix, meaning = FIXES[name]
@@ -81,6 +88,7 @@ def apply_fixes(data: AnnotatedImages, names: Sequence[str]) -> None:
         else:
             done = apply_corrections(data, Path(name))
             print(f"  {name}: " + ", ".join(f"{count} x {action}" for action, count in done.items()))
+    data.changed |= {image_id for image_id, value in fingerprints(data).items() if value != before.get(image_id)}
 
 
 if __name__ == "__main__":

@@ -28,19 +28,56 @@ _THUMBNAIL_SIZE = 16
 _BURST_SECONDS = 2.0
 _EXIF_PART, _EXIF_TIME = 0x8769, 0x9003
 _NUMBER = re.compile(r"\d+$")
+_TILE = re.compile(r"(.*[^\W_].*)_(0|[1-9]\d*)_(0|[1-9]\d*)")
+_MIN_STEP = 8
+"""Pixels between the positions of three or more tiles."""
+_MAX_SIDE = 1 << 20
+_FRAME = re.compile(r"(.*[^a-zA-Z])?frames?[-_. ]*", re.IGNORECASE)
+"""Names of which a single series is a recording, as CVAT writes them."""
 
 
 def series_of(names: Sequence[str | PurePath]) -> list[str] | None:
     """Return the recording of each image, from names such as RECORDING_000123; None if the names do not tell it.
 
     If all images share a single series, that is just the dataset's name; nearly as many series as images are not
-    recordings.
+    recordings. Neither holds where the names say "frame".
     """
     series = [str(path.parent / _NUMBER.sub("", path.stem)) for path in map(PurePath, names)]
     kinds = set(series)
+    if len(kinds) < len(series) and all(_FRAME.fullmatch(PurePath(kind).name) for kind in kinds):
+        return series
     if not 2 <= len(kinds) <= len(series) / 5 or not all(PurePath(s).name.strip("_-. ") for s in kinds):
         return None
     return series
+
+
+def photo_names(names: Sequence[str | PurePath]) -> list[PurePath]:
+    """Return the name of the photo that each image was cut from, PHOTO for tiles PHOTO_LEFT_TOP as `vitkit data tile`
+    names them; other images have their own name.
+
+    Phones and cameras write names of this form too: those whose numbers are not a grid of positions from 0 are not
+    tiles. If all images are tiles of a single photo, they have their own names, as it must be divided.
+    """
+    paths = [PurePath(name) for name in names]
+    positions: dict[PurePath, list[tuple[int, int]]] = {}
+    matches = [_TILE.fullmatch(path.stem) for path in paths]
+    for path, match in zip(paths, matches):
+        if match:
+            positions.setdefault(path.parent / match[1], []).append((int(match[2]), int(match[3])))
+    grids = {photo for photo, corners in positions.items() if all(map(_is_grid_axis, zip(*corners)))}
+    lefts, tops = ({corner[k] for photo in grids for corner in positions[photo]} for k in range(2))
+    if 0 not in lefts or 0 not in tops or {*lefts, *tops} == {0}:
+        return paths
+    photos = [path.parent / match[1] if match else path for path, match in zip(paths, matches)]
+    photos = [photo if photo in grids else path for photo, path in zip(photos, paths)]
+    return photos if len({*photos}) > 1 else paths
+
+
+def _is_grid_axis(values: Sequence[int]) -> bool:
+    """Whether numbers may be positions of tiles: they are evenly spread, so only two of them can be near each other."""
+    different = sorted({*values})
+    near = min((b - a for a, b in pairwise(different)), default=_MIN_STEP)
+    return max(different) < _MAX_SIDE and (len(different) < 3 or near >= _MIN_STEP)
 
 
 def frame_number(name: str | PurePath) -> int | None:
@@ -79,13 +116,17 @@ def _standardize(thumbnails: np.ndarray) -> np.ndarray:
     return np.where(deviations < _MIN_DEVIATION, np.inf, standard)
 
 
-def group_images(paths: Sequence[Path], *, blocks: int = 1) -> tuple[np.ndarray, list[str]]:
+def group_images(
+    paths: Sequence[Path], *, recordings: Sequence[str | None] | None = None, blocks: int = 1
+) -> tuple[np.ndarray, list[str]]:
     """Group images, giving the same number to images that must not be separated.
 
-    Images that look the same, those of one burst (by the camera's time), and frames of one recording form one group.
+    Images that look the same, those of one burst (by the camera's time), tiles of one photo, and frames of one
+    recording form one group.
 
     Args:
         paths: files of the images.
+        recordings: the recording of each image, None for none; None: by `series_of`.
         blocks: number of blocks of adjacent frames that a recording is cut into, each of which stays together.
     Returns:
         (N,) int64 group of each image, -1 for unreadable ones; and the error messages of the unreadable ones.
@@ -105,9 +146,13 @@ def group_images(paths: Sequence[Path], *, blocks: int = 1) -> tuple[np.ndarray,
     for a, b in pairwise(sorted(times, key=times.__getitem__)):
         if paths[a].parent == paths[b].parent and times[b] - times[a] <= _BURST_SECONDS:
             pairs.append((a, b))
-    if (series := series_of(paths)) is not None:
-        for name in set(series):
-            frames = sorted((k for k in readable if series[k] == name), key=lambda k: frame_number(paths[k]) or 0)
+    photos = photo_names(paths)
+    first_of: dict[PurePath, int] = {}
+    pairs += [(first_of.setdefault(photos[k], k), k) for k in readable]
+    series = series_of(photos) if recordings is None else recordings
+    if series is not None:
+        for name in {*series} - {None}:
+            frames = sorted((k for k in readable if series[k] == name), key=lambda k: frame_number(photos[k]) or 0)
             for block in np.array_split(frames, blocks) if frames else ():
                 pairs += pairwise(block.tolist())
     a, b = np.array(pairs, np.int64).reshape(-1, 2).T

@@ -7,18 +7,31 @@ import stat
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import cv2
 import numpy as np
 import torch
-from PIL import Image, TiffImagePlugin
+from PIL import Image, TiffImagePlugin, features
 from torch import Tensor
 
 from vitkit.errors import DataError, LossyImageError
 
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+
+def _optional_formats() -> Iterator[str]:
+    """Yield the formats that only some installations of Pillow read."""
+    for name, feature in (("AVIF", "avif"), ("JPEG2000", "jpg_2000")):
+        if feature in {*features.modules, *features.codecs} and features.check(feature):
+            yield name
+    if find_spec("pillow_heif"):  # an extension of Pillow that reads the photos of phones
+        import_module("pillow_heif").register_heif_opener()
+        yield "HEIF"
+
+
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", *_optional_formats())
 """Pillow's names of the formats that are read, regardless of file extensions. The formats left out include some that
 run programs (EPS starts Ghostscript) and some that nobody maintains."""
 MAX_PIXELS = 178_956_970

@@ -2,12 +2,17 @@
 
 import gc
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vitkit.errors import DataError
+
+
+class _RepeatedKey(ValueError):
+    """An object of a JSON file has a key twice."""
 
 
 def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None = None) -> Any:
@@ -28,9 +33,14 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
     try:
         data = path.read_bytes()
         with gc_paused():
-            return json.loads(data)
+            return json.loads(data, object_pairs_hook=_object)
     except OSError as error:
         raise DataError(f"{key}: cannot read '{path}' ({error.strerror}). {remedy}") from error
+    except _RepeatedKey as error:
+        raise DataError(
+            f"{path.name}: an object has the key {str(error)!r:.100} twice ('{path}'), of which readers take only one. "
+            "Export the file again, or give each value a key of its own."
+        ) from error
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path.name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg} ('{path}', "
@@ -44,6 +54,14 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
         ) from error
     except ValueError as error:  # Python converts numbers of at most 4300 digits
         raise DataError(f"{path.name}: '{path}' contains a number that is too long ({error}). Correct it.") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a JSON file, unless it would lose a value."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise _RepeatedKey(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+    return content
 
 
 def _explanation(path: Path, data: bytes) -> str:

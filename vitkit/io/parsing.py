@@ -99,7 +99,8 @@ def read_yaml(path: Path) -> Any:
     Returns:
         text, or list or dict of texts; None for an empty value or null.
     Raises:
-        DataError: it cannot be read, is larger than a megabyte, has aliases, or is nested too deeply.
+        DataError: it cannot be read, is larger than a megabyte, has aliases or repeated keys, or is nested too
+            deeply.
     """
     # A class may be called "no", "1.50" or "2001-01-01"; the other loaders would change these names.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
@@ -114,12 +115,28 @@ def read_yaml(path: Path) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_DEPTH:
                 raise DataError(f"annotations: '{path}' is nested more than {_MAX_DEPTH} levels deep. Correct it.")
+        _check_keys(yaml.compose(text, Loader=loader), path)
         return _with_none(yaml.load(text, Loader=loader))
     except DataError:
         raise
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"annotations: cannot read '{path}' as YAML: {reason}. Correct it.") from error
+
+
+def _check_keys(node: yaml.Node | None, path: Path) -> None:
+    """Raise DataError if a mapping has a key twice, of which a reader would take only the last."""
+    keys = set()
+    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+        key, value = part if isinstance(part, tuple) else (None, part)
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in keys:
+                line = key.start_mark.line + 1
+                raise DataError(
+                    f"annotations: '{path}' line {line}: the key {key.value!r:.100} occurs twice. Keep one."
+                )
+            keys.add(key.value)
+        _check_keys(value, path)
 
 
 def _with_none(value: Any) -> Any:

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.folders import IMAGE_SUFFIXES, is_hidden
+from vitkit.io.image_files import FORMATS as IMAGE_FORMATS
 from vitkit.io.image_files import MAX_PIXELS, open_regular, read_image, upright_size
 
 if TYPE_CHECKING:
     import av
 
 VIDEO_EXTENSIONS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".flv", ".wmv", ".3gp")
-FRAME_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpeg", "mpegts", "mpegvideo", "flv", "asf", "h264", "hevc", "ogg")
 """FFmpeg's names of the formats that are read, regardless of file extensions. The formats left out include playlists,
 which make FFmpeg open other files, or the network."""
@@ -81,7 +82,7 @@ def open_video(path: str | Path, what: str = "videos", *, max_pixels: int = MAX_
         ConfigError: PyAV, which reads video files, is not installed.
     """
     path = Path(path)
-    if path.suffix.lower() in FRAME_EXTENSIONS and path.is_file():
+    if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
         raise DataError(f"{what}: '{path}' is a single image. Give a video's file, or the folder of its frames.")
     video_type = FrameFolder if path.is_dir() else VideoFile
     return video_type(path, what, max_pixels=max_pixels)
@@ -93,9 +94,10 @@ class FrameFolder(nullcontext):
     def __init__(self, path: str | Path, what: str = "videos", *, max_pixels: int = MAX_PIXELS):
         super().__init__(self)
         self.what, self.max_pixels = what, max_pixels
-        files = [file for file in Path(path).iterdir() if file.suffix.lower() in FRAME_EXTENSIONS]
+        entries = Path(path).iterdir()
+        files = [file for file in entries if file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.name)]
         if not files:
-            raise DataError(f"{what}: folder '{path}' contains no frames ({', '.join(FRAME_EXTENSIONS)}).")
+            raise DataError(f"{what}: folder '{path}' contains no frames ({', '.join(IMAGE_FORMATS)}).")
         self._files = sorted(files, key=lambda file: _natural_order(file.name))
         self.times = np.arange(len(files)) / ASSUMED_FRAME_RATE
 

@@ -84,10 +84,16 @@ def test_class_file_that_contradicts_the_values_is_an_error(tmp_path):
         semantic(tmp_path, [0, 255])
 
 
-def test_images_with_another_extension_are_reported(tmp_path, capsys):
+def test_images_with_another_extension_are_read(tmp_path):
     images(tmp_path / "images", "x.PNG", "y.jpeg")
-    semantic(tmp_path, [0, 1])
-    assert "left out: 2 images" in capsys.readouterr().out
+    label_images(tmp_path / "masks", [0, 1])
+    for name in "xy":
+        (tmp_path / f"masks/{name}.png").write_bytes((tmp_path / "masks/0.png").read_bytes())
+    images(tmp_path / "images", *(f"{k}.jpg" for k in range(6)))
+    data = read_own_data("semantic", tmp_path / "images", tmp_path / "masks", fraction=0.3, out=tmp_path / "out")
+    assert data.num_train + data.num_val == 8
+    settings = settings_of(data, "train") | {"classes": ["a", "b"], "names": None}
+    assert len(SemanticFolder(**settings)) == 8
 
 
 def test_split_folders_are_not_taken_for_classes(tmp_path):

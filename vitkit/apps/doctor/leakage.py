@@ -9,7 +9,7 @@ import numpy as np
 from vitkit.apps.doctor.images import ImageScan
 from vitkit.apps.doctor.issues import Issue, enumerate_items, percent
 from vitkit.apps.doctor.statistics import DatasetStatistics
-from vitkit.data.image_groups import frame_number, series_of, similar_pairs
+from vitkit.data.image_groups import frame_number, photo_names, series_of, similar_pairs
 from vitkit.text_format import pluralize
 
 
@@ -65,6 +65,12 @@ def _shared_recordings(
         looks_alike: whether an image looks like one of train. Neighboring frames do; photos that are numbered do not.
     """
     stems = [Path(path.stem) for path in [*train, *val]]  # names of the datasets' folders are not recordings
+    photos = photo_names(stems)
+    cut = {photo for photo, stem in zip(photos, stems) if photo != stem}
+    if both := sorted(map(str, cut & {*photos[: len(train)]} & {*photos[len(train) :]})):
+        message = f"tiles of {pluralize(len(both), 'photos', 'are')} in both, by their names: {enumerate_items(both)}. "
+        message += "They overlap or adjoin: keep a photo's tiles together, as `vitkit data split` does"
+        yield Issue("leakage", "warn", message, where, {"photos": both})
     series = series_of(stems)
     if series is None:
         return

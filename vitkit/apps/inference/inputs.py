@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import check_channels, decode_channels, read_channels
-from vitkit.io.image_files import MAX_PIXELS, decode_image, pillow_to_array, quiet_opencv, read_image
+from vitkit.io.folders import data_files, image_files
+from vitkit.io.image_files import FORMATS, MAX_PIXELS, decode_image, pillow_to_array, quiet_opencv, read_image
 from vitkit.io.video_files import VIDEO_EXTENSIONS, open_video
 from vitkit.text_format import unique_names
 from vitkit.weights.download import cache_folder, cached_file
@@ -106,7 +106,7 @@ def _videos_named(source: str) -> Inputs:
     if is_url(source):
         return Inputs([(source, download(source))], "one")
     if isdir(path) or not glob.has_magic(source) or exists(path):
-        files = sorted(path.rglob("*")) if isdir(path) else []
+        files = data_files(path) if isdir(path) else []
         inside = [(str(file), file) for file in files if file.suffix.lower() in VIDEO_EXTENSIONS]
         return Inputs(inside, "many", leaves_out_broken=True) if inside else Inputs([(source, path)], "one")
     # A folder of frames is a video, so folders may match.
@@ -214,12 +214,12 @@ def images_in(folder: Path, *, channels: int | None = None, others: Sequence[str
     Raises:
         DataError: the folder does not exist, or has no image.
     """
-    extensions = (*IMG_EXTENSIONS, *[".npy"] * (channels is not None), *others)
     if not folder.is_dir():
         raise DataError(f"no folder '{folder}'. Expected a folder of images.")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in extensions)
+    more = (*[".npy"] * (channels is not None), *others)
+    paths = image_files(folder, also=more)
     if not paths:
-        raise DataError(f"folder '{folder}' has no image ({', '.join(extensions)}).")
+        raise DataError(f"folder '{folder}' has no image ({', '.join((*FORMATS, *more))}).")
     return paths
 
 

@@ -21,14 +21,16 @@ _MAX_DRAWN, _MAX_MASK_PIXELS = 200, 1 << 28
 
 
 def draw_sheet(data: AnnotatedImages, path: Path) -> None:
-    """Save a PNG of images with their objects, evenly spread over those that have any and, with splits, are in one."""
+    """Save a PNG of images with their objects, evenly spread over those that were changed in reading or repairing, or
+    else over those that have any and, with splits, are in one."""
     objects: dict[int, list[dict]] = {}
     for annotation in data.annotations:
         objects.setdefault(annotation["image_id"], []).append(annotation)
     # In no split are, for instance, images whose file cannot be read.
     in_splits = {image_id for ids in data.splits.values() for image_id in ids}
     written = [image for image in data.images if image["id"] in in_splits or not in_splits]
-    images = [image for image in written if image["id"] in objects] or written
+    changed = [image for image in written if image["id"] in data.changed]
+    images = changed or [image for image in written if image["id"] in objects] or written
     names = [category["name"] for category in data.categories]
     label_of = {category["id"]: label for label, category in enumerate(data.categories)}
     chosen = np.unique(np.linspace(0, len(images) - 1, min(NUM_DRAWN, len(images))).round().astype(int)).tolist()

@@ -12,13 +12,14 @@ import numpy as np
 
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.panoptic import read_panoptic_file
-from vitkit.data.datasets.semantic import paired_names
+from vitkit.data.datasets.semantic import paired_files
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
-from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, left_out_lines
+from vitkit.data.formats.annotated import SPLIT_NAMES, left_out_lines
 from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_class_values
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import write_coco
 from vitkit.errors import DataError
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.image_files import upright_size
 from vitkit.io.output import link_image, write_text
 from vitkit.structures import IGNORE_INDEX
@@ -117,10 +118,11 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     if labels is None:
         raise DataError(f"'{images}': also give the folder of the label images.")
     suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_in(labels))
-    names = paired_names(images, labels, **suffixes)
+    pairs = paired_files(images, labels, **suffixes)
+    names = list(pairs)
     class_file = class_file_near(labels)
     named, colors, _ = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
-    maps = (read_class_values(labels / f"{name}{suffixes['label_suffix']}", colors) for name in names)
+    maps = (read_class_values(labels / pair.labels, colors) for pair in pairs.values())
     values = [set(np.unique(label_map).tolist()) for label_map in maps]
     every_value = set().union(*values)
     if every_value - {IGNORE_INDEX} != {0}:  # in masks of only 0 and 255, 255 is a class
@@ -141,7 +143,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     ignored = sorted(({IGNORE_INDEX} | every_value) - classes.keys())
     splits = folders_of_splits(names)
     if splits is None:
-        files = [f"{name}{suffixes['image_suffix']}" for name in names]
+        files = [pair.image for pair in pairs.values()]
         splits = split_images(images, files, [of_image & classes.keys() for of_image in values], fraction)
     colored = f", colors={str(class_file.resolve())!r}" if colors else ""
     lines = [f"classes = dict(classes={list(classes.values())!r}, values={list(classes)}, ignore={ignored}{colored})"]
@@ -149,7 +151,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
         list_file = out / f"{name}.txt"
         write_text(list_file, "".join(f"{names[k]}\n" for k in positions))
         lines.append(_update(name, "**classes", images=images, labels=labels, names=list_file, **suffixes))
-    files = [images / f"{name}{suffixes['image_suffix']}" for name in names]
+    files = [images / pair.image for pair in pairs.values()]
     summary = f"label images: {_counts(splits)} of {pluralize(len(classes), 'classes')}"
     if unnamed := sorted(every_value - named.keys()):
         summary += f"; not named in {class_file}, and ignored: values {', '.join(map(str, unnamed))}"
@@ -275,19 +277,12 @@ def _counts(splits: Mapping[str, Sequence[int]]) -> str:
     return f"{pluralize(train + val, 'images')} ({train} train, {val} val)"
 
 
-def _suffix_in(folder: Path) -> str:
-    """Return the most frequent extension of the images in a folder; print how many have another one."""
-    endings = Counter(path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+def _suffix_in(folder: Path) -> str | None:
+    """Return the ending of the images in a folder; None if they have several."""
+    endings = {path.suffix for path in data_files(folder) if path.suffix.lower() in IMAGE_SUFFIXES}
     if not endings:
         raise DataError(f"'{folder}' contains no images. Give the folder of the photos, then that of the label images.")
-    (ending, count), *others = endings.most_common()
-    if others:
-        names = ", ".join(other for other, _ in others)
-        print(
-            f"  left out: {pluralize(endings.total() - count, 'images')} of '{folder}' with the ending "
-            f"{names}, not in {ending}"
-        )
-    return ending
+    return endings.pop() if len(endings) == 1 else None
 
 
 def _short_side(files: Sequence[Path]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
-from vitkit.data.datasets.semantic import paired_names
+from vitkit.data.datasets.semantic import paired_files
 from vitkit.data.transforms.annotated_image import Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import read_header, read_label_map
@@ -66,10 +66,10 @@ class CityscapesPanoptic(SegmentationDataset):
             dict(id=value, name=name, isthing=name in things) for name, value in zip(classes, values, strict=True)
         ]
         super().__init__(categories, task=task, transforms=transforms)
-        names = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
-        self._images = [f"{images}/{name}{image_suffix}" for name in names]
-        self._labels = [f"{labels}/{name}{label_suffix}" for name in names]
-        self.image_ids = np.arange(len(names))
+        pairs = paired_files(images, labels, image_suffix=image_suffix, label_suffix=label_suffix).values()
+        self._images = [f"{images}/{pair.image}" for pair in pairs]
+        self._labels = [f"{labels}/{pair.labels}" for pair in pairs]
+        self.image_ids = np.arange(len(pairs))
         logger.info(
             f"'{images}': {pluralize(len(self), 'images')} of {pluralize(len(self.classes), 'classes')} "
             f"for task '{task}'"

@@ -14,6 +14,7 @@ import numpy as np
 
 from vitkit.data.datasets.base import DetectionDataset, ListedImages, require_folders
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile, read_coco_file
+from vitkit.data.formats.sizes import is_scaled
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
@@ -162,6 +163,12 @@ class CocoDetection(ListedImages, DetectionDataset):
 
     def _size_remedy(self, path: Path, size: tuple[int, int], annotated: tuple[int, int]) -> str:
         """Explain why the (height, width) of an image file differs from the annotated one, and what to do about it."""
+        command = (
+            f"vitkit data convert {self.annotation_file} --images {self.folder} --out "
+            f"{self.annotation_file.stem}_fixed.json"
+        )
+        if is_scaled(size[::-1], annotated[::-1]):
+            return f"Scale the annotations to the files: {command}"
         if size != annotated[::-1]:
             return "Save the image in the size that was annotated."
         if is_rotated(path, max_pixels=self.max_image_pixels):
@@ -169,10 +176,7 @@ class CocoDetection(ListedImages, DetectionDataset):
                 "The image is rotated by its EXIF tag and the annotations were made before that rotation: Save the "
                 "image in the size that was annotated."
             )
-        return (
-            "Width and height are swapped in the annotations: vitkit data convert "
-            f"{self.annotation_file} --images {self.folder} --fix sizes --out {self.annotation_file.stem}_fixed.json"
-        )
+        return f"Width and height are swapped in the annotations: {command} --fix sizes"
 
     def _load_masks(self, rows: slice, height: int, width: int) -> np.ndarray:
         masks = np.zeros((rows.stop - rows.start, height, width), np.uint8)

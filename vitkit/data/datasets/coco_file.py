@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from vitkit.data.formats import AnnotatedImages, detect_format, read_annotations
 from vitkit.data.formats.annotated import UNREADABLE, matches_any
+from vitkit.data.formats.exporters import explain_issues, find_listed_files, read_exporters_fields
+from vitkit.data.formats.sizes import fit_sizes
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import FileIssue, bad_box_issues, detection_issues, raise_issues, segmentation_issues
 from vitkit.io.json_files import read_json
@@ -37,9 +39,8 @@ class AnnotationSource:
         is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
         return self.format or ("coco" if is_json else detect_format(self.annotations, self.images))
 
-    def read_unchecked(self, *, log: bool = True) -> tuple[Any, Path]:
-        """Return the content, for COCO the JSON as it is, and the folder of the images; `chosen` then selects what is
-        used.
+    def read_unchecked(self, *, log: bool = True) -> "Unchecked":
+        """Read the content without checking COCO's fields; `choose` then selects what is used.
 
         Args:
             log: whether to log what was assumed and left out.
@@ -50,14 +51,26 @@ class AnnotationSource:
             content = read_json(self.annotations)
             is_labelme = isinstance(content, dict) and "shapes" in content
             if self.images is not None and self.split in (None, "all") and not is_labelme:
-                return content, self.images
+                notes = [*read_exporters_fields(content), *find_listed_files(content, self.images)]
+                if isinstance(content, dict) and {*map(type, map(content.get, ("images", "annotations")))} == {list}:
+                    notes += fit_sizes(content, self.images, measure_all=False, strict=False).notes
+                for note in notes if log else ():
+                    logger.warning("%s: %s", self.annotations, note)
+                return Unchecked(content, self.images, notes)
         data = read_annotations(
-            self.annotations, self.images, format=self.format, check_segmentations=False, allow_outside=True
+            self.annotations,
+            self.images,
+            format=self.format,
+            check_segmentations=False,
+            check_sizes=False,
+            measure_all=False,
+            allow_outside=True,
         )
+        notes = data.notes
         _report(data, log=log)  # before the split, which does not keep what was left out
         if self.split is not None or self.names is None:
             data = data.split(self.split)
-        return data.content, data.folder
+        return Unchecked(data.content, data.folder, notes)
 
     def choose(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the images that are used, with their annotations.
@@ -71,6 +84,18 @@ class AnnotationSource:
                 raise DataError(f"{self.annotations.name}: no image's name matches any of names={list(self.names)}.")
             content = _with_images(content, images)
         return first_images(content, self.first)
+
+
+class Unchecked(NamedTuple):
+    """The content of annotations before COCO's fields are checked."""
+
+    content: Any
+    """For COCO the JSON as it is, apart from what `notes` say; of other formats `images`, `annotations` and
+    `categories`."""
+    folder: Path
+    """Folder of the images."""
+    notes: list[str]
+    """What was assumed, and read in another form than COCO's."""
 
 
 def _report(data: AnnotatedImages, *, log: bool) -> None:
@@ -113,8 +138,10 @@ def read_coco_file(
         DataError: no such file, not JSON, or its content is invalid.
     """
     name = source.annotations.name
-    content, folder = source.read_unchecked(log=log)
-    raise_issues(detection_issues(content), name)
+    content, folder, _ = source.read_unchecked(log=log)
+    if issues := detection_issues(content):
+        explain_issues(issues, content, name)
+        raise_issues(issues, name)
     content = source.choose(content)
     bad_boxes = bad_box_issues(content)
     if bad_boxes and not drop_bad_boxes:

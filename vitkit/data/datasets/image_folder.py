@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.formats.annotated import SPLIT_NAMES
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
-from vitkit.io.image_files import to_tensor
+from vitkit.io.folders import image_files, is_hidden
+from vitkit.io.image_files import FORMATS, to_tensor
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
 
@@ -135,13 +135,14 @@ class ImageFolder(ListedFiles):
     def __init__(self, folder: str | Path, *, transforms: Spec | Transforms | None = None):
         classes = class_folders(Path(folder))
         super().__init__(classes, transforms)
-        labels = {name: label for label, name in enumerate(classes)}
-        files = make_dataset(folder, labels, extensions=IMG_EXTENSIONS, allow_empty=True)
-        self.list_files(folder, [os.path.relpath(path, folder) for path, _ in files], [label for _, label in files])
+        label_of = {name: label for label, name in enumerate(classes)}
+        names = [path.relative_to(folder) for path in image_files(Path(folder)) if path.parent != Path(folder)]
+        names.sort(key=lambda name: (name.parts[0], str(name.parent), name.name))
+        self.list_files(folder, [str(name) for name in names], [label_of[name.parts[0]] for name in names])
         empty = [name for name, count in zip(classes, np.bincount(self._labels, minlength=len(classes))) if not count]
         if empty:
             raise DataError(
-                f"class folder '{self.folder / empty[0]}' contains no images ({', '.join(IMG_EXTENSIONS)})"
+                f"class folder '{self.folder / empty[0]}' contains no images ({', '.join(FORMATS)})"
                 f"{f', nor do {len(empty) - 1} others' if len(empty) > 1 else ''}. Add images, or remove the folder."
             )
 
@@ -155,7 +156,7 @@ def class_folders(folder: Path) -> list[str]:
         raise DataError(
             f"no folder '{folder}'. Set data.root, or the `folder` of this dataset, to where the data lies."
         )
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
     if names and set(names) <= SPLIT_NAMES.keys():
         first = next(name for name in SPLIT_NAMES if name in names)
         raise DataError(f"'{folder}' contains the splits {', '.join(names)}, not classes. Give '{folder / first}'.")

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segm
 from vitkit.data.formats.class_files import parse_class_file, read_class_values
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.folders import IMAGE_SUFFIXES, count_endings, data_files, one_form
 from vitkit.io.image_files import read_header
 from vitkit.io.text_files import read_lines
 from vitkit.ops.label_maps import count_values
@@ -29,7 +31,8 @@ _UNKNOWN = -1
 class SemanticFolder(BaseImageDataset):
     """Images in one folder and label maps of the same names, except for their endings, in another.
 
-    Folders may be nested. An image's id is its path in `images` without the ending. Label maps stay on disk until an
+    Folders may be nested; names that begin with a dot are left out. An image's id is its path in `images` without the
+    ending. Label maps stay on disk until an
     image is loaded.
 
     Args:
@@ -44,7 +47,7 @@ class SemanticFolder(BaseImageDataset):
             nor in `values` are errors.
         zero_is_ignored: value 0 is also ignored, and the classes begin at 1 (as in ADE20K): in a file of names with
             colors, which numbers them, the class numbered 0 is left out.
-        image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png".
+        image_suffix, label_suffix: endings of the file names, such as "_leftImg8bit.png"; None: any that an image has.
         names: use only images whose ids match one of these patterns, such as "0001TP_*"; or a text file with one id per
             line, as `vitkit data split` writes it; None: all.
         transforms: see `BaseImageDataset`.
@@ -65,8 +68,8 @@ class SemanticFolder(BaseImageDataset):
         values: Sequence[int] | None = None,
         ignore: Sequence[int] = (255,),
         zero_is_ignored: bool = False,
-        image_suffix: str = ".jpg",
-        label_suffix: str = ".png",
+        image_suffix: str | None = ".jpg",
+        label_suffix: str | None = ".png",
         names: Sequence[str] | str | Path | None = None,
         transforms: Spec | Transforms | None = None,
     ):
@@ -83,13 +86,13 @@ class SemanticFolder(BaseImageDataset):
         check_number_of_classes(classes)
         super().__init__(transforms)
         self.folder, self.label_folder = Path(images), Path(labels)
-        self.image_suffix, self.label_suffix = image_suffix, label_suffix
         self.classes = list(classes)
         first = int(zero_is_ignored)
         self.category_ids = list(range(first, first + len(classes))) if values is None else list(values)
         self._ignored = sorted({*ignore, 0} if zero_is_ignored else set(ignore))
         self._label_of_value = self._label_table()
-        self.image_ids = paired_names(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
+        self._files = paired_files(images, labels, image_suffix=image_suffix, label_suffix=label_suffix)
+        self.image_ids = list(self._files)
         if names is not None:
             self.image_ids = _choose(self.image_ids, names, images)
         logger.info(
@@ -160,16 +163,17 @@ class SemanticFolder(BaseImageDataset):
         return header.height, header.width
 
     def image_path(self, index: int) -> Path:
-        return self.folder / f"{self.image_ids[index]}{self.image_suffix}"
+        return self.folder / self._files[self.image_ids[index]].image
 
     def _label_path(self, index: int) -> Path:
-        return self.label_folder / f"{self.image_ids[index]}{self.label_suffix}"
+        return self.label_folder / self._files[self.image_ids[index]].labels
 
 
 def _choose(image_ids: list[str], names: Sequence[str] | str | Path, images: str | Path) -> list[str]:
     """Return the ids that match a pattern, or that a file lists."""
     if isinstance(names, str | Path):
-        listed = {line for _, line in read_lines(names, "names", remedy="Give a file with an image's id in each line.")}
+        lines = read_lines(names, "names", remedy="Give a file with an image's id in each line.")
+        listed = {one_form(line) for _, line in lines}
         missing = sorted(listed - set(image_ids))
         if missing:
             raise DataError(
@@ -185,31 +189,59 @@ def _choose(image_ids: list[str], names: Sequence[str] | str | Path, images: str
     return chosen
 
 
-def paired_names(images: str | Path, labels: str | Path, *, image_suffix: str, label_suffix: str) -> list[str]:
-    """List the images that have label maps: sorted paths below `images` without `image_suffix`.
+class Pair(NamedTuple):
+    """An image and its label map, each a path in its folder."""
 
+    image: str
+    labels: str
+
+
+def paired_files(
+    images: str | Path, labels: str | Path, *, image_suffix: str | None, label_suffix: str | None
+) -> dict[str, Pair]:
+    """List the images that have label maps, by id, sorted; an id is the path below `images` without `image_suffix`.
+
+    Args:
+        image_suffix, label_suffix: endings of the file names; None: any that an image has.
     Raises:
-        DataError: a folder is missing, there is no image, or an image has no label map of the same path below `labels`.
+        DataError: a folder is missing, there is no image, two have one id, or an image has no label map of the same
+            path below `labels`.
     """
     require_folders(images=images, labels=labels)
     images, labels = Path(images), Path(labels)
-    names, label_names = (
-        {path.relative_to(folder).as_posix().removesuffix(suffix) for path in folder.rglob(f"*{suffix}")}
-        for folder, suffix in ((images, image_suffix), (labels, label_suffix))
-    )
-    if not names:
-        raise DataError(f"images: '{images}' contains no file that ends in '{image_suffix}'. Set image_suffix.")
-    unlabeled = sorted(names - label_names)
+    image_of, labels_of = _by_id(images, image_suffix, "image"), _by_id(labels, label_suffix, "label")
+    if not image_of:
+        kind = "image" if image_suffix is None else f"file that ends in '{image_suffix}'"
+        raise DataError(f"images: '{images}' contains no {kind}. Set image_suffix.")
+    unlabeled = sorted(image_of.keys() - labels_of.keys())
     if unlabeled:
         name = unlabeled[0]
         raise DataError(
-            f"labels: {len(unlabeled)} of {len(names)} images have no label image, such as "
-            f"'{images / name}{image_suffix}', which needs '{labels / name}{label_suffix}'. Add the files, "
+            f"labels: {len(unlabeled)} of {len(image_of)} images have no label image, such as "
+            f"'{images / image_of[name]}', which needs '{labels / name}{label_suffix or '.png'}'. Add the files, "
             "or set label_suffix."
         )
-    if label_names - names:
-        logger.warning(f"'{labels}': {len(label_names - names)} label images have no image; left out")
-    return sorted(names)
+    if others := labels_of.keys() - image_of.keys():
+        logger.warning(f"'{labels}': {len(others)} label images have no image; left out")
+    return {name: Pair(image_of[name], labels_of[name]) for name in sorted(image_of)}
+
+
+def _by_id(folder: Path, suffix: str | None, what: str) -> dict[str, str]:
+    """Return the files of a folder by their paths without the ending; log the images that have another one."""
+    names = [path.relative_to(folder).as_posix() for path in data_files(folder)]
+    readable = [name for name in names if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
+    chosen = readable if suffix is None else [name for name in names if name.endswith(suffix)]
+    if chosen and what == "image" and (rest := count_endings(map(PurePosixPath, {*readable} - {*chosen}))):
+        logger.warning("'%s': left out images that do not end in '%s': %s", folder, suffix, rest)
+    files: dict[str, str] = {}
+    for name in chosen:
+        key = one_form(name.removesuffix(PurePosixPath(name).suffix if suffix is None else suffix))
+        if key in files:
+            raise DataError(
+                f"{what}s: '{folder}' has both '{files[key]}' and '{name}'. Remove one, or set {what}_suffix."
+            )
+        files[key] = name
+    return files
 
 
 def _ranges(values: Sequence[int]) -> str:

@@ -19,10 +19,11 @@ from vitkit.data.datasets.clip_sampling import ClipSampling, OnShort
 from vitkit.data.datasets.image_folder import ClassificationDataset, ListedFiles, class_folders
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
+from vitkit.io.folders import IMAGE_SUFFIXES, is_hidden
 from vitkit.io.image_files import check_inside, to_tensor
 from vitkit.io.json_files import read_json
 from vitkit.io.text_files import read_lines
-from vitkit.io.video_files import FRAME_EXTENSIONS, VIDEO_EXTENSIONS, Video, open_video
+from vitkit.io.video_files import VIDEO_EXTENSIONS, Video, open_video
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
 from vitkit.text_format import pluralize
@@ -194,8 +195,10 @@ class VideoFolder(ListedVideos):
 
 
 def _is_video(entry: os.DirEntry) -> bool:
+    if is_hidden(entry.name):
+        return False
     if entry.is_dir():
-        return any(file.name.lower().endswith(FRAME_EXTENSIONS) for file in os.scandir(entry.path))
+        return any(Path(name).suffix.lower() in IMAGE_SUFFIXES and not is_hidden(name) for name in os.listdir(entry))
     return entry.name.lower().endswith(VIDEO_EXTENSIONS)
 
 
@@ -339,7 +342,7 @@ class SomethingSomething(ListedVideos):
             ids.append(str(entry["id"]))
             video_labels.append(label_of[name])
         check_inside(folder, ids, Path(annotations).name)
-        stems = {Path(entry).stem: entry for entry in sorted(os.listdir(folder), reverse=True)}
+        stems = {Path(entry).stem: entry for entry in sorted(os.listdir(folder), reverse=True) if not is_hidden(entry)}
         names = [stems.get(video_id, video_id) for video_id in ids]
         self.list_files(folder, *_existing(folder, names, video_labels, Path(annotations).name, on_missing))
 

@@ -7,15 +7,18 @@ supports neither CVAT nor CSV. The tests compare with it.
 """
 
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages
 from vitkit.data.formats.detecting import FORMATS, detect_format
+from vitkit.data.formats.sizes import fit_sizes
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues, segmentation_issues
 from vitkit.io.image_files import MAX_PIXELS, check_inside
 from vitkit.io.parsing import check_count
 from vitkit.registry import nearest
+from vitkit.text_format import pluralize
 
 
 def read_annotations(
@@ -24,6 +27,8 @@ def read_annotations(
     *,
     format: str | None = None,
     check_segmentations: bool = True,
+    check_sizes: bool = True,
+    measure_all: bool = True,
     allow_outside: bool = False,
 ) -> AnnotatedImages:
     """Read annotations of any format, and check every object.
@@ -33,6 +38,9 @@ def read_annotations(
         images: folder of the images; None: the format's default location.
         format: one of FORMATS; None: detected from the files.
         check_segmentations: False if the caller checks them, because it can do without them or changes sizes first.
+        check_sizes: whether an image whose file has another shape than annotated is an error; those of another scale
+            are always scaled, see `fit_sizes`.
+        measure_all: whether the size of every file is read, or only of some if there are many.
         allow_outside: whether file names may lead out of the folder of the images.
     Raises:
         DataError: there is no such file, its format is unknown or ambiguous, or its content is invalid.
@@ -52,17 +60,38 @@ def read_annotations(
     check_inside(data.folder, (i["file_name"] for i in data.images), annotations.name, allow_outside=allow_outside)
     counts = Counter(annotation["image_id"] for annotation in data.annotations)
     check_count(max(counts.values(), default=0), f"'{annotations}'")
+    fit = fit_sizes(data.content, data.folder, measure_all=measure_all, strict=check_sizes)
+    data.notes += fit.notes
+    data.changed |= fit.scaled
     if check_segmentations:
         raise_issues(segmentation_issues(data.content, required=False), annotations.name)
         _check_run_lengths(data)
     names = Counter(category["name"] for category in data.categories)
     if repeated := [name for name, count in names.items() if count > 1]:
         data.notes.append(f"several classes are called {repeated[0]!r}; `--fix classes` makes them one")
+    data.notes += _shared_images(data)
     if outside := data.outside():
         count = len(outside)
         lie = "1 object lies outside its image:" if count == 1 else f"{count} objects lie outside their images, such as"
         data.notes.append(f"{lie} {outside[0]}")
     return data
+
+
+def _shared_images(data: AnnotatedImages) -> list[str]:
+    """Describe images that are in two splits, and files that stand for several images."""
+    notes = []
+    names = {image["id"]: image["file_name"] for image in data.images}
+    for (a, ids), (b, others) in combinations(data.splits.items(), 2):
+        if shared := {*map(names.get, ids)} & {*map(names.get, others)}:
+            notes.append(f"{pluralize(len(shared), 'images', 'are')} in both {a} and {b}, such as {min(shared)}")
+    counts = Counter(names.values())
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        number = sum(counts[name] for name in repeated)
+        notes.append(
+            f"{pluralize(len(repeated), 'files', 'stand')} for {number} images, such as {repeated[0]}: their objects "
+            "are of different images, or of one that is listed several times"
+        )
+    return notes
 
 
 def _check_run_lengths(data: AnnotatedImages) -> None:

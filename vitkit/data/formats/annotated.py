@@ -1,5 +1,6 @@
 """Images with boxes or masks in the fields of COCO's format, whichever format they were read from."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -9,12 +10,12 @@ from typing import Any, NamedTuple
 
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import is_number
-from vitkit.io.image_files import upright_size
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, log_unread, one_form, unread_images
+from vitkit.io.image_files import FORMATS, MAX_PIXELS, upright_size
 from vitkit.io.parsing import class_name
 from vitkit.io.segmentations import wrong_segmentation
 from vitkit.text_format import pluralize
 
-IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"))
 UNREADABLE = "images whose file cannot be read"
 NUM_SHOWN = 3
 """The number of names in a line about items that were left out."""
@@ -50,9 +51,14 @@ class AnnotatedImages:
     """Reason -> names of what was left out for it."""
     notes: list[str] = field(default_factory=list)
     """The assumptions that were made in reading."""
+    recordings: dict[int, str] = field(default_factory=dict)
+    """Image id -> the recording, task or subset that it belongs to, where the format tells; they stay together."""
+    changed: set[int] = field(default_factory=set)
+    """Ids of the images whose objects or size were changed in reading or repairing."""
 
     def __post_init__(self) -> None:
         self._ids = {category["name"]: category["id"] for category in self.content["categories"]}
+        self._split_ids: dict[str, set[int]] = {}
 
     @property
     def images(self) -> list[dict[str, Any]]:
@@ -95,8 +101,17 @@ class AnnotatedImages:
         image_id = len(self.images) + 1
         self.images.append({"id": image_id, "file_name": file_name, "width": width, "height": height})
         if split is not None:
-            self.splits.setdefault(split, []).append(image_id)
+            self.add_to_split(image_id, split)
         return image_id
+
+    def add_to_split(self, image_id: int, split: str) -> None:
+        """Put an image into a split, unless it is in it."""
+        ids = self.splits.setdefault(split, [])
+        if len(self._split_ids.get(split, ())) != len(ids):
+            self._split_ids[split] = {*ids}
+        if image_id not in self._split_ids.setdefault(split, set()):
+            self._split_ids[split].add(image_id)
+            ids.append(image_id)
 
     def add_object(self, image_id: int, category: str | int, bbox: Sequence[float], **fields: Any) -> None:
         """Add an object to an image.
@@ -147,7 +162,9 @@ class AnnotatedImages:
             "images": [image for image in self.images if image["id"] in chosen],
             "annotations": [a for a in self.annotations if a["image_id"] in chosen],
         }
-        return AnnotatedImages(self.format, self.source, self.folder, content)
+        recordings = {image_id: name for image_id, name in self.recordings.items() if image_id in chosen}
+        changed = self.changed & chosen
+        return AnnotatedImages(self.format, self.source, self.folder, content, recordings=recordings, changed=changed)
 
     def split(self, name: str | None) -> "AnnotatedImages":
         """Return the images of a split; None: all, if the dataset has no splits; "all": all.
@@ -214,20 +231,21 @@ class ImageFiles:
         if not folder.is_dir():
             raise DataError(f"images: no folder '{folder}'. Give the folder of the images.")
         self.folder = folder
+        files = data_files(folder)
         suffixes = {*IMAGE_SUFFIXES, ".npy"}
-        files = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
-        names = sorted(path.relative_to(folder).as_posix() for path in files)
+        names = sorted(path.relative_to(folder).as_posix() for path in files if path.suffix.lower() in suffixes)
         self.arrays = [name for name in names if name.lower().endswith(".npy")]
         self.names = sorted({*names} - {*self.arrays})
+        log_unread(folder, unread_images(files), [folder / name for name in self.names])
         if not names:
-            raise DataError(f"images: '{folder}' contains no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
+            raise DataError(f"images: '{folder}' contains no images ({', '.join(FORMATS)}).")
         self._by_key: dict[str, list[str]] = {}
         for name in self.names:
-            path = PurePosixPath(name)
-            for key in {name, str(path.with_suffix("")), path.name, path.stem}:
+            path = PurePosixPath(one_form(name))
+            for key in {str(path), str(path.with_suffix("")), path.name, path.stem}:
                 self._by_key.setdefault(key, []).append(name)
         for name in self.arrays:
-            for key in {name, PurePosixPath(name).name}:
+            for key in {one_form(name), PurePosixPath(one_form(name)).name}:
                 self._by_key.setdefault(key, []).append(name)
         folders = {name.rpartition("/")[0] for name in (*self.names, *self.arrays)}
         self.splits = set().union(*(splits_in(f"{folder}/a.jpg") for folder in folders))
@@ -237,8 +255,8 @@ class ImageFiles:
         """Return the image file that the first matching name refers to, or None.
 
         A name may be a path on another machine, whose last folders and file name are looked for, the longest match
-        first, and its ending may be missing or another image's. A name in a split's folder, such as "val2017/a.jpg",
-        does not match a file in the folder of another split.
+        first, its ending may be missing or another image's, and it may have another Unicode form. A name in a split's
+        folder, such as "val2017/a.jpg", does not match a file in the folder of another split.
 
         Args:
             split: of several files that match a name, the one in a folder of this split is returned.
@@ -247,15 +265,16 @@ class ImageFiles:
             DataError: several images have that name.
         """
         for name in names:
-            path = PurePosixPath(*name.replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
+            path = PurePosixPath(*one_form(name).replace("\\", "/").split("/")[-_MAX_FOLDERS - 1 :])
             stem = path.with_suffix("") if path.suffix.lower() in IMAGE_SUFFIXES else path
             named = splits_in(str(path)) & self.splits
             others = self.splits - named if named else other_splits
             for k in range(len(path.parts)):
                 for key in ("/".join(path.parts[k:]), "/".join(stem.parts[k:])):
                     matches = self._by_key.get(key, ())
-                    if key in matches:
-                        matches = [key]
+                    exact = [match for match in matches if one_form(match) == key]
+                    if exact:  # only a folder with both Unicode forms of a name has two of them
+                        matches = [name] if name in exact else exact[:1]
                     elif others:
                         matches = [m for m in matches if named & splits_in(m) or not others & splits_in(m)]
                     if len(matches) > 1 and split is not None:
@@ -315,6 +334,15 @@ def single_file(annotations: Path, pattern: str) -> Path:
     return files[0]
 
 
+def check_mask_size(image: Mapping[str, Any], context: str) -> None:
+    """Raise DataError if an image is listed with more pixels than a mask may have."""
+    if image["width"] * image["height"] > MAX_PIXELS:
+        raise DataError(
+            f"{context}: image {image['file_name']!r} is listed as {image['width']}x{image['height']} pixels and has a "
+            f"mask; expected at most {MAX_PIXELS} pixels. Correct the size."
+        )
+
+
 def round_pixels(value: float) -> float:
     """Round pixels; integral values become int."""
     value = round(float(value), _DECIMALS)
@@ -357,11 +385,26 @@ def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"bbox": polygon_box(polygons), "segmentation": polygons, "area": area}
 
 
+def rotated_box(x0: float, y0: float, x1: float, y1: float, degrees: float) -> dict[str, Any]:
+    """Return the fields of `polygon_fields` of a box between two corners, turned clockwise around its center."""
+    center = (x0 + x1) / 2, (y0 + y1) / 2
+    corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+    return polygon_fields([[value for corner in corners for value in rotate(corner, center, degrees)]])
+
+
+def rotate(point: tuple[float, float], center: tuple[float, float], degrees: float) -> tuple[float, float]:
+    """Rotate a point clockwise on the screen."""
+    angle = math.radians(degrees)
+    x, y = point[0] - center[0], point[1] - center[1]
+    cos, sin = math.cos(angle), math.sin(angle)
+    return center[0] + x * cos - y * sin, center[1] + x * sin + y * cos
+
+
 def matches_any(file_name: str, patterns: Sequence[str]) -> bool:
     """Return whether a file name matches a pattern, such as "0001TP_*", with or without folders and ending."""
     path = PurePosixPath(file_name)
-    names = {file_name, str(path.with_suffix("")), path.name, path.stem}
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+    names = {one_form(name) for name in (file_name, str(path.with_suffix("")), path.name, path.stem)}
+    return any(fnmatchcase(name, one_form(pattern)) for name in names for pattern in patterns)
 
 
 def class_names(content: Mapping[str, Any]) -> dict[int, str]:

@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.formats.annotated import IMAGE_SUFFIXES, SPLIT_NAMES, AnnotatedImages, ImageFiles
+from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles
+from vitkit.data.formats.exporters import explain_issues, find_listed_files, read_exporters_fields
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden
 from vitkit.io.json_files import gc_paused, read_json
 
 # "latest.json" has no test images.
@@ -24,14 +26,17 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
     """
     if annotations.is_file():
         folder = images or _images_of(annotations)
-        return AnnotatedImages("coco", annotations, folder, _read(annotations))
-    paths = [path for path in sorted(annotations.rglob("*.json")) if is_coco_file(path)]
+        content, notes = _read(annotations)
+        notes += find_listed_files(content, folder)
+        return AnnotatedImages("coco", annotations, folder, content, notes=notes)
+    paths = [p for p in data_files(annotations) if p.suffix.lower() == ".json" and is_coco_file(p)]
     beside = annotations / "images"
     files = ImageFiles(images or (beside if beside.is_dir() else annotations))
     data = AnnotatedImages("coco", annotations, files.folder)
     split_of = {path: _split_of(path, annotations) for path in paths}
     for path, split in split_of.items():
-        content = _read(path)
+        content, notes = _read(path)
+        data.notes += [f"{path.name}: {note}" for note in notes]
         if data.categories and data.categories != content["categories"]:
             raise DataError(f"'{path}' and '{paths[0]}' have different categories. Merge them by `vitkit data merge`.")
         data.categories[:] = content["categories"]
@@ -48,11 +53,15 @@ def is_coco_file(path: Path) -> bool:
     return has_parts and b'"segments_info"' not in data
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the content of a valid file, and what of it was read in another form than COCO's."""
     with gc_paused():
         content = read_json(path)
-        raise_issues(detection_issues(content), path.name)
-    return {part: content[part] for part in ("images", "annotations", "categories")}
+        notes = read_exporters_fields(content)
+        if issues := detection_issues(content):
+            explain_issues(issues, content, path.name)
+            raise_issues(issues, path.name)
+    return {part: content[part] for part in ("images", "annotations", "categories")}, notes
 
 
 def _add_file(
@@ -87,6 +96,8 @@ def _split_of(path: Path, root: Path) -> str:
 def _images_of(path: Path) -> Path:
     """Return the folder that usually contains a file's images."""
     for folder in (path.parent, path.parent / "images", path.parent.parent / "images"):
-        if folder.is_dir() and any(file.suffix.lower() in IMAGE_SUFFIXES for file in folder.iterdir()):
+        if folder.is_dir() and any(
+            file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.name) for file in folder.iterdir()
+        ):
             return folder
     return path.parent

@@ -1,6 +1,7 @@
 """CSV: one line per box, with the columns named by a header, or `FILE,X0,Y0,X1,Y1,CLASS` without one.
 
-An image without a box is part of the dataset only if a line names it and leaves the box empty.
+An image without a box is part of the dataset only if a line names it and leaves the box empty. Columns of the image's
+width and height, as TensorFlow writes them, are the size that it was annotated at. VIA's table of regions is read too.
 """
 
 import csv
@@ -9,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, single_file
+from vitkit.data.formats.via import SHAPES, read_via_rows
 from vitkit.errors import DataError
 from vitkit.io.parsing import coordinate
+from vitkit.io.segmentations import is_side
 
 _FILE = ("filename", "file_name", "file", "image", "image_path", "path", "img", "image_name", "imageid", "image_id")
 _CLASS = ("class", "label", "category", "class_name", "name", "labelname", "category_name")
@@ -20,6 +23,9 @@ _CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x0", "y0", "x1", "y1"), ("x1", "
 _SIZES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"),
           ("xmin", "ymin", "w", "h"))  # fmt: skip
 _CENTERS = (("cx", "cy", "w", "h"), ("x_center", "y_center", "width", "height"), ("xc", "yc", "w", "h"))
+_IMAGE_SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"),
+                ("imagewidth", "imageheight"), ("imgwidth", "imgheight"))  # fmt: skip
+_MAX_FRACTION = 1.01
 _NO_HEADER = ("file", "xmin", "ymin", "xmax", "ymax", "class")
 
 
@@ -34,20 +40,20 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
     """
     path = single_file(annotations, "*.csv")
     columns, rows = _read_rows(path)
+    if SHAPES in columns:
+        return read_via_rows(rows, annotations, images or path.parent)
     boxes, order = _box_columns(columns, path)
     file_column, class_column = _column(columns, _FILE, "the file", path), _column(columns, _CLASS, "the class", path)
     split_column = next((name for name in _SPLIT if name in columns), None)
     files = ImageFiles(images or path.parent)
     data = AnnotatedImages("csv", annotations, files.folder)
     parsed = [(number, row, _box(row, boxes, f"{path.name} line {number}")) for number, row in rows]
-    numbers = [value for _, _, box in parsed for value in box or ()]
-    fractions = bool(numbers) and max(numbers) <= 1 and any(not value.is_integer() for value in numbers)
-    for number, _, box in () if fractions else parsed:
-        if box and max(box) <= 1 and any(not value.is_integer() for value in box):
-            raise DataError(f"{path.name} line {number}: {box} are fractions, others are pixels. Use one of the two.")
+    fractions = _are_fractions([(number, box) for number, _, box in parsed if box], path)
     if fractions:
-        data.notes.append("all numbers are at most 1: the boxes are fractions of their image")
+        data.notes.append("no number is above 1, apart from rounding: the boxes are fractions of their image")
+    size_columns = next((names for names in _IMAGE_SIZES if {*names} <= {*columns} - {*boxes}), None)
     by_name: dict[str, dict | None] = {}
+    listed_sizes: dict[str, tuple[int, int]] = {}
     for number, row, box in parsed:
         listed, label = row[file_column].strip(), row[class_column]
         name = files.find(listed)
@@ -55,13 +61,25 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
             data.leave_out("lines without an image", f"line {number} ({listed})")
             continue
         if name not in by_name:
-            split = SPLIT_NAMES.get(row[split_column].strip().lower()) if split_column else None
-            by_name[name] = add_image_file(data, files, name, split)
+            by_name[name] = add_image_file(data, files, name)
         image = by_name[name]
-        if image is None or box is None:
+        if image is None:
+            continue
+        if size := _size(row, size_columns, f"{path.name} line {number}"):
+            if listed_sizes.setdefault(name, size) != size:
+                raise DataError(
+                    f"{path.name} line {number}: {listed!r} is {size[0]}x{size[1]} pixels here and "
+                    f"{'x'.join(map(str, listed_sizes[name]))} in an earlier line. Correct one."
+                )
+            image["width"], image["height"] = size
+        split = SPLIT_NAMES.get(row[split_column].strip().lower()) if split_column else None
+        if split:
+            data.add_to_split(image["id"], split)
+        if box is None:
             continue
         label = data.stripped_name(label, f"{path.name} line {number}: the class")
         width, height = (image["width"], image["height"]) if fractions else (1, 1)
+        box = [min(value, 1.0) for value in box] if fractions else box
         a, b, c, d = (value * side for value, side in zip(box, (width, height, width, height)))
         xywh = {"xyxy": [a, b, c - a, d - b], "xywh": [a, b, c, d], "cxcywh": [a - c / 2, b - d / 2, c, d]}[order]
         if min(xywh[2:]) < 0:
@@ -77,8 +95,35 @@ def read_csv(annotations: Path, images: Path | None) -> AnnotatedImages:
 
 
 def has_box_columns(path: Path) -> bool:
-    """Whether a file has columns of boxes; raises like `read_csv`."""
-    return bool(_box_columns(_read_rows(path)[0], path))
+    """Whether a file has columns of boxes, or VIA's regions; raises like `read_csv`."""
+    columns = _read_rows(path)[0]
+    return SHAPES in columns or bool(_box_columns(columns, path))
+
+
+def _are_fractions(boxes: Sequence[tuple[int, Sequence[float]]], path: Path) -> bool:
+    """Return whether most boxes are fractions of their image; raise a DataError that names a line that differs."""
+    # Fractions that were computed may exceed 1 by rounding.
+    alike = [max(box) <= _MAX_FRACTION and any(not value.is_integer() for value in box) for _, box in boxes]
+    fractions = sum(alike) > sum(max(box) > _MAX_FRACTION for _, box in boxes)
+    for (number, box), is_fraction in zip(boxes, alike):
+        if is_fraction != fractions and (is_fraction or max(box) > _MAX_FRACTION):
+            kinds = ("pixels", "fractions") if fractions else ("fractions", "pixels")
+            raise DataError(
+                f"{path.name} line {number}: {list(box)} are {kinds[0]}, most other lines have {kinds[1]}. Correct it."
+            )
+    return fractions
+
+
+def _size(row: Mapping[str, str], columns: Sequence[str] | None, context: str) -> tuple[int, int] | None:
+    """Return the (width, height) of the image that a line states; None if it states none."""
+    texts = [row[name].strip() for name in columns or ()]
+    if not any(texts):
+        return None
+    values = [coordinate(text, f"{context}: the image's size") for text in texts]
+    width, height = map(int, values)
+    if not is_side(width) or not is_side(height) or [width, height] != values:
+        raise DataError(f"{context}: the image's size is {'x'.join(texts)!r:.200}; expected whole numbers. Correct it.")
+    return width, height
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:

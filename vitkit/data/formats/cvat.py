@@ -15,8 +15,11 @@ from vitkit.data.formats.annotated import (
     SPLIT_NAMES,
     AnnotatedImages,
     ImageFiles,
+    check_mask_size,
     polygon_fields,
     read_head,
+    rotate,
+    rotated_box,
     single_file,
 )
 from vitkit.errors import DataError
@@ -49,6 +52,7 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
     data = AnnotatedImages("cvat", annotations, files.folder)
     for label in root.iterfind("meta//labels/label/name"):
         data.category_id(data.stripped_name(label.text or "", f"annotations: '{path}': the name of a label"))
+    entries: dict[str, dict[str, Any]] = {}
     for element in root.iterfind("image"):
         listed = element.get("name", "")
         name = files.find(listed)
@@ -58,23 +62,30 @@ def read_cvat(annotations: Path, images: Path | None) -> AnnotatedImages:
         width, height = (int(_number(element, side, path)) for side in ("width", "height"))
         if not is_side(width) or not is_side(height):
             raise DataError(f"annotations: '{path}': image {listed!r} is {width}x{height} pixels. Correct its size.")
-        split = SPLIT_NAMES.get(element.get("subset", "").lower())
-        data.add_image(name, width, height, split)
-        check_count(len(element), f"annotations: '{path}': {name!r}")
-        if element.find("mask") is not None and (size := files.size(name)) != (width, height):
+        subset, task = element.get("subset", ""), element.get("task_id", "")
+        split = SPLIT_NAMES.get(subset.lower())
+        if name not in entries:
+            data.add_image(name, width, height)
+            entries[name] = data.images[-1]
+        image = entries[name]
+        if (image["width"], image["height"]) != (width, height):
             raise DataError(
-                f"annotations: '{path}': image {name!r} is {width}x{height} pixels there, and its file "
-                f"{size[0]}x{size[1]}. Masks need the same size: give the images as annotated."
+                f"annotations: '{path}': image {listed!r} is listed as {width}x{height} pixels and as "
+                f"{image['width']}x{image['height']}. Correct one."
             )
+        if split is not None:
+            data.add_to_split(image["id"], split)
+        if task or (subset and split is None):
+            data.recordings[image["id"]] = f"task {task}" if task else f"subset {subset}"
+        check_count(len(element), f"annotations: '{path}': {name!r}")
         for shape in element:
-            _add_shape(data, shape, path)
+            _add_shape(data, image, shape, path)
     if not data.images:
         raise DataError(f"'{path}': none of its images is below '{files.folder}'. Give the images' folder.")
     return data
 
 
-def _add_shape(data: AnnotatedImages, shape: ElementTree.Element, path: Path) -> None:
-    image = data.images[-1]
+def _add_shape(data: AnnotatedImages, image: Mapping[str, Any], shape: ElementTree.Element, path: Path) -> None:
     fields = _fields(shape, image, path)
     if fields is None:
         data.leave_out(f"shapes of type {shape.tag[:50]}", f"{image['file_name']}")
@@ -92,12 +103,10 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
 
     if shape.tag == "box":
         x0, y0, x1, y1 = map(number, ("xtl", "ytl", "xbr", "ybr"))
-        angle = math.radians(_number(shape, "rotation", path, default=0.0))
-        if not angle:
+        degrees = _number(shape, "rotation", path, default=0.0)
+        if not degrees:
             return {"bbox": [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]}
-        center = (x0 + x1) / 2, (y0 + y1) / 2
-        corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
-        return polygon_fields([[v for corner in corners for v in _rotate(corner, center, angle)]])
+        return rotated_box(x0, y0, x1, y1, degrees)
     if shape.tag == "polygon":
         texts = [value for point in shape.get("points", "").split(";") for value in point.split(",")]
         points = [coordinate(text, f"annotations: '{path}': a point of {image['file_name']!r}") for text in texts]
@@ -106,16 +115,17 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
         return polygon_fields([points])
     if shape.tag == "ellipse":
         x, y, radius_x, radius_y = map(number, ("cx", "cy", "rx", "ry"))
-        angle, step = math.radians(_number(shape, "rotation", path, default=0.0)), 2 * math.pi / _CORNERS_OF_ELLIPSE
+        degrees, step = _number(shape, "rotation", path, default=0.0), 2 * math.pi / _CORNERS_OF_ELLIPSE
         edge = [
             (x + radius_x * math.cos(k * step), y + radius_y * math.sin(k * step)) for k in range(_CORNERS_OF_ELLIPSE)
         ]
-        return polygon_fields([[v for point in edge for v in _rotate(point, (x, y), angle)]])
+        return polygon_fields([[v for point in edge for v in rotate(point, (x, y), degrees)]])
     return _mask(shape, image, path) if shape.tag == "mask" else None
 
 
 def _mask(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Decode a mask of run lengths, row by row starting with background, that covers part of the image."""
+    check_mask_size(image, f"annotations: '{path}'")
     left, top, width, height = (int(_number(shape, name, path)) for name in ("left", "top", "width", "height"))
     try:
         runs = np.array((shape.get("rle") or "").split(","), np.int64)
@@ -128,13 +138,6 @@ def _mask(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) -> d
         )
     region = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
     return region_annotation(region, left, top, image["height"], image["width"])
-
-
-def _rotate(point: tuple[float, float], center: tuple[float, float], angle: float) -> tuple[float, float]:
-    """Rotate a point clockwise on the screen."""
-    x, y = point[0] - center[0], point[1] - center[1]
-    cos, sin = math.cos(angle), math.sin(angle)
-    return center[0] + x * cos - y * sin, center[1] + x * sin + y * cos
 
 
 def _number(element: ElementTree.Element, name: str, path: Path, default: float | None = None) -> float:

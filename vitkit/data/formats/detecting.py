@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitkit.data.formats.annotated import IMAGE_SUFFIXES, AnnotationFormat
+from vitkit.data.formats.annotated import AnnotationFormat
 from vitkit.data.formats.class_files import class_file_near, has_one_channel, parse_class_file
 from vitkit.data.formats.coco import is_coco_file, read_coco
 from vitkit.data.formats.csv_files import has_box_columns, read_csv
@@ -12,9 +12,11 @@ from vitkit.data.formats.cvat import is_cvat_file, read_cvat
 from vitkit.data.formats.label_images import CLASS_FACTOR, read_instance_maps, read_semantic_maps
 from vitkit.data.formats.label_studio import is_label_studio_file, read_label_studio
 from vitkit.data.formats.labelme import is_labelme_file, read_labelme
+from vitkit.data.formats.via import is_via_file, read_via
 from vitkit.data.formats.voc import is_voc_file, read_voc
-from vitkit.data.formats.yolo import is_yolo_text, is_yolo_yaml, read_yolo
+from vitkit.data.formats.yolo import is_obj_data, is_yolo_text, is_yolo_yaml, read_yolo
 from vitkit.errors import DataError
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files
 from vitkit.io.image_files import read_label_colors, read_label_map
 from vitkit.io.json_files import read_json
 
@@ -23,12 +25,13 @@ FORMATS = {
     "yolo": AnnotationFormat(
         "YOLO's text files, with data.yaml",
         read_yolo,
-        {".yaml": is_yolo_yaml, ".yml": is_yolo_yaml, ".txt": is_yolo_text},
+        {".yaml": is_yolo_yaml, ".yml": is_yolo_yaml, ".txt": is_yolo_text, ".data": is_obj_data},
     ),
     "voc": AnnotationFormat("Pascal VOC's XML files", read_voc, {".xml": is_voc_file}),
     "labelme": AnnotationFormat("LabelMe's JSON files", read_labelme, {".json": is_labelme_file}),
     "cvat": AnnotationFormat("CVAT for images 1.1, an XML file", read_cvat, {".xml": is_cvat_file}),
     "label-studio": AnnotationFormat("Label Studio's JSON", read_label_studio, {".json": is_label_studio_file}),
+    "via": AnnotationFormat("VIA's JSON of regions", read_via, {".json": is_via_file}),
     "csv": AnnotationFormat("a CSV file of boxes", read_csv, {".csv": has_box_columns}),
     "instance_maps": AnnotationFormat("label images of instances", read_instance_maps, {}),
     "semantic_maps": AnnotationFormat("label images of classes", read_semantic_maps, {}),
@@ -62,7 +65,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         if not name and suffix == ".json":
             read_json(path)
     else:
-        formats = dict(_formats_of(sorted(path.rglob("*"))))
+        formats = dict(_formats_of(data_files(path)))
     if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
         formats = _formats_of_label_images(path)
     if len(formats) == 1:
@@ -80,7 +83,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
 def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
     """Yield each format that a file appears to have, with the first such file."""
     for suffix in _SUFFIXES:
-        files = [path for path in paths if path.suffix.lower() == suffix and path.is_file()]
+        files = (path for path in paths if path.suffix.lower() == suffix)
         seen = set()
         for path in itertools.islice(files, _MAX_SNIFFED):
             try:
@@ -100,7 +103,7 @@ def _format_of(path: Path, suffix: str) -> str | None:
 
 def _formats_of_label_images(folder: Path) -> dict[str, str]:
     """Return the possible kinds of label images: classes if a file names them, instances if values encode them."""
-    files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES)
+    files = (path for path in data_files(folder) if path.suffix.lower() in IMAGE_SUFFIXES)
     paths = list(itertools.islice(files, _MAX_SNIFFED))
     if not paths:
         return {}

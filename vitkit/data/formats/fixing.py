@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, round_pixels
+from vitkit.data.formats.sizes import size_difference
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import bad_box_issues, is_box
-from vitkit.io.image_files import upright_size
+from vitkit.io.image_files import is_rotated, upright_size
 from vitkit.io.json_files import read_json
 
 ORDERS = ("xywh", "xyxy", "cxcywh")
@@ -112,13 +113,37 @@ def _set_box(annotation: dict[str, Any], bbox: Sequence[float]) -> None:
 
 
 def fix_sizes(data: AnnotatedImages) -> int:
-    """Set the width and height of each image to those of its file; return the number of images changed."""
-    changed = 0
-    for image in data.images:
-        size = upright_size(data.folder / image["file_name"])
-        changed += size != (image["width"], image["height"])
-        image["width"], image["height"] = size
-    return changed
+    """Set the width and height of each image to those of its file; return the number of images changed.
+
+    Raises:
+        DataError: an object of such an image does not lie in the file, so that more than the listed size is wrong; or
+            the file is rotated by EXIF, and nothing tells whether its objects are.
+    """
+    sizes = {image["id"]: upright_size(data.folder / image["file_name"]) for image in data.images}
+    wrong = {image["id"]: image for image in data.images if sizes[image["id"]] != (image["width"], image["height"])}
+    rotated = {id_ for id_, image in wrong.items() if is_rotated(data.folder / image["file_name"])}
+    are_upright = False
+    for annotation in data.annotations:
+        id_ = annotation["image_id"]
+        if id_ not in wrong or not is_box(annotation["bbox"]):
+            continue
+        image, (width, height) = wrong[id_], sizes[id_]
+        x, y, box_width, box_height = annotation["bbox"]
+        if x + box_width > width + 1 or y + box_height > height + 1:
+            raise DataError(
+                f"annotation {annotation.get('id')} with bbox {annotation['bbox']} does not lie in the file: "
+                f"{size_difference(image, sizes[id_])}"
+            )
+        are_upright |= id_ in rotated and (x + box_width > image["width"] + 1 or y + box_height > image["height"] + 1)
+    if rotated and not are_upright:
+        name = wrong[min(rotated)]["file_name"]
+        raise DataError(
+            f"image '{name}' is rotated by its EXIF tag, and its objects fit it both before and after: nothing tells "
+            "in which of the two they were annotated. Save the images upright, without the tag, as they were annotated."
+        )
+    for id_, image in wrong.items():
+        image["width"], image["height"] = sizes[id_]
+    return len(wrong)
 
 
 def similar_classes(data: AnnotatedImages) -> list[list[dict[str, Any]]]:
@@ -159,6 +184,14 @@ def fix_empty(data: AnnotatedImages) -> int:
     return len(removed)
 
 
+def fix_crowds(data: AnnotatedImages) -> int:
+    """Make crowd regions objects; return the number changed."""
+    crowds = [annotation for annotation in data.annotations if annotation.get("iscrowd")]
+    for annotation in crowds:
+        annotation["iscrowd"] = 0
+    return len(crowds)
+
+
 def fix_ids(data: AnnotatedImages) -> int:
     """Number the annotations from 1; return the number whose id changed."""
     changed = 0
@@ -176,9 +209,18 @@ FIXES: dict[str, tuple[Callable[[AnnotatedImages], int], str]] = {
     "sizes": (fix_sizes, "sizes of images set to those of the files"),
     "classes": (fix_classes, "classes merged into one of nearly the same name"),
     "empty": (fix_empty, "boxes without an area inside their image removed"),
+    "crowds": (fix_crowds, "crowd regions made objects"),
     "ids": (fix_ids, "annotations given another id"),
 }
 """Name -> (function that repairs a dataset and returns the number of changes, description of the change)."""
+
+
+def fingerprints(data: AnnotatedImages) -> dict[int, int]:
+    """Return a number for each image that changes if its size or one of its objects does."""
+    objects: dict[int, list[str]] = defaultdict(list)
+    for annotation in data.annotations:
+        objects[annotation["image_id"]].append(repr(annotation))
+    return {image["id"]: hash((repr(image), *objects[image["id"]])) for image in data.images}
 
 
 def apply_corrections(data: AnnotatedImages, path: Path) -> Counter[str]:

@@ -1,6 +1,7 @@
 """LabelMe: one JSON file per image with rectangles, polygons, circles and masks (https://github.com/wkentaro/labelme).
 
-Shapes of the same class and `group_id` form one object. Points and lines are not objects and are left out.
+Shapes of the same class and `group_id` form one object. Points and lines are not objects and are left out, and so is
+what LabelMe's own converters take for no object: `__ignore__` and `_background_`.
 """
 
 import base64
@@ -14,13 +15,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitkit.data.formats.annotated import AnnotatedImages, ImageFiles, add_image_file, polygon_fields
+from vitkit.data.formats.annotated import AnnotatedImages, ImageFiles, add_image_file, check_mask_size, polygon_fields
 from vitkit.errors import DataError
+from vitkit.io.folders import data_files
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
 from vitkit.io.segmentations import is_side, region_annotation
 
 _CORNERS_OF_CIRCLE = 32
+_NO_OBJECTS = ("__ignore__", "_background_")
+_FOUR_POINTS = ("oriented_rectangle", "rotation", "quadrilateral")
+"""Types of shapes with four corners; the last two are X-AnyLabeling's."""
 _POINTS = ("point", "points", "line", "linestrip")
 """Types of shapes that enclose nothing."""
 
@@ -44,7 +49,7 @@ def read_labelme(annotations: Path, images: Path | None) -> AnnotatedImages:
     folder = annotations.parent if single else annotations
     files = ImageFiles(images or folder)
     data = AnnotatedImages("labelme", annotations, files.folder)
-    for path in [single] if single else sorted(folder.rglob("*.json")):
+    for path in [single] if single else [p for p in data_files(folder) if p.suffix.lower() == ".json"]:
         content = read_json(path)
         if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
             data.leave_out("JSON files without shapes", path.name)
@@ -82,12 +87,9 @@ def _add_file(data: AnnotatedImages, files: ImageFiles, name: str, path: Path, c
             raise DataError(f"{context} is {reprlib.repr(shape)}; expected an object, {{...}}. Correct it.")
         label, kind = class_name(shape.get("label"), f"{context}: its label"), shape.get("shape_type") or "polygon"
         points = _points(shape.get("points"), context)
-        if kind == "mask":
-            if files.size(name) != (image["width"], image["height"]):
-                raise DataError(
-                    f"{context}: image {name!r} is {image['width']}x{image['height']} pixels there, and its file "
-                    f"{'x'.join(map(str, files.size(name)))}. Masks need the same size: give the image as annotated."
-                )
+        if label in _NO_OBJECTS:
+            data.leave_out(f"shapes labeled {label}", f"{path.name} shape {number}")
+        elif kind == "mask":
             data.add_object(image["id"], label, **_mask(shape, points, image, context))
         elif kind == "rectangle" and len(points) == 2 and shape.get("group_id") is None:
             (x0, y0), (x1, y1) = points
@@ -120,7 +122,7 @@ def _polygon(kind: str, points: list[tuple[float, float]]) -> list[float] | None
     elif kind == "rectangle" and len(points) == 2:
         (x0, y0), (x1, y1) = points
         points = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
-    elif kind not in ("polygon", "rectangle", "oriented_rectangle") or len(points) < 3:
+    elif kind not in ("polygon", "rectangle", *_FOUR_POINTS) or len(points) < 3:
         return None
     return [value for point in points for value in point]
 
@@ -129,6 +131,7 @@ def _mask(
     shape: Mapping[str, Any], points: list[tuple[float, float]], image: Mapping[str, Any], context: str
 ) -> dict[str, Any]:
     """Return the annotation fields of a mask that is stored as a PNG between two corners."""
+    check_mask_size(image, context)
     try:
         with Image.open(io.BytesIO(base64.b64decode(shape["mask"])), formats=("PNG",)) as mask:
             if mask.width > image["width"] or mask.height > image["height"]:

@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, matches_any
-from vitkit.data.image_groups import group_images, series_of, stratify
+from vitkit.data.formats.annotated import SPLIT_NAMES, UNREADABLE, AnnotatedImages, matches_any
+from vitkit.data.image_groups import group_images, photo_names, series_of, stratify
 from vitkit.errors import ConfigError, DataError
 from vitkit.text_format import pluralize
 
 _BLOCKS = 10
 """Number of parts that a recording is cut into if there are too few recordings to keep each in one piece."""
 _MIN_RECORDINGS = 5
+_MIN_TOLD = 3
+"""Number of recordings, if the annotations tell them, from which each is kept in one piece."""
 
 
 def split_dataset(
@@ -24,9 +26,10 @@ def split_dataset(
 ) -> None:
     """Set the splits of a dataset, by patterns of file names or at random.
 
-    A random split divides each class in the same proportions, and keeps together images that look the same, bursts, and
-    frames of one recording. With fewer than five recordings, parts of adjacent frames are kept together instead. Images
-    that cannot be read are put into no split and recorded in `left_out`.
+    A random split divides each class in the same proportions, and keeps together images that look the same, bursts,
+    tiles of one photo, and frames of one recording, which is told by their names or, as CVAT's tasks and subsets, by
+    the annotations. With fewer than five recordings by name, or fewer than three told, parts of adjacent frames are
+    kept together instead. Images that cannot be read are put into no split and recorded in `left_out`.
 
     Args:
         data: the dataset whose splits are set.
@@ -76,14 +79,24 @@ def _find_named(data: AnnotatedImages, patterns: Mapping[str, Sequence[str]]) ->
     return named
 
 
+def _told_recordings(data: AnnotatedImages) -> dict[int, str]:
+    """Return the recording of each image that the annotations tell: a task, or a subset that is not a split."""
+    subsets = {name: ids for name, ids in data.splits.items() if name not in SPLIT_NAMES.values()}
+    return {image_id: f"subset {name}" for name, ids in subsets.items() for image_id in ids} | data.recordings
+
+
 def _at_random(
     data: AnnotatedImages, positions: list[int], fractions: dict[str, float], seed: int
 ) -> dict[str, list[int]]:
     paths = [data.folder / data.images[k]["file_name"] for k in positions]
-    series = series_of(paths)
-    num_recordings = len(set(series)) if series else 0
-    blocks = 1 if num_recordings >= _MIN_RECORDINGS else _BLOCKS
-    groups, errors = group_images(paths, blocks=blocks)
+    told = _told_recordings(data)
+    series = [told.get(data.images[k]["id"]) for k in positions]
+    is_told = len({*series} - {None}) > 1
+    photos = photo_names(paths)
+    series = series if is_told else series_of(photos)
+    num_recordings = len({*series} - {None}) if series else 0
+    blocks = 1 if num_recordings >= (_MIN_TOLD if is_told else _MIN_RECORDINGS) else _BLOCKS
+    groups, errors = group_images(paths, recordings=series if is_told else None, blocks=blocks)
     if positions and len(errors) == len(positions):
         raise DataError(
             f"split: none of the {pluralize(len(positions), 'images')} can be read, the first because of: {errors[0]}"
@@ -92,12 +105,17 @@ def _at_random(
         data.leave_out(UNREADABLE, error)
     if series:
         kept = "each stays in one split" if blocks == 1 else f"of each, {blocks} parts of adjacent frames stay together"
-        data.notes.append(f"{num_recordings} recordings by their file names: {kept}")
+        source = "tasks or subsets" if is_told else "recordings by their file names"
+        data.notes.append(f"{num_recordings} {source}: {kept}")
+    num_photos = len({photo for path, photo in zip(paths, photos) if photo != path})
+    if num_photos:
+        data.notes.append(f"tiles of {pluralize(num_photos, 'photos')} by their file names: those of one stay together")
     num_groups = len(np.unique(groups[groups >= 0]))
     num_joined = len(positions) - len(errors) - num_groups
     if num_joined:
         data.notes.append(
-            f"{pluralize(num_joined, 'images', 'stay')} with others: copies, bursts or frames of one recording"
+            f"{pluralize(num_joined, 'images', 'stay')} with others: copies, bursts, tiles of one photo or frames of "
+            "one recording"
         )
     classes: dict[int, Counter[int]] = {data.images[k]["id"]: Counter() for k in positions}
     for annotation in data.annotations:

@@ -7,16 +7,26 @@ exists, otherwise by name. The flags `difficult`, `truncated` and `occluded` are
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, read_head
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
+from vitkit.io.folders import data_files, one_form
 from vitkit.io.parsing import coordinate, read_xml
 from vitkit.io.text_files import read_lines
 
 _FLAGS = ("difficult", "truncated", "occluded")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+class _Object(NamedTuple):
+    """A box of an object."""
+
+    element: ElementTree.Element
+    corners: tuple[float, ...]
+    """xmin, ymin, xmax, ymax as in the file."""
 
 
 def is_voc_file(path: Path) -> bool:
@@ -43,10 +53,11 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
         images = next((path for path in siblings if path.is_dir()), folder)
     files = ImageFiles(images)
     data = AnnotatedImages("voc", annotations, images)
-    roots = {path: read_xml(path) for path in ([single] if single else sorted(folder.rglob("*.xml")))}
-    corners = {path: [_corners(obj, path) for obj in root.iter("object")] for path, root in roots.items()}
+    paths = [single] if single else [path for path in data_files(folder) if path.suffix.lower() == ".xml"]
+    roots = {path: read_xml(path) for path in paths}
+    objects = {path: _objects(root, path) for path, root in roots.items()}
     origin = 1
-    if any(min(box[:2]) <= 0 for boxes in corners.values() for box in boxes):
+    if any(min(obj.corners[:2]) <= 0 for of_file in objects.values() for obj in of_file):
         origin = 0
         data.notes.append("coordinates begin at 0, not at 1 as VOC defines: the ends do not belong to the boxes")
     listed = _listed_classes(folder)
@@ -55,12 +66,12 @@ def read_voc(annotations: Path, images: Path | None) -> AnnotatedImages:
     used = set()
     for path, root in roots.items():
         inside = path.relative_to(folder).parent.as_posix()
-        name = files.find(f"{inside}/{path.stem}", f"{inside}/{root.findtext('filename') or path.stem}")
+        name = files.find(f"{inside}/{path.stem}", f"{inside}/{_text(root, 'filename', path) or path.stem}")
         if name is None:
             data.leave_out("XML files without an image", path.name)
             continue
         used.add(name)
-        _add_file(data, files, name, path, root, corners[path], origin)
+        _add_file(data, files, name, path, root, objects[path], origin)
     for name in files.names if single is None else ():
         if name not in used:
             data.leave_out("images without an XML file", name)
@@ -78,7 +89,7 @@ def _add_file(
     name: str,
     path: Path,
     root: ElementTree.Element,
-    corners: Iterable[tuple[float, ...]],
+    objects: Iterable[_Object],
     origin: int,
 ) -> None:
     size = [_number(root, f"size/{side}", path, default=0) for side in ("width", "height")]
@@ -87,26 +98,46 @@ def _add_file(
         image = data.images[-1]
     else:
         image = add_image_file(data, files, name)
-    for obj, (x0, y0, x1, y1) in zip(root.iter("object"), corners):
+    for obj, (x0, y0, x1, y1) in objects:
         if image is None:
             return
-        label = data.stripped_name(obj.findtext("name") or "", f"annotations: '{path}': the name of an object")
+        label = data.stripped_name(_text(obj, "name", path), f"annotations: '{path}': the name of an object")
         flags = {flag: 1 for flag in _FLAGS if _number(obj, flag, path, default=0)}
+        for shape in obj.iterfind("polygon"):
+            data.leave_out(f"shapes of type {shape.tag} beside a box", f"{path.name} {label!r}")
         box = [x0 - origin, y0 - origin, x1 - x0 + origin, y1 - y0 + origin]
         if min(box[2:]) < 0:
             raise DataError(f"annotations: '{path}': {label!r} from {x0:g}, {y0:g} to {x1:g}, {y1:g}. Swap its ends.")
         data.add_object(image["id"], label, box, **flags)
 
 
-def _corners(obj: ElementTree.Element, path: Path) -> tuple[float, ...]:
-    return tuple(_number(obj, f"bndbox/{corner}", path) for corner in _CORNERS)
+def _objects(root: ElementTree.Element, path: Path) -> list[_Object]:
+    """Return every box of every object: some tools write all boxes of a class into one object."""
+    objects = []
+    for obj in root.iter("object"):
+        boxes = obj.findall("bndbox")
+        if not boxes:
+            others = ", ".join(child.tag for child in obj)[:100] or "nothing"
+            raise DataError(f"annotations: '{path}': an object has no bndbox, but {others}. Export it with boxes.")
+        objects += [_Object(obj, tuple(_number(box, corner, path) for corner in _CORNERS)) for box in boxes]
+    return objects
+
+
+def _text(element: ElementTree.Element, tag: str, path: Path) -> str:
+    """Return the text of the only element with a tag, "" if there is none; raise a DataError if there are several."""
+    found = element.findall(tag)
+    if len(found) > 1:
+        raise DataError(
+            f"annotations: '{path}': {element.tag} has {len(found)} elements '{tag}'; expected one. Correct it."
+        )
+    return (found[0].text or "") if found else ""
 
 
 def _number(element: ElementTree.Element, tag: str, path: Path, default: float | None = None) -> float:
-    text = (element.findtext(tag) or "").strip()
+    text = _text(element, tag, path).strip()
     if not text and default is not None:
         return default
-    return coordinate(text, f"annotations: '{path}': {tag}")
+    return coordinate(text, f"annotations: '{path}': {element.tag}/{tag}")
 
 
 def _listed_classes(folder: Path) -> list[str]:
@@ -118,10 +149,10 @@ def _listed_classes(folder: Path) -> list[str]:
 def _add_splits(data: AnnotatedImages, folder: Path) -> None:
     """Set the splits that ImageSets/Main or the folders of the images name."""
     lists = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt") if path.stem in SPLIT_NAMES}
-    by_stem = {Path(image["file_name"]).with_suffix("").as_posix(): image["id"] for image in data.images}
+    by_stem = {Path(one_form(image["file_name"])).with_suffix("").as_posix(): image["id"] for image in data.images}
     for name, path in sorted(lists.items()):
         lines = read_lines(path, "annotations", remedy="Expected an image's name in each line.")
-        stems = [line.split()[0] for _, line in lines]
+        stems = [one_form(line.split()[0]) for _, line in lines]
         data.splits[SPLIT_NAMES[name]] = [by_stem[stem] for stem in stems if stem in by_stem]
         for stem in stems:
             if stem not in by_stem:

@@ -1,17 +1,17 @@
 """YOLO: one text file per image, a line `CLASS CX CY W H` in fractions for each object, and a YAML of the names.
 
-Polygons (`CLASS X Y X Y X Y ...`) and the layouts of Ultralytics and Roboflow are also read. An image without a text
-file has no objects. Class ids are those of the text files.
+Polygons (`CLASS X Y X Y X Y ...`), the layouts of Ultralytics and Roboflow, and Darknet's obj.data, as CVAT writes it,
+are also read. Of poses (`CLASS CX CY W H`, then points) the box is read. An image without a text file has no objects.
+Class ids are those of the text files.
 """
 
 import math
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from os.path import exists
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitkit.data.formats.annotated import (
     SPLIT_NAMES,
@@ -20,14 +20,20 @@ from vitkit.data.formats.annotated import (
     add_image_file,
     polygon_fields,
     read_head,
+    round_pixels,
 )
 from vitkit.data.formats.class_files import read_class_file
 from vitkit.errors import DataError
+from vitkit.io.folders import data_files, is_hidden, one_form
 from vitkit.io.parsing import check_count, check_distinct, class_name, class_number, is_name, read_yaml
 from vitkit.io.text_files import read_lines
-from vitkit.text_format import pluralize
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
+_NO_SUBSETS = ("classes", "names", "backup", "eval", "top")
+"""Keys of obj.data that do not name a list of images."""
+_POSE_MARGIN = 1.2
+"""How far, in half sides of its box, a point of a pose may lie from the center: some tools draw boxes narrowly."""
+_MIN_POSES = 3
 _MAX_BYTES = 1 << 25
 """Size of the largest text file of an image."""
 _LARGEST_FRACTION = 1.5
@@ -38,6 +44,11 @@ _LINE = re.compile(rb"\s*\d+(\.0*)?(\s+[-+.\deE]+){4,}\s*")
 def is_yolo_yaml(path: Path) -> bool:
     """Whether a YAML file looks like YOLO's; raises like `read_yaml_settings`."""
     return bool(read_yaml_settings(path))
+
+
+def is_obj_data(path: Path) -> bool:
+    """Whether a file is Darknet's obj.data."""
+    return bool(_read_obj_data(path))
 
 
 def is_yolo_text(path: Path) -> bool:
@@ -53,11 +64,14 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
     """Read YOLO's labels.
 
     Args:
-        annotations: data.yaml, or the folder of the text files, which may also contain the images.
+        annotations: data.yaml, obj.data, or the folder of the text files, which may also contain the images.
         images: folder of the images; None: the one that data.yaml names, or `images` beside `labels`.
     Raises:
         DataError: a file is missing or a line is invalid.
     """
+    obj_data = annotations / "obj.data" if annotations.is_dir() else annotations
+    if obj_data.suffix.lower() == ".data" and obj_data.is_file() and (lists := _read_obj_data(obj_data)):
+        return _read_lists(obj_data, lists, images)
     if annotations.is_file():
         return _read_yaml(annotations, images)
     labels = annotations / "labels" if (annotations / "labels").is_dir() else annotations
@@ -72,18 +86,54 @@ def read_yolo(annotations: Path, images: Path | None) -> AnnotatedImages:
     used = set()
     for name in files.names:
         path = PurePosixPath(name)
-        label_file = _label_file(images / name, labels, path)
+        label_file = reader.label_file(images / name, labels, path)
         used.add(label_file)
         # Images beside the folders of the splits belong to none of them.
         reader.add(name, label_file, SPLIT_NAMES.get(path.parts[0]) if use_splits else None)
-    for file in labels.rglob("*.txt"):
-        if file not in used and file.name not in _NAME_FILES and not file.name.startswith("README"):
+    reader.finish()
+    others = {path for path in data_files(labels) if path.suffix == ".txt"} - used
+    for file in sorted(others):
+        if file.name not in _NAME_FILES and not file.name.startswith("README"):
             data.leave_out("label files without an image", file.name)
     if used == {None}:
         raise DataError(
             f"'{labels}' has no label files for the images in '{images}', such as '{PurePosixPath(files.names[0]).stem}"
             ".txt'. Give the two folders that belong together."
         )
+    return data
+
+
+def _read_obj_data(path: Path) -> dict[str, Path]:
+    """Return the lists of images that Darknet's obj.data names, by subset: `Train = data/Train.txt`; {} for none."""
+    lines = [line.partition("=") for _, line in read_lines(path, "annotations", remedy="Expected lines KEY = VALUE.")]
+    if not all(separator for _, separator, _ in lines):
+        return {}
+    values = {key.strip(): value.strip() for key, _, value in lines if key.strip() not in _NO_SUBSETS}
+    # The paths are those of Darknet's folder; the files lie beside obj.data.
+    files = {key: path.parent / PurePosixPath(value.replace("\\", "/")).name for key, value in values.items()}
+    return {key: file for key, file in files.items() if file.is_file()}
+
+
+def _read_lists(path: Path, lists: Mapping[str, Path], images: Path | None) -> AnnotatedImages:
+    """Read the images that obj.data lists, by subset; subsets that are not splits stay together when data are split."""
+    root = images or path.parent
+    data = AnnotatedImages("yolo", path, root)
+    files = ImageFiles(root)
+    reader = _Reader(data, files, {}, path.parent)
+    for subset, file in lists.items():
+        split = SPLIT_NAMES.get(subset.lower())
+        for _, line in read_lines(file, "annotations", remedy="Expected an image's path in each line."):
+            name = files.find(line)
+            if name is None:
+                data.leave_out(f"images that {file.name} lists but the folder does not have", line)
+                continue
+            image = reader.add(name, reader.label_file(root / name, path.parent, PurePosixPath(name)), split)
+            if image is not None and split is None:
+                data.recordings[image["id"]] = f"subset {subset}"
+    for name in files.names:
+        if name not in reader.images:
+            data.leave_out("images that no list names", name)
+    reader.finish()
     return data
 
 
@@ -109,8 +159,10 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
     files = ImageFiles(root)
     reader = _Reader(data, files, settings, path.parent)
     has_labels = False
-    for key, split in SPLIT_NAMES.items():
-        value = settings.get(key)
+    for key, value in settings.items():
+        split = SPLIT_NAMES.get(key.lower())
+        if split is None:
+            continue
         for entry in value if isinstance(value, list) else [value] if value else []:
             if not is_name(entry):
                 raise DataError(
@@ -125,7 +177,7 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
                     "the folder that it is relative to as the images."
                 )
             for name in names:
-                label_file = _label_file(root / name, None, PurePosixPath(name))
+                label_file = reader.label_file(root / name, None, PurePosixPath(name))
                 has_labels |= label_file is not None
                 reader.add(name, label_file, split)
     if not data.images:
@@ -135,14 +187,8 @@ def _read_yaml(path: Path, images: Path | None) -> AnnotatedImages:
             f"{path.name}: no image has a label file, a .txt in `labels` beside `images`, or beside the image. Put "
             "the label files there."
         )
-    for (a, ids), (b, others) in combinations(data.splits.items(), 2):
-        if shared := _names_of(data, ids) & _names_of(data, others):
-            data.notes.append(f"{pluralize(len(shared), 'images', 'are')} in both {a} and {b}, such as {min(shared)}")
+    reader.finish()
     return data
-
-
-def _names_of(data: AnnotatedImages, ids: list[int]) -> set[str]:
-    return {data.images[image_id - 1]["file_name"] for image_id in ids}
 
 
 def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path, files: ImageFiles) -> Iterator[str]:
@@ -159,6 +205,8 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
         if location.is_file():
             for _, line in read_lines(location, "annotations", remedy="Expected an image's path in each line."):
                 name = files.find(line.removeprefix("./"))
+                if name is None and is_hidden(PurePosixPath(line.replace("\\", "/")).name):
+                    continue
                 if name is None:
                     raise DataError(f"'{location}' lists {line!r:.200}, which is not below '{root}'. Correct it.")
                 yield name
@@ -168,21 +216,10 @@ def _split_names(entry: str, settings: Mapping[str, Any], path: Path, root: Path
         return
 
 
-def _label_file(image: Path, labels: Path | None, name: PurePosixPath) -> Path | None:
-    """Return an image's text file: in the folder of labels, in `labels` beside `images`, or beside the image."""
-    candidates = [] if labels is None else [labels / name.with_suffix(".txt"), labels / f"{name.stem}.txt"]
-    parts = image.parts
-    if "images" in parts[:-1]:
-        k = len(parts) - 1 - parts[::-1].index("images", 1)
-        candidates.append(Path(*parts[:k], "labels", *parts[k + 1 :]).with_suffix(".txt"))
-    candidates.append(image.with_suffix(".txt"))
-    return next((file for file in candidates if file.is_file()), None)
-
-
 def _settings_near(labels: Path) -> dict[str, Any]:
     """Return the data.yaml that belongs to a folder of text files; {} if there is none."""
     for folder in (labels, labels.parent, labels.parent.parent):
-        for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+        for path in sorted(p for p in folder.glob("*.y*ml") if p.suffix in (".yaml", ".yml") and not is_hidden(p.name)):
             try:
                 return read_yaml_settings(path)
             except DataError:
@@ -206,11 +243,25 @@ def _named_classes(settings: Mapping[str, Any], folder: Path) -> dict[int, str]:
     return dict(sorted(numbered.items()))
 
 
+class _Long(NamedTuple):
+    """A line with more numbers than a box has, read as a polygon."""
+
+    annotation: dict[str, Any]
+    values: list[float]
+    width: int
+    height: int
+    context: str
+
+
 class _Reader:
     """Adds images, with the objects of their text files, to a dataset."""
 
     def __init__(self, data: AnnotatedImages, files: ImageFiles, settings: Mapping[str, Any], folder: Path):
         self.data, self.files = data, files
+        self.images: dict[str, dict[str, Any] | None] = {}
+        """The images that were added, by name; None for those that cannot be read."""
+        self.long_lines: list[_Long] = []
+        self.label_names: dict[Path, dict[str, Path]] = {}
         self.names = _named_classes(settings, folder)
         self.is_named = bool(self.names)
         if not self.is_named:
@@ -223,11 +274,60 @@ class _Reader:
             )
         self.num_keypoint_values = math.prod(map(int, shape))
 
-    def add(self, name: str, label_file: Path | None, split: str | None) -> None:
-        """Add an image, with its objects if it has a text file."""
-        image = add_image_file(self.data, self.files, name, split)
-        if image is None or label_file is None:
+    def label_file(self, image: Path, labels: Path | None, name: PurePosixPath) -> Path | None:
+        """Return an image's text file: in the folder of labels, in `labels` beside `images`, or beside the image."""
+        candidates = [] if labels is None else [labels / name.with_suffix(".txt"), labels / f"{name.stem}.txt"]
+        parts = image.parts
+        if "images" in parts[:-1]:
+            k = len(parts) - 1 - parts[::-1].index("images", 1)
+            candidates.append(Path(*parts[:k], "labels", *parts[k + 1 :]).with_suffix(".txt"))
+        candidates.append(image.with_suffix(".txt"))
+        if exact := next((file for file in candidates if file.is_file()), None):
+            return exact
+        if str(name).isascii():
+            return None
+        return next(filter(None, map(self._in_other_form, candidates)), None)
+
+    def _in_other_form(self, file: Path) -> Path | None:
+        """Return the file whose name is the same but for its Unicode form."""
+        folder = file.parent
+        if folder not in self.label_names:
+            entries = folder.iterdir() if folder.is_dir() else ()
+            self.label_names[folder] = {one_form(entry.name): entry for entry in entries}
+        return self.label_names[folder].get(one_form(file.name))
+
+    def add(self, name: str, label_file: Path | None, split: str | None) -> dict[str, Any] | None:
+        """Add an image, with its objects if it has a text file, unless it was added for another split; return its
+        entry."""
+        is_new = name not in self.images
+        if is_new:
+            self.images[name] = add_image_file(self.data, self.files, name)
+        image = self.images[name]
+        if image is not None and split is not None:
+            self.data.add_to_split(image["id"], split)
+        if image is not None and label_file is not None and is_new:
+            self._add_objects(image, label_file)
+        return image
+
+    def finish(self) -> None:
+        """Reduce lines to their boxes if all of them are poses, which no `kpt_shape` tells."""
+        if not self.long_lines:
             return
+        if not _are_poses([long.values for long in self.long_lines]):
+            for long in self.long_lines:
+                _check_polygon(long.values, long.context)
+            return
+        for annotation, (x, y, width, height, *_), image_width, image_height, _ in self.long_lines:
+            del annotation["segmentation"]
+            corner = (x - width / 2) * image_width, (y - height / 2) * image_height
+            box = [round_pixels(v) for v in (*corner, width * image_width, height * image_height)]
+            annotation |= {"bbox": box, "area": round_pixels(box[2] * box[3])}
+        count = len(self.long_lines[0].values)
+        self.data.leave_out(
+            f"lines of {count} numbers are poses, although no kpt_shape says so: the points", self.data.source.name
+        )
+
+    def _add_objects(self, image: dict[str, Any], label_file: Path) -> None:
         seen = set()
         lines = read_lines(label_file, "annotations", remedy="Expected lines of text.", max_bytes=_MAX_BYTES)
         check_count(len(lines), f"'{label_file}'")
@@ -243,6 +343,11 @@ class _Reader:
         label, values = _numbers(tokens, context)
         if len(values) == 4 + self.num_keypoint_values:
             values = values[:4]
+        if len(values) == 5 and not 0 <= values[4] <= 1:
+            raise DataError(
+                f"{context}: the fifth number {values[4]:g} is not a confidence, 0 to 1. If it is the angle of a "
+                "turned box: write its four corners, `CLASS X Y X Y X Y X Y`."
+            )
         if label not in self.names and self.is_named:
             numbers = f"{min(self.names)} to {max(self.names)}"
             raise DataError(
@@ -251,7 +356,8 @@ class _Reader:
         if label not in self.names:
             self.names[label] = f"class_{label}"
             self.data.categories.append({"id": label, "name": self.names[label]})
-        _check_fractions(values if len(values) > 5 else values[:4], context)
+        is_pose = len(values) > 5 and _is_pose(values, 3)  # whose flags are no fractions
+        _check_fractions(values if len(values) > 5 and not is_pose else values[:4], context)
         width, height = image["width"], image["height"]
         if len(values) <= 5:  # the fifth is a confidence
             center_x, center_y, box_width, box_height = values[:4]
@@ -260,12 +366,45 @@ class _Reader:
             x, y = (center_x - box_width / 2) * width, (center_y - box_height / 2) * height
             self.data.add_object(image["id"], label, [x, y, box_width * width, box_height * height])
             return
-        if len(values) % 2:
-            raise DataError(
-                f"{context}: {len(values)} numbers are not a polygon; expected pairs x y. Correct the line."
-            )
-        polygon = [value * (height if k % 2 else width) for k, value in enumerate(values)]
+        if not is_pose:
+            _check_polygon(values, context)
+        polygon = [value * (height if k % 2 else width) for k, value in enumerate(values[: len(values) // 2 * 2])]
         self.data.add_object(image["id"], label, **polygon_fields([polygon]))
+        self.long_lines.append(_Long(self.data.annotations[-1], values, width, height, context))
+
+
+def _is_pose(values: Sequence[float], size: int) -> bool:
+    """Whether numbers may be a box and points in it (or absent) of `size` numbers, the third a flag 0, 1 or 2."""
+    x, y, width, height, *points = values
+    if len(points) % size or not points:
+        return False
+    if size == 3 and not {*points[2::3]} <= {0.0, 1.0, 2.0}:
+        return False
+    reach_x, reach_y = (side / 2 * _POSE_MARGIN for side in (width, height))
+    return all(
+        (a == b == 0) or (abs(a - x) <= reach_x and abs(b - y) <= reach_y)
+        for a, b in zip(points[::size], points[1::size])
+    )
+
+
+def _check_polygon(values: Sequence[float], context: str) -> None:
+    if len(values) % 2:
+        raise DataError(
+            f"{context}: {len(values)} numbers are not a polygon; expected pairs x y. Correct the line, or add "
+            "kpt_shape to data.yaml if it is a pose."
+        )
+
+
+def _are_poses(lines: Sequence[Sequence[float]]) -> bool:
+    """Whether all lines with more numbers than a box are poses.
+
+    Points with flags are recognized in a single line; without them, only several lines with equally many points of
+    three or more are, as the corners of a polygon near its image's far corner may look like a box with points inside.
+    """
+    if all(_is_pose(values, 3) for values in lines):
+        return len(lines) >= _MIN_POSES or any(2.0 in values[6::3] for values in lines)
+    counts = {len(values) for values in lines}
+    return len(counts) == 1 and len(lines) >= _MIN_POSES and min(counts) >= 10 and all(_is_pose(v, 2) for v in lines)
 
 
 def _numbers(tokens: Sequence[str], context: str) -> tuple[int, list[float]]:

@@ -1,0 +1,171 @@
+"""Folders: what is data in every reader, whatever its ending, and what is debris."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vitkit.apps.inference.inputs import find_files, find_images, find_videos
+from vitkit.data.datasets.image_folder import ImageFolder
+from vitkit.data.datasets.semantic import SemanticFolder
+from vitkit.data.datasets.video import VideoFolder
+from vitkit.data.formats import read_annotations
+from vitkit.errors import DataError
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files
+from vitkit.io.image_files import FORMATS, read_image
+from vitkit.io.video_files import open_video
+
+ENDINGS = [".jpg", ".JPEG", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".pgm", ".ppm", ".webp", ".tif", ".TIFF"]
+ENDINGS += [ending for name, ending in (("AVIF", ".avif"), ("JPEG2000", ".jp2"), ("HEIF", ".heic")) if name in FORMATS]
+FORMAT_OF = {".dib": "BMP", ".jpe": "JPEG", ".jfif": "JPEG", ".pgm": "PPM"}
+DEBRIS = ("._{}", ".ipynb_checkpoints/{}", "deep/.cache/deeper/{}")
+
+
+def draw(path, size=(40, 20)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    color = "L" if path.suffix == ".pgm" else "RGB"
+    Image.new("RGB", size, (90, 120, 30)).convert(color).save(path, FORMAT_OF.get(path.suffix))
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """One image of each ending, pictures of unknown formats, and other files."""
+    for ending in ENDINGS:
+        draw(tmp_path / "photos" / f"image_{ending[1:]}{ending}")
+    for name in ("a.psd", "b.psd", "c.txt", "no_ending"):
+        write(tmp_path / "photos" / name, "x")
+    return tmp_path / "photos"
+
+
+def test_images_of_every_ending_are_predicted_and_the_rest_is_counted(photos, caplog):
+    assert {path.name for path, _ in find_files([str(photos)])[0]} == {f"image_{e[1:]}{e}" for e in ENDINGS}
+    assert "left out files that are not read as images: 2 .psd, 1 .txt, 1 without an ending" in caplog.text
+    assert len(find_images(photos).named) == len(ENDINGS)
+    for name, path in find_images(photos).named:
+        assert read_image(path).shape == (20, 40, 3), name
+
+
+def test_images_of_every_ending_are_classified_and_the_rest_is_counted(photos, caplog):
+    photos.rename(photos.parent / "cat")
+    dataset = ImageFolder(photos.parent)
+    assert len(dataset) == len(ENDINGS) and {dataset[k]["image"].shape for k in range(len(dataset))} == {(3, 20, 40)}
+    assert "2 .psd" in caplog.text
+
+
+def test_annotated_images_of_every_ending_are_found(photos, caplog):
+    for ending in ENDINGS:
+        write(photos.parent / "labels" / f"image_{ending[1:]}.txt", "0 0.5 0.5 0.5 0.5\n")
+    data = read_annotations(photos.parent / "labels", photos)
+    assert len(data.images) == len(data.annotations) == len(ENDINGS)
+    assert "left out files that are not read as images: 2 .psd" in caplog.text
+
+
+def test_label_images_fit_photos_of_several_endings(photos):
+    for ending in ENDINGS:
+        draw(photos.parent / "masks" / f"image_{ending[1:]}.png")
+        Image.new("L", (40, 20), 1).save(photos.parent / "masks" / f"image_{ending[1:]}.png")
+    dataset = SemanticFolder(photos, photos.parent / "masks", classes=["a", "b"], image_suffix=None)
+    assert len(dataset) == len(ENDINGS) and dataset[0]["target"]["masks"].all()
+    draw(photos / "image_png.png2.png")
+    draw(photos / "image_png.jpg")
+    with pytest.raises(DataError, match="has both 'image_png.jpg' and 'image_png.png'. Remove one, or set image_suff"):
+        SemanticFolder(photos, photos.parent / "masks", classes=["a", "b"], image_suffix=None)
+
+
+def test_frames_of_a_video_have_any_ending(photos):
+    with open_video(photos) as video:
+        assert len(video.times) == len(ENDINGS)
+
+
+def test_further_pages_are_counted(tmp_path, caplog):
+    page = Image.new("RGB", (8, 8))
+    page.save(tmp_path / "scan.tif", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")] * 2)
+    draw(tmp_path / "one.tif")
+    find_files([str(tmp_path)])
+    assert "1 image has several pages or frames, of which the first is read, such as 'scan.tif'" in caplog.text
+
+
+READERS = {
+    "yolo": [("images/{}.png", None), ("labels/{}.txt", "0 0.5 0.5 0.5 0.5\n"), ("labels/classes.txt", "cat\n")],
+    "voc": [
+        ("JPEGImages/{}.png", None),
+        ("Annotations/{}.xml", "<annotation><object><name>cat</name><bndbox><xmin>2</xmin><ymin>2</ymin><xmax>9</xmax>"
+         "<ymax>9</ymax></bndbox></object></annotation>"),
+    ],
+    "labelme": [
+        ("{}.png", None),
+        ("{}.json", {"shapes": [{"label": "cat", "points": [[1, 1], [9, 9]], "shape_type": "rectangle"}]}),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_names_that_begin_with_a_dot_are_not_data(tmp_path, kind):
+    for pattern, content in READERS[kind]:
+        for name in ("a", "b"):
+            path = Path(tmp_path, pattern.format(name))
+            draw(path) if content is None else write(path, content)
+        for debris in DEBRIS:
+            path = Path(tmp_path, pattern.format("a"))
+            hidden = path.parent / debris.format(path.name)
+            draw(hidden) if content is None else write(hidden, content)
+            write(path.parent / f"._{path.name}", "\0\5\26\7 AppleDouble")
+    data = read_annotations(tmp_path)
+    assert sorted(Path(image["file_name"]).stem for image in data.images) == ["a", "b"]
+    assert data.format == kind and len(data.annotations) == 2 and not data.left_out
+
+
+def test_debris_of_label_images_csv_and_coco_is_not_data(tmp_path):
+    for name in ("a", *(d.format("a") for d in DEBRIS)):
+        draw(tmp_path / "images" / f"{name}.png")
+        path = tmp_path / "masks" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (40, 20), 1).save(path)
+    assert len(read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps").images) == 1
+    suffixes = dict(image_suffix=".png", label_suffix=".png")
+    assert len(SemanticFolder(tmp_path / "images", tmp_path / "masks", classes=["a", "b"], **suffixes)) == 1
+    write(tmp_path / "boxes.csv", "file,class,xmin,ymin,xmax,ymax\na.png,cat,1,1,9,9\n._a.png,cat,1,1,9,9\n")
+    data = read_annotations(tmp_path / "boxes.csv", tmp_path / "images")
+    assert len(data.images) == len(data.annotations) == 1
+    assert data.left_out == {"lines without an image": ["line 3 (._a.png)"]}
+    coco = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 40, "height": 20}],
+        "annotations": [],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    write(tmp_path / "coco" / "train.json", coco)
+    write(tmp_path / "coco" / "._train.json", "\0\5\26\7 images annotations categories")
+    write(tmp_path / "coco" / ".ipynb_checkpoints" / "train-checkpoint.json", coco)
+    assert len(read_annotations(tmp_path / "coco", tmp_path / "images").images) == 1
+
+
+def test_debris_of_classes_and_videos_is_not_data(tmp_path):
+    for name in ("a.png", *(d.format("b.png") for d in DEBRIS)):
+        draw(tmp_path / "classes" / "cat" / name)
+        draw(tmp_path / "videos" / "cat" / "run" / name)
+    draw(tmp_path / "classes" / ".ipynb_checkpoints" / "a.png")
+    draw(tmp_path / "videos" / "cat" / ".ipynb_checkpoints" / "a.png")
+    write(tmp_path / "videos" / "cat" / "._run.mp4", "AppleDouble")
+    dataset = ImageFolder(tmp_path / "classes")
+    assert dataset.classes == ["cat"] and dataset.image_ids == ["cat/a.png"]
+    assert VideoFolder(tmp_path / "videos").image_ids == ["cat/run"]
+    with open_video(tmp_path / "videos" / "cat" / "run") as video:
+        assert len(video.times) == 1
+    write(tmp_path / "clips" / "._a.mp4", "AppleDouble")
+    write(tmp_path / "clips" / "a.mp4", "video")
+    assert [Path(name).name for name, _ in find_videos(tmp_path / "clips").named] == ["a.mp4"]
+
+
+def test_hidden_folder_may_be_given_and_links_are_followed(tmp_path):
+    draw(tmp_path / ".data" / "a.png")
+    (tmp_path / ".data" / "self").symlink_to(tmp_path / ".data", target_is_directory=True)
+    draw(tmp_path / "elsewhere" / "b.png")
+    (tmp_path / ".data" / "more").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    assert [path.name for path in data_files(tmp_path / ".data")] == ["a.png", "b.png"]
+    assert ".png" in IMAGE_SUFFIXES

@@ -1,0 +1,121 @@
+"""Reads what exporters write beside COCO's fields or in another form: rotations, texts as ids, flat polygons, paths."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.formats.annotated import ImageFiles, polygon_box, rotated_box
+from vitkit.errors import DataError
+from vitkit.io.coco_schema import FileIssue, is_box, is_number
+from vitkit.text_format import pluralize
+
+_UNREAD = ("rotation", "angle", "theta", "rotated_bbox", "bbox_rotated", "rbbox", "obb")
+"""Fields that turn a box in ways that tools do not agree on."""
+
+
+def read_exporters_fields(content: Any) -> list[str]:
+    """Turn what exporters write otherwise into COCO's fields, in place, and describe what was read so.
+
+    Entries that are not objects, and values that mean nothing, are left to the checks of the schema.
+    """
+    if not isinstance(content, dict) or not all(isinstance(content.get(k), list) for k in ("images", "annotations")):
+        return []
+    annotations = [annotation for annotation in content["annotations"] if isinstance(annotation, dict)]
+    counts: Counter[str] = Counter()
+    ids = {key: _ids_of(content.get(part)) for key, part in (("image_id", "images"), ("category_id", "categories"))}
+    for annotation in annotations:
+        for key, of_part in ids.items():
+            value = annotation.get(key)
+            if isinstance(value, str) and value.isdecimal() and int(value) in of_part:
+                annotation[key] = int(value)
+                counts["ids of images and classes are texts, read as numbers"] += 1
+        segmentation = annotation.get("segmentation")
+        if isinstance(segmentation, list) and len(segmentation) >= 6 and all(map(is_number, segmentation)):
+            annotation["segmentation"] = [segmentation]
+            counts["segmentations are a flat list, as VIA writes them, read as one polygon"] += 1
+        if _rotate(annotation):
+            counts["boxes are turned by attributes.rotation, as CVAT writes it, and became polygons"] += 1
+        for key in _UNREAD:
+            if annotation.get(key):
+                counts[f"objects have a field {key!r}, which is not read: their boxes may be turned"] += 1
+    if any(isinstance(annotation.get("id"), str) for annotation in annotations):
+        for number, annotation in enumerate(annotations, start=1):
+            annotation["id"] = number
+        counts["annotations have texts as ids, and are numbered"] += len(annotations)
+    return [f"{count} {what}" for what, count in counts.items()]
+
+
+def _ids_of(entries: Any) -> set[int]:
+    entries = entries if isinstance(entries, list) else ()
+    return {entry["id"] for entry in entries if isinstance(entry, dict) and type(entry.get("id")) is int}
+
+
+def _rotate(annotation: dict[str, Any]) -> bool:
+    """Turn a box by the rotation that CVAT writes beside it; return whether it has one."""
+    attributes = annotation.get("attributes")
+    degrees = attributes.get("rotation") if isinstance(attributes, dict) else None
+    if not is_number(degrees) or not degrees % 360 or not is_box(annotation.get("bbox")):
+        return False
+    x, y, width, height = annotation["bbox"]
+    segmentation = annotation.get("segmentation")
+    # A polygon that is not the unturned box shows where the object lies.
+    if segmentation and not _is_box_outline(segmentation, annotation["bbox"]):
+        return False
+    annotation |= rotated_box(x, y, x + width, y + height, degrees)
+    # What is written from here must not be turned again.
+    annotation["attributes"] = {key: value for key, value in attributes.items() if key != "rotation"}
+    return True
+
+
+def _is_box_outline(segmentation: Any, bbox: list[float]) -> bool:
+    if not isinstance(segmentation, list) or len(segmentation) != 1 or not isinstance(segmentation[0], list):
+        return False
+    polygon = segmentation[0]
+    if len(polygon) not in (8, 10) or not all(map(is_number, polygon)):
+        return False
+    corners = {*zip(polygon[::2], polygon[1::2])}
+    x, y, width, height = polygon_box(segmentation)
+    outline = {(x, y), (x + width, y), (x, y + height), (x + width, y + height)}
+    return corners == outline and all(abs(a - b) <= 1 for a, b in zip((x, y, width, height), bbox))
+
+
+def find_listed_files(content: Any, folder: Path) -> list[str]:
+    """Change names of files to those that the folder has, in place, where they were written on another system.
+
+    Windows separates folders by backslashes, and macOS writes letters with accents as two characters.
+    """
+    entries = content.get("images") if isinstance(content, dict) else None
+    files, counts = None, Counter()
+    for image in entries if isinstance(entries, list) else ():
+        name = image.get("file_name") if isinstance(image, dict) else None
+        if not isinstance(name, str) or (name.isascii() and "\\" not in name) or not _is_missing(folder / name):
+            continue
+        try:
+            files = files or ImageFiles(folder)
+            found = files.find(name)
+        except DataError:  # no images, or several of that name; the name is reported as it is
+            continue
+        if found is not None:
+            image["file_name"] = found
+            counts["backslashes" if "\\" in name else "another Unicode form than their files"] += 1
+    return [f"{pluralize(count, 'names of files', 'have')} {what}" for what, count in counts.items()]
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not os.path.exists(path)
+    except ValueError:  # half a character
+        return False
+
+
+def explain_issues(issues: list[FileIssue], content: Mapping[str, Any], name: str) -> None:
+    """Raise a DataError that names the cause, if the issues of a file are those of a known exporter."""
+    without_class = [issue for issue in issues if issue.part == "annotations" and issue.field == "category_id"]
+    if without_class and all(content["annotations"][k.position].get("category_id", 0) is None for k in without_class):
+        raise DataError(
+            f"{name}: {pluralize(len(without_class), 'annotations', 'have')} category_id null: VIA writes so where a "
+            "region's class is free text, or an option whose id is not a number. Export VIA's annotations as CSV or "
+            "JSON, which keep the class and are read too."
+        )

@@ -1,0 +1,183 @@
+"""Fits annotations to the sizes of the image files: one rule for every format that states sizes.
+
+Where an image was annotated at another scale than that of its file, its boxes, masks and keypoints are scaled. Swapped
+widths and heights are left to `--fix sizes`, and other differences are errors: nothing tells where the objects lie.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+from vitkit.data.formats.annotated import round_pixels
+from vitkit.errors import DataError
+from vitkit.io.coco_schema import is_box, is_number
+from vitkit.io.image_files import MAX_PIXELS, upright_size
+from vitkit.io.segmentations import decode_segmentation, is_side, mask_annotation, wrong_run_lengths
+from vitkit.text_format import pluralize
+
+_MAX_MEASURED = 5000
+"""Number of images above which only some are measured, unless all are asked for: 5000 take about a second."""
+_NUM_SAMPLED = 1000
+_MAX_FRACTION = 1.01
+"""Boxes without a larger number are fractions of their images."""
+
+
+class Fit(NamedTuple):
+    """What was changed to fit annotations to the image files."""
+
+    notes: list[str]
+    scaled: set[int]
+    """Ids of the images whose objects were scaled."""
+
+
+def fit_sizes(content: Mapping[str, Any], folder: Path, *, measure_all: bool = True, strict: bool = True) -> Fit:
+    """Scale the objects of images that were annotated at another size than their file's; change the content in place.
+
+    Files that cannot be read, and entries that are not as COCO defines them, are left to other checks.
+
+    Args:
+        content: `images` and `annotations` in COCO's format.
+        folder: folder of the images.
+        measure_all: whether to read the size of every file; otherwise of a large dataset only some are read, and the
+            others if one of these differs.
+        strict: whether sizes that differ by more than a scale are errors.
+    Raises:
+        DataError: an image was annotated with another shape than its file has.
+    """
+    images = [image for image in content["images"] if _is_measurable(image)]
+    sampled = images
+    if not measure_all and len(images) > _MAX_MEASURED:
+        sampled = images[:: len(images) // _NUM_SAMPLED]
+    sizes = _other_sizes(sampled, folder)
+    if sizes and len(sampled) < len(images):
+        sizes = _other_sizes(images, folder)
+    by_id = {image["id"]: image for image in images if image["id"] in sizes}
+    scaled = {id_: by_id[id_] for id_, size in sizes.items() if is_scaled(_listed(by_id[id_]), size)}
+    others = [image for id_, image in by_id.items() if id_ not in scaled and sizes[id_] != _listed(image)[::-1]]
+    if strict and others:
+        raise DataError(size_difference(others[0], sizes[others[0]["id"]], len(others)))
+    if not scaled:
+        return Fit([], set())
+    objects: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for annotation in content["annotations"]:
+        if isinstance(annotation, dict) and annotation.get("image_id") in scaled:
+            objects[annotation["image_id"]].append(annotation)
+    fit = _fit_file(scaled, sizes, objects)
+    example = next(iter(scaled.values()))
+    (width, height), (file_width, file_height) = _listed(example), sizes[example["id"]]
+    for id_, image in scaled.items():
+        for annotation in () if fit else objects[id_]:
+            _scale(annotation, _listed(image), sizes[id_])
+        image["width"], image["height"] = sizes[id_]
+    where = f"'{example['file_name']}', {width}x{height} for a file of {file_width}x{file_height} pixels"
+    text = f"{pluralize(len(scaled), 'images', 'are')} listed with another size than the file's, such as {where}"
+    done = "boxes fit the files, so only the sizes are corrected" if fit else "boxes, masks and keypoints are scaled"
+    return Fit([f"{text}: the {done}"], set() if fit else {*scaled})
+
+
+def size_difference(image: Mapping[str, Any], size: tuple[int, int], count: int = 1) -> str:
+    """Return the error message for an image whose file has another (width, height) than annotated.
+
+    Args:
+        count: number of images with such differences.
+    """
+    (width, height), (file_width, file_height) = _listed(image), size
+    return (
+        f"image {image['file_name']!r} is {file_width}x{file_height} pixels (width x height, upright) and annotated as "
+        f"{width}x{height}{f', and {count - 1} more images differ' if count > 1 else ''}: one is not the other at "
+        "another scale, so nothing tells where the objects lie. Give the images as they were annotated; if only the "
+        "listed sizes are wrong: vitkit data convert … --fix sizes"
+    )
+
+
+def _is_measurable(image: Any) -> bool:
+    if not isinstance(image, dict) or not isinstance(image.get("file_name"), str):
+        return False
+    return type(image.get("id")) is int and is_side(image.get("width")) and is_side(image.get("height"))
+
+
+def _listed(image: Mapping[str, Any]) -> tuple[int, int]:
+    return image["width"], image["height"]
+
+
+def _other_sizes(images: Sequence[Mapping[str, Any]], folder: Path) -> dict[int, tuple[int, int]]:
+    """Return the (width, height) of each file that has another size than listed, by the image's id."""
+    sizes = {}
+    for image in images:
+        try:
+            size = upright_size(folder / image["file_name"])
+        except DataError:
+            continue
+        if size != _listed(image):
+            sizes[image["id"]] = size
+    return sizes
+
+
+def is_scaled(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two sizes (width, height) are one image at two scales, within the rounding of the smaller one."""
+    small, large = sorted((a, b))
+    if small[0] == large[0] or small[1] == large[1]:
+        return False
+    # Sizes are rounded, or rounded down.
+    low = max((side - 0.5) / full for side, full in zip(small, large))
+    high = min((side + 1) / full for side, full in zip(small, large))
+    return low < high and small[1] < large[1]
+
+
+def _fit_file(
+    images: Mapping[int, Mapping[str, Any]],
+    sizes: Mapping[int, tuple[int, int]],
+    objects: Mapping[int, Sequence[Mapping[str, Any]]],
+) -> bool:
+    """Whether the objects are in the pixels of the files, or are fractions, so that only the listed sizes are wrong."""
+    beyond_listed = beyond_file = 0
+    largest = 0.0
+    for id_, image in images.items():
+        (width, height), (file_width, file_height) = _listed(image), sizes[id_]
+        for annotation in objects[id_]:
+            segmentation = annotation.get("segmentation")
+            if isinstance(segmentation, dict) and segmentation.get("size") == [file_height, file_width]:
+                return True
+            if is_box(annotation.get("bbox")):
+                x, y, box_width, box_height = annotation["bbox"]
+                largest = max(largest, *annotation["bbox"])
+                beyond_listed += x + box_width > width + 1 or y + box_height > height + 1
+                beyond_file += x + box_width > file_width + 1 or y + box_height > file_height + 1
+    return 0 < largest <= _MAX_FRACTION or (beyond_listed > 0 and not beyond_file)
+
+
+def _scale(annotation: dict[str, Any], listed: tuple[int, int], size: tuple[int, int]) -> None:
+    """Scale an object from the listed (width, height) of its image to that of the file."""
+    scales = size[0] / listed[0], size[1] / listed[1]
+    if is_box(annotation.get("bbox")):
+        annotation["bbox"] = _scaled(annotation["bbox"], scales)
+    if is_number(annotation.get("area")):
+        annotation["area"] = round_pixels(annotation["area"] * scales[0] * scales[1])
+    keypoints, segmentation = annotation.get("keypoints"), annotation.get("segmentation")
+    if isinstance(keypoints, list) and all(map(is_number, keypoints)):
+        points = zip(keypoints[::3], keypoints[1::3], keypoints[2::3])
+        annotation["keypoints"] = [v for x, y, seen in points for v in (*_scaled([x, y], scales), seen)]
+    if isinstance(segmentation, list):
+        are_numbers = [isinstance(polygon, list) and all(map(is_number, polygon)) for polygon in segmentation]
+        if all(are_numbers):
+            annotation["segmentation"] = [_scaled(polygon, scales) for polygon in segmentation]
+    elif wrong_run_lengths(segmentation, listed[1], listed[0]) is None and listed[0] * listed[1] <= MAX_PIXELS:
+        mask = decode_segmentation(segmentation, listed[1], listed[0])
+        fields = mask_annotation(_resize_mask(mask, size))
+        annotation |= {"segmentation": fields["segmentation"], "area": fields["area"]}
+
+
+def _scaled(values: Sequence[float], scales: tuple[float, float]) -> list[float]:
+    return [round_pixels(value * scales[k % 2]) for k, value in enumerate(values)]
+
+
+def _resize_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize an (H, W) uint8 mask of 0 and 1; what is thinner than a pixel keeps the pixels that it touches."""
+    if size[0] > mask.shape[1]:
+        return cv2.resize(mask, size, interpolation=cv2.INTER_NEAREST) > 0
+    shares = cv2.resize(mask.astype(np.float32), size, interpolation=cv2.INTER_AREA)
+    return shares >= 0.5 if (shares >= 0.5).any() else shares > 0
