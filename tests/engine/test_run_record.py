@@ -76,8 +76,7 @@ def test_nothing_that_a_repository_names_is_run(repository, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("head", "branch"),
-    [("ref: refs/heads/../../../secret", "../../../secret"), ("password", None), ("ref: refs/heads/" + "x" * 5000, None)],
+    ("head", "branch"), [("ref: refs/heads/../../../secret", "../../../secret"), ("password", None), ("", None)]
 )
 def test_a_repository_that_somebody_wrote_by_hand_tells_nothing_else(tmp_path, head, branch):
     (tmp_path / "secret").write_text("a" * 40)
@@ -85,4 +84,4 @@ def test_a_repository_that_somebody_wrote_by_hand_tells_nothing_else(tmp_path, h
     (tmp_path / ".git" / "HEAD").write_text(head)
     os.mkfifo(tmp_path / ".git" / "packed-refs")
     state = git_state(tmp_path)
-    assert state["commit"] is None and (branch is None or state["branch"] == branch)
+    assert state == ({"folder": str(tmp_path), "commit": None, "branch": branch} if head else None)
