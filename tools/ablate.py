@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitkit.tools.common import errors_in_one_line, is_override
+from vitkit.tools.common import add_trust, errors_in_one_line, is_override
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -47,6 +47,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     text = "the runs' device: cpu, cuda, mps, ... (default: auto, the accelerator that PyTorch finds, else cpu)"
     parser.add_argument("--device", default="auto", help=text)
+    add_trust(parser)
     words = list(sys.argv[1:] if argv is None else argv)
     # Overrides are taken out first: after --seeds or --arms they would be parsed as values of these options.
     overrides = [word for word in words if is_override(word) and not word.startswith("-")]
@@ -96,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 run_dir=args.run_dir,
                 budget=args.budget,
                 device=args.device,
+                trust=args.trust,
             )
         if rows := read_rows(args.out / f"{path.stem}.json"):
             write_page(ablation, path, rows, args.out)

@@ -9,8 +9,8 @@ Examples:
     python tools/train.py my_config.py --check    (whether the parts fit each other; trains nothing)
     python tools/train.py --resume runs/detr_r50
 
-The run's folder gets config.json (with the data's absolute paths), run.json (command, versions, git state and device of
-each start), console.txt, log.jsonl and curves.png, checkpoints, and predictions.png of the last validation.
+The run's folder gets config.json (with the data's absolute paths), run.json (command, versions, git commit and device
+of each start), console.txt, log.jsonl and curves.png, checkpoints, and predictions.png of the last validation.
 
 SIGTERM (which Slurm sends) and SIGINT (ctrl-C) end the run after its step, with a checkpoint and the command that
 resumes it; the exit status is then 143 or 130, otherwise 0 when the run is complete and 1 after an error. A second

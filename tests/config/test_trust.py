@@ -1,9 +1,12 @@
 """Saved configs import code only after the user has run or trusted it."""
 
+import importlib
 import json
 import os
+import py_compile
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -141,7 +144,8 @@ def test_a_file_that_was_only_trusted_needs_trust_when_it_changes(stranger, tmp_
 def test_a_file_beside_a_trusted_one_needs_trust_too(stranger, tmp_path):
     (stranger / "head.py").write_text("import evil\n")
     (stranger / "config.json").write_text(json.dumps({"imports": ["head.py"]}))
-    trust.remember([trust.ImportedCode("", "head.py", (stranger / "head.py").read_bytes())])
+    head = str(stranger / "head.py")
+    trust.remember([trust.ImportedCode("", head, head, (stranger / "head.py").read_bytes())])
     with pytest.raises(ConfigError, match="imported by .*head.py: .*evil.py") as caught:
         load_config(stranger / "config.json")
     assert "neither run nor trusted" in str(caught.value) and times_run(stranger) == 0
@@ -151,9 +155,105 @@ def test_a_file_beside_a_trusted_one_needs_trust_too(stranger, tmp_path):
 
 def test_installed_modules_need_trust_too(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"imports": ["antigravity"]}))
-    with pytest.raises(ConfigError, match=r"imports\.0: antigravity \(installed module"):
+    with pytest.raises(ConfigError, match=r"imports\.0: antigravity at .*antigravity\.py \("):
         load_config(tmp_path / "config.json")
     assert "antigravity" not in sys.modules
+
+
+@pytest.fixture
+def on_the_path(tmp_path, monkeypatch):
+    """Return a function that writes files into a folder, which is then the only one of a test on Python's path, and a
+    saved config that imports a module; with a function that forgets what was imported, as in a later process."""
+    before = set(sys.modules), list(sys.meta_path)
+
+    def forget():
+        monkeypatch.setattr(trust, "_trusted_here", set())
+        for name in set(sys.modules) - before[0]:
+            if name.partition(".")[0] in ("plain", "helper", "package", "space"):
+                del sys.modules[name]
+        sys.meta_path[:] = before[1]
+        importlib.invalidate_caches()
+
+    def write(folder: str, module: str, files: Mapping[str, str]) -> Path:
+        forget()
+        for name, text in files.items():
+            path = tmp_path / folder / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *[p for p in sys.path if str(tmp_path) not in p]])
+        (tmp_path / "saved.json").write_text(json.dumps({"imports": [module]}))
+        return tmp_path / "saved.json"
+
+    yield write
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("module", "changed"),
+    [
+        ("plain", "plain"),
+        ("plain", "helper"),
+        ("package", "package/__init__"),
+        ("package.part", "package/__init__"),
+        ("package.part", "package/part"),
+        ("package.part", "package/below"),
+        ("space.part", "space/part"),
+    ],
+)
+def test_a_module_is_trusted_by_its_source_and_not_by_its_name(on_the_path, tmp_path, module, changed):
+    ran = f"open({str(tmp_path / 'ran')!r}, 'a').write('x')\n"
+    files = {
+        "plain": "import helper\n",
+        "helper": "",
+        "package/__init__": "",
+        "package/part": "from package import below\n",
+        "package/below": "",
+        "space/part": "",
+    }
+    saved = on_the_path("first", module, files)
+    with pytest.raises(ConfigError, match="neither run nor trusted"):
+        load_config(saved)
+    load_config(saved, trust=True)
+    assert not [name for name in sys.modules if name in files and name not in (module, "helper")]
+    on_the_path("second", module, files)  # the same code in another folder
+    load_config(saved)
+    on_the_path("second", module, {**files, changed: ran + files[changed]})
+    with pytest.raises(ConfigError, match="neither run nor trusted before") as caught:
+        load_config(saved)
+    assert str(tmp_path / "second") in str(caught.value) and not (tmp_path / "ran").exists()
+    load_config(saved, trust=True)
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_cached_compilation_beside_a_trusted_module_does_not_run(on_the_path, tmp_path):
+    harmless = "x = 1" + " " * 200 + "\n"
+    saved = on_the_path("folder", "plain", {"plain": harmless})
+    load_config(saved, trust=True)
+    source = tmp_path / "folder" / "plain.py"
+    status = source.stat()
+    source.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')".ljust(len(harmless) - 1) + "\n")
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    py_compile.compile(str(source))
+    source.write_text(harmless)
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    on_the_path("folder", "plain", {})
+    load_config(saved)
+    assert sys.modules["plain"].x == 1 and not (tmp_path / "ran").exists()
+
+
+def test_a_module_stays_imported_and_later_imports_of_its_package_are_trusted_likewise(on_the_path, tmp_path):
+    part = "def late():\n    from package import below\n    return below.x\n"
+    files = {"package/__init__": "", "package/part": part, "package/below": "x = 1\n"}
+    saved = on_the_path("folder", "package.part", files)
+    load_config(saved, trust=True)
+    part = sys.modules["package.part"]
+    assert part.late() == 1 and list(sys.modules["package"].__path__) == [str(tmp_path / "folder" / "package")]
+    load_config(saved)
+    assert sys.modules["package.part"] is part
+    on_the_path("folder", "package.part", {"package/below": "x = 2\n"})
+    load_config(saved)
+    with pytest.raises(ConfigError, match="below.py"):
+        sys.modules["package.part"].late()
 
 
 def no_home() -> Path:

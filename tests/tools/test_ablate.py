@@ -11,6 +11,7 @@ import pytest
 
 from vitkit.apps.starter.ablations import page as pages
 from vitkit.apps.starter.ablations import runs, sets
+from vitkit.config import load_config
 from vitkit.errors import TrainingError
 from vitkit.tools import ablate, train
 
@@ -96,6 +97,20 @@ def test_a_run_that_was_interrupted_is_resumed(toy, tmp_path, monkeypatch):
     ablate.main([toy, "--arms", "plain", "--seeds", "0", "--device", "cpu"])
     assert commands == [["vitkit", "train", "--resume", str(folder.relative_to(tmp_path)), "--device", "cpu"]]
     assert len(rows_of(tmp_path)) == 1
+
+
+def test_what_lies_in_the_folder_of_a_run_is_not_trusted(toy, tmp_path, monkeypatch):
+    folder = tmp_path / "runs/ablations/toy/plain-0"
+    folder.mkdir(parents=True)
+    (folder / "last.pth").write_bytes(b"weights")
+    (folder / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    config = load_config("configs/quickstart/detr.py")
+    (folder / "config.json").write_text(json.dumps({**config, "imports": ["theirs.py"]}))
+    commands = []
+    monkeypatch.setattr(runs, "run_to_end", lambda command, folder: commands.append(command))
+    with pytest.raises(SystemExit, match=r"neither run nor trusted before:\n.*theirs\.py"):
+        ablate.main([toy, "--arms", "plain", "--seeds", "0"])
+    assert not (tmp_path / "ran").exists() and not commands
 
 
 def test_wrong_names_are_refused(toy):

@@ -7,20 +7,23 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from os.path import isdir
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
 from vitkit.config.check import COMMAND_LINE, find_issues, raise_if_any
-from vitkit.config.local_imports import importable
+from vitkit.config.local_imports import folder_of, importable
 from vitkit.config.names import CONFIG_SUFFIXES, ConfigSource, config_names, find_config
 from vitkit.config.overrides import apply_override, split_override
 from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy, slots_of
 from vitkit.config.trust import ImportedCode, remember, require_trust
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest, unknown
+
+_DATA_SUFFIXES = (".yaml", ".yml")
+"""Endings of files that describe YOLO's data, which people take for a config."""
 
 
 class Config(dict):
@@ -48,9 +51,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, check: bool 
     """Load a config file, apply overrides, and check the result.
 
     Args:
-        path: a Python file with a function `config()` that returns nested dicts, or a config saved as `.json`; or the
-            name of an installed one, such as "detr_r50", "dfine_s_coco" or "quickstart/detr"; or either with arguments
-            of `config`, "mask2former:backbone=swin_tiny,data=ade20k"; see `find_config`.
+        path: a file, .py with a function `config()` that returns nested dicts, or .json as saved; or the name of an
+            installed config, such as "detr_r50", "dfine_s_coco" or "quickstart/detr"; or either with arguments of
+            `config`, "mask2former:backbone=swin_tiny,data=ade20k"; see `find_config`.
         overrides: "key.sub=value" each, applied in order. Values are Python literals (also `true`, `false` and `none`),
             anything else is a string; items of a list are addressed by index.
         check: whether to run `check_config`.
@@ -111,9 +114,9 @@ def _resolve(
             own = [item for item in code if not is_saved or named & {"imports", item.key}]
             if not trust:
                 require_trust([item for item in code if item not in own], path)
-            neighbors = _import_code(code, own, path=path, trust=trust)
+            _import_code(code, own, path=path, trust=trust)
             if code:
-                remember([*code, *neighbors], own=own)
+                remember(code, own=own)
                 # Paths are made absolute, so that they are valid for the saved config in any working directory.
                 cfg["imports"] = [item.name for item in code]
 
@@ -149,6 +152,12 @@ def _not_found(path: Path) -> ConfigError:
     """Return the error for a path or a name of which there is no config."""
     if isdir(path):
         return ConfigError(f"{str(path)!r} is a folder; expected a config file. A run's is config.json in its folder.")
+    if isfile(path):
+        remedy = f" To train on its images, use `vitkit start {path}`." * (path.suffix.lower() in _DATA_SUFFIXES)
+        return ConfigError(
+            f"{str(path)!r} is not a config: expected a file that ends in .py or, as saved, .json. Nothing in it was "
+            f"run.{remedy}"
+        )
     if path.suffix not in CONFIG_SUFFIXES:
         # The model zoo stands above this room, so it is imported by its name, and only for this message.
         zoo = importlib.import_module("vitkit.model_zoo")
@@ -207,6 +216,8 @@ def _parse(text: str | bytes, path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a saved config: {error}.") from error
     if not isinstance(cfg, dict):
         raise ConfigError(f"{path}: got {type(cfg).__name__} as saved config; expected a dict.")
+    if cfg.keys() >= {"images", "annotations"}:
+        raise ConfigError(f"{path}: has a dataset's annotations, not a config. Use `vitkit start IMAGES {path}`.")
     return cfg
 
 
@@ -246,49 +257,49 @@ def _imported_code(cfg: dict[str, Any], folder: Path) -> list[ImportedCode]:
         return []  # `check_config` reports it
     code = []
     for i, name in enumerate(cfg.get("imports", [])):
-        source = None
-        if name.endswith(".py"):
-            path = (folder / name).resolve()
-            if not path.is_file():
-                raise ConfigError(f"imports.{i}: no file {str(path)!r}; relative paths start at {str(folder)!r}.")
-            name, source = str(path), path.read_bytes()
-        code.append(ImportedCode(f"imports.{i}", name, source))
+        key = f"imports.{i}"
+        if not name.endswith(".py"):
+            code.append(ImportedCode.of_module(key, name))
+            continue
+        path = (folder / name).resolve()
+        if not path.is_file():
+            raise ConfigError(f"{key}: no file {str(path)!r}; relative paths start at {str(folder)!r}.")
+        code.append(ImportedCode(key, str(path), str(path), path.read_bytes()))
     return code
 
 
-def _import_code(
-    code: Sequence[ImportedCode], own: list[ImportedCode], *, path: Path, trust: bool
-) -> list[ImportedCode]:
-    """Import the modules, and run the files as they were read; return the files beside them that these imported.
+def _import_code(code: Sequence[ImportedCode], own: list[ImportedCode], *, path: Path, trust: bool) -> None:
+    """Run the files as they were read, and import the modules; what these import beside them is trusted or refused.
 
     Args:
-        own: the code that the user named; the files that it imports are appended.
+        own: the code that the user named.
         path: the config, for errors.
         trust: whether files beside untrusted code may run.
     """
-    neighbors = []
 
     def admit(importer: ImportedCode, file: Path, source: bytes) -> None:
-        neighbor = ImportedCode(f"imported by {importer.name}", str(file), source)
-        if importer in own:
-            own.append(neighbor)
-        elif not trust:
+        neighbor = ImportedCode(f"imported by {importer.name}", str(file), str(file), source)
+        is_own = importer in own
+        if not is_own and not trust:
             require_trust([neighbor], path)
-        neighbors.append(neighbor)
+        remember([neighbor], own=[neighbor] if is_own else [])
 
     for item in code:
-        if item.source is not None:
+        if item.file == item.name:
             with importable(Path(item.name).parent, partial(admit, item)):
                 _run(Path(item.name), item.source)
             continue
+        folder = None if item.name in sys.modules else folder_of(item.name)
         try:
-            importlib.import_module(item.name)
+            with nullcontext() if folder is None else importable(folder, partial(admit, item), keep=True):
+                importlib.import_module(item.name)
+        except ConfigError:
+            raise
         except Exception as error:  # whatever a user's module raises, not only that it is missing
             raise ConfigError(
                 f"{item.key}: importing {item.name!r} failed: {type(error).__name__}: {error}. "
                 "Name an installed module, or a file that ends in .py."
             ) from error
-    return neighbors
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

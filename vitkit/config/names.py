@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Mapping
-from os.path import isfile
+from os.path import exists, isfile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,14 +37,16 @@ def find_config(text: str | Path) -> ConfigSource | None:
     """Find a config; None if there is none of that name.
 
     Args:
-        text: a file; an installed name, such as "detr_r50", "quickstart/detr" or "dfine_s_coco", which may also be
-            written as a path, "configs/dfine_s_coco.py"; or one of these with arguments of its `config`,
-            "mask2former:backbone=swin_tiny,data=ade20k".
+        text: a file that ends in .py or .json; an installed name, such as "detr_r50", "quickstart/detr" or
+            "dfine_s_coco", which may also be written as a path, "configs/dfine_s_coco.py"; or one of these with
+            arguments of its `config`, "mask2former:backbone=swin_tiny,data=ade20k".
     Raises:
         ConfigError: the arguments do not parse, or there is no such family to take them.
     """
-    if isfile(text):  # Path.is_file raises an OSError for a name that is too long
+    if _is_config_file(text):
         return ConfigSource(Path(text).stem, Path(text))
+    if str(text).startswith("."):  # "./NAME" is a path, as opposed to an installed name
+        return None
     if has_arguments(text):
         return _with_arguments(*_WITH_ARGUMENTS.fullmatch(str(text)).groups())
     if file := _installed_file(Path(text)):
@@ -54,7 +56,34 @@ def find_config(text: str | Path) -> ConfigSource | None:
 
 def has_arguments(text: str | Path) -> bool:
     """Whether a text is a config with arguments, rather than a file or a name."""
-    return _WITH_ARGUMENTS.fullmatch(str(text)) is not None and not isfile(text)
+    return _WITH_ARGUMENTS.fullmatch(str(text)) is not None and not _is_config_file(text)
+
+
+def is_installed_name(text: str | Path) -> bool:
+    """Whether a text is the name of an installed config, which nothing in the working directory replaces: a file or a
+    folder of that name is written as a path, "./NAME"."""
+    path = Path(text)
+    if not isinstance(text, str) or path.as_posix() != text or path.suffix in CONFIG_SUFFIXES:
+        return False
+    return _installed_file(path) is not None or _installed_name(path) in _variants()
+
+
+def check_unambiguous(text: str | Path) -> None:
+    """Check that the working directory has nothing by the name of an installed config, for names that may be either.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if is_installed_name(text) and exists(text):
+        raise ConfigError(
+            f"{text!r} is the name of an installed config, and there is also '{text}' in this folder: rename it, or "
+            f"write it as a path, ./{text}."
+        )
+
+
+def _is_config_file(text: str | Path) -> bool:
+    """Whether a text is the path of a file that is read as a config; any other file is data, which is not run."""
+    return Path(text).suffix in CONFIG_SUFFIXES and isfile(text)  # Path.is_file raises for a name that is too long
 
 
 def config_names() -> list[str]:

@@ -1,14 +1,15 @@
 """Decides which code files of others may run: what the user has run or trusted before, identified by its content."""
 
 import hashlib
-import importlib.util
 import json
 import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+from vitkit.config.local_imports import find_specs
 from vitkit.errors import ConfigError
 
 logger = logging.getLogger("vitkit")
@@ -25,44 +26,54 @@ class ImportedCode:
     key: str
     """The item's key in the config, such as "imports.0"."""
     name: str
-    """Name of an installed module, or absolute path of a file that ends in .py."""
-    source: bytes | None
-    """The file's content; None for a module."""
+    """Name of a module, or absolute path of a file that ends in .py."""
+    file: str
+    """Path of the file; "" for a module without one, such as those of Python itself."""
+    source: bytes
+    """Content of the file, after those of the packages that a module is in, which run before it."""
+
+    @classmethod
+    def of_module(cls, key: str, name: str) -> "ImportedCode":
+        """Return the code that importing a module would run, as it is found now; nothing is imported."""
+        sources = [_source_of(spec) for spec in find_specs(name)]
+        file = next((spec.origin for spec in find_specs(name)[-1:] if spec.has_location), None)
+        return cls(key, name, file or "", b"\0".join(filter(None, sources)))
 
     @property
     def checksum(self) -> str:
-        """Return the SHA-256 of the file or, for a module, of its name and its install location."""
-        if self.source is not None:
-            return hashlib.sha256(self.source).hexdigest()
-        try:
-            spec = importlib.util.find_spec(self.name.partition(".")[0])  # this imports nothing
-        except (ImportError, ValueError):
-            spec = None
-        return hashlib.sha256(f"module {self.name} of {spec.origin if spec else None}".encode()).hexdigest()
+        """Return the SHA-256 of the source."""
+        return hashlib.sha256(self.source).hexdigest()
 
     def __str__(self) -> str:
-        size = "installed module" if self.source is None else f"{len(self.source)} bytes"
-        return f"{self.key}: {self.name} ({size}, sha256 {self.checksum[:12]}…)"
+        at = f" at {self.file}" if self.file not in ("", self.name) else ""
+        return f"{self.key}: {self.name}{at} ({len(self.source)} bytes, sha256 {self.checksum[:12]}…)"
+
+
+def _source_of(spec: ModuleSpec) -> bytes:
+    """Return the content of a module's file; for a module of the interpreter its name, as it has none."""
+    if spec.has_location:
+        return spec.loader.get_data(spec.origin)
+    return b"" if spec.origin is None else f"{spec.origin} module {spec.name}".encode()  # None: a folder, nothing runs
 
 
 @dataclass(frozen=True)
 class ProgramCode:
     """A program of torch.export, which is code: reading it evaluates expressions and looks up functions by name."""
 
-    name: str
-    """The file's path."""
+    file: str
+    """Its path."""
 
     @property
     def checksum(self) -> str:
         """Return the SHA-256 of the file."""
         digest = hashlib.sha256()
-        with open(self.name, "rb") as file:
+        with open(self.file, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
         return digest.hexdigest()
 
     def __str__(self) -> str:
-        return f"{self.name} ({os.path.getsize(self.name)} bytes, sha256 {self.checksum[:12]}…)"
+        return f"{self.file} ({os.path.getsize(self.file)} bytes, sha256 {self.checksum[:12]}…)"
 
 
 def trust_file() -> Path:
@@ -82,7 +93,7 @@ def require_trust(code: Sequence[ImportedCode | ProgramCode], path: str | Path, 
     unknown = [
         item
         for item in code
-        if item.checksum not in trusted and not (f"{_OWN}{item.name}" in trusted and _is_mine(Path(item.name), path))
+        if item.checksum not in trusted and not (f"{_OWN}{item.file}" in trusted and _is_mine(Path(item.file), path))
     ]
     if unknown:
         listed = "".join(f"\n  - {item}" for item in unknown)
@@ -113,9 +124,9 @@ def remember(code: Sequence[ImportedCode | ProgramCode], *, own: Sequence[Import
         own: the code out of it that the user has named, in a config in Python or on the command line. Such a file stays
             trusted when it changes, see `_is_mine`.
     """
-    entries = {item.checksum: item.name for item in code}
+    entries = {item.checksum: item.file for item in code}
     here = Path.cwd().resolve()
-    entries |= {f"{_OWN}{item.name}": "" for item in own if Path(item.name).is_relative_to(here)}
+    entries |= {f"{_OWN}{item.file}": "" for item in own if Path(item.file).is_relative_to(here)}
     _trusted_here.update(entries)
     remembered = _remember()
     if entries.keys() <= remembered.keys():
@@ -136,7 +147,7 @@ def remember(code: Sequence[ImportedCode | ProgramCode], *, own: Sequence[Import
 
 
 def _remember() -> dict[str, str]:
-    """Return checksum -> name under which it was trusted; empty if the list is missing or invalid."""
+    """Return checksum -> file under which it was trusted; empty if the list is missing or invalid."""
     try:
         content = json.loads(trust_file().read_bytes())
     except (OSError, ValueError, RuntimeError):  # RuntimeError: nested too deeply, or no home folder

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
 import time
 import uuid
@@ -30,6 +29,7 @@ from vitkit.devices import device_name, processor_name
 from vitkit.distributed import broadcast_object, is_main, world_size
 from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME, newest_checkpoint
 from vitkit.errors import ConfigError
+from vitkit.io.git_files import git_state
 from vitkit.logging import LOG_NAME
 
 try:
@@ -365,8 +365,8 @@ def resume_command(run_dir: Path, *arguments: str) -> str:
 def record_start(run_dir: Path, device: torch.device) -> None:
     """Append this start to the list in the run's `run.json`, which has one entry per start or resumption.
 
-    An entry has the time, the command, its folder, the machine, versions, the state of the git repositories of vitkit
-    and of the folder (commit, branch, changed files), and the device.
+    An entry has the time, the command, its folder, the machine, versions, the commits and branches of the git
+    repositories of vitkit and of the folder, and the device.
     """
     path = run_dir / RECORD_NAME
     starts = []
@@ -390,23 +390,6 @@ def record_start(run_dir: Path, device: torch.device) -> None:
     temporary = path.with_name(f"{RECORD_NAME}.tmp")
     temporary.write_text(json.dumps({"starts": [*starts, start]}, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return the repository that contains a folder: root folder, commit, branch, changed files; None if there is no
-    repository, or no git."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.rstrip("\n")
-
-    try:
-        top, commit = git("rev-parse", "--show-toplevel"), git("rev-parse", "HEAD")
-        branch = git("rev-parse", "--abbrev-ref", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"folder": top, "commit": commit, "branch": branch, "changed": [line[3:] for line in changed]}
 
 
 def _versions() -> dict[str, str | None]:

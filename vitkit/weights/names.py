@@ -4,7 +4,7 @@ from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import NamedTuple
 
-from vitkit.config.names import CONFIG_SUFFIXES, find_config
+from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, find_config
 from vitkit.errors import ConfigError
 from vitkit.registry import unknown
 from vitkit.weights.hub import hub_folder, is_hub_name
@@ -57,6 +57,7 @@ def find_weights(source: str | Path) -> str | Path:
         ConfigError: there are no such weights, or only a config of that name.
         CheckpointError: the repository cannot be downloaded.
     """
+    check_unambiguous(source)
     path, name = Path(source), str(source)
     if path.suffix in WEIGHTS_SUFFIXES or (isfile(path) and path.suffix not in CONFIG_SUFFIXES):
         return source

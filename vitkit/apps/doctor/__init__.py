@@ -14,6 +14,7 @@ from vitkit.apps.doctor import data_checks, training_checks
 from vitkit.apps.doctor.doctor_input import Case, Options
 from vitkit.apps.doctor.issues import VERDICTS, Issue, report
 from vitkit.config import load_config
+from vitkit.config.names import is_installed_name
 from vitkit.devices import default_device
 from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.settings import require
@@ -88,7 +89,8 @@ def diagnose(
             raise ConfigError(f"no check {name!r}. {nearest(name, CHECKS)}")
     if not isinstance(config, Mapping):
         saved = os.path.join(config, CONFIG_NAME)
-        config = load_config(saved if os.path.isfile(saved) else config, overrides, trust=trust)
+        is_run = os.path.isfile(saved) and not is_installed_name(config)
+        config = load_config(saved if is_run else config, overrides, trust=trust)
     require(config, "data")
     options = Options(
         device=torch.device(device or default_device()),

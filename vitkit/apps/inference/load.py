@@ -24,7 +24,7 @@ from vitkit.apps.inference.translator import Translator
 from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.apps.interop.transformers_configs import read_config, transformers_folder
 from vitkit.config import Config, config_names, find_config, load_config, load_saved_config
-from vitkit.config.names import CONFIG_SUFFIXES, has_arguments
+from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, has_arguments
 from vitkit.data.datasets.video import sampling_of
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
@@ -213,6 +213,7 @@ def find_model(
             a folder of the transformers library, or "hf:OWNER/NAME", a repository of its hub, downloaded once;
             the name of an installed config, such as "quickstart/detr", or a family with arguments,
                 "mask2former:backbone=swin_tiny,data=ade20k".
+            A folder with the name of an installed config is written as a path, "./detr_r50".
         weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`, if it has any.
         overrides: `key.sub=value` changes to the config.
         trust: let a run's saved config import the code that it names, see `load_config`, and an exported program run.
@@ -235,6 +236,7 @@ def find_model(
             f"got {source!r} for a model; expected its name, a path or a config. A config's weights are an argument of "
             "their own."
         )
+    check_unambiguous(source)
     folder = transformers_folder(source)
     if folder is not None:
         return FoundModel(read_config(source, folder, overrides, trust=trust), folder if weights is None else weights)

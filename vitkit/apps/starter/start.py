@@ -215,7 +215,7 @@ def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Pa
     config = load_config(folder / CONFIG)
     metric = config["train"]["best_metric"]
     trained = f"{pluralize(choice.epochs, 'epochs')}, {(time.monotonic() - began) / 60:.0f} min"
-    evaluated = api.test(run.path, device=request.device, trust=True)
+    evaluated = api.test(run.path, device=request.device)
     facts = {"model": str(run.path), "trained": trained}
     path = write_report(
         evaluated.evaluator, folder / "report.html", title=f"{request.task}: {request.images}", facts=facts

@@ -43,7 +43,7 @@ class Run:
 
     def load(self, *, device: str | torch.device = "cpu") -> Loaded:
         """Load these weights for prediction; see `vitkit.load`."""
-        return load(self.path, device=device, trust=True)
+        return load(self.path, device=device)
 
 
 def train(

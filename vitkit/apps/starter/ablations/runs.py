@@ -39,6 +39,7 @@ def run_all(
     run_dir: Path,
     budget: float | None,
     device: str,
+    trust: bool = False,
 ) -> int:
     """Run what is missing in the results, all arms with the first seed first; return the number of failed runs.
 
@@ -47,6 +48,7 @@ def run_all(
         out: the folder of the results.
         run_dir: the folder of the runs.
         budget: start no run after this many minutes; None: no limit.
+        trust: see `load_config`, for the saved configs of interrupted runs.
     """
     name, start, failures = path.stem, time.monotonic(), 0
     results = out / f"{name}.json"
@@ -65,7 +67,7 @@ def run_all(
             try:
                 epochs = next((row["epochs"] for row in rows if row["arm"] == arm), None)
                 row = {"set": name, "arm": arm, "seed": seed} | run_arm(
-                    command, folder, seed=seed, epochs=epochs, ablation=ablation, device=device
+                    command, folder, seed=seed, epochs=epochs, ablation=ablation, device=device, trust=trust
                 )
             except TrainingError as error:
                 print(f"{arm}, seed {seed}: {error}", file=sys.stderr)
@@ -78,15 +80,25 @@ def run_all(
     return failures
 
 
-def run_arm(command: list[str], folder: Path, *, seed: int, epochs: int | None, ablation: Ablation, device: str) -> Row:
+def run_arm(
+    command: list[str],
+    folder: Path,
+    *,
+    seed: int,
+    epochs: int | None,
+    ablation: Ablation,
+    device: str,
+    trust: bool = False,
+) -> Row:
     """Train one arm to its end, resuming it if it was interrupted; return its row.
 
     Raises:
         TrainingError: the run failed.
+        ConfigError: what lies in its folder would run code that the user has neither run nor trusted.
     """
     resumes = (folder / LAST_NAME).is_file()
     if resumes:
-        epochs = load_config(folder / CONFIG_NAME, trust=True)["train"]["epochs"]
+        epochs = load_config(folder / CONFIG_NAME, trust=trust)["train"]["epochs"]
     elif epochs is None and ablation.minutes is not None:
         epochs = epochs_of(ablation.minutes, command, folder.with_name(f"{folder.name}-timing"), device)
     epochs = epochs or load_config(command[2], command[3:])["train"]["epochs"]
