@@ -75,7 +75,10 @@ def dfine_model(size, activation="relu"):
             num_decoder_layers=sizes["layers"], reg_max=32, reg_scale=8.0 if size == "x" else 4.0, up=0.5, **small,
         ),
         training_queries=[
-            dict(type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0),
+            dict(
+                type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0, mirror=True,
+                eps=1e-5, padding=0.0,
+            ),
         ],
     )  # fmt: skip
 

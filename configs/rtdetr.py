@@ -45,7 +45,10 @@ def config(depth: Literal[18, 34, 50, 101] = 50):
                 num_decoder_layers=sizes["num_decoder_layers"],
             ),
             training_queries=[
-                dict(type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0),
+                dict(
+                    type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0, eps=1e-5,
+                    padding=0.0,
+                ),
             ],
         ),
         criterion=dict(
