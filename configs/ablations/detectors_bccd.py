@@ -52,11 +52,7 @@ def networks():
         "RT-DETR-R18": {"model": small(rtdetr(18)["model"]), "criterion": rtdetr(18)["criterion"]},
         "D-FINE-N": {"model": small(dfine("n")["model"])} | d_fine,
         "D-FINE-S": {"model": small(dfine("s")["model"])} | d_fine,
-        "RF-DETR-N": {
-            "model": small(rf_detr_n["model"]),
-            "criterion": rf_detr_n["criterion"],
-            "optimizer.lr": 1e-4,
-        },
+        "RF-DETR-N": {"model": small(rf_detr_n["model"]), "criterion": rf_detr_n["criterion"], "optimizer.lr": 1e-4},
     }
 
 
