@@ -60,7 +60,7 @@ def config(depth: Literal[18, 34, 50, 101] = 50):
         data=dfine_data(strong_until=72, size_repeats=3),
         optimizer=dict(
             type="AdamW", lr=1e-4, backbone_lr=1e-6 if depth == 101 else 1e-5, weight_decay=1e-4,
-            no_weight_decay=["vectors"],
+            no_weight_decay=[] if depth == 101 else ["vectors"],
         ),
         schedule=dict(type="ConstantLR"),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
