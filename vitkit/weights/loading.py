@@ -36,8 +36,8 @@ class LoadReport:
     new_parts: list[str] = field(default_factory=list)
     """Prefixes of the model's parts that were not loaded, because the checkpoint has no entries for them."""
     left_out: list[str] = field(default_factory=list)
-    """Entries of a backbone that its feature maps do not depend on: a classifier's head and last norm, blocks and stages
-    after the last map."""
+    """Entries of a backbone that its feature maps do not depend on: a classifier's head and last norm, blocks after the
+    last map."""
     not_finite: list[str] = field(default_factory=list)
     """Loaded entries that contain NaN, or infinity if they are parameters."""
 
