@@ -1,5 +1,5 @@
 """DEIM-D-FINE on COCO 2017 (Huang et al. 2024, https://arxiv.org/abs/2412.04234): D-FINE in less training, with
-mosaics, mixup and another class loss.
+mosaics, mixup and another class loss, and with stem and batch norms trained in all sizes.
 
 Run:       torchrun --nproc-per-node 8 tools/train.py deim_dfine_s_coco
 Reference: the original README; parameters are with 80 classes. Here: not yet run.
@@ -7,7 +7,15 @@ Reference: the original README; parameters are with 80 classes. Here: not yet ru
 
 from typing import Literal
 
-from vitkit.configs.dfine import BATCH_SIZE, RESTART_EMA_DECAY, adamw, dfine_criterion, dfine_model
+from vitkit.configs.dfine import (
+    BATCH_SIZE,
+    NORMS,
+    NORMS_AND_BIASES,
+    RESTART_EMA_DECAY,
+    adamw,
+    dfine_criterion,
+    dfine_model,
+)
 from vitkit.configs.parts.realtime import deim_data, flat_cosine, training
 
 VARIANTS = {
@@ -28,6 +36,7 @@ TRAINING = {
 }
 """Size -> the optimizer's settings, and the epochs of `deim_data`."""
 
+NO_WEIGHT_DECAY = dict(n=NORMS_AND_BIASES, s=["norms"], m=["norms"], l=NORMS, x=NORMS)
 SIZE_REPEATS = dict(n=None, s=20, m=6, l=4, x=3)
 
 
@@ -35,11 +44,14 @@ def config(size: Literal["n", "s", "m", "l", "x"] = "s"):
     of_size = TRAINING[size]
     mosaic_until, strong_until = of_size["mosaic_until"], of_size["strong_until"]
     constant = dict(type="ConstantLR", warmup_steps=2000)
+    optimizer = adamw(of_size, NO_WEIGHT_DECAY[size])
+    if size in ("s", "m"):
+        optimizer["lr_multipliers"] = {".bn.": 1.0}  # the backbone's batch norms train at the full rate
     return dict(
         model=dfine_model(size, activation="silu"),
         criterion=dfine_criterion("mal"),
         data=deim_data(4, mosaic_until, strong_until, size_repeats=SIZE_REPEATS[size]),
-        optimizer=adamw(of_size, decays_biases=size != "n"),
+        optimizer=optimizer,
         schedule=constant if size == "n" else flat_cosine(mosaic_until, strong_until),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=training(of_size["epochs"], strong_until, RESTART_EMA_DECAY[size], BATCH_SIZE[size]),

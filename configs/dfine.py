@@ -36,27 +36,29 @@ TRAINING = {
 """Size -> the optimizer's settings and those of the data, see `dfine_data`."""
 
 BATCH_SIZE = dict(n=128, s=32, m=32, l=32, x=32)
+# The originals' patterns match no norm of the backbone, so that all of it decays.
+NORMS, NORMS_AND_BIASES = ["neck.norms", "head.norms"], ["neck.vectors", "head.vectors"]
 RESTART_EMA_DECAY = dict(n=0.9999, s=0.9999, m=0.9999, l=0.9999, x=0.9998)
 
 
 def config(size: Literal["n", "s", "m", "l", "x"] = "s"):
     of_size = TRAINING[size]
     return dict(
-        model=dfine_model(size),
+        model=dfine_model(size, freezes=size in ("l", "x")),
         criterion=dfine_criterion("varifocal"),
         data=dfine_data(of_size["strong_until"], size_repeats=of_size["size_repeats"]),
-        optimizer=adamw(of_size, decays_biases=size in ("l", "x")),
+        optimizer=adamw(of_size, no_weight_decay=NORMS if size in ("l", "x") else NORMS_AND_BIASES),
         schedule=dict(type="ConstantLR", warmup_steps=500),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),
         train=training(of_size["epochs"], of_size["strong_until"], RESTART_EMA_DECAY[size], BATCH_SIZE[size]),
     )
 
 
-def dfine_model(size, activation="relu"):
-    """The two largest freeze batch norms and stem; "silu" is DEIM's activation."""
+def dfine_model(size, activation="relu", freezes=False):
+    """The network of both; DEIM's activation is "silu", and only D-FINE freezes stem and batch norms, in L and X."""
     sizes = SIZES[size]
     weights = "https://github.com/Peterande/storage/releases/download/dfinev1.0/PPHGNetV2_{}_stage1.pth"
-    frozen = dict(norm="frozen_bn", frozen_stem=True) if size in ("l", "x") else {}
+    frozen = dict(norm="frozen_bn", frozen_stem=True) if freezes else {}
     small = dict(d_model=128, d_ffn=512) if size == "n" else dict(d_model=256, d_ffn=1024)
     return dict(
         type="DFINE", num_queries=300,
@@ -75,7 +77,10 @@ def dfine_model(size, activation="relu"):
             num_decoder_layers=sizes["layers"], reg_max=32, reg_scale=8.0 if size == "x" else 4.0, up=0.5, **small,
         ),
         training_queries=[
-            dict(type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0),
+            dict(
+                type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0, mirror=True,
+                eps=1e-5, padding=0.0,
+            ),
         ],
     )  # fmt: skip
 
@@ -88,10 +93,8 @@ def dfine_criterion(class_loss):
     )  # fmt: skip
 
 
-def adamw(of_size, *, decays_biases):
-    """AdamW without decay of norms. The originals mean this too, but D-FINE's pattern for the backbone's norms matches
-    none, so that those of N, S and M decay there."""
+def adamw(of_size, no_weight_decay):
     return dict(
         type="AdamW", lr=of_size["lr"], backbone_lr=of_size["backbone_lr"], weight_decay=of_size["weight_decay"],
-        no_weight_decay=["norms"] if decays_biases else ["norms", "neck.vectors", "head.vectors"],
+        no_weight_decay=no_weight_decay,
     )  # fmt: skip

@@ -45,7 +45,10 @@ def config(depth: Literal[18, 34, 50, 101] = 50):
                 num_decoder_layers=sizes["num_decoder_layers"],
             ),
             training_queries=[
-                dict(type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0),
+                dict(
+                    type="BoxDenoising", num_queries=100, contrastive=True, label_noise=0.5, box_noise=1.0, eps=1e-5,
+                    padding=0.0,
+                ),
             ],
         ),
         criterion=dict(
@@ -57,7 +60,7 @@ def config(depth: Literal[18, 34, 50, 101] = 50):
         data=dfine_data(strong_until=72, size_repeats=3),
         optimizer=dict(
             type="AdamW", lr=1e-4, backbone_lr=1e-6 if depth == 101 else 1e-5, weight_decay=1e-4,
-            no_weight_decay=["vectors"],
+            no_weight_decay=[] if depth == 101 else ["vectors"],
         ),
         schedule=dict(type="ConstantLR"),
         evaluator=dict(type="CocoEvaluator", iou_types=["bbox"]),

@@ -32,6 +32,7 @@ REPORT = "vitkit/apps/report"
 ELSEWHERE = {
     ("configs/README.md", "# my_data.py"): "tests/data/test_own_dataset.py",
     ("vitkit/data/README.md", "# my_boxes.py"): "tests/data/test_own_dataset.py",
+    ("vitkit/data/README.md", "# my_transforms.py"): "tests/data/test_own_transforms.py",
     ("vitkit/engine/README.md", "# trackers.py"): "tests/engine/test_hooks.py",
     ("vitkit/engine/README.md", "# my_config.py"): "tests/engine/test_hooks.py",
     ("vitkit/apps/report/README.md", "from typing import NamedTuple"): "tests/apps/report/test_own_evaluators.py",
@@ -137,7 +138,7 @@ def test_weights_are_loaded_from_a_file(names, capsys):
 def test_augmentation_that_depends_on_the_epoch_is_built(names):
     names["cfg"]["data"]["train"] = dict(type="ShapesDetection", num_images=4, image_size=48)
     names["cfg"]["data"]["val"] = dict(type="ShapesDetection", num_images=2, image_size=48)
-    run("vitkit/data/README.md", 1, names)
+    run("vitkit/data/README.md", 2, names)
     data = DataSettings(**names["cfg"]["data"])
     loader = data.train_loader(data.dataset("train"), seed=0)
     loader.set_position(70)
@@ -145,7 +146,7 @@ def test_augmentation_that_depends_on_the_epoch_is_built(names):
 
 
 def test_folder_of_label_images_is_read(names):
-    run("vitkit/data/README.md", 2, names)
+    run("vitkit/data/README.md", 3, names)
     root = Path(names["data"]["root"])
     for folder in ("images/train", "labels/train"):
         (root / folder).mkdir(parents=True)

@@ -80,13 +80,14 @@ def constructors_in(constructor: Callable) -> list[Callable]:
     if isinstance(constructor, type):
         with_init = [cls for cls in constructor.__mro__[:-1] if "__init__" in vars(cls)]
         for cls, base in itertools.pairwise(with_init):
-            if not _takes_keywords(cls):
+            if not takes_keywords(cls):
                 break
             constructors.append(base)
     return constructors
 
 
-def _takes_keywords(constructor: Callable) -> bool:
+def takes_keywords(constructor: Callable) -> bool:
+    """Whether a callable takes keyword arguments of any name."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(constructor).parameters.values())
 
 
@@ -261,6 +262,8 @@ MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True)
 CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True, base="Criterion")
 DATASETS = Registry("dataset", "vitkit.data.datasets", "vitkit.data.synthetic", "vitkit.data.text", base="Dataset")
 TRANSFORMS = Registry("transforms", "vitkit.data.transforms")
+ALBUMENTATIONS = Registry("albumentation", "vitkit.data.transforms")
+"""Albumentations that `ComposedTransforms` knows besides the library's; each is a subclass of one of its bases."""
 OPTIMIZERS = Registry("optimizer", "vitkit.engine.optimizers", in_errors=True)
 SCHEDULES = Registry("schedule", "vitkit.engine.schedules", in_errors=True)
 EVALUATORS = Registry("evaluator", "vitkit.evaluation", base="Evaluator")

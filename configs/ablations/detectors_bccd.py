@@ -17,13 +17,14 @@ from vitkit.configs.dfine import config as dfine
 from vitkit.configs.rf_detr import config as rf_detr
 from vitkit.configs.rtdetr import config as rtdetr
 
-DENOISING = dict(type="BoxDenoising", num_queries=40)
-
 
 def small(model):
     """A published network from random weights, with as many queries as DINO has here."""
     model["backbone"]["pretrained"] = False
-    return model | dict(num_queries=80, num_detections=100, training_queries=[DENOISING])
+    denoising = [
+        queries | dict(num_queries=40) for queries in model["training_queries"] if queries["type"] == "BoxDenoising"
+    ]
+    return model | dict(num_queries=80, num_detections=100, training_queries=denoising or model["training_queries"])
 
 
 def at_size(side):
@@ -51,11 +52,7 @@ def networks():
         "RT-DETR-R18": {"model": small(rtdetr(18)["model"]), "criterion": rtdetr(18)["criterion"]},
         "D-FINE-N": {"model": small(dfine("n")["model"])} | d_fine,
         "D-FINE-S": {"model": small(dfine("s")["model"])} | d_fine,
-        "RF-DETR-N": {
-            "model": small(rf_detr_n["model"]) | dict(training_queries=[dict(type="QueryGroups", groups=13)]),
-            "criterion": rf_detr_n["criterion"],
-            "optimizer.lr": 1e-4,
-        },
+        "RF-DETR-N": {"model": small(rf_detr_n["model"]), "criterion": rf_detr_n["criterion"], "optimizer.lr": 1e-4},
     }
 
 

@@ -15,6 +15,7 @@ from vitkit.configs.ablations.detection_bccd import DINO
 HGNET = dict(type="TimmBackbone", name="hgnetv2_b0", out_features=["res3", "res4", "res5"])
 RESNET = dict(type="ResNet", depth=18, norm="bn", out_features=["res3", "res4", "res5"], pretrained=False)
 DENOISING = dict(type="BoxDenoising", num_queries=40)
+RT_DETR_DENOISING = DENOISING | dict(eps=1e-5, padding=0.0)
 LOSSES = dict(labels=1.0, l1=5.0, giou=2.0)
 CROP = "data.train.transforms.transforms.2"
 
@@ -25,7 +26,7 @@ def rt_detr(backbone, images_per_gpu=4):
             type="RTDETR", num_queries=80, num_detections=100, backbone=backbone,
             neck=dict(type="HybridEncoder", out_channels=128, d_ffn=512, num_blocks=1, expansion=0.5),
             head=dict(type="RTDETRHead", d_model=128, num_heads=4, d_ffn=512, num_decoder_layers=3),
-            training_queries=[DENOISING],
+            training_queries=[RT_DETR_DENOISING],
         ),
         "data.images_per_gpu": images_per_gpu, "train.reference_batch_size": images_per_gpu,
     }  # fmt: skip
@@ -42,6 +43,7 @@ def d_fine():
             type="DFINEHead", d_model=128, d_ffn=512, num_heads=4, num_points=[4, 4, 4], dropout=0.0, activation="silu",
             num_decoder_layers=3, reg_max=32, reg_scale=4.0, up=0.5,
         ),
+        training_queries=[RT_DETR_DENOISING | dict(mirror=True)],
     )  # fmt: skip
     matcher = dict(type="HungarianMatcher", activation="sigmoid", cost_labels=2.0, cost_l1=5.0, cost_giou=2.0)
     weights = LOSSES | dict(fgl=0.15, ddf=1.5)

@@ -2,7 +2,9 @@
 
 import pytest
 import timm
+import torch
 import torchvision
+from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer
 
 from vitkit.errors import CheckpointError
@@ -74,6 +76,41 @@ def test_weights_of_stages_that_are_not_built_are_left_out():
     report = load_weights(BACKBONES.build(swin), BACKBONES.build(SWIN, num_classes=5).state_dict())
     parts = {key.rsplit(".", 2)[0] for key in report.left_out if "downsample" in key}
     assert parts == {"layers.1.downsample", "layers.2.downsample"}
+
+
+class WithHead(nn.Module):
+    """A model of a backbone and another part."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone, self.head = BACKBONES.build(backbone), nn.Linear(2, 2)
+
+
+WINDOWED = dict(type="WindowedViT", patch_size=16, d_model=16, depth=4, num_heads=2, image_size=64, global_blocks=[2])
+
+
+@pytest.mark.parametrize(
+    ("backbone", "used", "unused"),
+    [
+        (dict(type="ResNet", depth=18), ["res3", "res4"], "layer4."),
+        (SWIN, ["res3"], "layers.2."),
+        (LRNET, ["res3"], "layers.res4."),
+        (dict(type="TimmBackbone", name="resnet18"), ["res3", "res4"], "net.layer4."),
+        (dict(type="TimmBackbone", name="hgnetv2_b0"), ["res3", "res4"], "net.stages_3."),
+        (WINDOWED, ["block2"], "blocks.3."),
+    ],
+    ids=lambda value: value.get("name", value["type"]) if isinstance(value, dict) else "",
+)
+def test_a_model_leaves_out_blocks_that_no_map_needs(backbone, used, unused):
+    model = WithHead(backbone | dict(out_features=used))
+    deeper = BACKBONES.build(backbone).state_dict().items()
+    state = {f"backbone.{name}": value for name, value in deeper if not name.startswith("norm")} | model.state_dict()
+    report = load_weights(model, state)
+    assert report.left_out and not report.unexpected
+    assert any(name.startswith(f"backbone.{unused}") for name in report.left_out)
+    assert "left out, because feature maps do not need it: backbone." in str(report)
+    with pytest.raises(CheckpointError, match="unexpected"):
+        load_weights(model, state | {"backbone.other.weight": torch.zeros(1)})
 
 
 def test_weights_of_a_deeper_variant_are_an_error():

@@ -136,6 +136,18 @@ def test_biases_decay_only_in_the_larger_sizes_of_d_fine():
         assert ("backbone.net.stem.stem1.conv.weight" in of) == (size == "n")
 
 
+@pytest.mark.parametrize("size", DFINE)
+def test_deim_trains_stem_and_batch_norms_in_all_sizes(size):
+    of = rates_and_decays(load_config(f"deim_dfine_{size}_coco"))
+    lr, backbone_lr, decay = DFINE[size][:3]
+    lr, backbone_lr = DEIM[size].get("rates", (lr, backbone_lr))
+    assert of["backbone.net.stem.stem1.conv.weight"] == (backbone_lr, decay)
+    # By the original's patterns, the norms of S and M train at the full rate without decay, the others' like the rest.
+    assert of["backbone.net.stem.stem1.bn.weight"] == ((lr, 0) if size in ("s", "m") else (backbone_lr, decay))
+    assert of["neck.encoder.norm1.weight"] == (lr, 0)
+    assert of["head.decoder.layers.0.ffn.linear1.bias"] == (lr, 0 if size == "n" else decay)
+
+
 @pytest.mark.parametrize("name", ["rf_detr_n_coco", "rf_detr_seg_n_coco"])
 def test_rates_of_rf_detr_decrease_with_depth(name):
     cfg = load_config(name)

@@ -31,9 +31,10 @@ def test_settings_are_those_of_the_original(name):
     of = {key: settings[id(value)] for key, value in model.named_parameters() if id(value) in settings}
     backbone_lr = pytest.approx(BACKBONE_LR.get(name, 1e-5))
     assert of["backbone.layer1.0.conv1.weight"] == (backbone_lr, 1e-4)
-    assert of["neck.pan_blocks.0.conv1.1.weight"] == of["head.decoder.layers.0.norm1.bias"] == (1e-4, 0)
-    # In the first version, and in the second one's R34, biases have no decay either.
-    without = name.startswith("rtdetr_") or name == "rtdetrv2_r34"
+    norm_decay = 1e-4 if name == "rtdetr_r101" else 0
+    assert of["neck.pan_blocks.0.conv1.1.weight"] == of["head.decoder.layers.0.norm1.bias"] == (1e-4, norm_decay)
+    # Biases have no decay either in the first version's other sizes and in the second one's R34.
+    without = name in ("rtdetr_r18", "rtdetr_r34", "rtdetr_r50", "rtdetrv2_r34")
     assert of["head.class_embed.0.bias"] == (1e-4, 0 if without else 1e-4)
     is_small = name.endswith(("r18", "r34"))  # stem and norms of the others are frozen
     assert of.get("backbone.conv1.0.weight") == ((backbone_lr, 1e-4) if is_small else None)

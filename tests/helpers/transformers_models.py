@@ -72,10 +72,10 @@ def _d_fine(transformers, **options):
     return transformers.DFineForObjectDetection(config)
 
 
-def _rf_detr(transformers, name="RfDetrForObjectDetection", **options):
+def _rf_detr(transformers, name="RfDetrForObjectDetection", blocks=4, **options):
     backbone = transformers.RfDetrDinov2Config(
-        hidden_size=32, num_attention_heads=2, num_hidden_layers=4, image_size=64, patch_size=16, num_windows=2,
-        out_features=["stage2", "stage4"],
+        hidden_size=32, num_attention_heads=2, num_hidden_layers=blocks, image_size=64, patch_size=16,
+        num_windows=2, out_features=["stage2", "stage4"],
     )  # fmt: skip
     config = transformers.RfDetrConfig(
         backbone_config=backbone, d_model=32, decoder_n_points=2, decoder_layers=2, decoder_ffn_dim=16,
@@ -129,6 +129,8 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "rf_detr": _rf_detr,
     "rf_detr_masks": lambda t: _rf_detr(t, "RfDetrForInstanceSegmentation"),
     "rf_detr_ungrouped": lambda t: _rf_detr(t, group_detr=1, c2f_num_blocks=1),
+    # As in the library's default settings, no map comes after the last block.
+    "rf_detr_unused_block": lambda t: _rf_detr(t, blocks=5),
     "maskformer_swin": lambda t: _maskformer(t, _swin(t)),
     "maskformer_resnet": lambda t: _maskformer(t, _resnet(t)),
     "mask2former_swin": lambda t: _mask2former(t, _swin(t)),

@@ -152,9 +152,18 @@ def test_negative_copies_have_more_noise(monkeypatch):
 
 def test_boxes_stay_in_the_image_and_keep_a_size():
     moves = torch.tensor([[-9.0, -9, 9, 9], [2, 0, -2, 0]])
-    boxes = shifted_boxes(torch.tensor([BOX, BOX]), moves)
+    boxes = shifted_boxes(torch.tensor([BOX, BOX]), moves, mirror=False, eps=1e-3)
     assert boxes[0].tolist() == pytest.approx([0.5, 0.5, 0.999, 0.999], abs=1e-5)
     assert boxes[1].tolist() == pytest.approx([0.5, 0.5, 0.001, 0.4], abs=1e-5)
+
+
+def test_inverted_boxes_are_mirrored_where_that_is_the_rule():
+    moves = torch.tensor([[3.0, 0, -2, 0]])
+    mirrored = shifted_boxes(torch.tensor([BOX]), moves, mirror=True, eps=1e-5)
+    # Corners at x = 0.7 and 0.4, which is a width of -0.3.
+    assert mirrored[0].tolist() == pytest.approx([0.55, 0.5, 0.3, 0.4], abs=1e-5)
+    reduced = shifted_boxes(torch.tensor([BOX]), moves, mirror=False, eps=1e-5)
+    assert reduced[0].tolist() == pytest.approx([0.55, 0.5, 1e-5, 0.4], abs=1e-6)
 
 
 def test_label_noise_redraws_half_of_its_fraction_of_labels():
@@ -185,6 +194,7 @@ def test_no_targets_give_no_rows_and_the_embedding_still_has_a_gradient():
     [
         (dict(num_queries=0), r"num_queries=0: expected at least 1\."),
         (dict(num_classes=0), r"num_classes=0 leaves no labels to noise; expected at least 1\."),
+        (dict(eps=0.0), r"eps=0.0, padding=0.5: expected more than 0 and below 0.5, and 0 to 1\."),
         (dict(label_noise=-0.1), r"label_noise=-0.1, box_noise=1.0: expected 0 to 2, and at least 0\."),
     ],
 )

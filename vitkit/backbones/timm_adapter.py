@@ -26,6 +26,8 @@ from vitkit.protocols import child
 from vitkit.registry import BACKBONES, nearest
 from vitkit.structures import FeatureInfo
 
+_NAME_FORMS = ("{0}", "net.{0}", "net.{1}", "net.model.{0}")
+"""The names of timm's entries here, from timm's own and those with the first two parts joined."""
 _ANY_SIZE = (dict(dynamic_img_size=True, dynamic_img_pad=True), dict(strict_img_size=False), {})
 """Options that make a model family accept images of any size; the first that a model supports is used."""
 
@@ -269,19 +271,19 @@ class TimmBackbone(BackboneBase):
         return [names for _, names in sorted(group_parameters(full, full.group_matcher(coarse=coarse)).items())]
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
-        """Return those of timm's entries that feature maps do not need."""
-        if self.is_classifier:
+        """Return those of timm's entries that feature maps do not need, by timm's names or those here."""
+        if self.is_classifier or not names:
             return []
         with torch.device("meta"):
             full = timm.create_model(self.name).state_dict().keys()
-        return [name for name in names if name in full]
+        known = {form.format(name, name.replace(".", "_", 1)) for name in full for form in _NAME_FORMS}
+        return [name for name in names if name in known]
 
     def _rename(self, names: Iterable[str]) -> dict[str, str]:
         """Map timm's names to those here: timm wraps models that return features, or joins the first two parts."""
         keys = self.state_dict().keys()
-        forms = ("{0}", "net.{0}", "net.{1}", "net.model.{0}")
         return {
-            name: next((k for form in forms if (k := form.format(name, name.replace(".", "_", 1))) in keys), name)
+            name: next((k for form in _NAME_FORMS if (k := form.format(name, name.replace(".", "_", 1))) in keys), name)
             for name in names
         }
 

@@ -116,9 +116,10 @@ class WindowedViT(ViT):
         del self.blocks[int(feature.removeprefix("block")) :]
 
     def entries_to_leave_out(self, names: Sequence[str]) -> list[str]:
-        """Also return those of the blocks after the last map."""
+        """Also return those of the blocks after the last map, up to `depth`."""
         blocks = {name: re.match(r"blocks\.(\d+)\.", name) for name in names}
-        deeper = [name for name, block in blocks.items() if block and int(block[1]) >= len(self.blocks)]
+        unused = range(len(self.blocks), self.depth)
+        deeper = [name for name, block in blocks.items() if block and int(block[1]) in unused]
         return [*super().entries_to_leave_out(names), *deeper]
 
     def forward(self, images: Tensor) -> dict[str, Tensor] | Tensor:

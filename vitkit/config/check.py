@@ -8,7 +8,7 @@ from typing import Any
 from vitkit.config.schema import TOP_LEVEL, Slot, join_key, resolve, slots_in, typed_dict_slots
 from vitkit.errors import ConfigError
 from vitkit.protocols import ChecksArguments
-from vitkit.registry import nearest, parameters_of
+from vitkit.registry import nearest, parameters_of, takes_keywords
 
 COMMAND_LINE = "command line"
 _AT_LEAST_ONE = ("num_heads", "num_layers", "num_decoder_layers", "num_queries", "d_model", "out_channels")
@@ -95,12 +95,17 @@ def _issues_at(key: str, value: Any, slot: Slot, origins: Mapping[str, str]) -> 
     # Constraints that a signature cannot express are checked by the class itself, without building anything large.
     if isinstance(constructor, ChecksArguments) and not unknown and not inside:
         check = constructor.check_arguments
-        missing = [p.name for p in parameters_of(check).values() if p.default is p.empty and p.name not in arguments]
+        checked = parameters_of(check)
+        missing = [p.name for p in checked.values() if p.default is p.empty and p.name not in arguments]
+        if not slots.keys() >= set(missing):
+            return  # the check of a base class, whose arguments the class sets itself
         if missing:
             yield f"{key}: {constructor.__name__} needs {', '.join(missing)}."
             return
+        # A class of a user's may have arguments that the check of its base does not know.
+        known = arguments if takes_keywords(check) else {k: value for k, value in arguments.items() if k in checked}
         try:
-            check(**arguments)
+            check(**known)
         except ConfigError as error:
             yield f"{key}: {error}"
 

@@ -15,9 +15,6 @@ from vitkit.ops.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
 from vitkit.registry import TRAINING_QUERIES
 from vitkit.structures import DetectionTarget, QuerySet
 
-EDGE = 1e-3
-"""Noised boxes keep approximately this distance to 0 and 1."""
-
 
 class Noise(NamedTuple):
     """The random numbers for K copied targets."""
@@ -47,9 +44,15 @@ class BoxDenoising(nn.Module):
         label_noise: fraction of labels of which half is replaced by random ones.
         box_noise: maximum shift of a box's corners, in halves of its width and height; "no object" boxes shift by one
             to two times as much.
+        mirror: whether a width or height that the noise makes negative changes its sign (D-FINE and DEIM); without, it
+            becomes the minimum (DINO, RT-DETR).
+        eps: the distance that noised boxes keep to 0 and 1, approximately: 1e-3 in DINO, 1e-5 in RT-DETR, D-FINE and
+            DEIM.
+        padding: the four coordinates of the queries without a target, in images that have fewer than another: 0.5 in
+            DINO, 0 in RT-DETR, D-FINE and DEIM.
     Raises:
-        ConfigError: the head's queries start from points, there are no queries or no classes, or a kind of noise is out
-            of range.
+        ConfigError: the head's queries start from points, there are no queries or no classes, or a kind of noise, eps
+            or padding is out of range.
     """
 
     key = "denoising"
@@ -65,6 +68,9 @@ class BoxDenoising(nn.Module):
         contrastive: bool = True,
         label_noise: float = 0.5,
         box_noise: float = 1.0,
+        mirror: bool = False,
+        eps: float = 1e-3,
+        padding: float = 0.5,
     ):
         super().__init__()
         if head.reference == "points" or head.attends_in_masks:
@@ -78,8 +84,11 @@ class BoxDenoising(nn.Module):
             raise ConfigError(f"num_classes={num_classes} leaves no labels to noise; expected at least 1.")
         if not 0 <= label_noise <= 2 or box_noise < 0:
             raise ConfigError(f"label_noise={label_noise}, box_noise={box_noise}: expected 0 to 2, and at least 0.")
+        if not (0 < eps < 0.5 and 0 <= padding <= 1):
+            raise ConfigError(f"eps={eps}, padding={padding}: expected more than 0 and below 0.5, and 0 to 1.")
         self.num_classes, self.num_queries, self.contrastive = num_classes, num_queries, contrastive
         self.label_noise, self.box_noise = label_noise, box_noise
+        self.mirror, self.eps, self.padding = mirror, eps, padding
         # The original's weights also have the row after the classes; no query uses it.
         self.label_embed = nn.Embedding(num_classes + 1, head.d_model)
         self.box_embed = None
@@ -90,7 +99,7 @@ class BoxDenoising(nn.Module):
         """Draw noise and make the queries for a batch.
 
         With m the largest number of targets in an image, target j of an image is in row c * m + j of its copy c. Rows
-        without a target are queries like the others, with zero content and a box in the middle.
+        without a target are queries like the others, with zero content and a box of `padding`.
         """
         device = self.label_embed.weight.device
         counts = [len(target["labels"]) for target in targets]
@@ -104,14 +113,16 @@ class BoxDenoising(nn.Module):
         negative = torch.tensor(is_negative).repeat_interleave(sum(counts))[:, None].to(device, non_blocking=True)
         noise = self.draw(len(labels), device)
         labels = labels.where(noise.label_chance >= self.label_noise / 2, noise.new_labels)
-        boxes = shifted_boxes(boxes, noise.signs * (noise.shares + negative) * self.box_noise)
+        moves = noise.signs * (noise.shares + negative) * self.box_noise
+        boxes = shifted_boxes(boxes, moves, mirror=self.mirror, eps=self.eps)
 
         # Labels out of range are reported by the matcher, which can name the image.
         content = self.label_embed(labels.clamp(0, self.num_classes - 1))
         rows = tuple(copied_rows(counts, num_copies).to(device, non_blocking=True))
         shape = len(targets), num_copies * max_targets
         content = content.new_zeros(*shape, content.shape[1]).index_put(rows, content)
-        boxes = boxes.new_full((*shape, 4), 0.5).index_put(rows, boxes)
+        padding = min(max(self.padding, self.eps), 1 - self.eps)
+        boxes = boxes.new_full((*shape, 4), padding).index_put(rows, boxes)
         query_set = QuerySet(
             name="dn",
             queries=self._queries(head, content, boxes),
@@ -138,17 +149,19 @@ class BoxDenoising(nn.Module):
         )
 
 
-def shifted_boxes(boxes_cxcywh: Tensor, moves: Tensor) -> Tensor:
+def shifted_boxes(boxes_cxcywh: Tensor, moves: Tensor, *, mirror: bool, eps: float) -> Tensor:
     """Shift the corners of boxes.
 
     Args:
         boxes_cxcywh: (K, 4) in 0..1.
         moves: (K, 4) shifts of x0, y0, x1, y1, in halves of the width and height.
+        mirror, eps: see `BoxDenoising`.
     Returns:
-        (K, 4) cxcywh; corners stay in the image, and a box that would be inverted gets the minimum size.
+        (K, 4) cxcywh; corners stay in the image.
     """
     corners = cxcywh_to_xyxy(boxes_cxcywh) + moves * boxes_cxcywh[:, 2:].repeat(1, 2) / 2
-    return inverse_sigmoid(xyxy_to_cxcywh(corners.clamp(0, 1)), eps=EDGE).sigmoid()
+    boxes = xyxy_to_cxcywh(corners.clamp(0, 1))
+    return inverse_sigmoid(boxes.abs() if mirror else boxes, eps=eps).sigmoid()
 
 
 def copied_rows(counts: Sequence[int], num_copies: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
-from vitkit.protocols import AdaptsState, Backbone, HasClassHead, Model
+from vitkit.protocols import AdaptsState, Backbone, HasClassHead, Model, child
 from vitkit.registry import Spec
 from vitkit.weights.contents import classes_of, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
@@ -36,7 +36,8 @@ class LoadReport:
     new_parts: list[str] = field(default_factory=list)
     """Prefixes of the model's parts that were not loaded, because the checkpoint has no entries for them."""
     left_out: list[str] = field(default_factory=list)
-    """A classifier's entries that a backbone of feature maps has no use for: its head, its last norm."""
+    """Entries of a backbone that its feature maps do not depend on: a classifier's head and last norm, blocks after the
+    last map."""
     not_finite: list[str] = field(default_factory=list)
     """Loaded entries that contain NaN, or infinity if they are parameters."""
 
@@ -87,8 +88,8 @@ def load_weights(
         new_class_head: the weights are a start for training: if the classes differ, keep the model's fresh class head
             instead of raising; likewise its `new_parts`, if the checkpoint has no entries for them.
         strict: raise an error for missing or unexpected keys instead of only reporting them. For a backbone of feature
-            maps, a classifier's head does not count as unexpected, nor the norms of the maps as missing; the report
-            lists them.
+            maps, a classifier's head and blocks after the last map do not count as unexpected, nor the norms of the
+            maps as missing; the report lists them.
         spec: the `model` section of the model's config, to warn of settings that the weights were trained with and do
             not show.
     Raises:
@@ -132,6 +133,8 @@ def load_weights(
         report.new_parts = list(new_parts)
     if hasattr(model, "entries_to_leave_out"):
         state = _without_classifier(model, state, expected, report)
+    elif hasattr(child(model, "backbone"), "entries_to_leave_out"):
+        state = _without_unused_blocks(model.backbone, state, expected, report)
 
     report.compare(state, expected)
     misshapen = [key for key in state if key in expected and state[key].shape != expected[key].shape]
@@ -200,6 +203,16 @@ def _without_classifier(
     if report.left_out:
         lacking = [k for k in expected if k not in state and any(fnmatch(k, p) for p in model.optional_weights)]
         report.new_parts += [f"{module}." for module in _modules(lacking)]
+    return {key: value for key, value in state.items() if key not in report.left_out}
+
+
+def _without_unused_blocks(
+    backbone: Backbone, state: dict[str, Tensor], expected: Mapping[str, Tensor], report: LoadReport
+) -> dict[str, Tensor]:
+    """Return a model's entries without those of its backbone that no returned map depends on; record these."""
+    prefix = "backbone."
+    unknown = [key.removeprefix(prefix) for key in state if key.startswith(prefix) and key not in expected]
+    report.left_out = [f"{prefix}{name}" for name in backbone.entries_to_leave_out(unknown)]
     return {key: value for key, value in state.items() if key not in report.left_out}
 
 

@@ -200,14 +200,15 @@ def _write_rt_detr(model: Section) -> Section:
     return write_rows(model, _HYBRID) | _HYBRID_FIXED | settings | _write_denoising(model)
 
 
-def _read_denoising(settings: Settings) -> Section:
-    """Return the section of the denoising queries; empty if there are none."""
+def _read_denoising(settings: Settings, **rules: bool) -> Section:
+    """Return the section of the denoising queries, of the originals' rules; empty if there are none."""
     if not settings.get("num_denoising", 100):
         return {}
-    noise = dict(
-        label_noise=settings.factor("label_noise_ratio", 0.5), box_noise=settings.factor("box_noise_scale", 1.0)
-    )
-    denoising = dict(type="BoxDenoising", num_queries=settings.number("num_denoising", 100), **noise)
+    denoising = dict(
+        type="BoxDenoising", num_queries=settings.number("num_denoising", 100),
+        label_noise=settings.factor("label_noise_ratio", 0.5), box_noise=settings.factor("box_noise_scale", 1.0),
+        eps=1e-5, padding=0.0, **rules,
+    )  # fmt: skip
     return {"training_queries": [denoising]}
 
 
@@ -312,7 +313,7 @@ def _read_d_fine(settings: Settings, name: str) -> tuple[str, Section]:
         ),
     )
     read_rows(settings, _D_FINE, model)
-    return f"dfine_{_DFINES.get((hgnet, levels), 'x')}_coco", model | _read_denoising(settings)
+    return f"dfine_{_DFINES.get((hgnet, levels), 'x')}_coco", model | _read_denoising(settings, mirror=True)
 
 
 def _write_d_fine(model: Section) -> Section:

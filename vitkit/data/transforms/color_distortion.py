@@ -7,8 +7,10 @@ import cv2
 import numpy as np
 
 from vitkit.data.transforms.annotated_image import check_rgb
+from vitkit.registry import ALBUMENTATIONS
 
 
+@ALBUMENTATIONS.register
 class ColorDistortion(A.ImageOnlyTransform):
     """The color augmentation of SSD (Liu et al. 2016, https://arxiv.org/abs/1512.02325).
 

@@ -9,6 +9,8 @@ import numpy as np
 from albumentations.core.type_definitions import Targets
 from PIL import Image
 
+from vitkit.registry import ALBUMENTATIONS
+
 _CROP_TRIES = 10
 
 
@@ -124,6 +126,7 @@ def pad_value_of(image: np.ndarray, value: int) -> int:
     return value * 257 if image.dtype == np.uint16 else value
 
 
+@ALBUMENTATIONS.register
 class MultiScaleCrop(_CropAndResize):
     """The size augmentation of DETR, with a single resize.
 

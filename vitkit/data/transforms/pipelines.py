@@ -11,19 +11,14 @@ from albumentations.core.type_definitions import Targets
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.color_distortion import ColorDistortion
 from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resize_antialiased, resized_size
-from vitkit.data.transforms.ssd import PhotometricDistort, RandomIoUCrop, RandomZoomOut
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import OPENCV_CHANNELS
-from vitkit.registry import TRANSFORMS, check_names, nearest
+from vitkit.registry import ALBUMENTATIONS, TRANSFORMS, check_names, nearest
 
 # Boxes thinner than this (in pixels) are removed: they are rounding errors of boxes that end where a crop begins.
 _MIN_BOX_SIDE = 1e-3
 _GIVEN_TARGETS = {"image", "mask", "masks", "bboxes"}
 """The inputs that a transform may request; transforms of several images request others, under names of their own."""
-_OUR_TRANSFORMS = {
-    each.__name__: each for each in (MultiScaleCrop, ColorDistortion, RandomZoomOut, RandomIoUCrop, PhotometricDistort)
-}
-"""The albumentations of this package, which a config names like the library's."""
 
 
 class _Pipeline:
@@ -303,8 +298,9 @@ class ComposedTransforms(_Pipeline):
 
     Args:
         transforms: a list of `dict(type=NAME, **arguments)`, where NAME is a class of albumentations
-            (https://explore.albumentations.ai) or of vitkit: "MultiScaleCrop", "ColorDistortion", "RandomZoomOut",
-            "RandomIoUCrop", "PhotometricDistort"; groups such as OneOf take `transforms` themselves.
+            (https://explore.albumentations.ai), of vitkit ("MultiScaleCrop", "ColorDistortion", "RandomZoomOut",
+            "RandomIoUCrop", "PhotometricDistort"), or your own, registered in ALBUMENTATIONS; groups such as OneOf take
+            `transforms` themselves.
         min_visible: an object is removed if a crop leaves a smaller fraction of its box than this.
         min_box_side: an object is removed if its box is narrower or shorter than this many pixels of the result.
     Raises:
@@ -323,7 +319,7 @@ class ComposedTransforms(_Pipeline):
         cls, *, transforms: Sequence[dict[str, Any]], min_visible: float = 0.1, min_box_side: float = 2.0
     ) -> None:
         """Check the nested names and arguments of a config; raises like the constructor."""
-        cls(transforms=transforms, min_visible=min_visible, min_box_side=min_box_side)
+        ComposedTransforms(transforms=transforms, min_visible=min_visible, min_box_side=min_box_side)
 
 
 def _build_albumentation(spec: Any, context: str) -> A.BasicTransform | A.BaseCompose:
@@ -333,13 +329,18 @@ def _build_albumentation(spec: Any, context: str) -> A.BasicTransform | A.BaseCo
         for name, value in vars(A).items()
         if isinstance(value, type) and issubclass(value, A.BasicTransform | A.BaseCompose)
     }
-    constructors |= _OUR_TRANSFORMS
+    constructors |= {name: ALBUMENTATIONS.resolve(name)[0] for name in ALBUMENTATIONS.names()}
     if not isinstance(spec, dict) or not isinstance(spec.get("type"), str) or spec["type"] not in constructors:
         name = spec.get("type") if isinstance(spec, dict) else spec
         raise ConfigError(f"{context}: unknown transform {name!r}. {nearest(str(name), constructors)}")
     arguments = {name: value for name, value in spec.items() if name != "type"}
     constructor = constructors[spec["type"]]
     check_names(constructor, arguments, f"{context} {spec['type']}")
+    if not issubclass(constructor, A.BasicTransform | A.BaseCompose):
+        raise ConfigError(
+            f"{context}: {spec['type']} is not an albumentation. Derive it from albumentations.ImageOnlyTransform or "
+            "DualTransform, or register a whole pipeline in vitkit.registry.TRANSFORMS instead."
+        )
     if issubclass(constructor, A.BaseCompose) and "transforms" in arguments:
         if not isinstance(arguments["transforms"], list | tuple):
             raise ConfigError(f"{context} {spec['type']}: transforms is {arguments['transforms']!r}; expected a list.")

@@ -11,11 +11,13 @@ from albumentations.core.type_definitions import Targets
 
 from vitkit.data.transforms.annotated_image import check_rgb
 from vitkit.data.transforms.crops import pad_image
+from vitkit.registry import ALBUMENTATIONS
 
 _GRAY = np.array([[0.2989, 0.587, 0.114]])
 """Weights of R, G and B in a pixel's brightness, as in torchvision."""
 
 
+@ALBUMENTATIONS.register
 class RandomZoomOut(A.DualTransform):
     """Place the image at random on a larger canvas of one value, so that objects become small.
 
@@ -62,6 +64,7 @@ class RandomZoomOut(A.DualTransform):
         return moved
 
 
+@ALBUMENTATIONS.register
 class RandomIoUCrop(A.DualTransform):
     """Crop a part of the image that overlaps an object by at least a drawn IoU.
 
@@ -161,6 +164,7 @@ def _ious(boxes_xyxy: np.ndarray, crop: tuple[int, int, int, int]) -> np.ndarray
     return shared / ((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(axis=1) + area - shared)
 
 
+@ALBUMENTATIONS.register
 class PhotometricDistort(A.ImageOnlyTransform):
     """Scale brightness, contrast and saturation, rotate the hue, and permute the channels.
 
