@@ -67,7 +67,9 @@ class GroundingDINO(Detector):
             backbone, neck, head, num_classes=None, num_queries=num_queries, isolate_padding=isolate_padding
         )
         check_detections(num_detections, nms_iou)
-        size = {} if target_vocabulary is None else {"vocabulary_size": max(target_vocabulary.numbers) + 1}
+        stated = isinstance(text_encoder, Mapping) and "vocabulary_size" in text_encoder
+        known = target_vocabulary is not None and not stated
+        size = {"vocabulary_size": max(target_vocabulary.numbers) + 1} if known else {}
         self.text_encoder = TEXT_ENCODERS.build(text_encoder, **size)
         self.text_projection = nn.Linear(self.text_encoder.d_model, self.head.d_model)
         nn.init.xavier_uniform_(self.text_projection.weight)
