@@ -142,8 +142,8 @@ class Model(nn.Module):
 
     takes: Sequence[Literal["images", "prompt", "source", "tokens"]] = ("images",)
     """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "prompt", a list with a
-    text for each image that names what to look for, or with its phrases; "source", the tokens of a text that another is written from;
-    "tokens", those of a text that is continued or whose masks are filled."""
+    text for each image that names what to look for, or with its phrases; "source", the tokens of a text that another is
+    written from; "tokens", those of a text that is continued or whose masks are filled."""
     returns: Sequence[
         Literal["boxes_xyxy", "masks", "semantic", "panoptic", "class_scores", "phrases", "text", "masked_tokens"]
     ] = ()

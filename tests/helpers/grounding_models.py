@@ -58,3 +58,16 @@ def library_grounding(transformers: Any, *, mm: bool = False, shared: bool = Tru
             if parameter.dim() < 2 or "bbox_embed" in key or "sampling_offsets" in key:
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model.eval()
+
+
+BERT_TOKENS = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103, "?": 1029, ".": 1012} | {
+    word: 2000 + number for number, word in enumerate(["a", "red", "dog", "cat", "hot", "##dog", "##s", "k", "##o"])
+}
+"""Some of the tokens of bert-base-uncased, the special ones with their numbers there."""
+
+
+def bert_tokenizer() -> str:
+    """Return the content of a `tokenizer.json` with `BERT_TOKENS`."""
+    from tokenizers import BertWordPieceTokenizer
+
+    return BertWordPieceTokenizer(BERT_TOKENS, lowercase=True).to_str()

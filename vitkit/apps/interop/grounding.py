@@ -23,13 +23,13 @@ _GROUNDING_DINO = [
     Row("max_text_len", "max_tokens"),
 ]
 _TEXT = [
-    Row("vocab_size", "vocabulary_size"),
-    Row("num_hidden_layers", "num_layers"),
-    Row("hidden_size", "d_model"),
-    Row("num_attention_heads", "num_heads"),
-    Row("intermediate_size", "d_ffn"),
+    Row("vocab_size", "vocabulary_size", Settings.number, 30522),
+    Row("num_hidden_layers", "num_layers", Settings.number, 12),
+    Row("hidden_size", "d_model", Settings.number, 768),
+    Row("num_attention_heads", "num_heads", Settings.number, 12),
+    Row("intermediate_size", "d_ffn", Settings.number, 3072),
     Row("hidden_dropout_prob", "dropout", Settings.get, 0.1),
-    Row("max_position_embeddings", "max_length"),
+    Row("max_position_embeddings", "max_length", Settings.number, 512),
 ]
 _FIXED = dict(
     two_stage=True, embedding_init_target=True, query_dim=4, activation_function="relu", position_embedding_type="sine",
@@ -45,7 +45,7 @@ def _read(settings: Settings, name: str) -> tuple[str, Section]:
     mm = settings.get("model_type") == "mm-grounding-dino"
     swin, bert = settings.sub("backbone_config"), settings.sub("text_config")
     bert.expect(**_TEXT_FIXED)
-    maps = [_STAGES[stage] for stage in swin.names("out_features")]
+    maps = [_STAGES[stage] for stage in swin.names("out_features") or ("stage2", "stage3", "stage4")]
     model = dict(
         type="GroundingDINO",
         tokenizer=BERT,
