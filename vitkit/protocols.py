@@ -142,8 +142,8 @@ class Model(nn.Module):
 
     takes: Sequence[Literal["images", "prompt", "source", "tokens"]] = ("images",)
     """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "prompt", a list with a
-    text for each image that names what to look for; "source", the tokens of a text that another is written from;
-    "tokens", those of a text that is continued or whose masks are filled."""
+    text for each image that names what to look for, or with its phrases; "source", the tokens of a text that another is
+    written from; "tokens", those of a text that is continued or whose masks are filled."""
     returns: Sequence[
         Literal["boxes_xyxy", "masks", "semantic", "panoptic", "class_scores", "phrases", "text", "masked_tokens"]
     ] = ()
@@ -184,6 +184,10 @@ class Model(nn.Module):
         """Return the words of a prompt as the model reads them: the columns of its `pred_logits` (B, Q, words), a
         sigmoid each, and of its attention to the prompt."""
         return prompt.split()
+
+    def prompt_phrases(self, prompt: str) -> list[str]:
+        """Return what a prompt names, the classes of what is detected; its words, if the model has no phrases."""
+        return self.prompt_words(prompt)
 
     def postprocess_settings(self) -> dict[str, Any] | None:
         """Return the settings of the post-processing that an exported file leaves to its reader, as plain values; None

@@ -257,6 +257,7 @@ BACKBONES = Registry("backbone", "vitkit.backbones", in_errors=True)
 NECKS = Registry("neck", "vitkit.necks", in_errors=True)
 HEADS = Registry("head", "vitkit.heads", in_errors=True)
 TRAINING_QUERIES = Registry("training_queries", "vitkit.training_queries", in_errors=True)
+TEXT_ENCODERS = Registry("text_encoder", "vitkit.seq2seq.text_encoders", in_errors=True)
 MODELS = Registry("model", "vitkit.models", "vitkit.seq2seq", in_errors=True, base="Model")
 MATCHERS = Registry("matcher", "vitkit.matchers", in_errors=True)
 CRITERIA = Registry("criterion", "vitkit.losses", in_errors=True, base="Criterion")
@@ -278,6 +279,7 @@ REGISTRIES = {
         NECKS,
         HEADS,
         TRAINING_QUERIES,
+        TEXT_ENCODERS,
         MODELS,
         MATCHERS,
         CRITERIA,

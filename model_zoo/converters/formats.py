@@ -6,6 +6,7 @@ from vitkit.model_zoo.converters import (
     dfine,
     eomt,
     fairseq,
+    grounding_dino,
     language_models,
     maskformer,
     mvit,
@@ -17,7 +18,7 @@ from vitkit.model_zoo.converters import (
     vit,
 )
 
-_MODELS = (detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt)
+_MODELS = (grounding_dino, detr, deformable_detr, rt_detr, dfine, rf_detr, maskformer, eomt)
 _BACKBONES_AND_TEXT = (vit, resnet, mvit, swin, transformer, fairseq, language_models)
 
 TRANSFORMERS = [form for file in (*_MODELS, *_BACKBONES_AND_TEXT) for form in file.TRANSFORMERS]

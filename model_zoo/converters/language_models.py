@@ -8,18 +8,56 @@ import torch
 from torch import nn
 
 from vitkit.errors import CheckpointError
-from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, State, below
+from vitkit.model_zoo.converters.key_table import Alias, Custom, Drop, Format, KeyTable, Rename, Rule, State, below
 from vitkit.model_zoo.converters.layers import join_qkv
 from vitkit.structures import EOS
 
-_TYPES = "bert.embeddings.token_type_embeddings.weight"
 _TRANSPOSED = ("self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight")
 
 
+def bert_encoder(theirs: str, ours: str) -> list[Rule]:
+    """Return the rules of BERT's encoder below these prefixes; vitkit's has no pooler."""
+    layer, our_layer = f"{theirs}encoder.layer.{{i}}.", f"{ours}encoder.layers.{{i}}."
+    types, codes = f"{theirs}embeddings.token_type_embeddings.weight", f"{ours}positions.codes"
+
+    def read(state: State, model: nn.Module) -> State:
+        """Add the vector of the first sentence to the positions."""
+        if types in state and codes in state:
+            state[codes] = state[codes] + state.pop(types)[0]
+        return state
+
+    def write(state: State, model: nn.Module) -> State:
+        state[types] = torch.zeros(2, state[codes].shape[1])
+        return state
+
+    return [
+        # The names of the first published files.
+        Alias("LayerNorm.gamma$", "LayerNorm.weight$"),
+        Alias("LayerNorm.beta$", "LayerNorm.bias$"),
+        Drop(f"^{theirs}pooler."),
+        Drop(f"^{theirs}embeddings.position_ids"),
+        join_qkv(f"{layer}attention.self.", f"{layer}self_attn.in_proj_", names=("query", "key", "value")),
+        *below(
+            layer,
+            our_layer,
+            [
+                ("self_attn.", "self_attn."),
+                ("attention.output.dense.", "self_attn.out_proj."),
+                ("attention.output.LayerNorm.", "norm1."),
+                ("intermediate.dense.", "ffn.linear1."),
+                ("output.dense.", "ffn.linear2."),
+                ("output.LayerNorm.", "norm2."),
+            ],
+        ),
+        Rename(f"^{theirs}embeddings.word_embeddings.", f"^{ours}embedding."),
+        Rename(f"^{theirs}embeddings.position_embeddings.weight", f"^{codes}"),
+        Rename(f"^{theirs}embeddings.LayerNorm.", f"^{ours}positions.norm."),
+        Custom(read, write),
+    ]
+
+
 def _read_bert(state: State, model: nn.Module) -> State:
-    """Add the vector of the first sentence to the positions, and take one copy of the output's table and bias."""
-    if _TYPES in state and "positions.codes" in state:
-        state["positions.codes"] = state["positions.codes"] + state.pop(_TYPES)[0]
+    """Take one copy of the output's table and bias."""
     # With an output of its own, the library computes with this copy.
     if "cls.predictions.decoder.bias" in state:
         state["output_bias"] = state.pop("cls.predictions.decoder.bias")
@@ -27,7 +65,6 @@ def _read_bert(state: State, model: nn.Module) -> State:
 
 
 def _write_bert(state: State, model: nn.Module) -> State:
-    state[_TYPES] = torch.zeros(2, state["positions.codes"].shape[1])
     if model.output is None:
         state["output.weight"] = state["embedding.weight"].clone()
     state["cls.predictions.decoder.bias"] = state["output_bias"].clone()
@@ -65,7 +102,6 @@ def _transpose(state: State) -> State:
     return {key: value.T.contiguous() if key.endswith(_TRANSPOSED) else value for key, value in state.items()}
 
 
-_BERT_LAYER, _BERT_OURS = "bert.encoder.layer.{i}.", "encoder.layers.{i}."
 _GPT2_LAYER, _GPT2_OURS = "transformer.h.{i}.", "stack.layers.{i}."
 
 OFFICIAL: list[Format] = []
@@ -74,30 +110,8 @@ TRANSFORMERS = [
         "transformers BERT",
         KeyTable(
             [
-                # The names of the first published files.
-                Alias("LayerNorm.gamma$", "LayerNorm.weight$"),
-                Alias("LayerNorm.beta$", "LayerNorm.bias$"),
-                Drop("^bert.pooler."),
                 Drop("^cls.seq_relationship."),
-                Drop("^bert.embeddings.position_ids"),
-                join_qkv(
-                    f"{_BERT_LAYER}attention.self.", f"{_BERT_LAYER}self_attn.in_proj_", names=("query", "key", "value")
-                ),
-                *below(
-                    _BERT_LAYER,
-                    _BERT_OURS,
-                    [
-                        ("self_attn.", "self_attn."),
-                        ("attention.output.dense.", "self_attn.out_proj."),
-                        ("attention.output.LayerNorm.", "norm1."),
-                        ("intermediate.dense.", "ffn.linear1."),
-                        ("output.dense.", "ffn.linear2."),
-                        ("output.LayerNorm.", "norm2."),
-                    ],
-                ),
-                Rename("^bert.embeddings.word_embeddings.", "^embedding."),
-                Rename("^bert.embeddings.position_embeddings.weight", "^positions.codes"),
-                Rename("^bert.embeddings.LayerNorm.", "^positions.norm."),
+                *bert_encoder("bert.", ""),
                 Rename("^cls.predictions.transform.dense.", "^head.0."),
                 Rename("^cls.predictions.transform.LayerNorm.", "^head.2."),
                 Rename("^cls.predictions.decoder.weight", "^output.weight"),

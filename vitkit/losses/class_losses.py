@@ -89,6 +89,26 @@ def focal_loss(
     return _sum(sigmoid_focal_loss(logits, class_targets, alpha=alpha, gamma=gamma), query_indices, weights)
 
 
+def token_focal_loss(
+    logits: Tensor, query_indices: Sequence[Tensor], tokens: Tensor, padding: Tensor, *, alpha: float, gamma: float
+) -> Tensor:
+    """Compute the sigmoid focal loss of queries' logits for the tokens of a text, several of which may be positive.
+
+    Args:
+        logits: (L, B, Q, T), of any value for padding.
+        tokens: (L, M, T) bool, the positive tokens of each matched query.
+        padding: (B, T) bool, True = padding, which does not count.
+        The others are as in `focal_loss`.
+    Returns:
+        (L,) sums.
+    """
+    targets = logits.new_zeros(logits.shape)
+    targets[tuple(query_indices)] = tokens.to(logits.dtype)
+    # Masked before the loss: the logit of padding is -inf, whose loss is not finite.
+    losses = sigmoid_focal_loss(logits.masked_fill(padding[:, None], 0), targets, alpha=alpha, gamma=gamma)
+    return losses.masked_fill(padding[:, None], 0).flatten(1).sum(1)
+
+
 def varifocal_loss(
     logits: Tensor,
     query_indices: Sequence[Tensor],

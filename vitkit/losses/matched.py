@@ -288,7 +288,7 @@ def decoder_layers(outputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[DetectionTarget]:
     """Return the targets with each object repeated `times` times."""
-    names = ("labels", "boxes_cxcywh", "masks")
+    names = ("labels", "boxes_cxcywh", "masks", "positive_map")
     return [
         {**target, **{name: torch.cat([target[name]] * times) for name in names if name in target}}
         for target in targets

@@ -77,7 +77,7 @@ class HungarianMatcher(Matcher):
         for (layers, targets), (cost, terms), values in zip(layers_and_targets, costs, flat):
             cost = values.view(cost.shape).numpy()
             if not np.isfinite(cost).all():
-                _report_non_finite(cost, terms, targets, num_classes=self._num_classes(layers[0]["pred_logits"]))
+                self._report_non_finite(cost, terms, layers, targets)
             splits = np.cumsum([len(target["labels"]) for target in targets])[:-1]
             matches.append([[assign(image_cost) for image_cost in np.split(layer, splits)] for layer in cost])
         return matches
@@ -86,16 +86,11 @@ class HungarianMatcher(Matcher):
         self, layers: Sequence[Mapping[str, Tensor]], targets: Sequence[DetectionTarget]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the cost of each target with each query of its image, and its unweighted terms, all (L, T, Q)."""
-        logits, boxes = (
-            torch.stack([layer[name] for layer in layers]).float() for name in ("pred_logits", "pred_boxes")
-        )
+        boxes = torch.stack([layer["pred_boxes"] for layer in layers]).float()
         counts = [len(target["labels"]) for target in targets]
-        labels = torch.cat([target["labels"] for target in targets])  # (T,) of all images
-        target_boxes = torch.cat([target["boxes_cxcywh"] for target in targets]).float()  # (T, 4)
-        image = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(logits.device, non_blocking=True)  # (T,)
-        is_class = (labels >= 0) & (labels < self._num_classes(logits))
-
-        label_costs = LABEL_COSTS[self.activation](logits, image, labels.where(is_class, 0))
+        target_boxes = torch.cat([target["boxes_cxcywh"] for target in targets]).float()  # (T, 4) of all images
+        image = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(boxes.device, non_blocking=True)  # (T,)
+        label_costs, is_class = self.label_costs(layers, targets, image)
         boxes = boxes[:, image]  # (L, T, Q, 4), the queries of each target's image
         terms = {  # each (L, T, Q)
             "labels": label_costs,
@@ -107,9 +102,57 @@ class HungarianMatcher(Matcher):
         # `forward` recognizes an invalid label by its NaN, without another transfer.
         return cost.masked_fill(~is_class[:, None], torch.nan), terms
 
+    def label_costs(
+        self, layers: Sequence[Mapping[str, Tensor]], targets: Sequence[DetectionTarget], image: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the unweighted cost of each target's label, (L, T, Q), and whether there is such a label, (T,).
+
+        Args:
+            image: (T,) index in the batch of each target's image.
+        """
+        logits = torch.stack([layer["pred_logits"] for layer in layers]).float()
+        labels = torch.cat([target["labels"] for target in targets])
+        is_class = (labels >= 0) & (labels < self._num_classes(logits))
+        return LABEL_COSTS[self.activation](logits, image, labels.where(is_class, 0)), is_class
+
+    def label_range(self, layers: Sequence[Mapping[str, Tensor]], target: DetectionTarget) -> tuple[int, str]:
+        """Return the number of labels that a target may have, and what to do about others."""
+        return self._num_classes(layers[0]["pred_logits"]), "Is the model's num_classes that of the dataset?"
+
     def _num_classes(self, logits: Tensor) -> int:
         """Return the number of classes, without "no object"."""
         return logits.shape[-1] - (self.activation == "softmax")
+
+    def _report_non_finite(
+        self,
+        cost: np.ndarray,
+        terms: Mapping[str, Tensor],
+        layers: Sequence[Mapping[str, Tensor]],
+        targets: Sequence[DetectionTarget],
+    ) -> None:
+        """Report the first non-finite cost of (L, T, Q).
+
+        Raises:
+            DataError: its target's label is out of range.
+        """
+        layer, row, query = np.argwhere(~np.isfinite(cost))[0].tolist()
+        image, index = [(i, j) for i, target in enumerate(targets) for j in range(len(target["labels"]))][row]
+        target = targets[image]
+        image_name = describe_image(image, target)
+        label = int(target["labels"][index])
+        num_labels, remedy = self.label_range(layers, target)
+        if not 0 <= label < num_labels:
+            raise DataError(
+                f"matching: {image_name}, target {index} has label {label}; expected 0..{num_labels - 1}. {remedy}"
+            )
+        # Only a warning: the loss of diverged predictions is not finite either; the training loop decides what to do.
+        values = {name: float(term[layer, row, query]) for name, term in terms.items()}
+        bad = ", ".join(f"{name} = {value}" for name, value in values.items() if not np.isfinite(value))
+        logger.warning(
+            f"matching: non-finite cost in layer {layer}, {image_name}, query {query}, target {index}: "
+            f"{bad or 'only the weighted sum'}; the target's box is {target['boxes_cxcywh'][index].tolist()}. "
+            "Expected finite costs: lower the learning rate, clip gradients, or leave fp16 if the predictions diverged."
+        )
 
 
 def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
@@ -127,8 +170,15 @@ def softmax_cost(pred_logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
 
 def focal_cost(pred_logits: Tensor, image: Tensor, labels: Tensor, *, alpha: float = 0.25, gamma: float = 2) -> Tensor:
     """Return the change of the focal loss if the label were positive; shapes as in `softmax_cost`, with C logits."""
-    p = _logits_of_labels(pred_logits, image, labels).sigmoid()
-    return alpha * (1 - p) ** gamma * -(p + 1e-8).log() - (1 - alpha) * p**gamma * -(1 - p + 1e-8).log()
+    as_positive, as_negative = focal_terms(
+        _logits_of_labels(pred_logits, image, labels).sigmoid(), alpha=alpha, gamma=gamma
+    )
+    return as_positive - as_negative
+
+
+def focal_terms(p: Tensor, *, alpha: float = 0.25, gamma: float = 2) -> tuple[Tensor, Tensor]:
+    """Return the focal loss of probabilities if they were of positives, and if they were of negatives."""
+    return alpha * (1 - p) ** gamma * -(p + 1e-8).log(), (1 - alpha) * p**gamma * -(1 - p + 1e-8).log()
 
 
 def _logits_of_labels(logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
@@ -137,34 +187,6 @@ def _logits_of_labels(logits: Tensor, image: Tensor, labels: Tensor) -> Tensor:
 
 
 LABEL_COSTS = {"softmax": softmax_cost, "sigmoid": focal_cost}
-
-
-def _report_non_finite(
-    cost: np.ndarray, terms: Mapping[str, Tensor], targets: Sequence[DetectionTarget], *, num_classes: int
-) -> None:
-    """Report the first non-finite cost of (L, T, Q).
-
-    Raises:
-        DataError: its target's label is out of range.
-    """
-    layer, row, query = np.argwhere(~np.isfinite(cost))[0].tolist()
-    image, index = [(i, j) for i, target in enumerate(targets) for j in range(len(target["labels"]))][row]
-    target = targets[image]
-    image_name = describe_image(image, target)
-    label = int(target["labels"][index])
-    if not 0 <= label < num_classes:
-        raise DataError(
-            f"matching: {image_name}, target {index} has label {label}; expected 0..{num_classes - 1}. "
-            f"Is the model's num_classes that of the dataset?"
-        )
-    # Only a warning: the loss of diverged predictions is not finite either, and the training loop decides what to do.
-    values = {name: float(term[layer, row, query]) for name, term in terms.items()}
-    bad = ", ".join(f"{name} = {value}" for name, value in values.items() if not np.isfinite(value))
-    logger.warning(
-        f"matching: non-finite cost in layer {layer}, {image_name}, query {query}, target {index}: "
-        f"{bad or 'only the weighted sum'}; the target's box is {target['boxes_cxcywh'][index].tolist()}. "
-        f"Expected finite costs: lower the learning rate, clip gradients, or leave fp16 if the predictions diverged."
-    )
 
 
 def assign(cost: np.ndarray) -> ImageMatches:

@@ -44,7 +44,7 @@ class DensePredictionModel(ModelOnBackbone):
 
     Args:
         backbone, neck, head: spec or module.
-        num_classes: number of classes, in the form that the head takes.
+        num_classes: number of classes, in the form that the head takes; None for a head without classes.
         num_queries: for heads with queries, their number.
         training_queries: specs of queries that exist in training only, see `vitkit.training_queries`.
         isolate_padding: in the original models, padding leaks into an image through convolutions, norms and resizing,
@@ -66,7 +66,7 @@ class DensePredictionModel(ModelOnBackbone):
         neck: Spec | nn.Module,
         head: Spec | nn.Module,
         *,
-        num_classes: int,
+        num_classes: int | None,
         num_queries: int | None = None,
         training_queries: Sequence[Spec] = (),
         isolate_padding: bool = False,
@@ -85,19 +85,24 @@ class DensePredictionModel(ModelOnBackbone):
         in_features = getattr(self.neck, "in_features", None)
         if in_features is not None and not self.needs_all_features:
             keep_features(self.backbone, in_features)
-        queries = {} if num_queries is None else {"num_queries": num_queries}
-        self.head = HEADS.build(head, feature_info=self.neck.feature_info, num_classes=num_classes, **queries)
+        sizes = {"num_classes": num_classes, "num_queries": num_queries}
+        sizes = {name: size for name, size in sizes.items() if size is not None}
+        self.head = HEADS.build(head, feature_info=self.neck.feature_info, **sizes)
         self.training_queries = None
-        if training_queries:
-            from vitkit.training_queries import build_training_queries  # models without them never import the package
-
-            self.training_queries = build_training_queries(training_queries, self.head, num_classes)
+        self.add_training_queries(training_queries, num_classes)
         self.isolate_padding = isolate_padding
         self.size_divisibility = size_divisibility
         # If strides divide the size, an image's part of a map does not depend on the amount of padding.
         stride = max(info.stride for info in self.neck.feature_info.values()) if isolate_padding else 1
         self.padding_multiple = math.lcm(stride, size_divisibility)
         """Images are padded to multiples of this, in pixels."""
+
+    def add_training_queries(self, specs: Sequence[Spec], num_classes: int | None) -> None:
+        """Build the queries that exist in training only; `num_classes` is the number of their labels."""
+        if specs:
+            from vitkit.training_queries import build_training_queries  # models without them never import the package
+
+            self.training_queries = build_training_queries(specs, self.head, num_classes)
 
     @property
     def mask_multiple(self) -> int:

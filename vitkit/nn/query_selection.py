@@ -1,5 +1,6 @@
-"""The choice of queries from the locations of the image (RT-DETR, Zhao et al. 2023, https://arxiv.org/abs/2304.08069)."""
+"""The choice of queries, or of their boxes, from the locations of the image."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from vitkit.nn.queries import Queries
 class LocationSelection(nn.Module):
     """Queries start from the content and the box of the locations with the best class scores.
 
-    In RT-DETR (section 4.3), the selection is "uncertainty-minimal" because the varifocal loss trains the scores by the
-    IoU.
+    In RT-DETR (Zhao et al. 2023, section 4.3, https://arxiv.org/abs/2304.08069), the selection is "uncertainty-minimal"
+    because the varifocal loss trains the scores by the IoU.
 
     Args:
         owner: name of the model in messages.
@@ -68,3 +69,65 @@ class LocationSelection(nn.Module):
             "class_agnostic": False,
         }
         return selection, Queries(content.detach(), references=boxes.detach())
+
+
+class BoxSelection(nn.Module):
+    """Mixed query selection: queries start from the boxes of the best locations; contents are learned (DINO, Zhang et
+    al. 2022, section 3.4, https://arxiv.org/abs/2203.03605).
+
+    Args:
+        owner: name of the model in messages.
+        d_model: channels of the memory.
+        make_class_head: makes the head that a location's class logits are from.
+        num_queries: number of learned contents.
+    """
+
+    def __init__(self, owner: str, d_model: int, make_class_head: Callable[[], nn.Module], num_queries: int):
+        super().__init__()
+        self.owner = owner
+        self.enc_output = nn.Linear(d_model, d_model)
+        self.enc_output_norm = nn.LayerNorm(d_model)
+        nn.init.xavier_uniform_(self.enc_output.weight)
+        self.class_embed = make_class_head()
+        self.bbox_embed = box_head(d_model)
+        self.content = nn.Embedding(num_queries, d_model)
+        nn.init.xavier_uniform_(self.content.weight)
+
+    def forward(
+        self, memory: Tensor, levels: Levels, num_queries: int, *others: Tensor
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Select the locations with the highest probability of any class.
+
+        Args:
+            memory: (B, S, d_model), the encoded `levels`.
+            others: what the class head takes besides.
+        Returns:
+            the predictions at the selected locations, as one of `training_outputs`.
+            boxes_cxcywh: (B, num_queries, 4), without gradient, best first.
+        Raises:
+            DataError: there are fewer locations than queries.
+        """
+        check_locations(self.owner, levels, num_queries)
+        anchors, unusable = (x.expand(memory.shape[0], -1, -1) for x in anchor_boxes(levels))
+        memory = memory.masked_fill(unusable, 0)
+        # An unusable location stays at infinity: its box is the constant 1, without gradient.
+        anchor_logits = torch.logit(anchors).masked_fill(unusable, torch.inf)
+        # Indices have no gradient, so nothing is stored for this pass. Under `no_grad`, autocast in torch 2.6 would
+        # cache weights in lower precision without a gradient, and use them below as well.
+        scores = self.class_embed(self.enc_output_norm(self.enc_output(memory)), *others).amax(-1)
+        best = scores.topk(num_queries, dim=1).indices
+        # Only the selected locations have a loss, so the boxes of others need not be computed.
+        x = self.enc_output_norm(self.enc_output(gather_rows(memory, best)))
+        box_logits = self.bbox_embed(x).float() + gather_rows(anchor_logits, best)
+        boxes = box_logits.sigmoid()
+        head_queries = slice(self.content.num_embeddings)  # those selected for added queries have no loss here
+        selection = {
+            "name": "enc",
+            "pred_logits": self.class_embed(x, *others)[:, head_queries],  # (B, Q, num_classes)
+            "pred_boxes": boxes[:, head_queries],  # (B, Q, 4)
+            "aux_outputs": [],
+            "matches": None,
+            "repeats": 1,
+            "class_agnostic": False,
+        }
+        return selection, boxes.detach()

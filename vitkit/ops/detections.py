@@ -44,9 +44,13 @@ def best_pairs(logits: Tensor, boxes_cxcywh: Tensor, count: int) -> BatchDetecti
         logits: (B, Q, C), a sigmoid per class.
         boxes_cxcywh: (B, Q, 4) in 0..1 of the unpadded image.
     """
-    probabilities = logits.float().sigmoid()
-    num_classes = probabilities.shape[-1]
-    pairs = probabilities.flatten(1)
+    return best_scores(logits.float().sigmoid(), boxes_cxcywh, count)
+
+
+def best_scores(scores: Tensor, boxes_cxcywh: Tensor, count: int) -> BatchDetections:
+    """Return the `count` best pairs of a query and a class as `best_pairs` does, by their scores, (B, Q, C)."""
+    num_classes = scores.shape[-1]
+    pairs = scores.flatten(1)
     scores, best = pairs.topk(min(count, pairs.shape[1]), dim=1)
     queries = best // num_classes
     boxes_xyxy = _gather_boxes(cxcywh_to_xyxy(boxes_cxcywh.float()), queries)

@@ -72,6 +72,8 @@ class Vocabulary:
 
     Attributes:
         tokens: the tokens in the order of their ids.
+        numbers: each token's number in the file that the vocabulary is from; its id, unless tokens are in another order
+            there.
         unknown: counts of what `encode` did not find in the vocabulary: words for "word", characters for other kinds.
     """
 
@@ -104,6 +106,7 @@ class Vocabulary:
         self.tokens = list(tokens)
         _check_tokens(self.tokens)
         self._ids = {token: index for index, token in enumerate(self.tokens)}
+        self.numbers: Sequence[int] = range(len(self.tokens))
 
     @classmethod
     def train(
@@ -302,8 +305,6 @@ class TokenizerVocabulary(Vocabulary):
         special: its numbers of SPECIAL_TOKENS and, if there is one, of MASK_TOKEN; a token may stand for several, as
             GPT-2's end of text does.
 
-    Attributes:
-        numbers: each token's number in the file.
     Raises:
         CheckpointError: the `tokenizers` library is not installed.
         ValueError: the file is damaged, or has no token with a number in `special`.
@@ -329,8 +330,8 @@ class TokenizerVocabulary(Vocabulary):
             raise ValueError(f"tokenizer: has no token for {', '.join(missing) or 'all special tokens'}.")
         others = [n for n in sorted(by_number) if n not in special and by_number[n] not in names]
         self.special = list(special)
-        self.numbers = [*special, *others]
         self._set_tokens("tokenizer", [*names, *(by_number[number] for number in others)])
+        self.numbers = [*special, *others]
 
     @cached_property
     def _word_prefix(self) -> str | None:

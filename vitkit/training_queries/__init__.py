@@ -15,5 +15,13 @@ from vitkit.training_queries.box_denoising import BoxDenoising
 from vitkit.training_queries.build import build_training_queries
 from vitkit.training_queries.groups import OneToManyQueries, QueryGroups
 from vitkit.training_queries.mask_denoising import MaskDenoising
+from vitkit.training_queries.text_denoising import TextDenoising
 
-__all__ = ["BoxDenoising", "MaskDenoising", "OneToManyQueries", "QueryGroups", "build_training_queries"]
+__all__ = [
+    "BoxDenoising",
+    "MaskDenoising",
+    "OneToManyQueries",
+    "QueryGroups",
+    "TextDenoising",
+    "build_training_queries",
+]

@@ -89,8 +89,7 @@ class BoxDenoising(nn.Module):
         self.num_classes, self.num_queries, self.contrastive = num_classes, num_queries, contrastive
         self.label_noise, self.box_noise = label_noise, box_noise
         self.mirror, self.eps, self.padding = mirror, eps, padding
-        # The original's weights also have the row after the classes; no query uses it.
-        self.label_embed = nn.Embedding(num_classes + 1, head.d_model)
+        self.label_embed = self.make_label_embed(head.d_model)
         self.box_embed = None
         if head.reference == "none":
             self.box_embed = MLP((2 * head.d_model, head.d_model, head.d_model))
@@ -112,12 +111,10 @@ class BoxDenoising(nn.Module):
         boxes = torch.cat([target["boxes_cxcywh"] for target in targets]).float().repeat(num_copies, 1)
         negative = torch.tensor(is_negative).repeat_interleave(sum(counts))[:, None].to(device, non_blocking=True)
         noise = self.draw(len(labels), device)
-        labels = labels.where(noise.label_chance >= self.label_noise / 2, noise.new_labels)
+        content = self.contents(labels, noise, targets, num_copies)
         moves = noise.signs * (noise.shares + negative) * self.box_noise
         boxes = shifted_boxes(boxes, moves, mirror=self.mirror, eps=self.eps)
 
-        # Labels out of range are reported by the matcher, which can name the image.
-        content = self.label_embed(labels.clamp(0, self.num_classes - 1))
         rows = tuple(copied_rows(counts, num_copies).to(device, non_blocking=True))
         shape = len(targets), num_copies * max_targets
         content = content.new_zeros(*shape, content.shape[1]).index_put(rows, content)
@@ -132,6 +129,21 @@ class BoxDenoising(nn.Module):
             sees_own=True,
         )
         return [query_set]
+
+    def make_label_embed(self, d_model: int) -> nn.Module:
+        """Return the layer that contents are made by."""
+        # The original's weights also have the row after the classes; no query uses it.
+        return nn.Embedding(self.num_classes + 1, d_model)
+
+    def contents(self, labels: Tensor, noise: Noise, targets: Sequence[DetectionTarget], num_copies: int) -> Tensor:
+        """Return the content of each copied target with a noised label, (K, d_model).
+
+        Args:
+            labels: (K,) of all targets of the batch, `num_copies` times.
+        """
+        labels = labels.where(noise.label_chance >= self.label_noise / 2, noise.new_labels)
+        # Labels out of range are reported by the matcher, which can name the image.
+        return self.label_embed(labels.clamp(0, self.num_classes - 1))
 
     def _queries(self, head: QueryHead, content: Tensor, boxes: Tensor) -> Queries:
         if self.box_embed is None:

@@ -10,8 +10,7 @@ from huggingface_hub import HfApi, constants, errors, snapshot_download
 from vitkit.errors import CheckpointError
 from vitkit.weights.marian import FILES as TOKEN_FILES
 from vitkit.weights.marian import TARGET_NUMBERS
-from vitkit.weights.tokenizer_files import KINDS as TOKENIZER_KINDS
-from vitkit.weights.tokenizer_files import TOKENIZER
+from vitkit.weights.tokenizer_files import LANGUAGE_MODELS, PROMPTED_MODELS, TOKENIZER
 from vitkit.weights.transformers_folder import CONFIG, INDEX_SUFFIX, WEIGHTS, files_in_index, read_object
 
 logger = logging.getLogger("vitkit")
@@ -64,7 +63,8 @@ def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) 
             if repository.is_reachable and not repository.has(shard, folder):
                 raise CheckpointError(f"{source}: {weights} names {shard}, which the repository lacks.")
         repository.download(*shards)
-    others = {"marian": (GENERATION, *TOKEN_FILES, TARGET_NUMBERS)} | dict.fromkeys(TOKENIZER_KINDS, (TOKENIZER,))
+    others = {"marian": (GENERATION, *TOKEN_FILES, TARGET_NUMBERS)} | dict.fromkeys(LANGUAGE_MODELS, (TOKENIZER,))
+    others |= dict.fromkeys(PROMPTED_MODELS, (PREPROCESSOR, TOKENIZER))
     repository.download(*others.get(read_object(folder / CONFIG).get("model_type"), (PREPROCESSOR,)), required=False)
     return folder
 

@@ -85,7 +85,7 @@ def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
     tokens = tokens_in(folder)
     if "source" in tokens:
         state = marian.renumber(state, tokens)
-    elif tokens:
+    elif tokens and read_object(folder / CONFIG)["model_type"] in tokenizer_files.LANGUAGE_MODELS:
         state = tokenizer_files.renumber(state, tokens["target"].vocabulary)
     return {"model": state, **_metadata(folder, tokens)}
 
@@ -100,8 +100,8 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
 
 
 def tokens_in(folder: Path) -> dict[str, Tokens]:
-    """Return a translation model's tokens, "source" and "target", or a language model's, "target"; an empty dict for
-    other folders."""
+    """Return a translation model's tokens, "source" and "target", or those that a language model or a text-prompted
+    detector reads, "target"; an empty dict for other folders."""
     if not (folder / CONFIG).is_file():
         return {}
     config = read_object(folder / CONFIG)

@@ -33,7 +33,7 @@ _NOT_COMPARED = (
     *("pretrained", "frozen_stages", "frozen_stem", "freeze_detr", "drop_path", "dropout", "position_std"),
     *("norm", "out_features", "num_classes", "source_size", "target_size", "output_bias", "tasks", "things"),
     *("training_queries", "pixel_mean", "pixel_std", "size_divisibility", "isolate_padding", "decoding"),
-    *("num_detections", "mask_id", "mask_share", "word_vectors"),
+    *("num_detections", "mask_id", "mask_share", "word_vectors", "tokenizer", "vocabulary_size", "frozen"),
 )
 """Arguments that are not compared: those of training, those that follow from the weights, and those of pre- and
 post-processing."""
@@ -59,6 +59,9 @@ def write_folder(folder: Path, loaded: Predictor | TextModel, spec: str | Mappin
         files |= token_files(loaded.vocabularies)
     else:
         files[PREPROCESSOR] = _as_json(_preprocessor(loaded, values["model_type"]))
+        vocabulary = getattr(loaded.model, "vocabulary", None)  # of a text-prompted detector, in the file's order
+        if isinstance(vocabulary, TokenizerVocabulary):
+            files[TOKENIZER_FILE] = vocabulary.content.encode()
     for name, data in files.items():
         write_bytes(folder / name, data)
     write_safetensors(folder / WEIGHTS[0], result.state)
@@ -136,7 +139,7 @@ def _resolve(spec: Any, registry: Registry) -> Section:
     constructor, _ = registry.resolve(spec, "model")
     slots = slots_in(Slot(Any, registry=registry), spec, "model")
     values = {name: slot.default for name, slot in slots.items() if name != "type"}
-    for name in ("backbone", "neck", "head"):
+    for name in ("backbone", "neck", "head", "text_encoder"):
         if name in values:
             values[name] = _resolve(values[name], REGISTRIES[name])
     return {"type": constructor.__name__, **values}

@@ -41,7 +41,7 @@ from vitkit.weights.marian import FILES as TOKEN_FILES
 from vitkit.weights.names import RUN_CONFIG, WEIGHTS_SUFFIXES, packaged_or_name, run_weights
 from vitkit.weights.published import published_config
 from vitkit.weights.reading import read_metadata
-from vitkit.weights.tokenizer_files import TOKENIZER
+from vitkit.weights.tokenizer_files import TOKENIZER, find_tokenizer
 
 Loaded = Predictor | Translator | TextContinuer | MaskFiller
 """A model that is ready to use."""
@@ -80,6 +80,8 @@ def load(
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = own_checkpoint(weights)
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {}, str(weights))
+    if not vocabularies and isinstance(config["model"], Mapping) and config["model"].get("tokenizer"):
+        vocabularies = {"target": find_tokenizer(config["model"]["tokenizer"])}
     if classes is None and not vocabularies:
         if "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0]):
             raise CheckpointError(

@@ -87,8 +87,8 @@ class Predictor:
             takes = ", ".join(model.takes)
             raise ConfigError(f"{type(model).__name__} takes {takes}, so it predicts nothing in images.")
 
-    def with_prompt(self, prompt: str) -> "Predictor":
-        """Return a predictor that looks for what a prompt names; its classes are the words that the model reads.
+    def with_prompt(self, prompt: str | Sequence[str]) -> "Predictor":
+        """Return a predictor that looks for what a prompt names; its classes are the phrases that the model reads.
 
         Raises:
             ConfigError: the model takes no prompt.
@@ -96,7 +96,7 @@ class Predictor:
         if "prompt" not in self.model.takes:
             raise ConfigError(f"prompt: {type(self.model).__name__} takes no prompt. Leave it out.")
         predictor = copy.copy(self)
-        predictor.prompt, predictor.classes, predictor.category_ids = prompt, self.model.prompt_words(prompt), None
+        predictor.prompt, predictor.classes, predictor.category_ids = prompt, self.model.prompt_phrases(prompt), None
         return predictor
 
     @property

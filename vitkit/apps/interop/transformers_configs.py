@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vitkit.apps.interop import backbones, detectors, masks, text
+from vitkit.apps.interop import backbones, detectors, grounding, masks, text
 from vitkit.apps.interop.transformers_settings import Kind, Section, Settings, preprocess
 from vitkit.config import Config, load_config, load_saved_config
 from vitkit.engine.build import build_model
@@ -29,7 +29,9 @@ from vitkit.weights.transformers_folder import (
     weights_in,
 )
 
-KINDS: Mapping[str, Kind] = {kind.name: kind for file in (detectors, masks, backbones, text) for kind in file.KINDS}
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind for file in (detectors, grounding, masks, backbones, text) for kind in file.KINDS
+}
 """The library's `model_type` -> the kind of model."""
 _PANOPTIC_DATA = ("ade20k", "cityscapes")
 """Data sets other than COCO whose panoptic configs state which classes have instances."""

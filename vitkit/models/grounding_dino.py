@@ -1,0 +1,204 @@
+"""Grounding DINO: backbone, neck, text encoder, head (Liu et al. 2023, https://arxiv.org/abs/2303.05499)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import ConfigError
+from vitkit.heads.grounding_dino import Text
+from vitkit.models.base import Detector, attention_in, check_detections
+from vitkit.nn.queries import training_queries_of
+from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, suppress_duplicates
+from vitkit.ops.prompts import phrase_tokens
+from vitkit.protocols import AttentionLayers, child
+from vitkit.registry import MODELS, TEXT_ENCODERS, Spec
+from vitkit.structures import PAD, Detections, DetectionTarget
+from vitkit.text.prompts import MAX_TOKENS, Prompt, collate_prompts, encode_phrases, split_phrases
+from vitkit.text.vocabulary import Vocabulary
+
+
+@MODELS.register
+class GroundingDINO(Detector):
+    """A detector that finds what the phrases of a prompt name: the label of a detection is the number of its phrase.
+
+    In training, a batch's `inputs` have `tokens`, `blocks` and `is_word` (see `vitkit.ops.prompts`, and
+    `vitkit.text.prompts`, which makes them), and the labels of its targets are numbers of the image's phrases. An
+    image's prompt may have any phrases, also such that it does not show.
+
+    Args:
+        backbone, neck, head: spec or module.
+        text_encoder: spec or module, registered in TEXT_ENCODERS.
+        target_vocabulary: the vocabulary that prompts are tokenized with; a run sets its dataset's.
+        tokenizer: where the vocabulary is found if none is given: "bert-base-uncased", or the path of its file or
+            folder; see `vitkit.weights.tokenizer_files.find_tokenizer`.
+        max_tokens: the largest number of tokens of a prompt, which is also the number of label embeddings of
+            denoising queries by place.
+        num_queries: number of boxes predicted per image.
+        num_detections: number of detections per image.
+        nms_iou, training_queries, isolate_padding: see `DINO`.
+    Raises:
+        ConfigError: a number is out of range; see `DensePredictionModel`.
+    """
+
+    takes = ("images", "prompt")
+    class_activation = "sigmoid"
+
+    def __init__(
+        self,
+        backbone: Spec | nn.Module,
+        neck: Spec | nn.Module,
+        head: Spec | nn.Module,
+        text_encoder: Spec | nn.Module,
+        *,
+        target_vocabulary: Vocabulary | None = None,
+        tokenizer: str | None = None,
+        max_tokens: int = MAX_TOKENS,
+        num_queries: int = 900,
+        num_detections: int = 300,
+        nms_iou: float | None = None,
+        training_queries: Sequence[Spec] = (),
+        isolate_padding: bool = False,
+    ):
+        if max_tokens < 4:
+            raise ConfigError(f"max_tokens={max_tokens}: expected at least 4, for a word, its dot and both ends.")
+        super().__init__(
+            backbone, neck, head, num_classes=None, num_queries=num_queries, isolate_padding=isolate_padding
+        )
+        check_detections(num_detections, nms_iou)
+        stated = isinstance(text_encoder, Mapping) and "vocabulary_size" in text_encoder
+        known = target_vocabulary is not None and not stated
+        size = {"vocabulary_size": max(target_vocabulary.numbers) + 1} if known else {}
+        self.text_encoder = TEXT_ENCODERS.build(text_encoder, **size)
+        self.text_projection = nn.Linear(self.text_encoder.d_model, self.head.d_model)
+        nn.init.xavier_uniform_(self.text_projection.weight)
+        nn.init.zeros_(self.text_projection.bias)
+        self.add_training_queries(training_queries, num_classes=max_tokens)
+        self.vocabulary, self.tokenizer, self.max_tokens = target_vocabulary, tokenizer, max_tokens
+        self.num_detections, self.nms_iou = num_detections, nms_iou
+
+    def attention_layers(self) -> AttentionLayers:
+        """Return the decoder's attention to the image and to the prompt."""
+        return super().attention_layers()._replace(prompt=attention_in(child(self.head, "decoder"), "text_attn"))
+
+    def encode(self, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        """Return `tokens`, `blocks` and `is_word`, (B, T), of a prompt for each image.
+
+        Raises:
+            ConfigError: the model has no vocabulary.
+            DataError: a prompt is not one, or too long; see `vitkit.text.prompts`.
+        """
+        encoded = {}
+        for prompt in prompts:
+            phrases = tuple(split_phrases(prompt))
+            if phrases not in encoded:
+                encoded[phrases] = encode_phrases(self._known_vocabulary(), phrases, max_tokens=self.max_tokens)
+        return collate_prompts([encoded[tuple(split_phrases(prompt))] for prompt in prompts])
+
+    def _known_vocabulary(self) -> Vocabulary:
+        if self.vocabulary is None:
+            raise ConfigError(
+                "GroundingDINO has no vocabulary to read a prompt with. Set model.tokenizer to bert-base-uncased or "
+                "to the folder of its files and load the model (vitkit.load), or give tokens and blocks."
+            )
+        return self.vocabulary
+
+    def prompt_phrases(self, prompt: Prompt) -> list[str]:
+        """Return the phrases of a prompt, the classes of what is detected."""
+        return split_phrases(prompt)
+
+    def prompt_words(self, prompt: Prompt) -> list[str]:
+        """Return the tokens of a prompt as text: the columns of `pred_logits`."""
+        vocabulary = self._known_vocabulary()
+        tokens = encode_phrases(vocabulary, split_phrases(prompt), max_tokens=self.max_tokens).tokens
+        ids = {number: index for index, number in reversed(list(enumerate(vocabulary.numbers)))}
+        return vocabulary.token_texts([ids[number] for number in tokens])
+
+    def encode_text(self, tokens: Tensor, blocks: Tensor) -> Text:
+        """Encode prompts, which does not depend on the images: `tokens` and `blocks` are (B, T)."""
+        return Text(self.text_projection(self.text_encoder(tokens, blocks)), tokens == PAD, blocks)
+
+    def forward(
+        self,
+        images: Tensor,
+        padding_mask: Tensor | None = None,
+        tokens: Tensor | None = None,
+        blocks: Tensor | None = None,
+        is_word: Tensor | None = None,
+        *,
+        prompt: Sequence[Prompt] | None = None,
+        targets: Sequence[DetectionTarget] | None = None,
+    ) -> dict[str, Any]:
+        """Predict a box per query, and a logit for each token of the image's prompt.
+
+        Args:
+            tokens, blocks, is_word: (B, T), the prompts, see `vitkit.ops.prompts`.
+            prompt: the prompts as text or phrases, in place of the three.
+            targets: only in training, see `uses_targets`.
+        Returns:
+            the head's outputs:
+            pred_logits: (B, Q, T), a sigmoid per token; -inf for padding.
+            pred_boxes: (B, Q, 4) cxcywh in 0..1 of the unpadded image.
+            aux_outputs: the same two for each decoder layer but the last, first layer first.
+            training_outputs: of the first stage, and of training queries if there are any: a list, see `QuerySet`.
+            text_padding: (B, T) bool, True = padding.
+            and the prompts' `blocks` and `is_word`.
+        Raises:
+            ConfigError: there is neither a prompt nor tokens.
+            DataError: a prompt is not one, or too long.
+        """
+        if tokens is None:
+            if prompt is None:
+                raise ConfigError("GroundingDINO looks for what a prompt names, and has none: give prompt or tokens.")
+            tokens, blocks, is_word = (x.to(images.device) for x in self.encode(prompt).values())
+        images, padding_mask = self.prepare(images, padding_mask)
+        features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
+        text = self.encode_text(tokens, blocks)
+        if targets is None:
+            outputs = self.head(features, padding_mask, text=text)
+        else:
+            described = with_phrase_features(targets, text, is_word)
+            added = training_queries_of(self.training_queries.values(), described)
+            outputs = added.separate(self.head(features, padding_mask, text=text, added=added), self.head)
+        return outputs | {"blocks": blocks, "is_word": is_word}
+
+    def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
+        """Return the best pairs of a query and a phrase, best first; a query may be returned with several phrases.
+
+        The score of a phrase is the mean of its tokens' probabilities. A batch whose prompts differ in length has pairs
+        with phrases that an image's prompt does not have; their score is 0.
+        """
+        scores = phrase_scores(outputs["pred_logits"], outputs["blocks"], outputs["is_word"])
+        best = best_scores(scores, outputs["pred_boxes"], self.num_detections)
+        return suppress_duplicates(best, self.nms_iou)
+
+    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
+        """Return the detections of each image, in pixels of the original image, labeled by their phrases' numbers."""
+        results = in_pixels(self.detections(outputs), image_sizes)
+        counts = (outputs["blocks"].amax(1) + 1).tolist()
+        kept = [result["labels"] < count for result, count in zip(results, counts)]
+        return [{name: value[rows] for name, value in result.items()} for result, rows in zip(results, kept)]
+
+
+def phrase_scores(logits: Tensor, blocks: Tensor, is_word: Tensor) -> Tensor:
+    """Return the mean probability of each phrase's tokens, (B, Q, P) float32; 0 for phrases that an image lacks.
+
+    Args:
+        logits: (B, Q, T).
+        blocks, is_word: (B, T), see `vitkit.ops.prompts`.
+    """
+    phrases = torch.arange(int(blocks.max()) + 1, device=blocks.device).expand(len(blocks), -1)
+    tokens = phrase_tokens(blocks, is_word, phrases).float()
+    return logits.float().sigmoid() @ (tokens / tokens.sum(-1, keepdim=True).clamp(min=1)).mT
+
+
+def with_phrase_features(targets: Sequence[DetectionTarget], text: Text, is_word: Tensor) -> list[DetectionTarget]:
+    """Return targets with `phrase_features`, (P, d_model): the mean of the encoded tokens of each of the image's
+    phrases, which `TextDenoising` reads."""
+    described = []
+    for target, features, blocks, words in zip(targets, text.features, text.blocks, is_word):
+        tokens = phrase_tokens(blocks, words, torch.arange(int(blocks.max()) + 1, device=blocks.device)).float()
+        means = (tokens / tokens.sum(-1, keepdim=True).clamp(min=1)).to(features.dtype) @ features
+        described.append({**target, "phrase_features": means})
+    return described
