@@ -24,6 +24,7 @@ Examples:
     vitkit explain runs/detr --image street.jpg --html
     vitkit explain runs/detr --dataset data.val.num_images=1000
     vitkit explain runs/translation --text "one hundred twenty-three" --beams 4
+    vitkit explain runs/translation --text "A man sleeps in a green room." --words
     vitkit explain runs/timesformer --video run.mp4 --frame 3 --points 100,60
 """
 
@@ -98,6 +99,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", type=image_size, metavar="HxW", help=text)
     text = "also write an HTML page that shows what attends to what under the mouse pointer"
     parser.add_argument("--html", action="store_true", help=text)
+    text = "draw the attention of a text model among words, each joined from its subwords"
+    parser.add_argument("--words", action="store_true", help=text)
     text = "folder to write (default: runs/explain, or runs/explain-2 if it exists)"
     parser.add_argument("--out", type=Path, help=text)
     add_trust(parser)

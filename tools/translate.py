@@ -55,6 +55,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add_sampling(parser, when="for --sample: ")
     text = "draw the alignment matrix of the best translation (for several lines: NAME_1.png and so on)"
     parser.add_argument("--attention", type=Path, metavar="PNG", help=text)
+    parser.add_argument("--words", action="store_true", help="for --attention: join subwords to words")
     text = "maximum number of tokens of a sentence (default: 1000)"
     parser.add_argument("--max-source", type=int, default=1000, metavar="S", help=text)
     text = "truncate sentences longer than --max-source instead of failing"
@@ -64,6 +65,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_intermixed_args(argv)
     if args.max_source < 2:
         parser.error(f"--max-source {args.max_source}: expected at least 2, a token and the end of the sentence")
+    if args.words and args.attention is None:
+        parser.error("--words: needs --attention, whose tokens it joins")
     if args.sample and args.beams is not None:
         parser.error("--sample and --beams: give one of them")
     if not args.sample and any(vars(args)[name] is not None for name in SAMPLING_OPTIONS):
@@ -92,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             encode(line, number, source, max_tokens=args.max_source, truncate=args.truncate)
             for number, line in enumerate(lines, start=1)
         ]
-        write_translations(translator, encoded, settings, args.out, n_best=args.n_best, attention=args.attention)
+        write_translations(
+            translator, encoded, settings, args.out, n_best=args.n_best, attention=args.attention, words=args.words
+        )
         if empty := sum(not ids for ids in encoded):
             print(f"{pluralize(empty, 'lines', 'are', of=len(lines))} empty, and translated as such", file=sys.stderr)
         report_unknown(source)
@@ -106,8 +111,9 @@ def write_translations(
     *,
     n_best: int | None,
     attention: Path | None,
+    words: bool = False,
 ) -> None:
-    """Translate lines, write them, and draw what their words attend to if `attention` is a path."""
+    """Translate lines, write them, and draw what their tokens or words attend to if `attention` is a path."""
     from vitkit.apps.inference.translator import translate
 
     results = translate(translator.model, encoded, settings, attention=attention is not None)
@@ -117,7 +123,7 @@ def write_translations(
             output.write(as_text(hypotheses, translator.vocabularies["target"], n_best))
             if attention and hypotheses:
                 path = number_path(attention, number, len(encoded))
-                draw(hypotheses[0], encoded[number], translator.vocabularies, path)
+                draw(hypotheses[0], encoded[number], translator.vocabularies, path, words=words)
 
 
 def decoding_settings(
@@ -154,9 +160,10 @@ def as_text(hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary, n_best: in
     return "".join(f"{h.score:.4f}\t{text}\n" for h, text in zip(hypotheses, texts)) + "\n"
 
 
-def draw(best: Hypothesis, source: list[int], vocabularies: dict[str, Vocabulary], path: Path) -> None:
-    """Save a PNG of a translation's attention to its source."""
+def draw(best: Hypothesis, source: list[int], vocabularies: dict[str, Vocabulary], path: Path, *, words: bool) -> None:
+    """Save a PNG of a translation's attention to its source, among words if `words`, else among tokens."""
     from vitkit.apps.explanations.text_drawing import draw_alignment
+    from vitkit.apps.inference.translator import Alignment
     from vitkit.structures import EOS
 
     if not best.tokens:
@@ -164,7 +171,8 @@ def draw(best: Hypothesis, source: list[int], vocabularies: dict[str, Vocabulary
         return
     source_tokens = vocabularies["source"].token_texts([*source, EOS])
     target_tokens = vocabularies["target"].token_texts(best.tokens)
-    draw_alignment(best.attention[:, : len(source_tokens)], source_tokens, target_tokens, path)
+    alignment = Alignment(best.attention[:, : len(source_tokens)], source_tokens, target_tokens)
+    draw_alignment(*(alignment.by_word() if words else alignment), path)
     print(f"drew {path}", file=sys.stderr)
 
 

@@ -337,12 +337,15 @@ show(out / "residuals.png")
 #
 # The model has two layers each in the encoder and the decoder, with four heads and 128 channels, and pre-norm
 # (`norm_first`), which learns faster in such a short run. The tokens are subwords, learned from the training text by
-# byte pair encoding and shared by both languages. The numbers in the validation data are not in the training data.
+# byte pair encoding and shared by both languages. As in notebook 1, the parts of compounds are separate words. The
+# numbers in the validation data are not in the training data.
 
 # %%
 run = vitkit.train(
     "quickstart/translation",
-    data=dict(train=dict(num_pairs=10000), val=dict(num_pairs=300), tokens_per_gpu=1024),
+    data=dict(
+        train=dict(num_pairs=10000, compound=False), val=dict(num_pairs=300, compound=False), tokens_per_gpu=1024
+    ),
     train=dict(epochs=3, eval_every=1, reference_batch_size=1024),
 )
 print({name: round(run.metrics[name], 3) for name in ("exact_match", "chrf")})
@@ -354,7 +357,7 @@ show(run.path / "curves.png")
 
 # %%
 translator = run.load()
-for number in ("seven", "twenty-one", "one hundred twenty-three", "forty-five thousand six hundred seventy-eight"):
+for number in ("seven", "twenty one", "one hundred twenty three", "forty five thousand six hundred seventy eight"):
     print(f"{number:48} {translator(number)}")
 
 # %% [markdown]
@@ -363,12 +366,18 @@ for number in ("seven", "twenty-one", "one hundred twenty-three", "forty-five th
 # `text_attention` runs the model on one sentence and returns the attention weights of all layers with their tokens, and
 # the decoder's predictions at each step. There are three kinds of attention: among the source tokens (encoder), among
 # the tokens written so far (decoder), and from these to the source tokens (cross).
+#
+# With `words=True`, subwords are joined to words: a word's row is the mean of its tokens' rows, and its column the sum
+# of their columns. The figures below are of words.
 
 # %%
-text = "one hundred twenty-three"
-attention = text_attention(translator.model, translator.vocabularies, text)
-for layer in attention.layers:
-    print(layer.kind, layer.number, tuple(layer.weights.shape), "(heads, tokens that attend, tokens attended to)")
+text = "one hundred twenty three"
+pieces = text_attention(translator.model, translator.vocabularies, text)
+attention = text_attention(translator.model, translator.vocabularies, text, words=True)
+for layer, joined in zip(pieces.layers, attention.layers):
+    print(layer.kind, layer.number, "heads, rows, columns:", tuple(layer.weights.shape), tuple(joined.weights.shape))
+print("subwords:", *pieces.of_kind("cross")[0].columns)
+print("words:", *attention.of_kind("cross")[0].columns)
 
 # %%
 encoder = attention.of_kind("encoder")
@@ -390,17 +399,18 @@ show(out / "decoder.png")
 # last layer, here the first.
 
 # %%
-draw_alignment(*translator.align(text), out / "alignment.png")
+draw_alignment(*translator.align(text, words=True), out / "alignment.png")
 show(out / "alignment.png")
 
 # %% [markdown]
 # ## One token after another
 #
 # A translation $y$ of $x$ is written token by token, $p(y \mid x) = \prod_t p(y_t \mid y_{<t}, x)$. Each panel is one
-# factor: the five most probable next tokens. Where the model is certain, there is a single bar.
+# factor: the five most probable next tokens. Where the model is certain, there is a single bar. These are subwords; ␣
+# is the space before a word, so tokens without it continue one.
 
 # %%
-draw_expected(attention.expected, out / "next_tokens.png", title=f"What may come next: {text}")
+draw_expected(pieces.expected, out / "next_tokens.png", title=f"What may come next: {text}")
 show(out / "next_tokens.png")
 
 # %% [markdown]
@@ -408,8 +418,8 @@ show(out / "next_tokens.png")
 # layer whose alignment was drawn above), and the bars are the most probable next tokens.
 
 # %%
-cross = attention.of_kind("cross")[0]
-animate_decoding(cross.columns, cross.rows, cross.weights.mean(0), attention.expected, out / "decoding.gif")
+cross = pieces.of_kind("cross")[0]
+animate_decoding(cross.columns, cross.rows, cross.weights.mean(0), pieces.expected, out / "decoding.gif")
 show(out / "decoding.gif")
 
 # %% [markdown]
@@ -419,12 +429,12 @@ show(out / "decoding.gif")
 # hypothesis is green. A text may appear twice, split into different subwords.
 
 # %%
-inputs = text_inputs(translator.model, translator.vocabularies, "twenty-one")
+inputs = text_inputs(translator.model, translator.vocabularies, "twenty one")
 draw_beam_tree(translator.model, translator.vocabularies["target"], inputs, out / "beams.png", beams=3)
 show(out / "beams.png")
 
 # %%
-for score, candidate in translator("twenty-one", beams=3, n_best=3).n_best:
+for score, candidate in translator("twenty one", beams=3, n_best=3).n_best:
     print(f"{score:7.3f}  {candidate}")
 
 # %% [markdown]

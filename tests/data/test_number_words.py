@@ -40,6 +40,19 @@ def test_numbers_are_written_in_words(number):
     assert (english_number(number), german_number(number)) == NUMBERS[number]
 
 
+def test_parts_of_compounds_may_be_words():
+    assert english_number(45_321, compound=False) == "forty five thousand three hundred twenty one"
+    assert german_number(45_321, compound=False) == "fünf und vierzig tausend drei hundert ein und zwanzig"
+    assert (english_number(0, compound=False), german_number(101_001, compound=False)) == (
+        "zero",
+        "ein hundert ein tausend eins",
+    )
+    for number in NUMBERS:
+        assert german_number(number, compound=False).replace(" ", "") == german_number(number)
+    pairs = NumberWords(20, compound=False)
+    assert list(pairs.sides[1]) == [german_number(number, compound=False) for number in pairs.numbers.tolist()]
+
+
 def test_no_two_numbers_have_the_same_words():
     numbers = [*range(2000), *range(99_000, 102_000)]
     for write in (english_number, german_number):

@@ -273,6 +273,7 @@ def test_usage_errors_name_what_is_missing(detr, capsys):
         assert f"{name}: applies only to {sources}" in fails(*detr[:2], "--dataset", *option)
     assert "queries: applies only to image or dataset" in fails("runs/a", "--text", "b", "--queries", "1")
     assert "image, text: a text or a video is explained by itself" in fails(*detr, "--text", "b")
+    assert "words: applies only to text" in fails(*detr, "--words")
     assert "'12' is not a point x,y" in usage_error(capsys, *detr, "--points", "12")
     assert "overrides go before --queries" in usage_error(capsys, *detr, "--queries", "1", "model.num_queries=10")
 
@@ -380,7 +381,7 @@ def test_a_text_model_asks_for_text_and_names_unknown_characters(detr, tmp_path,
     assert "Transformer reads text" in fails(*vit, "--images", ".", "--compare", "text.py", "text.pth")
     assert "text: has no token" in fails("text.py", "text.pth", "--text", " ")
     assert "decoder_layer: got 3" in fails("text.py", "text.pth", "--text", "a", "--decoder-layer", "3")
-    run("text.py", "text.pth", "--text", "a b c")
+    run("text.py", "text.pth", "--text", "a b c", "--words")
     assert "1 characters or words are not in the vocabulary: 'c' 1x" in capsys.readouterr().out
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 
 from vitkit.apps.inference import load
 from vitkit.apps.inference.translator import BATCH
@@ -144,6 +145,18 @@ def test_sampled_translations_depend_only_on_the_seed(translated, checkpoint, ca
 def test_alignment_matrices_are_drawn(translated, tmp_path):
     translated("one hundred", "two", "--attention", str(tmp_path / "a.png"), "--beams", "2")
     assert {path.name for path in tmp_path.iterdir()} <= {"a_1.png", "a_2.png"}
+
+
+def test_alignment_matrices_of_words_have_fewer_columns(tmp_path, capsys):
+    for name, options in (("tokens.png", []), ("words.png", ["--words"])):
+        arguments = ["numbers_translator", "two hundred", "--attention", str(tmp_path / name), *options]
+        translate.main([*arguments, "--device", "cpu"])
+    tokens, words = (Image.open(tmp_path / f"{name}.png") for name in ("tokens", "words"))
+    assert words.width < tokens.width or words.height < tokens.height
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        translate.main(["numbers_translator", "two", "--words"])
+    assert "--words: needs --attention" in capsys.readouterr().err
 
 
 def test_long_sentences_are_an_error_or_truncated(checkpoint, translated):

@@ -13,6 +13,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.seq2seq.decoding import DecodingSettings, decode
 from vitkit.structures import BOS, EOS
 from vitkit.text.vocabulary import Vocabulary
+from vitkit.text.words import word_spans
 
 WORDS = Vocabulary.train("word", ["one two three four five"], mask=True)
 SMALL = dict(d_model=16, num_heads=2, d_ffn=16, dropout=0.0, num_layers=2)
@@ -134,6 +135,42 @@ def test_an_alignment_has_a_row_for_each_token_of_the_translation(name):
     assert target == WORDS.token_texts(best.tokens) and target
     assert torch.equal(attention, best.attention) and attention.shape == (len(target), 3)
     assert torch.allclose(attention.sum(-1), torch.ones(len(target)))
+
+
+LETTERS = Vocabulary.train("char", ["one two three four five"], mask=True)
+
+
+def model_of_letters(name: str) -> tuple[torch.nn.Module, dict[str, Vocabulary]]:
+    """Return a model whose tokens are letters, which writes few of them if it translates."""
+    vocabularies = dict.fromkeys(text_model(name)[1], LETTERS)
+    torch.manual_seed(2)
+    model = build_model(SPECS[name], vocabularies=vocabularies).eval()
+    if "source" in vocabularies:
+        model.decoding = DecodingSettings(max_length=4)
+    return model, vocabularies
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_attention_among_letters_is_joined_to_that_among_words(name):
+    model, vocabularies = model_of_letters(name)
+    pieces = text_attention(model, vocabularies, "two one")
+    words = text_attention(model, vocabularies, "two one", words=True)
+    assert words.expected == pieces.expected
+    for layer, joined in zip(pieces.layers, words.layers, strict=True):
+        assert joined.kind == "decoder" or joined.columns == ["two", "one", "</s>"]
+        assert joined.weights.shape == (len(layer.weights), len(joined.rows), len(joined.columns))
+        assert torch.allclose(joined.weights.sum(-1), torch.ones(joined.weights.shape[:2]))
+        assert "".join(joined.rows) == "".join(layer.rows).replace("▁", "")
+
+
+@pytest.mark.parametrize("name", ["Transformer", "RNNTranslator"])
+def test_an_alignment_of_words_is_that_of_their_letters(name):
+    translator = Translator(*model_of_letters(name))
+    pieces, (attention, source, target) = translator.align("two one"), translator.align("two one", words=True)
+    assert source == ["two", "one", "</s>"] and "".join(target) == "".join(pieces.target_tokens).replace("▁", "")
+    assert attention.shape == (len(target), 3)
+    columns = torch.stack([part.sum(-1) for part in pieces.attention.split([3, 4, 1], dim=1)], dim=1)
+    assert torch.allclose(attention, torch.stack([columns[span].mean(0) for span in word_spans(pieces.target_tokens)]))
 
 
 def test_attention_is_that_of_greedy_decoding_if_the_config_asks_for_several_texts():

@@ -77,6 +77,7 @@ _SOURCES = {
     "encoder_layer": ("image", "text", "video"),
     "decoder_layer": ("image", "text"),
     "html": ("image", "text", "video"),
+    "words": ("text",),
     "size": ("image", "images", "video"),
     "compare": ("images",),
     "max_images": ("images",),
@@ -105,6 +106,7 @@ def explain(
     size: tuple[int, int] | None = None,
     compare: Sequence[str | Path] = (),
     html: bool = False,
+    words: bool = False,
     out: str | Path = "runs/explain",
     overrides: Sequence[str] = (),
     trust: bool = False,
@@ -136,6 +138,7 @@ def explain(
             backbone's name to a short side of 480 pixels (for clips 224).
         compare: another model, or a config or backbone and its weights, whose attention distances are drawn alongside.
         html: also write an HTML page that shows what attends to what under the mouse pointer.
+        words: draw attention among words, each joined from its subwords, in place of tokens.
         out: folder to write.
         overrides: `key.sub=value` changes to the config; for a backbone's name `key=value`, its arguments.
         trust: see `vitkit.load`.
@@ -155,6 +158,7 @@ def explain(
         "encoder_layer": encoder_layer,
         "decoder_layer": decoder_layer,
         "html": html or None,
+        "words": words or None,
         "size": size,
         "compare": compare or None,
         "max_images": max_images,
@@ -192,6 +196,7 @@ def explain(
         threshold=threshold,
         beams=beams,
         html=html,
+        words=words,
     )
     if text is not None:
         if isinstance(loaded, Predictor):

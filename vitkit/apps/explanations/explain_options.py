@@ -29,6 +29,7 @@ class Request:
     threshold: float | None = None
     beams: int = 4
     html: bool = False
+    words: bool = False
     criterion: nn.Module | MaskCriterion | None = None
     """The loss of a mask model, whose points are drawn; None: unknown."""
 

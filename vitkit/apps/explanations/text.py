@@ -15,6 +15,7 @@ from vitkit.seq2seq.captioner import Captioner
 from vitkit.seq2seq.decoding import Decodable, DecodingSettings, State, TextGenerator, decode
 from vitkit.structures import BOS, EOS
 from vitkit.text.vocabulary import SPACE, Vocabulary
+from vitkit.text.words import attention_of_words, join_words
 
 
 class TextLayer(NamedTuple):
@@ -29,6 +30,11 @@ class TextLayer(NamedTuple):
     """The L tokens that attend; for "cross" those that the decoder writes, one step after it reads them."""
     columns: Sequence[str]
     """The S tokens that are attended to."""
+
+    def by_word(self) -> "TextLayer":
+        """Return the attention among words, each joined from its tokens; see `attention_of_words`."""
+        weights = attention_of_words(self.weights, self.rows, self.columns) if self.rows else self.weights
+        return self._replace(weights=weights, rows=join_words(self.rows), columns=join_words(self.columns))
 
 
 class Expected(NamedTuple):
@@ -64,7 +70,7 @@ def text_inputs(model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: 
 
 @torch.no_grad()
 def text_attention(
-    model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: str, *, num_expected: int = 5
+    model: nn.Module, vocabularies: Mapping[str, Vocabulary], text: str, *, num_expected: int = 5, words: bool = False
 ) -> TextAttention:
     """Run a model on a sentence; a translation model first decodes its output greedily.
 
@@ -73,6 +79,7 @@ def text_attention(
         vocabularies: the model's vocabularies.
         text: the input sentence; for a masked language model with MASK_TOKEN for each hidden token, if there are any.
         num_expected: the number of most probable tokens for each step.
+        words: join the tokens of the attention layers to words; what is expected at each step remains a token.
     """
     device, target = next(model.parameters()).device, vocabularies["target"]
     source: list[str] = []
@@ -102,7 +109,8 @@ def text_attention(
     if fills_masks and model.class_token:
         ids = [BOS, *ids]
     tokens = [*(source if not fills_masks and model.joins_source else ()), *target.token_texts(ids)]
-    return TextAttention(_layers(model, maps, tokens, source, written), expected)
+    layers = _layers(model, maps, tokens, source, written)
+    return TextAttention([layer.by_word() for layer in layers] if words else layers, expected)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.io.output import writing
+from vitkit.text.vocabulary import SPACE
 from vitkit.visualization.canvas import save_figure
 
 _CELL = 0.3  # inches
@@ -28,6 +29,11 @@ def _figure(width: float, height: float, title: str) -> Figure:
     figure = Figure(figsize=(width, height + 0.17 * max(0, len(lines) - 1)), layout="constrained")
     figure.suptitle("\n".join(lines), fontsize="medium")
     return figure
+
+
+def _labels(tokens: Sequence[str]) -> list[str]:
+    """Return tokens as they are drawn: SPACE, which looks like a bar of a chart, as the sign for a visible space."""
+    return [token.replace(SPACE, "\u2423") for token in tokens]
 
 
 def draw_alignment(
@@ -55,8 +61,8 @@ def draw_alignment(
     figure = Figure(figsize=(max(width * scale + 0.8, 3.2), max(height * scale, 2.4)), layout="constrained")
     axes = figure.subplots()
     shown = axes.imshow(np.asarray(attention), cmap="gray", vmin=0.0, vmax=1.0, aspect="equal")
-    axes.set_xticks(range(shape[1]), source_tokens, rotation=90)
-    axes.set_yticks(range(shape[0]), target_tokens)
+    axes.set_xticks(range(shape[1]), _labels(source_tokens), rotation=90)
+    axes.set_yticks(range(shape[0]), _labels(target_tokens))
     axes.xaxis.tick_top()
     axes.set_xticks(np.arange(shape[1]) - 0.5, minor=True)
     axes.set_yticks(np.arange(shape[0]) - 0.5, minor=True)
@@ -100,8 +106,8 @@ def draw_heads(
             if number == 0:
                 axis.set_title(f"head {k}", fontsize="small")
             if number == len(layers) - 1:
-                axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=6)
-        line[0].set_yticks(range(len(rows)), rows, fontsize=6)
+                axis.set_xticks(range(len(columns)), _labels(columns), rotation=90, fontsize=6)
+        line[0].set_yticks(range(len(rows)), _labels(rows), fontsize=6)
         line[0].set_ylabel(f"layer {number}", fontsize="small")
     extend = "max" if highest > largest else "neither"
     figure.colorbar(shown, ax=axes, label="attention", extend=extend, shrink=min(1.0, 6 / figure.get_figheight()))
@@ -142,7 +148,7 @@ def draw_arcs(
         lines = [[(0, start), (1, end)] for start, end in zip(i, j)]
         axis.add_collection(LineCollection(lines, colors=f"C{k % 10}", alpha=weights[i, j].clip(0.1, 1), linewidths=2))
         for tokens, x, side in ((rows, -0.05, "right"), (columns, 1.05, "left")):
-            for i, token in enumerate(tokens):
+            for i, token in enumerate(_labels(tokens)):
                 axis.text(x, i, token, ha=side, va="center", fontsize=7)
     save_figure(figure, path, dpi=130)
 
@@ -186,12 +192,12 @@ def draw_expected(
         axis = figure.add_subplot(down, across, number)
         ranks = range(len(tokens))
         axis.barh(ranks, probabilities, color="tab:blue")
-        axis.set_yticks(ranks, tokens, fontsize=7)
+        axis.set_yticks(ranks, _labels(tokens), fontsize=7)
         axis.set(xlim=(0, 1), ylim=(len(tokens) - 0.5, -0.5), xticks=[])
         for rank, p in zip(ranks, probabilities):
             color = "white" if p > 0.85 else "black"  # in the bar or beside it
             axis.text(min(p + 0.03, 0.75), rank, f"{p:.2f}", va="center", fontsize=6, color=color)
-        axis.set_title(f"{number}: {before} {token}", fontsize=7)
+        axis.set_title(f"{number}: {before} {_labels([token])[0]}", fontsize=7)
     save_figure(figure, path, dpi=120)
 
 
@@ -226,16 +232,16 @@ def animate_decoding(
         sentences.set_axis_off()
         for y, name in ((1, "reads"), (0, "writes")):
             sentences.text(-1, y, name, ha="right", va="center", fontsize=9)
-        for x, token, weight in zip(source_ends, source, weights):
+        for x, token, weight in zip(source_ends, _labels(source), weights):
             # Orange whose largest fraction is still light enough for black letters.
             box = dict(facecolor=(1.0, 1 - 0.45 * weight, 1 - weight), edgecolor="0.8")
             sentences.text(x, 1, token, va="center", fontsize=9, bbox=box)
-        for k, (x, token) in enumerate(zip(written_ends, written[: t + 1])):
+        for k, (x, token) in enumerate(zip(written_ends, _labels(written[: t + 1]))):
             sentences.text(x, 0, token, va="center", fontsize=9, weight="bold" if k == t else "normal")
         ranks = range(len(tokens))
         colors = ["tab:green" if token == written[t] else "tab:blue" for token in tokens]
         bars.barh(ranks, probabilities, color=colors)
-        bars.set_yticks(ranks, tokens, fontsize=8)
+        bars.set_yticks(ranks, _labels(tokens), fontsize=8)
         bars.set(xlim=(0, 1), ylim=(len(tokens) - 0.5, -0.5), xlabel="probability of the next token; green: written")
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
@@ -269,7 +275,8 @@ def draw_beams(
     axis.set(xlim=(-0.5, steps + 0.6), ylim=(0.6 - most, 0.6))
     axis.set_axis_off()
     axis.text(0, 0, root, ha="center", va="center", fontsize=8)
-    for (x, y), (_, token, parent, log_prob, is_best) in zip(corners, nodes):
+    labels = _labels([token for _, token, *_ in nodes])
+    for (x, y), token, (_, _, parent, log_prob, is_best) in zip(corners, labels, nodes):
         start = (0, 0) if parent is None else corners[parent]
         color = "tab:green" if is_best else "0.6"
         axis.plot([start[0] + 0.2, x - 0.25], [start[1], y], color=color, linewidth=2 if is_best else 0.8, zorder=0)

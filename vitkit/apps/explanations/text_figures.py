@@ -39,7 +39,7 @@ def explain_text(loaded: TextModel, text: str, request: Request, result: Explana
     model, vocabularies = loaded.model, loaded.vocabularies
     if not text.strip():
         raise DataError("text: has no token. Give a sentence.")
-    attention = text_attention(model, vocabularies, text)
+    attention = text_attention(model, vocabularies, text, words=request.words)
     if unknown := vocabularies.get("source", vocabularies["target"]).describe_unknown():
         result.notes.append(unknown)
     result.stem = file_stem(text)

@@ -15,6 +15,7 @@ from vitkit.errors import DataError
 from vitkit.seq2seq.decoding import DecodingSettings, Hypothesis, decode
 from vitkit.structures import EOS, PAD
 from vitkit.text.vocabulary import Vocabulary
+from vitkit.text.words import attention_of_words, join_words
 from vitkit.weights import LoadReport
 
 logger = logging.getLogger("vitkit")
@@ -46,6 +47,11 @@ class Alignment(NamedTuple):
     """The S source tokens, including the end of the sentence."""
     target_tokens: list[str]
     """The T tokens of the translation."""
+
+    def by_word(self) -> "Alignment":
+        """Return the alignment of words, each joined from its tokens; see `attention_of_words`."""
+        attention, source, target = self
+        return Alignment(attention_of_words(attention, target, source), join_words(source), join_words(target))
 
 
 class TextModel:
@@ -129,9 +135,11 @@ class Translator(TextModel):
             logger.warning("%.60r: not in the vocabulary, and translated as unknown: %.200s", text, new)
         return ids
 
-    def align(self, text: str) -> Alignment:
+    def align(self, text: str, *, words: bool = False) -> Alignment:
         """Translate a sentence, and return what each token of the best translation attended to.
 
+        Args:
+            words: join the tokens to words.
         Raises:
             ConfigError: the model has no attention from its output to the source.
             DataError: the text has no tokens.
@@ -142,7 +150,8 @@ class Translator(TextModel):
         if not hypotheses:
             raise DataError("align: no token in the text. Give a sentence.")
         best = hypotheses[0]
-        return Alignment(best.attention, source.token_texts([*ids, EOS]), target.token_texts(best.tokens))
+        alignment = Alignment(best.attention, source.token_texts([*ids, EOS]), target.token_texts(best.tokens))
+        return alignment.by_word() if words and best.tokens else alignment
 
 
 def translate(

@@ -29,12 +29,17 @@ _ENGLISH, _ENGLISH_TENS, _GERMAN, _GERMAN_TENS = (
 )
 
 
-def english_number(number: int) -> str:
-    """Write a number in 0..999 999 in English: "one hundred twenty-three thousand four"."""
+def english_number(number: int, *, compound: bool = True) -> str:
+    """Write a number in 0..999 999 in English: "one hundred twenty-three thousand four".
+
+    Args:
+        compound: join tens and units with a hyphen, as English does; otherwise they are two words.
+    """
     _check_number(number)
     thousands, rest = divmod(number, 1000)
     parts = [*_english_below_1000(thousands), "thousand"] if thousands else []
-    return " ".join(parts + _english_below_1000(rest)) or _ENGLISH[0]
+    words = " ".join(parts + _english_below_1000(rest)) or _ENGLISH[0]
+    return words if compound else words.replace("-", " ")
 
 
 def _english_below_1000(number: int) -> list[str]:
@@ -46,22 +51,26 @@ def _english_below_1000(number: int) -> list[str]:
     return parts + ([_ENGLISH[rest]] if rest else [])
 
 
-def german_number(number: int) -> str:
-    """Write a number in 0..999 999 in German: "einhundertdreiundzwanzigtausendvier"."""
+def german_number(number: int, *, compound: bool = True) -> str:
+    """Write a number in 0..999 999 in German: "einhundertdreiundzwanzigtausendvier".
+
+    Args:
+        compound: write it as one word, as German does; otherwise its parts as words: "ein hundert drei und zwanzig".
+    """
     _check_number(number)
     thousands, rest = divmod(number, 1000)
     # "eins" only occurs at the end of a number.
-    word = (_german_below_1000(thousands, one="ein") + "tausend" if thousands else "") + _german_below_1000(rest)
-    return word or _GERMAN[0]
+    parts = [*_german_below_1000(thousands, one="ein"), "tausend"] if thousands else []
+    return ("" if compound else " ").join(parts + _german_below_1000(rest)) or _GERMAN[0]
 
 
-def _german_below_1000(number: int, *, one: str = _GERMAN[1]) -> str:
+def _german_below_1000(number: int, *, one: str = _GERMAN[1]) -> list[str]:
     hundreds, rest = divmod(number, 100)
-    word = f"{_german_unit(hundreds, 'ein')}hundert" if hundreds else ""
+    parts = [_german_unit(hundreds, "ein"), "hundert"] if hundreds else []
     if rest >= 20:
         tens, units = divmod(rest, 10)
-        return word + (f"{_german_unit(units, 'ein')}und" if units else "") + _GERMAN_TENS[tens]
-    return word + (_german_unit(rest, one) if rest else "")
+        return [*parts, *([_german_unit(units, "ein"), "und"] if units else []), _GERMAN_TENS[tens]]
+    return parts + ([_german_unit(rest, one)] if rest else [])
 
 
 def _german_unit(number: int, one: str) -> str:
@@ -87,6 +96,8 @@ class NumberWords(SentencePairs):
     Args:
         num_pairs: number of pairs.
         split: "train" or "val", which draws numbers that "train" never has, each once.
+        compound: False writes the parts of compounds as words, so that each word has a counterpart to align with:
+            "twenty three" and "drei und zwanzig".
         vocabulary, max_length: see TextDataset.
     Raises:
         ConfigError: num_pairs is out of range, or the split is unknown.
@@ -99,16 +110,17 @@ class NumberWords(SentencePairs):
         num_pairs: int,
         *,
         split: Literal["train", "val"] = "train",
+        compound: bool = True,
         vocabulary: Mapping[str, Any] | VocabularySettings | None = None,
         max_length: int = 256,
     ):
-        self.numbers = _draw(num_pairs, split)
+        self.numbers, self.compound = _draw(num_pairs, split), compound
         pairs = [self._pair(index, number) for index, number in enumerate(self.numbers.tolist())]
         super().__init__(*zip(*pairs), vocabulary, max_length=max_length)
 
     def _pair(self, index: int, number: int) -> tuple[str, str]:
         """Return the source and the target of a number."""
-        return english_number(number), german_number(number)
+        return english_number(number, compound=self.compound), german_number(number, compound=self.compound)
 
 
 @DATASETS.register
@@ -118,7 +130,7 @@ class NumberTasks(NumberWords):
     A sample is "translate English to German: twenty-one" and "einundzwanzig"; the next one goes in the other direction.
 
     Args:
-        num_pairs, split, vocabulary, max_length: see NumberWords.
+        num_pairs, split, compound, vocabulary, max_length: see NumberWords.
     Raises:
         ConfigError: num_pairs is out of range, or the split is unknown.
     """

@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from vitkit.data.synthetic.number_words import NumberWords
+from vitkit.text.vocabulary import Vocabulary
+from vitkit.text.words import attention_of_words, join_words, word_spans
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([], []),
+        (["▁t", "h", "ree", "</s>"], ["three", "</s>"]),
+        (["<s>", "▁", "t", "h", "ree"], ["<s>", "three"]),  # a space by itself belongs to the word after it
+        (["<s>", "three", "</s>", "four"], ["<s>", "three", "</s>", "four"]),
+        (["▁twenty", "-", "th", "ree", "▁", "."], ["twenty", "-", "three", "."]),
+        (["▁a", "<mask>", "b"], ["a", "<mask>", "b"]),
+        (["▁dre", "iß", "ig", "▁hundert"], ["dreißig", "hundert"]),
+    ],
+)
+def test_tokens_are_joined_to_words(tokens, words):
+    assert join_words(tokens) == words
+    spans = word_spans(tokens)
+    assert [i for span in spans for i in range(span.start, span.stop)] == list(range(len(tokens)))
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "unigram", "word"])
+def test_every_kind_of_token_is_joined_to_the_words_that_a_vocabulary_of_words_has(kind):
+    texts = list(NumberWords(50).sides[0])
+    size = 40 if kind in ("bpe", "unigram") else None
+    vocabulary, by_word = (Vocabulary.train(k, texts, size=n) for k, n in ((kind, size), ("word", None)))
+    for text in texts[:10]:
+        expected = [token.replace("▁", "") for token in by_word.token_texts(by_word.encode(text))]
+        assert join_words(vocabulary.token_texts(vocabulary.encode(text))) == expected
+
+
+def test_a_words_attention_is_the_mean_of_its_tokens_to_the_sum_of_the_tokens_of_another():
+    rows, columns = ["▁d", "rei", "</s>"], ["▁th", "ree", "▁x"]
+    weights = torch.tensor([[[0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.0, 0.0, 1.0]]])
+    got = attention_of_words(weights, rows, columns)
+    assert torch.allclose(got, torch.tensor([[[0.6, 0.4], [0.0, 1.0]]]))
