@@ -248,14 +248,6 @@ class AdaptsState(Protocol):
         """Convert the entries whose names start with `prefix`, in place."""
 
 
-@runtime_checkable
-class HasClassHead(Protocol):
-    """A module with parameters whose size depends on the number of classes."""
-
-    class_head: Sequence[str]
-    """Prefixes of the names of those parameters."""
-
-
 class Criterion(nn.Module):
     """Base of the criteria in CRITERIA: `criterion(outputs, targets)` returns the weighted losses of a batch.
 
