@@ -214,9 +214,9 @@ def write_page(evaluator: Any, path: Path | None, facts: Mapping[str, str]) -> N
 
 def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None) -> None:
     """Print the evaluator's table, score thresholds, also those stored with the weights, and the requested details."""
-    from vitkit.evaluation import CocoEvaluator
+    from vitkit.protocols import EvaluatesDetections
 
-    detections = [part for part in evaluator.parts if isinstance(part, CocoEvaluator)]
+    detections = [part for part in evaluator.parts if isinstance(part, EvaluatesDetections)]
     for part in detections if details.iou else ():
         part.iou = details.iou
     table = evaluator.table()
@@ -266,7 +266,7 @@ def print_thresholds(evaluator: Any, thresholds: Sequence[float], iou_type: str)
     """Print precision, recall and F1 at each threshold, and at the threshold with the highest F1."""
     from vitkit.evaluation.score_thresholds import best_row, threshold_rows
 
-    rankings = evaluator.statistics(iou_type).rankings()
+    rankings = evaluator.named_statistics()[iou_type].rankings()
     rows, best = threshold_rows(rankings, thresholds), best_row(rankings)
     print(f"{iou_type}, IoU of at least {evaluator.iou:g}")
     print("  score  precision  recall     F1  true pos.  false pos.   missed")

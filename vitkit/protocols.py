@@ -252,14 +252,6 @@ class AdaptsState(Protocol):
         """Convert the entries whose names start with `prefix`, in place."""
 
 
-@runtime_checkable
-class HasClassHead(Protocol):
-    """A module with parameters whose size depends on the number of classes."""
-
-    class_head: Sequence[str]
-    """Prefixes of the names of those parameters."""
-
-
 class Criterion(nn.Module):
     """Base of the criteria in CRITERIA: `criterion(outputs, targets)` returns the weighted losses of a batch.
 
@@ -290,6 +282,9 @@ class Dataset(ABC):
     "panoptic" (by `load_panoptic`), "semantic" (by `load_semantic`), "captions" (by `references`)."""
     annotation_file: Path | None = None
     """The file that lists the samples."""
+    file_kind: Literal["objects", "panoptic", "captions"] | None = None
+    """On the class: what its argument `annotations` names, which `vitkit doctor` then checks entry by entry, even if
+    the dataset cannot be built: "objects", a file of `vitkit.data.formats`; "panoptic" and "captions", COCO's."""
     classes: Sequence[str] | None = None
     """Names of the classes, in the order of the labels; their number sets the size of a model's head."""
     category_ids: Sequence[int] | Sequence[str] | None = None
@@ -309,6 +304,8 @@ class Dataset(ABC):
     be built when they are first used."""
     source_vocabulary: Any = None
     target_vocabulary: Any = None
+    sides: Sequence[Sequence[str]] = ()
+    """The lines of its text: those of the source and of the target, or only one side."""
     num_objects: int | None = None
     """Number of objects that it trains on."""
     max_image_pixels: int | None = None
@@ -350,6 +347,10 @@ class Dataset(ABC):
     def image_classes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the classes that each image shows, for sampling: (M,) int64 indices of images, and labels; each pair
         once."""
+        return None
+
+    def image_path(self, index: int) -> Path | None:
+        """Return the file of an image or a video; None if there is none."""
         return None
 
     def load_image(self, index: int) -> np.ndarray:
@@ -468,6 +469,10 @@ class Evaluator(ABC):
         """Return the statistics of everything that it evaluates; models are compared on what both have."""
         return {type(self).__name__: self.statistics()}
 
+    def by_length(self) -> list[Any]:
+        """Return the metrics of groups of texts by the length of their source, `vitkit.evaluation.text.LengthGroup`."""
+        raise ConfigError(f"{type(self).__name__} has no metrics by the length of texts. Choose models that translate.")
+
     def write_results(self, path: str | Path) -> list[Path] | None:
         """Write the predictions; return the files, or None if `path` is the only one."""
         raise ConfigError(f"{path}: {type(self).__name__} does not write its predictions to files.")
@@ -475,6 +480,23 @@ class Evaluator(ABC):
     def load_results(self, path: str | Path) -> None:
         """Load what `write_results` wrote, in place of `update`."""
         raise ConfigError(f"{path}: {type(self).__name__} cannot read predictions from files. Evaluate the checkpoint.")
+
+
+@runtime_checkable
+class EvaluatesDetections(Protocol):
+    """An evaluator of boxes or masks that has the details which `vitkit test` prints (--per-size, --thresholds ...)."""
+
+    iou: float
+    """Smallest IoU of a correct prediction, wherever predictions are counted at a score threshold."""
+    iou_types: Sequence[str]
+    """"bbox", "segm" or both; `named_statistics` has a `vitkit.evaluation.detection_statistics.DetectionStatistics` for
+    each, which --thresholds reads."""
+
+    def details(self) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+        """Return the metrics of each class, and of each range of sizes, with the number of "objects" of each."""
+
+    def results(self) -> list[dict[str, Any]]:
+        """Return the predictions in the form of COCO's results files."""
 
 
 @runtime_checkable

@@ -1,15 +1,16 @@
 """What evaluators have in common: one answer per sample, gathered from all ranks."""
 
 import logging
+import reprlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitkit.distributed import gather_dicts, is_main
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.bootstrap import SampleStatistics
 from vitkit.io.json_files import read_json
 from vitkit.protocols import Dataset, Evaluator, require_base, require_parts
@@ -112,3 +113,18 @@ def read_results(path: str | Path) -> Any:
         DataError: it cannot be read, or is not JSON.
     """
     return read_json(path, key="results", remedy="Give the file that vitkit test wrote.")
+
+
+def check_image_ids(results: Iterable[Any], dataset: Iterable[Any], name: str) -> None:
+    """Check that results are for a dataset's images.
+
+    Raises:
+        DataError: some are not; the error says how many match.
+    """
+    theirs, ours = {x for x in results if type(x) in (int, str)}, {int(x) if hasattr(x, "item") else x for x in dataset}
+    matching = len(theirs & ours)
+    if matching < len(theirs):
+        raise DataError(
+            f"results '{name}': {matching} of their {len(theirs)} images are among the {len(ours)} of the data, not "
+            f"{reprlib.repr(min(theirs - ours, key=str))}. Pass results for the same images."
+        )

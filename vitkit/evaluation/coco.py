@@ -17,7 +17,7 @@ from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.base import SampleEvaluator, read_results, require_annotations
+from vitkit.evaluation.base import SampleEvaluator, check_image_ids, read_results, require_annotations
 from vitkit.evaluation.detection_statistics import DetectionStatistics
 from vitkit.evaluation.matching import IOUS
 from vitkit.evaluation.score_thresholds import robust_threshold
@@ -318,6 +318,9 @@ class CocoEvaluator(SampleEvaluator):
         has_masks = "segm" in self.iou_types
         image_ids = {int(image_id) for image_id in self.dataset.image_ids}
         results = read_results(path)
+        if isinstance(results, list):
+            ids = (entry.get("image_id") for entry in results if isinstance(entry, dict))
+            check_image_ids(ids, image_ids, Path(path).name)
         raise_issues(
             result_issues(results, image_ids, set(self._category_ids.tolist()), masks=has_masks), f"results '{path}'"
         )

@@ -121,7 +121,7 @@ class ErrorBreakdown:
     def _classify(self, results: Sequence[Mapping[str, Any]], truth: Mapping[str, Any]) -> tuple[Predictions, Objects]:
         annotations = truth["annotations"]
         position_of = {image_id: k for k, image_id in enumerate(self.statistics.sample_ids)}
-        sizes = {image["id"]: (image["height"], image["width"]) for image in truth["images"]}
+        sizes = {image["id"]: (image.get("height"), image.get("width")) for image in truth["images"]}
         objects_in: dict[int, list[int]] = {}
         for number, annotation in enumerate(annotations):
             if not annotation.get("iscrowd") and annotation["image_id"] in position_of:
@@ -199,7 +199,7 @@ def error_kind(overlaps: np.ndarray, same_class: np.ndarray, iou: float = 0.5) -
 
 def neighbor_overlaps(truth: Mapping[str, Any], objects: Objects, statistics: DetectionStatistics) -> np.ndarray:
     """Return the largest IoU of each object with another one of its image, of any class, (M,); 0 without others."""
-    sizes = {image["id"]: (image["height"], image["width"]) for image in truth["images"]}
+    sizes = {image["id"]: (image.get("height"), image.get("width")) for image in truth["images"]}
     largest = np.zeros(len(objects.labels))
     for position, image_id in enumerate(statistics.sample_ids):
         rows = np.flatnonzero(objects.image == position)

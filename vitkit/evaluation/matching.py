@@ -72,12 +72,12 @@ def overlaps_of(
     predictions: Sequence[Mapping[str, Any]],
     objects: Sequence[Mapping[str, Any]],
     iou_type: IouType,
-    size: tuple[int, int],
+    size: tuple[int | None, int | None],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the IoU of predictions and objects; for a crowd, the fraction of the prediction that lies on it.
 
     Args:
-        size: (height, width) of the image.
+        size: (height, width) of the image, read only for masks.
     Returns:
         (predictions, objects) float64, and a bool for each object, whether it is a crowd.
     """
@@ -116,7 +116,7 @@ def match_images(
         predictions[result["image_id"]].append(result)
     for image in truth["images"]:
         ours, theirs = predictions[image["id"]], objects[image["id"]]
-        overlaps, crowd = overlaps_of(ours, theirs, iou_type, (image["height"], image["width"]))
+        overlaps, crowd = overlaps_of(ours, theirs, iou_type, (image.get("height"), image.get("width")))
         matched = match_detections(overlaps, [result["score"] for result in ours], crowd, iou=iou)
         yield ImageMatches(image, theirs, ours, crowd, matched)
 

@@ -1,5 +1,6 @@
 """Loads weights from any checkpoint into any model, converting official key names, and reports what was loaded."""
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
-from vitkit.protocols import AdaptsState, Backbone, HasClassHead, Model, child
+from vitkit.protocols import AdaptsState, Backbone, Model, child
 from vitkit.registry import Spec
 from vitkit.weights.contents import classes_of, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
@@ -165,7 +166,8 @@ def _not_finite(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _class_head_of(model: nn.Module) -> tuple[str, ...]:
-    return tuple(model.class_head) if isinstance(model, HasClassHead) else ()
+    """Return the prefixes in `class_head`, see `Model`; a submodule of that name is something else."""
+    return tuple(inspect.getattr_static(model, "class_head", ()))
 
 
 def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:

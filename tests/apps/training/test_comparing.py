@@ -1,17 +1,20 @@
 """Comparisons refuse runs and models that cannot be compared."""
 
 import pytest
+from helpers.plain_dataset import PlainDataset
 
 from vitkit.apps.training.comparing import draw_lengths, score_models
 from vitkit.apps.training.results import ScoredResults
 from vitkit.errors import ConfigError
-from vitkit.evaluation.text import TextEvaluator
+from vitkit.evaluation import ClassificationEvaluator, TextEvaluator
 
 
-def test_boxes_have_no_source_length(tmp_path):
+def test_images_have_no_source_length(tmp_path):
+    dataset = PlainDataset(annotations=["label"], classes=["cat"], image_ids=[1])
+    photos = ClassificationEvaluator(dataset)
     other = TextEvaluator(range(1))
-    with pytest.raises(ConfigError, match="boxes: is not scored by the length of texts"):
-        draw_lengths([ScoredResults("boxes", object(), None, None)], tmp_path / "a.png")
+    with pytest.raises(ConfigError, match="photos: ClassificationEvaluator has no metrics by the length of texts"):
+        draw_lengths([ScoredResults("photos", photos, None, None)], tmp_path / "a.png")
     chrf = TextEvaluator(range(1), metrics=["chrf"])
     with pytest.raises(ConfigError, match="the models have different metrics: BLEU, chrF"):
         draw_lengths([ScoredResults("a", other, None, None), ScoredResults("b", chrf, None, None)], tmp_path / "a.png")

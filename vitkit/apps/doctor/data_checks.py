@@ -12,7 +12,7 @@ from vitkit.apps.doctor.leakage import leakage_issues
 from vitkit.apps.doctor.statistics import DatasetStatistics
 from vitkit.apps.doctor.videos import video_issues
 from vitkit.data.datasets.video import ClipDataset
-from vitkit.data.text.datasets import TextDataset, TextLines
+from vitkit.data.text.datasets import TextLines
 from vitkit.registry import CRITERIA, parameters_of
 from vitkit.text_format import pluralize
 
@@ -139,7 +139,7 @@ def train_val_leakage(case: Case) -> Iterator[Issue]:
         return
     if case.train.has_images and case.val.has_images:
         yield from leakage_issues(case.train, case.val, case.scan("data.train"), case.scan("data.val"))
-    elif case.train.kind == case.val.kind == "text":
+    elif case.train.dataset.sides and case.val.dataset.sides:
         train_rows = set(zip(*case.train.dataset.sides))
         val_rows = list(zip(*case.val.dataset.sides))
         lines = [number for number, row in enumerate(val_rows, start=1) if row in train_rows]
@@ -153,7 +153,7 @@ def text(case: Case) -> Iterator[Issue]:
     """Report the number and length of sentences and captions, empty or repeated ones, and invisible characters."""
     for where, statistics in case.statistics.items():
         dataset = statistics.dataset
-        if isinstance(dataset, TextDataset):
+        if dataset is not None and dataset.sides:
             for number, side in enumerate(dataset.sides, start=1):
                 name = side.path.name if isinstance(side, TextLines) else f"side {number}"
                 yield from _line_issues(side, name, where)

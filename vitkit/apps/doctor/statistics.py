@@ -12,19 +12,9 @@ import numpy as np
 
 from vitkit.apps.doctor.annotations import DetectionFile, describe_issues, describe_panoptic
 from vitkit.apps.doctor.issues import Issue
-from vitkit.data.datasets.base import BaseImageDataset
-from vitkit.data.datasets.captions import CaptionDataset, CocoCaptions
-from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.coco_file import AnnotationSource
-from vitkit.data.datasets.image_folder import ClassificationDataset, ImageFolder
-from vitkit.data.datasets.panoptic import CocoPanoptic
-from vitkit.data.datasets.panoptic_segments import SegmentationDataset
-from vitkit.data.datasets.semantic import SemanticFolder
-from vitkit.data.datasets.video import ClipDataset
 from vitkit.data.formats import AnnotatedImages
 from vitkit.data.loading.loader import DataSettings
-from vitkit.data.synthetic.shapes import ShapesDetection
-from vitkit.data.text.datasets import TextDataset
 from vitkit.errors import VitkitError
 from vitkit.io.coco_schema import FileIssue, caption_issues, detection_issues, panoptic_issues
 from vitkit.io.json_files import read_json
@@ -33,6 +23,14 @@ from vitkit.registry import DATASETS
 
 _MAX_SAMPLED = 500
 """Maximum number of images to load for their objects, if no annotation file lists them."""
+_KINDS = {
+    "panoptic": "panoptic",
+    "label": "classification",
+    "objects": "detection",
+    "semantic": "semantic",
+    "captions": "captions",
+}
+"""Annotations -> kind of a dataset that has them, and none of those before."""
 
 
 @dataclass
@@ -94,10 +92,11 @@ def dataset_statistics(data: DataSettings, split: str) -> DatasetStatistics:
         arguments = {k: v.replace("{root}", root) if isinstance(v, str) else v for k, v in arguments.items()}
         if "annotations" not in arguments:
             return statistics  # a dataset that needs them could not be built, which is an issue already
-        if issubclass(constructor, CocoDetection):
+        file_kind = getattr(constructor, "file_kind", None)
+        if file_kind == "objects":
             _read_detection_file(statistics, arguments)
-        elif statistics.dataset is None and issubclass(constructor, CocoPanoptic | CocoCaptions):
-            find_issues = panoptic_issues if issubclass(constructor, CocoPanoptic) else caption_issues
+        elif statistics.dataset is None and file_kind is not None:
+            find_issues = panoptic_issues if file_kind == "panoptic" else caption_issues
             statistics.issues += describe_issues(find_issues(read_json(arguments["annotations"])), where)
     except VitkitError as error:
         if statistics.dataset is not None:  # otherwise `statistics` already has the error
@@ -110,31 +109,29 @@ def _read_dataset(statistics: DatasetStatistics) -> None:
     statistics.image_ids = list(dataset.sample_ids())
     statistics.classes = list(dataset.classes or ())
     statistics.category_ids = list(() if dataset.category_ids is None else dataset.category_ids)
-    if isinstance(dataset, BaseImageDataset) and not dataset.is_video:
+    if dataset.has_images and not dataset.is_video:
         paths = [dataset.image_path(index) for index in range(len(dataset))]
         statistics.files = None if None in paths else paths
-    sampled = range(min(len(dataset), _MAX_SAMPLED))
-    pairs: list[tuple[int, int]] = []
-    if isinstance(dataset, CocoPanoptic):
+    kinds = [kind for annotations, kind in _KINDS.items() if annotations in dataset.annotations]
+    statistics.kind = dataset.task or next(iter(kinds), "text" if dataset.has_vocabularies else "other")
+    if dataset.file_kind == "panoptic":
         _read_panoptic_file(statistics)
-    elif isinstance(dataset, ImageFolder | ClipDataset):
-        statistics.kind = "classification"
-        statistics.image_indices, statistics.labels = dataset.image_classes()
-    elif isinstance(dataset, ClassificationDataset):
-        statistics.kind = "classification"
-        pairs = [(k, dataset.load_labeled(k)[1]) for k in sampled]
-    elif isinstance(dataset, ShapesDetection):
-        statistics.kind = "instance" if dataset.masks else "detection"
-        pairs = [(k, label) for k in sampled for label in dataset[(k, k)]["target"]["labels"].tolist()]
-    elif isinstance(dataset, SegmentationDataset):
-        statistics.kind = dataset.task
-        pairs = [(k, segment["label"]) for k in sampled for segment in dataset.load_panoptic(k).segments_info]
-    elif isinstance(dataset, SemanticFolder):
-        statistics.kind = "semantic"  # classes are counted later, when the label maps are read with the images
-    elif isinstance(dataset, CaptionDataset):
-        statistics.kind = "captions"
-    elif isinstance(dataset, TextDataset):
-        statistics.kind = "text"
+    elif statistics.kind == "classification" and (shown := dataset.image_classes()) is not None:
+        statistics.image_indices, statistics.labels = shown
+    elif dataset.file_kind is None:
+        _read_samples(statistics)
+
+
+def _read_samples(statistics: DatasetStatistics) -> None:
+    """Count the objects of the first images; the classes of label maps are counted later, with the images."""
+    dataset, pairs = statistics.dataset, []
+    for index in range(min(len(dataset), _MAX_SAMPLED)):
+        if "panoptic" in dataset.annotations:
+            pairs += [(index, segment["label"]) for segment in dataset.load_panoptic(index).segments_info]
+        elif {"label", "objects"} & set(dataset.annotations):
+            target = dataset[(index, index)]["target"]
+            pairs += [(index, int(label)) for label in target.get("labels", [target.get("label")])]
+            statistics.kind = "instance" if "masks" in target else statistics.kind
     if pairs:
         statistics.sampled = True
         statistics.set_objects(pairs)
@@ -192,20 +189,19 @@ def _without_issues(content: Mapping[str, Any], file_issues: Sequence[FileIssue]
 
 
 def _read_panoptic_file(statistics: DatasetStatistics) -> None:
-    dataset: CocoPanoptic = statistics.dataset
-    statistics.kind = dataset.task
+    dataset = statistics.dataset
     content = read_json(dataset.annotation_file)
     entry_of = {entry["image_id"]: entry for entry in content["annotations"]}
     entries = [entry_of[int(image_id)] for image_id in dataset.image_ids]
     name = dataset.annotation_file.name
     statistics.issues += describe_panoptic(entries, content["categories"], name, statistics.where)
     statistics.listed_segments = [entry["segments_info"] for entry in entries]
+    label_of = {category_id: label for label, category_id in enumerate(statistics.category_ids)}
     statistics.set_objects(
         [
-            (index, dataset.label_of[segment["category_id"]])
+            (index, label_of[segment["category_id"]])
             for index, entry in enumerate(entries)
             for segment in entry["segments_info"]
-            if segment["category_id"] in dataset.label_of
-            and not (segment.get("iscrowd") and dataset.task != "semantic")
+            if segment["category_id"] in label_of and not (segment.get("iscrowd") and dataset.task != "semantic")
         ]
     )

@@ -23,7 +23,7 @@ from vitkit.apps.exported.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
 from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.ops.images import unpadded_sizes
-from vitkit.protocols import DenseModel, HasClassHead, Model
+from vitkit.protocols import DenseModel, Model
 from vitkit.registry import nearest_file
 from vitkit.seq2seq.decoding import State, TextGenerator
 
@@ -354,8 +354,6 @@ class ExportedModel(Model):
         Raises:
             CheckpointError: the number of classes differs.
         """
-        if not isinstance(self.model, HasClassHead):
-            return
         prefixes = tuple(self.model.class_head)
         sizes = {value.shape[0] for key, value in self.model.state_dict().items() if key.startswith(prefixes)}
         for name in ("logits", "pred_logits"):

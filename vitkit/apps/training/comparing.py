@@ -15,7 +15,6 @@ from vitkit.apps.training.results import ScoredResults, score_file, score_run, s
 from vitkit.config import cfg_diff, value_at
 from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation import TextEvaluator
 from vitkit.evaluation.text import LengthGroup, draw_by_length
 from vitkit.logging import LOG_NAME
 from vitkit.text_format import unique_names
@@ -131,14 +130,15 @@ def draw_lengths(
     Raises:
         ConfigError: a model does not write text with references, or the models have different metrics.
     """
-    evaluators = [each.evaluator for each in scored]
-    other = next((each for each in scored if not isinstance(each.evaluator, TextEvaluator)), None)
-    if other is not None:
-        raise ConfigError(f"{other.name}: is not scored by the length of texts; expected models that translate.")
-    metrics = {evaluator.per_class_metric for evaluator in evaluators}
+    groups = {}
+    for name, each in zip(unique_names(names or (each.name for each in scored)), scored):
+        try:
+            groups[name] = each.evaluator.by_length()
+        except ConfigError as error:
+            raise ConfigError(f"{each.name}: {error}") from error
+    metrics = {each.evaluator.per_class_metric for each in scored}
     if len(metrics) > 1:
         raise ConfigError(f"the models have different metrics: {', '.join(sorted(metrics))}. Score all by one.")
-    groups = dict(zip(unique_names(names or (each.name for each in scored)), (e.by_length() for e in evaluators)))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     draw_by_length(groups, path, metric=metrics.pop())
     return groups

@@ -131,7 +131,6 @@ def score_file(
         if annotations is None:
             raise ConfigError(f"{results}: contains boxes. Pass their annotations (--annotations FILE), or a config.")
         dataset = AnnotatedFile(annotations, images)
-        check_image_ids((e.get("image_id") for e in content if isinstance(e, dict)), dataset.image_ids, results.name)
         truth = dataset.ground_truth()["annotations"]
         has_masks = bool(content) and all(isinstance(e, dict) and e.get("segmentation") for e in content)
         masks = has_masks and all(annotation.get("segmentation") for annotation in truth)
@@ -168,11 +167,6 @@ def score_results(results: str | Path, config: Mapping[str, Any], *, split: Spli
     require(config, "data.val" if split == "val" else "data", "evaluator")
     dataset = DataSettings(**config["data"]).evaluated(split)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
-    if isinstance(evaluator, CocoEvaluator):
-        content = read_results(results)
-        if isinstance(content, list):
-            ids = (entry.get("image_id") for entry in content if isinstance(entry, dict))
-            check_image_ids(ids, evaluator.dataset.image_ids, Path(results).name)
     evaluator.load_results(results)
     evaluator.compute()
     return evaluator
@@ -200,21 +194,6 @@ def score_run(
     else:
         evaluator = test(config, weights, out=results if is_same else None, device=device, trust=trust).evaluator
     return ScoredResults(folder.resolve().name, evaluator, config, folder)
-
-
-def check_image_ids(results: Any, dataset: Any, name: str) -> None:
-    """Check that results are for a dataset's images.
-
-    Raises:
-        DataError: some are not; the error says how many match.
-    """
-    theirs, ours = {x for x in results if type(x) in (int, str)}, {int(x) if hasattr(x, "item") else x for x in dataset}
-    matching = len(theirs & ours)
-    if matching < len(theirs):
-        raise DataError(
-            f"results '{name}': {matching} of their {len(theirs)} images are among the {len(ours)} of the data. "
-            "Pass results for the same images."
-        )
 
 
 def sample_ids(scored: ScoredResults) -> list[Any]:

@@ -107,10 +107,6 @@ class BaseImageDataset(Dataset):
         """Return (height, width) of an image before any transform, without loading it."""
         raise NotImplementedError
 
-    def image_path(self, index: int) -> Path | None:
-        """Return the file of an image, or None if images are synthetic."""
-        return None
-
     def aspect_ratios(self) -> np.ndarray:
         """Return width / height of every image, float64 (len(self),)."""
         return np.array([width / height for height, width in map(self.image_size, range(len(self)))])

@@ -159,6 +159,8 @@ class CocoCaptions(CaptionDataset):
         DataError: a folder or file is missing, or the file is invalid.
     """
 
+    file_kind = "captions"
+
     def __init__(
         self,
         images: str | Path,

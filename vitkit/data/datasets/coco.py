@@ -54,6 +54,8 @@ class CocoDetection(ListedImages, DetectionDataset):
         DataError: a folder or file is missing, the annotations are invalid or there is no image.
     """
 
+    file_kind = "objects"
+
     def __init__(
         self,
         images: str | Path | None,

@@ -41,6 +41,8 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         DataError: a folder or file is missing, or the annotations are invalid.
     """
 
+    file_kind = "panoptic"
+
     def __init__(
         self,
         images: str | Path,
