@@ -1,6 +1,7 @@
 """The evaluation of a finished run."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -47,6 +48,18 @@ def test_evaluation_of_a_run_is_written_and_reused(run):
     (run / "results_val.json").write_text(json.dumps(results[1:]))
     again = score_run(run, device="cpu")
     assert again.name == evaluation.name == "small" and again.evaluator.results() == results[1:]
+
+
+def test_results_of_weights_that_were_replaced_are_not_reused(run):
+    before = score_run(run, device="cpu").evaluator.results()
+    checkpoint = torch.load(run / "best.pth", weights_only=True)
+    changed = {key: 1.1 * value if value.is_floating_point() else value for key, value in checkpoint["model"].items()}
+    save_checkpoint(run / "best.pth", checkpoint | {"model": changed})
+    os.utime(run / "best.pth", (0, 0))  # as a copy that keeps its time
+    after = score_run(run, device="cpu").evaluator.results()
+    assert after != before and score_run(run, device="cpu").evaluator.results() == after
+    (run / "results_val_weights.json").write_text("[damaged")
+    assert score_run(run, device="cpu").evaluator.results() == after
 
 
 def test_folder_that_is_not_a_run_is_refused(tmp_path):
