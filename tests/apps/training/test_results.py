@@ -8,7 +8,7 @@ import torch
 
 from vitkit import build_dataset, build_model, load_config
 from vitkit import compare as compare_models
-from vitkit.apps.training.results import score_run
+from vitkit.apps.training.results import score_file, score_run
 from vitkit.config import save_config
 from vitkit.errors import ConfigError
 from vitkit.tools import compare
@@ -60,6 +60,26 @@ def test_results_of_weights_that_were_replaced_are_not_reused(run):
     assert after != before and score_run(run, device="cpu").evaluator.results() == after
     (run / "results_val_weights.json").write_text("[damaged")
     assert score_run(run, device="cpu").evaluator.results() == after
+
+
+@pytest.mark.parametrize("area", [0, 1, 480 * 320])
+def test_boxes_without_masks_count_by_their_own_area(tmp_path, area):
+    boxes = [[10 + k, 10, 60, 50] for k in range(4)]
+    common = {"category_id": 1}
+    truth = {
+        "images": [{"id": k, "file_name": f"{k}.png", "width": 480, "height": 320} for k in range(1, 5)],
+        "annotations": [
+            {"id": k, "image_id": k, "bbox": box, "area": area, "iscrowd": 0, **common}
+            for k, box in enumerate(boxes, start=1)
+        ],
+        "categories": [{"id": 1, "name": "cell"}],
+    }
+    results = [{"image_id": k, "bbox": box, "score": 0.9, **common} for k, box in enumerate(boxes[:3], start=1)]
+    (tmp_path / "coco.json").write_text(json.dumps(truth))
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    metrics = score_file(tmp_path / "results.json", annotations=tmp_path / "coco.json").evaluator.metrics
+    assert metrics["bbox/APm"] == metrics["bbox/AP"] == pytest.approx(0.752, abs=5e-4)
+    assert metrics["bbox/APs"] == metrics["bbox/APl"] == -1
 
 
 def test_folder_that_is_not_a_run_is_refused(tmp_path):
