@@ -296,7 +296,7 @@ def test_evaluations_without_anything_to_measure_are_neither_better_nor_worse(tm
     assert progress.epoch == 4 and progress.worse_in_a_row == 0 and progress.best == -math.inf
     assert not (tmp_path / "run" / BEST_NAME).exists()
     printed = capsys.readouterr().out
-    assert f"train.best_metric={name}: cannot be measured" in printed and "so there is no best.pth" in printed
+    assert f"train.best_metric={name}: has no value ({value:g})" in printed and ": there is no best.pth" in printed
     assert "epoch 3 continues from the average of the weights so far" in printed
     assert [name for name in RUN_WEIGHTS if (tmp_path / "run" / name).is_file()] == [LAST_NAME]
 

@@ -68,7 +68,9 @@ class BestMetric(Hook):
         progress.best_metric = name
         if not is_measured(metrics[name]):
             best = "best.pth stays as it is" if progress.best > -math.inf else "there is no best.pth"
-            print_line(f"train.best_metric={name}: cannot be measured (no object in the validation data), so {best}")
+            print_line(
+                f"train.best_metric={name}: has no value ({metrics[name]:g}), as of data without objects: {best}"
+            )
             return
         value = -metrics[name] if name in LOWER_IS_BETTER else metrics[name]
         progress.worse_in_a_row = 0 if value > progress.best else progress.worse_in_a_row + 1
