@@ -1,9 +1,9 @@
 """Compare models on the same data: differences with intervals, classes and images that improved or got worse, curves.
 
-Each model is a run, whose best checkpoint is scored (RUN/results_val.json is used if newer, otherwise written); or a
-checkpoint, an exported file or a name of the model zoo, which are scored on the data of their config; or a results file
-(.json) that vitkit test wrote. Results files need their data: --data CONFIG or RUN, or --annotations; if another kind
-of model is among them, they are scored on its data.
+Each model is a run, whose best checkpoint is scored (RUN/results_val.json is used if it came from it, otherwise
+written); or a checkpoint, an exported file or a name of the model zoo, scored on the data of its config; or a results
+file (.json) that vitkit test wrote. Results files need their data: --data CONFIG or RUN, or --annotations; if another
+kind of model is among them, they are scored on its data.
 
 With --curves, only the training curves of runs are drawn, of one or several, also while they train.
 

@@ -4,9 +4,11 @@ MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a conf
 INPUT is an image, a folder of images (including its subfolders), a pattern in quotes, a video, a URL, or the number of
 a camera; several may be given. For a model of clips, the images in each folder are the frames of a video.
 
+An input that cannot be read or predicted is named, and the others are predicted; the exit code is then 1.
+
 OUT/NAME.jpg              each image with its predictions drawn; OUT/NAME.mp4 for a video
 OUT/NAME.png              from models of clips: frames of a video, and its best classes over time
-OUT/predictions.json      all predictions, also captions; masks as COCO's run lengths
+OUT/predictions.json      all predictions, also captions; masks as COCO's run lengths; the inputs that failed
 OUT/FORMAT/               with --format, the objects as annotations to be corrected, and an order to review images in
 OUT/NAME_panoptic.png     from panoptic models: segment ids, R + 256 G + 65536 B
 OUT/NAME_semantic.png     from semantic models: the class of each pixel, its position in "classes" of the JSON
@@ -27,13 +29,13 @@ from vitkit.tools.common import (
     add_batch_size,
     add_device,
     add_model,
+    add_overwrite,
     add_precision,
     add_tiles,
     add_trust,
     errors_in_one_line,
     fraction,
     is_override,
-    new_file,
     one_of,
     positive,
     require_images,
@@ -70,6 +72,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", type=one_of(writer_names), metavar="FORMAT", help=text)
     parser.add_argument("--no-draw", action="store_true", help="write only the JSON and the maps")
     add_tiles(parser)
+    add_overwrite(parser)
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
@@ -79,7 +82,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args.input = [word for word in args.input if not is_override(word)]
     if not args.input:
         parser.error("--input: expected images or videos")
-    args.out = args.out or new_file("runs/predict")
     return args
 
 
@@ -114,9 +116,10 @@ def main(argv: list[str] | None = None) -> None:
             image_format=args.image_format,
             draw=not args.no_draw,
             labels=args.format,
+            overwrite=args.overwrite,
         )
         written = predict_files(predictor, args.input, output, name=args.model, tiling=tiling)
-        print(f"wrote {written}{f' and the drawn files in {args.out}' if output.draw else ''}")
+        print(f"wrote {written}{f' and the drawn files in {written.parent}' if output.draw else ''}")
 
 
 if __name__ == "__main__":

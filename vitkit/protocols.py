@@ -6,6 +6,7 @@ base class of vitkit. `isinstance` checks for the runtime-checkable ones, which 
 submodules, which `nn.Module` keeps in tables of its own; see `child`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -402,6 +403,11 @@ class Loader(Protocol):
         """Set which epoch the next iteration yields, and how many of its batches to skip."""
 
 
+def is_measured(value: float | None) -> bool:
+    """Return whether a metric has a value: -1, nan, an infinity and None are those of data without what it measures."""
+    return value is not None and math.isfinite(value) and value != -1
+
+
 class Evaluator(ABC):
     """Base of the evaluators in EVALUATORS, which are built with `dataset`: computes metrics from predictions."""
 
@@ -426,7 +432,10 @@ class Evaluator(ABC):
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Return the metrics on the main process, an empty dict elsewhere."""
+        """Return the metrics on the main process, an empty dict elsewhere.
+
+        Where the data have nothing that a metric measures, it is -1 or nan; see `is_measured`.
+        """
 
     @abstractmethod
     def table(self) -> str:
@@ -444,6 +453,10 @@ class Evaluator(ABC):
             VitkitError: something is missing or wrong.
         """
         require_parts(self, self.dataset)
+
+    def measures(self, metric: str) -> bool:
+        """Return, before training, whether the data have anything that a metric measures; True if it is not known."""
+        return True
 
     # All of the following are to be called after `compute`, on the main process.
 

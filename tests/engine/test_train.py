@@ -1,3 +1,4 @@
+import math
 import time
 
 import numpy as np
@@ -14,6 +15,7 @@ from vitkit.errors import CheckpointError, ConfigError, TrainingError
 from vitkit.registry import SCHEDULES
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
+from vitkit.weights.names import RUN_WEIGHTS
 
 
 def test_training_lowers_the_loss_and_logs_it(tmp_path):
@@ -284,6 +286,26 @@ def test_slow_data_loading_is_reported(tmp_path):
 def test_a_metric_that_is_never_measured_does_not_stop_a_run(tmp_path):
     _, progress = run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": 0.1}, best_metric="AP", patience=1)
     assert progress.epoch == 4 and not (tmp_path / "run" / BEST_NAME).exists()
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", ["bbox/AP", "loss"])
+def test_evaluations_without_anything_to_measure_are_neither_better_nor_worse(tmp_path, capsys, name, value):
+    options = dict(best_metric=name, patience=1, ema_decay=0.9, ema_ramp_steps=5, restart_epoch=2)
+    _, progress = run(tmp_path / "run", evaluate=lambda model: {name: value}, **options)
+    assert progress.epoch == 4 and progress.worse_in_a_row == 0 and progress.best == -math.inf
+    assert not (tmp_path / "run" / BEST_NAME).exists()
+    printed = capsys.readouterr().out
+    assert f"train.best_metric={name}: has no value ({value:g})" in printed and ": there is no best.pth" in printed
+    assert "epoch 3 continues from the average of the weights so far" in printed
+    assert [name for name in RUN_WEIGHTS if (tmp_path / "run" / name).is_file()] == [LAST_NAME]
+
+
+def test_the_best_of_the_measured_evaluations_is_kept(tmp_path):
+    values = iter([0.2, -1.0, 0.5, math.nan, 0.4, -1.0])
+    _, progress = run(tmp_path / "run", evaluate=lambda model: {"bbox/AP": next(values)}, patience=2, epochs=6)
+    assert progress.epoch == 6 and progress.best == 0.5 and progress.worse_in_a_row == 1
+    assert read_checkpoint(tmp_path / "run" / BEST_NAME)["progress"]["epoch"] == 3
 
 
 def test_an_overflowing_fp16_step_moves_neither_weights_nor_schedule(tmp_path):

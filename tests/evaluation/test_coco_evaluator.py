@@ -347,3 +347,18 @@ def test_class_without_correct_detections_has_no_own_threshold(dataset):
     wrong.update([dict(labels=torch.tensor([1]), scores=torch.tensor([0.25]), boxes_xyxy=box)], [dict(image_id=11)])
     wrong.compute()
     assert wrong.score_thresholds() is None
+
+
+def test_what_the_data_can_measure_is_known_before_training(dataset):
+    evaluator = CocoEvaluator(dataset)
+    assert all(evaluator.measures(f"bbox/{name}") for name in evaluator.metric_names)
+    assert evaluator.measures("segm/AP") and evaluator.measures("loss")  # of others
+    large = CocoEvaluator(dataset_of([annotation(0, 11, 3, LARGE), annotation(1, 5, 3, [0, 0, 5, 5], iscrowd=1)]))
+    assert {name for name in large.metric_names if large.measures(f"bbox/{name}")} == {
+        *("AP", "AP50", "AP75", "APl", "AR1", "AR10", "AR100", "ARl")
+    }
+    combined = EVALUATORS.build(
+        dict(type="CombinedEvaluator", evaluator=[dict(type="CocoEvaluator")]), dataset=dataset_of([])
+    )
+    assert not combined.measures("bbox/AP") and combined.measures("PQ")
+    assert set(combined.compute().values()) == {-1.0}

@@ -1,6 +1,8 @@
 """vitkit predict from its command line to the files that it writes."""
 
+import errno
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -9,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit import build_dataset, build_model, load_config
+from vitkit import build_dataset, build_model, load, load_config
 from vitkit.config import save_config
+from vitkit.errors import DataError
 from vitkit.evaluation.maps import read_ids
 from vitkit.io.image_files import read_label_map
+from vitkit.io.output import make_new_folder
 from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.tools import predict
 from vitkit.visualization.videos import VideoWriter
@@ -72,13 +76,13 @@ def make_video(path: str) -> None:
 
 
 def predictions(*args):
-    predict.main([*map(str, args), "--device", "cpu", "--out", "out"])
+    predict.main([*map(str, args), "--device", "cpu", "--out", "out", "--overwrite"])
     return json.loads(Path("out/predictions.json").read_text())
 
 
 def fails(capsys, *args) -> str:
     with pytest.raises(SystemExit) as error:
-        predict.main([*map(str, args), "--device", "cpu", "--out", "out"])
+        predict.main([*map(str, args), "--device", "cpu", "--out", "out", "--overwrite"])
     return f"{error.value.code}\n{capsys.readouterr().err}"
 
 
@@ -216,19 +220,22 @@ def test_broken_images_are_named_and_left_out(run, capsys):
     Path("photos/broken.jpg").write_bytes(b"\xff\xd8 no image")
     Path("photos/endless.jpg").symlink_to("/dev/zero")
     Image.new("1", (20000, 20000)).save("photos/huge.png")
-    assert len(predictions(run, "--input", "photos")["images"]) == 2
-    error = capsys.readouterr().err
+    error = fails(capsys, run, "--input", "photos")
     assert "left out: " in error and all(f"{name}'" in error for name in ("broken.jpg", "endless.jpg", "huge.png"))
-    assert "3 of 5 images could not be read" in error
+    assert "error: 3 of 5 inputs could not be predicted" in error
+    result = json.loads(Path("out/predictions.json").read_text())
+    assert [entry["image"] for entry in result["images"]] == ["photos/a.jpg", "photos/deep/a.png"]
+    assert [entry["input"] for entry in result["failed"]] == [
+        f"photos/{n}" for n in ("broken.jpg", "endless.jpg", "huge.png")
+    ]
     assert fails(capsys, run, "--input", "photos/broken.jpg").count("broken.jpg") == 1
 
 
 def test_circular_links_are_left_out(run, capsys):
     Path("photos/circle.png").symlink_to("circle.png")
-    assert len(predictions(run, "--input", "photos")["images"]) == 2
-    assert "left out: input: cannot read 'photos/circle.png' (Too many levels of symbolic links)" in (
-        capsys.readouterr().err
-    )
+    error = fails(capsys, run, "--input", "photos")
+    assert "left out: input: cannot read 'photos/circle.png' (Too many levels of symbolic links)" in error
+    assert len(json.loads(Path("out/predictions.json").read_text())["images"]) == 2
 
 
 def test_image_too_large_for_memory_is_an_error_with_a_remedy(run, capsys, monkeypatch):
@@ -259,3 +266,88 @@ def test_wrong_arguments_are_helpful_errors(run, capsys, arguments, message):
     Path("empty").mkdir()
     Path("clip.mp4").write_bytes(b"no video")
     assert message in fails(capsys, *arguments)
+
+
+def test_one_input_does_not_end_the_prediction_of_the_others(run, capsys, monkeypatch):
+    run_model = DETR_MODEL.forward
+
+    def forward(model, images, padding_mask=None, **others):
+        if images.shape[-1] >= 600:
+            raise RuntimeError("Calculated padded input size per channel: (2 x 600). Kernel size can't be greater")
+        return run_model(model, images, padding_mask, **others)
+
+    monkeypatch.setattr(DETR_MODEL, "forward", forward)
+    cv2.imwrite("photos/b.png", np.zeros((2, 600, 3), np.uint8))
+    for batch_size in (1, 3):
+        error = fails(capsys, run, "--input", "photos", "--batch-size", batch_size)
+        result = json.loads(Path("out/predictions.json").read_text())
+        assert "left out: 'photos/b.png': RuntimeError: Calculated padded input" in error
+        assert "error: 1 of 3 inputs could not be predicted" in error and "Traceback" not in error
+        assert [entry["image"] for entry in result["images"]] == ["photos/a.jpg", "photos/deep/a.png"]
+        assert [entry["input"] for entry in result["failed"]] == ["photos/b.png"]
+        assert sorted(path.name for path in Path("out").rglob("*.jpg")) == ["a.jpg", "a.jpg"]
+    predictor = load(run, device="cpu")
+    assert [prediction.name for prediction in predictor("photos")] == ["photos/a.jpg", "photos/deep/a.png"]
+    with pytest.raises(RuntimeError, match="Kernel size"):
+        predictor("photos/b.png")
+
+
+def test_an_earlier_prediction_is_not_replaced(run, capsys):
+    args = [run, "--input", "b.png", "--device", "cpu", "--out", "out"]
+    predict.main(args)
+    before = Path("out/predictions.json").read_bytes()
+    for more in ([], ["--no-draw"]):
+        with pytest.raises(SystemExit, match="--out out: 'out/predictions.json' exists already.*--overwrite"):
+            predict.main([*args, *more, "--threshold", "0"])
+    assert Path("out/predictions.json").read_bytes() == before
+    predict.main([*args, "--threshold", "0", "--overwrite"])
+    assert Path("out/predictions.json").read_bytes() != before
+
+
+def test_links_in_the_output_are_not_followed(run, tmp_path):
+    (tmp_path / "victim").mkdir()
+    Path("victim/a.txt").write_text("mine")
+    Path("out").mkdir()
+    for name in ("b.jpg", "predictions.json"):
+        Path("out", name).symlink_to(tmp_path / "victim/a.txt")
+    args = [run, "--device", "cpu", "--out", "out", "--overwrite", "--input"]
+    predict.main([*args, "b.png"])
+    assert Path("victim/a.txt").read_text() == "mine" and not Path("out/b.jpg").is_symlink()
+    Path("out/deep").symlink_to(tmp_path / "victim")
+    with pytest.raises(SystemExit, match="lies outside 'out', as a folder in between is a link"):
+        predict.main([*args, "photos"])
+    assert [path.name for path in Path("victim").iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("form", ["jpg", "png"])
+def test_a_full_disk_is_one_line_and_no_file_is_cut_off(run, capsys, monkeypatch, form):
+    def fail(path, write, *, sync):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vitkit.io.output.write_atomically", fail)
+    with pytest.raises(SystemExit) as error:
+        predict.main([run, "--input", "b.png", "--device", "cpu", "--out", "out", "--image-format", form])
+    assert str(error.value.code).startswith(f"error: 'out/b.{form}' cannot be written (No space left on device)")
+    assert not list(Path("out").iterdir())
+
+
+def test_videos_are_complete_or_not_there(run, tmp_path, monkeypatch):
+    frame = np.zeros((48, 64, 3), np.uint8)
+    writer = VideoWriter(tmp_path / "a.mp4", frame, 10)
+    writer.add(frame)
+    assert not (tmp_path / "a.mp4").exists()
+    writer.close()
+    assert (tmp_path / "a.mp4").exists()
+    before = {path.name for path in tmp_path.iterdir()}
+    writer = VideoWriter(tmp_path / "b.mp4", frame, 10)
+    writer.add(frame)
+    monkeypatch.setattr(writer, "_num_frames", 2)  # as if one was not written
+    with pytest.raises(DataError, match=r"b.mp4' cannot be written \(1 of 2 frames are in it\)"):
+        writer.close()
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_folders_of_simultaneous_calls_differ(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: make_new_folder(tmp_path / "predict"), range(24)))
+    assert {folder.name for folder in folders} == {"predict", *(f"predict-{k}" for k in range(2, 25))}

@@ -46,6 +46,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    from vitkit.data.formats.fixing import format_issues
     from vitkit.io.coco_schema import raise_issues, segmentation_issues
     from vitkit.tools.data.annotations import check_out, read_source, write_annotations
 
@@ -64,6 +65,8 @@ def main(argv: list[str] | None = None) -> None:
         if args.fix:
             apply_fixes(data, args.fix)
             raise_issues(segmentation_issues(data.content, required=False), data.source.name)
+        for text, fixes in format_issues(data):
+            print(f"  warning: {text}. Repair: --fix {' '.join(fixes)}")
         write_annotations(data, args.to, args.out, before=before)
 
 

@@ -317,7 +317,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def remove_stale(folder: Path) -> None:
     """Remove the incomplete files that a killed run left."""
-    for path in folder.glob(f"*.pth{TEMPORARY_SUFFIX}"):
+    for path in folder.glob(f"*.pth*{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
     for path in folder.glob(f"*{SHARDS_SUFFIX}{TEMPORARY_SUFFIX}"):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,5 +1,7 @@
 """The return to the best weights when a run's last part begins, and the moving average after it."""
 
+import math
+
 from vitkit.distributed import broadcast, broadcast_object, is_main
 from vitkit.engine.checkpointing import BEST_NAME
 from vitkit.engine.run import TrainRun
@@ -42,7 +44,14 @@ def restart_from_best(run: TrainRun) -> None:
 
 
 def _load_best(run: TrainRun) -> None:
-    path, epoch = run.run_dir / BEST_NAME, run.progress.epoch
+    path, epoch, progress = run.run_dir / BEST_NAME, run.progress.epoch, run.progress
+    if not path.is_file() and progress.best_metric == run.settings.best_metric and progress.best == -math.inf:
+        run.model.load_state_dict(run.ema.module.state_dict())
+        print_line(
+            f"epoch {epoch + 1} continues from the average of the weights so far: {progress.best_metric} could not be "
+            "measured, so none are the best"
+        )
+        return
     if not path.is_file():
         raise CheckpointError(
             f"{path}: does not exist, and train.restart_epoch={epoch} continues from it. Expected "

@@ -1,5 +1,6 @@
 """Evaluates a run on the validation data, and draws predictions for some of its images."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from vitkit.registry import EVALUATORS, Spec
 from vitkit.structures import Batch, ImageSizes
 from vitkit.visualization.predictions import draw_predictions
 
+logger = logging.getLogger("vitkit")
 NUM_DRAWN = 8
 """Number of validation images whose predictions are drawn."""
 _READ_OF_TARGETS = ("image_id", "original_size")
@@ -34,6 +36,14 @@ def check_validation(run: TrainRun, loader: BatchLoader, evaluator_spec: Spec) -
     state = rng_state()
     evaluator = EVALUATORS.build(evaluator_spec, dataset=loader.dataset)
     evaluator.check_dataset()
+    metric = run.settings.best_metric
+    if is_main() and not evaluator.measures(metric):
+        logger.warning(
+            "data.val: has no object that train.best_metric=%s measures, so there will be no best.pth, and last.pth is "
+            "used instead%s. Add annotated images to the validation data, or choose another metric.",
+            metric,
+            "" if run.settings.patience is None else "; train.patience never ends the run",
+        )
     predicted = () if evaluator.takes_outputs else _READ_OF_TARGETS
     check_sample(loader.dataset, "data.val", needs_targets=(*run.criterion.needs_targets, *predicted))
     sizes = SizeCounter()

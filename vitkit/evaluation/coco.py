@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import logging
+import math
 import reprlib
 from collections import Counter
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ _TRUTH = {
 }
 """The parts of `ground_truth()`, and the fields of their entries that pycocotools reads."""
 _SEE_TRUTH = "See Dataset.ground_truth in vitkit/protocols.py."
+_AREAS = {"s": (0, 32**2), "m": (32**2, 96**2), "l": (96**2, math.inf)}
+"""End of a metric's name -> the areas of its objects in pixels."""
 _CHUNK = 16  # number of masks that are run-length encoded at once
 
 
@@ -131,6 +134,15 @@ class CocoEvaluator(SampleEvaluator):
             unknown = {*np.asarray(listed).tolist(), *(entry[field] for entry in truth["annotations"])} - ids
             if unknown:
                 raise DataError(f"{name} does not list {field} {next(iter(unknown))!r} of the dataset. {_SEE_TRUTH}")
+
+    def measures(self, metric: str) -> bool:
+        """Return whether there is an object, for metrics of a size one of that size; crowds do not count."""
+        iou_type, _, name = metric.partition("/")
+        if iou_type not in self.iou_types or name not in self.metric_names:
+            return True
+        low, high = _AREAS.get(name[2:], (0, math.inf))
+        objects = (a for a in self.dataset.ground_truth()["annotations"] if not a["iscrowd"])
+        return any(low <= annotation["area"] <= high for annotation in objects)
 
     def update(
         self, predictions: Sequence[Detections | InstanceDetections], targets: Sequence[DetectionTarget]

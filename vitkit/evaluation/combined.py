@@ -38,6 +38,10 @@ class CombinedEvaluator(Evaluator):
         for evaluator in self.evaluators:
             evaluator.check_dataset()
 
+    def measures(self, metric: str) -> bool:
+        """Return whether the data have what a metric measures, according to every evaluator."""
+        return all(evaluator.measures(metric) for evaluator in self.evaluators)
+
     def update(self, predictions: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch to each evaluator."""
         for evaluator in self.evaluators:

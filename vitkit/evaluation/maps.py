@@ -9,6 +9,7 @@ import numpy as np
 
 from vitkit.errors import DataError
 from vitkit.io.image_files import MAX_PIXELS, read_label_colors
+from vitkit.io.output import write_bytes
 from vitkit.ops.label_maps import colors_to_ids, ids_to_colors
 from vitkit.structures import IGNORE_INDEX
 
@@ -63,9 +64,7 @@ def map_folder(path: Path) -> Path:
 
 def write_map(folder: Path, name: str, data: bytes) -> None:
     """Write an encoded map; the name may contain folders."""
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    write_bytes(folder / name, data, below=folder)
 
 
 def check_size(predicted: np.ndarray, truth: np.ndarray, image_id: Any) -> None:

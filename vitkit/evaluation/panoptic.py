@@ -66,6 +66,10 @@ class PanopticEvaluator(SampleEvaluator):
         super().__init__(dataset)
         self._position_of = positions_of(dataset.image_ids)
 
+    def measures(self, metric: str) -> bool:
+        """Return whether the dataset has a segment, if it counts them."""
+        return getattr(self.dataset, "num_objects", 1) > 0
+
     def update(self, predictions: Sequence[PanopticPrediction], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; images that were seen before are ignored.
 

@@ -1,6 +1,7 @@
 """Files written atomically: a file with its final name is always complete, and an earlier one stays until then."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +10,8 @@ from typing import Any, BinaryIO
 
 TEMPORARY_SUFFIX = ".tmp"
 """Suffix of files and folders that are being written; one that is left over is from a killed run."""
+_MAX_NAME = 50
+"""The letters of a file's name in its temporary one: with any letters, less than the 255 bytes of a name."""
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any], *, sync: bool = True) -> None:
@@ -20,7 +23,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any], *, sync: bool
     Raises:
         OSError, RuntimeError: it cannot be written; the temporary file is removed, and an earlier file is intact.
     """
-    with _rename(path, sync=sync) as temporary, temporary.open("xb") as file:
+    with renaming(path, sync=sync) as temporary, temporary.open("xb") as file:
         write(file)
         if sync:
             file.flush()
@@ -33,7 +36,7 @@ def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> N
     Raises:
         OSError: see `write_atomically`.
     """
-    with _rename(target, sync=sync) as temporary:
+    with renaming(target, sync=sync) as temporary:
         try:
             # A second name of a symbolic link would lead nowhere in another folder.
             os.link(os.path.realpath(source), temporary)
@@ -45,12 +48,14 @@ def link_atomically(source: str | Path, target: Path, *, sync: bool = True) -> N
 
 
 @contextmanager
-def _rename(path: Path, *, sync: bool) -> Iterator[Path]:
-    """Yield the temporary name of a file, which is then renamed to `path`, or removed after an error."""
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+def renaming(path: Path, *, sync: bool) -> Iterator[Path]:
+    """Yield the temporary name of a file, which is then renamed to `path`, or removed after an error.
+
+    No other process has that name: of several that write one file, the last one's is there in the end, complete.
+    """
+    temporary = path.with_name(f"{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)  # if it is a link, the file that it leads to must not be written
         yield temporary
         os.replace(temporary, path)
         temporary.unlink(missing_ok=True)  # os.replace keeps it if both are names of one file

@@ -1,12 +1,12 @@
 """Files that a dataset is written to: all below one folder, complete or not there at all."""
 
-import os
+import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from vitkit.errors import DataError
-from vitkit.io.atomic import TEMPORARY_SUFFIX, link_atomically, write_atomically
+from vitkit.io.atomic import link_atomically, renaming, write_atomically
 from vitkit.io.image_files import path_inside, read_header, upright_size
 
 
@@ -20,7 +20,7 @@ def write_bytes(path: Path, data: bytes, *, below: Path | None = None) -> None:
     """
     try:
         if below is not None:
-            _check_links(path, below)
+            check_links(path, below)
         write_atomically(path, lambda file: file.write(data), sync=False)
     except DataError:
         raise
@@ -37,20 +37,31 @@ def write_text(path: Path, text: str, *, below: Path | None = None) -> None:
     write_bytes(path, data, below=below)
 
 
+def make_new_folder(path: Path) -> Path:
+    """Make a folder that did not exist, with a number after its name if another one has it; return it.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    for number in itertools.count(1):
+        folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:  # by whoever was first, also at the same time
+            continue
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a library to write to, and rename it afterwards; see `write_bytes`."""
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        yield temporary
-        os.replace(temporary, path)
+        with renaming(path, sync=False) as temporary:
+            yield temporary
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
-    finally:
-        with suppress(OSError, ValueError):
-            temporary.unlink(missing_ok=True)
 
 
 def link_image(source: Path, out: Path, name: str) -> Path:
@@ -69,7 +80,7 @@ def link_image(source: Path, out: Path, name: str) -> Path:
     try:
         if target.exists() and target.samefile(source):
             return target
-        _check_links(target, out)
+        check_links(target, out)
         link_atomically(source, target, sync=False)
     except DataError:
         raise
@@ -78,7 +89,8 @@ def link_image(source: Path, out: Path, name: str) -> Path:
     return target
 
 
-def _check_links(path: Path, folder: Path) -> None:
+def check_links(path: Path, folder: Path) -> None:
+    """Raise a DataError if a file would be written outside a folder, through a link to another folder."""
     if not path.parent.resolve().is_relative_to(folder.resolve()):
         raise DataError(f"'{path}' lies outside '{folder}', as a folder in between is a link. Remove it.")
 

@@ -167,6 +167,15 @@ def cut_polygon(polygon: list[float], height: int, width: int) -> list[float]:
     return [value for point in points for value in point] if len(points) > 2 else []
 
 
+def object_area(annotation: dict[str, Any]) -> float:
+    """Return the area by which an object's size is judged: of its box without a mask, otherwise as annotated.
+
+    Exporters that have no masks write 0, 1 or the image's area.
+    """
+    _, _, width, height = annotation["bbox"]
+    return annotation.get("area", width * height) if annotation.get("segmentation") else width * height
+
+
 def mask_annotation(mask: np.ndarray) -> dict[str, Any]:
     """Return the `segmentation` (compressed run lengths), `area` and `bbox` of an (H, W) bool mask in COCO's format."""
     return _rle_fields(coco_mask.encode(np.asfortranarray(mask).view(np.uint8)))

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitkit.errors import DataError
+from vitkit.protocols import is_measured
 from vitkit.registry import nearest
 from vitkit.visualization.canvas import save_figure
 
@@ -202,8 +203,7 @@ def _metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None 
         names = dict.fromkeys(name for record in val for name in record.get("metrics", {}) if name != "loss")
         metrics = [name for name in names if name.rpartition("/")[2] in _HEADLINE] or list(names)
     points = {name: [(record[x], record.get("metrics", {}).get(name)) for record in val] for name in metrics}
-    # COCO reports -1 for a metric without any ground truth.
-    return _finite({name: [(e, v) for e, v in pairs if v is None or v >= 0] for name, pairs in points.items()})
+    return _finite({name: [(e, v) for e, v in pairs if is_measured(v)] for name, pairs in points.items()})
 
 
 def _finite(points: dict[str, list[tuple[float, float | None]]]) -> Curves:

@@ -1,18 +1,22 @@
 """Writes drawn frames as a video."""
 
+import os
+import secrets
 from pathlib import Path
 
 import cv2
 import numpy as np
 
 from vitkit.errors import DataError
+from vitkit.io.atomic import TEMPORARY_SUFFIX
+from vitkit.io.image_files import quiet_opencv
 
 
 class VideoWriter:
     """Writes drawn frames as an MP4. Legends differ in height, so frames are cropped or padded to the first one's size.
 
     Args:
-        path: the file to write.
+        path: the file to write; it appears when it is complete.
         first_frame: a drawn frame, whose size is that of the video.
         rate: frames per second; `MAX_RATE` is written instead of a higher one, which no codec supports.
     """
@@ -25,7 +29,11 @@ class VideoWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         # With three decimals, OpenCV would divide a second into more parts than the 65535 that MPEG-4 has.
         rate = rate if rate < 60 else min(round(rate, 2), self.MAX_RATE)
-        self.file = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), rate, (self.width, self.height))
+        self.path, self._num_frames = path, 0
+        self._temporary = path.with_name(f"{secrets.token_hex(8)}{TEMPORARY_SUFFIX}.mp4")  # OpenCV goes by the ending
+        self.file = cv2.VideoWriter(
+            str(self._temporary), cv2.VideoWriter_fourcc(*"mp4v"), rate, (self.width, self.height)
+        )
         if not self.file.isOpened():
             raise DataError(f"--out: OpenCV cannot write '{path}' (mp4v). Use --no-draw for only the JSON.")
 
@@ -35,7 +43,22 @@ class VideoWriter:
         drawn = drawn[: self.height, : self.width]
         frame[: drawn.shape[0], : drawn.shape[1]] = drawn
         self.file.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
+        self._num_frames += 1
 
     def close(self) -> None:
-        """Finish the file."""
+        """Finish the file.
+
+        Raises:
+            DataError: not all frames are in it, because the disk is full.
+        """
         self.file.release()
+        # OpenCV reports no failed write.
+        with quiet_opencv():
+            written = int(cv2.VideoCapture(str(self._temporary)).get(cv2.CAP_PROP_FRAME_COUNT))
+        if written != self._num_frames:
+            self._temporary.unlink(missing_ok=True)
+            raise DataError(
+                f"'{self.path}' cannot be written ({written} of {self._num_frames} frames are in it). Free some space, "
+                "or use --no-draw for only the JSON."
+            )
+        os.replace(self._temporary, self.path)

@@ -182,7 +182,7 @@ def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
     if checksum is None:
         return
     algorithm, _, expected = (checksum or "sha256:").partition(":")
-    digest = _digest(file, algorithm)
+    digest = file_digest(file, algorithm)
     if expected:
         if not digest.startswith(expected):
             raise CheckpointError(
@@ -206,7 +206,8 @@ def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
     logger.info("%s: no checksum is published; its sha256 %s is recorded, and later downloads must agree", path, digest)
 
 
-def _digest(path: Path, algorithm: str) -> str:
+def file_digest(path: Path, algorithm: str) -> str:
+    """Return the checksum of a file, in hexadecimal digits, by an algorithm of hashlib."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit import build_dataset
 from vitkit.apps.doctor import Case, Options, run_checks
 from vitkit.apps.doctor.training_checks import queries
 from vitkit.errors import DataError
@@ -79,6 +80,45 @@ def test_boxes_in_another_format_are_named_and_fixed(change, what):
     (issue,) = [issue for issue in issues(bad_boxes="drop") if issue.check == "box format"]
     assert issue.verdict == "fail" and f"seem to be {what}" in issue.message
     assert np.allclose([a["bbox"] for a in fixed(issue)["annotations"]], boxes, atol=2e-3)
+
+
+@pytest.mark.parametrize("order", ["xyxy", "cxcywh", "fractions"])
+def test_convert_says_what_the_doctor_says(order, capsys):
+    changes = {
+        "xyxy": lambda b: [b[0], b[1], b[0] + b[2], b[1] + b[3]],
+        "cxcywh": lambda b: [b[0] + b[2] / 2, b[1] + b[3] / 2, b[2], b[3]],
+        "fractions": lambda b: [b[0] / WIDTH, b[1] / HEIGHT, b[2] / WIDTH, b[3] / HEIGHT],
+    }
+    write(changes[order])
+    (issue,) = [issue for issue in issues(bad_boxes="drop") if issue.check == "box format"]
+    convert.main(["own.json", "--images", "photos", "--to", "coco", "--out", "a.json"])
+    said = re.search(r"warning: (.*)\. Repair: --fix (\w+)", capsys.readouterr().out)
+    assert issue.message.startswith(said[1]) and said[2] == order
+    convert.main(["own.json", "--images", "photos", "--to", "coco", "--out", "b.json", "--fix", order])
+    assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("area", [0, 1, WIDTH * HEIGHT])
+def test_areas_that_the_boxes_contradict_are_named(area):
+    boxes = write()
+    content = json.loads(Path("own.json").read_text())
+    for annotation in content["annotations"]:
+        annotation["area"] = area
+    Path("own.json").write_text(json.dumps(content))
+    (issue,) = [issue for issue in issues() if issue.check == "area fields"]
+    assert (
+        issue.verdict == "warn"
+        and f"60 of 60 objects have an `area` that their box contradicts, such as {area}" in (issue.message)
+    )
+    truth = build_dataset(dict(type="CocoDetection", images="photos", annotations="own.json")).ground_truth()
+    assert [a["area"] for a in truth["annotations"]] == [width * height for _, _, width, height in boxes]
+    for annotation, (x, y, width, height) in zip(content["annotations"], boxes):
+        annotation["area"] = width * height / 2
+        annotation["segmentation"] = [[x, y, x + width, y, x, y + height]]
+    Path("own.json").write_text(json.dumps(content))
+    assert not [issue for issue in issues() if issue.check == "area fields"]
+    truth = build_dataset(dict(type="CocoDetection", images="photos", annotations="own.json")).ground_truth()
+    assert [a["area"] for a in truth["annotations"]] == [width * height / 2 for _, _, width, height in boxes]
 
 
 def test_correct_boxes_are_not_an_issue():

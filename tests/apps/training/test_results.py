@@ -1,13 +1,14 @@
 """The evaluation of a finished run."""
 
 import json
+import os
 
 import pytest
 import torch
 
 from vitkit import build_dataset, build_model, load_config
 from vitkit import compare as compare_models
-from vitkit.apps.training.results import score_run
+from vitkit.apps.training.results import score_file, score_run
 from vitkit.config import save_config
 from vitkit.errors import ConfigError
 from vitkit.tools import compare
@@ -47,6 +48,38 @@ def test_evaluation_of_a_run_is_written_and_reused(run):
     (run / "results_val.json").write_text(json.dumps(results[1:]))
     again = score_run(run, device="cpu")
     assert again.name == evaluation.name == "small" and again.evaluator.results() == results[1:]
+
+
+def test_results_of_weights_that_were_replaced_are_not_reused(run):
+    before = score_run(run, device="cpu").evaluator.results()
+    checkpoint = torch.load(run / "best.pth", weights_only=True)
+    changed = {key: 1.1 * value if value.is_floating_point() else value for key, value in checkpoint["model"].items()}
+    save_checkpoint(run / "best.pth", checkpoint | {"model": changed})
+    os.utime(run / "best.pth", (0, 0))  # as a copy that keeps its time
+    after = score_run(run, device="cpu").evaluator.results()
+    assert after != before and score_run(run, device="cpu").evaluator.results() == after
+    (run / "results_val_weights.json").write_text("[damaged")
+    assert score_run(run, device="cpu").evaluator.results() == after
+
+
+@pytest.mark.parametrize("area", [0, 1, 480 * 320])
+def test_boxes_without_masks_count_by_their_own_area(tmp_path, area):
+    boxes = [[10 + k, 10, 60, 50] for k in range(4)]
+    common = {"category_id": 1}
+    truth = {
+        "images": [{"id": k, "file_name": f"{k}.png", "width": 480, "height": 320} for k in range(1, 5)],
+        "annotations": [
+            {"id": k, "image_id": k, "bbox": box, "area": area, "iscrowd": 0, **common}
+            for k, box in enumerate(boxes, start=1)
+        ],
+        "categories": [{"id": 1, "name": "cell"}],
+    }
+    results = [{"image_id": k, "bbox": box, "score": 0.9, **common} for k, box in enumerate(boxes[:3], start=1)]
+    (tmp_path / "coco.json").write_text(json.dumps(truth))
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    metrics = score_file(tmp_path / "results.json", annotations=tmp_path / "coco.json").evaluator.metrics
+    assert metrics["bbox/APm"] == metrics["bbox/AP"] == pytest.approx(0.752, abs=5e-4)
+    assert metrics["bbox/APs"] == metrics["bbox/APl"] == -1
 
 
 def test_folder_that_is_not_a_run_is_refused(tmp_path):

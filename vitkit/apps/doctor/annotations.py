@@ -15,15 +15,16 @@ from torchvision.ops import box_convert, box_iou
 from vitkit.apps.doctor.issues import Issue, Verdict, enumerate_items, percent
 from vitkit.data.datasets.coco import BOX_TOLERANCE
 from vitkit.data.formats import AnnotatedImages
-from vitkit.data.formats.fixing import likely_order, read_as, similar_classes, sizes_exchanged, wrong_scale
+from vitkit.data.formats.fixing import format_issues, similar_classes
 from vitkit.io.coco_schema import FileIssue, bad_box_issues, segmentation_issues
-from vitkit.io.segmentations import encode_segmentation
+from vitkit.io.segmentations import encode_segmentation, object_area
 from vitkit.text_format import pluralize
 
 _MASK_TOLERANCE = 2.0
 """Pixels by which a mask's bounding box may differ from its annotated box: annotation tools round both."""
 _MIN_MASK_IOU = 0.5  # of a mask's bounding box and its annotated box; below it, one of them is wrong
 _TINY_AREA = 16.0  # pixels, 4 x 4
+_LARGE_BOX = 9.0  # pixels; an area of 0 or 1 in a box of at least this size is a placeholder
 _SAME_OBJECT_IOU = 0.8
 """IoU above which two boxes of one class probably label one object twice."""
 _MAX_MASKS = 50_000  # maximum number of masks decoded to be compared with their boxes
@@ -119,23 +120,9 @@ class DetectionFile:
 
     def _format(self) -> Iterator[Issue]:
         """Check whether the four numbers of the boxes are in the order that the format prescribes."""
-        fractions, order, expected = wrong_scale(self.data), likely_order(self.data), read_as(self.data)
-        if sizes_exchanged(self.data) and order == expected:
-            message = "the boxes fit their images only with width and height swapped. Fix: " + self.command("sizes")
-            yield Issue("image sizes", "fail", message, self.where)
-        if not fractions and order == expected:
-            return
-        texts = {
-            "xywh": "corner and size (x, y, width, height)",
-            "xyxy": "two corners (x0, y0, x1, y1)",
-            "cxcywh": "center and size (cx, cy, width, height)",
-        }
-        what = f"{'fractions of the image, ' if fractions else ''}{texts[order]}"
-        fixes = ["fractions"] * fractions + [order] * (order != expected)
-        message = f"the boxes seem to be {what}, where {self.data.format} has {texts[expected]}"
-        message += f"{' in pixels' if fractions else ''}; such as {self.data.annotations[0]['bbox']}. Fix: "
-        details = {"fractions": fractions, "order": order, "fixes": fixes}
-        yield Issue("box format", "fail", message + self.command(*fixes), self.where, details)
+        for text, fixes in format_issues(self.data):
+            topic = "image sizes" if fixes == ["sizes"] else "box format"
+            yield Issue(topic, "fail", f"{text}. Fix: {self.command(*fixes)}", self.where, {"fixes": fixes})
 
     def _ids(self) -> Iterator[Issue]:
         ids = [a["id"] for a in self.annotations if "id" in a]
@@ -155,6 +142,7 @@ class DetectionFile:
 
     def _boxes(self) -> Iterator[Issue]:
         outside, tiny, areas = [], [], []
+        implausible: dict[tuple[float, bool], list[Any]] = defaultdict(list)
         for annotation in self.usable:
             image, id_ = self.image_of[annotation["image_id"]], annotation.get("id")
             x, y, width, height = annotation["bbox"]
@@ -162,7 +150,9 @@ class DetectionFile:
             if excess > BOX_TOLERANCE:
                 outside.append((excess, id_))
             if not annotation.get("iscrowd"):
-                areas.append(annotation.get("area") or width * height)
+                areas.append(object_area(annotation))
+                if "area" in annotation and not _is_plausible(annotation):
+                    implausible[annotation["area"], bool(annotation.get("segmentation"))].append(id_)
                 tiny += [id_] if areas[-1] < _TINY_AREA else []
         if self.bad_boxes:
             kinds = Counter(_box_issue(self.annotations[position]["bbox"]) for position in self.bad_boxes)
@@ -184,6 +174,15 @@ class DetectionFile:
             yield Issue("boxes out of image", verdict, message, self.where, details)
         else:
             yield Issue("boxes out of image", "ok", "no box extends beyond its image", self.where, {"boxes": 0})
+        if implausible:
+            ids = [id_ for ids in implausible.values() for id_ in ids]
+            common = max(implausible, key=lambda key: len(implausible[key]))[0]
+            message = f"{pluralize(len(ids), 'objects', 'have', of=len(self.usable))} an `area` that their box "
+            message += f"contradicts, such as {common:g} (annotation {enumerate_items(ids, 3)}): AP of small, medium "
+            message += "and large objects goes by the box of those without a mask"
+            if any(has_mask for _, has_mask in implausible):
+                message += ", but by `area` of those with one: correct it, or leave it out"
+            yield Issue("area fields", "warn", message, self.where, {"objects": len(ids)})
         if areas:
             message = f"areas of {min(areas):.4g} to {max(areas):.4g} pixels, median {np.median(areas):.4g}"
             message += f"; {len(tiny)} below {_TINY_AREA:g} (annotation {enumerate_items(tiny)})" if tiny else ""
@@ -312,6 +311,12 @@ def category_issues(categories: Sequence[Mapping[str, Any]], where: str) -> Iter
 
 def _duplicates(values: Iterable[Any]) -> list[Any]:
     return [value for value, count in Counter(values).items() if count > 1]
+
+
+def _is_plausible(annotation: Mapping[str, Any]) -> bool:
+    """Return whether the area of an object is not larger than its box, nor a placeholder such as 0 or 1."""
+    (_, _, width, height), area = annotation["bbox"], annotation["area"]
+    return (area > 1 or width * height < _LARGE_BOX) and area <= (width + 2) * (height + 2)
 
 
 def _box_issue(bbox: Sequence[float]) -> str:

@@ -10,6 +10,7 @@ In a program: `Runner("NAME.onnx")("street.jpg")`.
 
 import argparse
 import colorsys
+import io
 import json
 import os
 import re
@@ -394,7 +395,9 @@ def main():
             print(json.dumps({"input": source} | to_json(result), ensure_ascii=False))
             if draws:
                 image = open_image(source, runner.info["preprocessing"]["channels"])
-                draw(image, result).save(free_path(args.out / f"{Path(source).stem}.png", taken))
+                drawn = io.BytesIO()  # as Pillow does not notice that a disk is full while it writes a file
+                draw(image, result).save(drawn, "PNG")
+                free_path(args.out / f"{Path(source).stem}.png", taken).write_bytes(drawn.getvalue())
         except Exception as error:
             failed = True
             print(f"error: {source}: {error}", file=sys.stderr)

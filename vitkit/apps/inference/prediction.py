@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitkit.errors import ConfigError
 from vitkit.evaluation.coco import masks_to_rle
+from vitkit.io.output import write_bytes
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import nearest
 from vitkit.structures import ScoreThresholds
@@ -212,20 +213,30 @@ class Prediction:
 
         Raises:
             ConfigError: see `draw`; or the extension is not that of an image format.
+            DataError: the file cannot be written.
         """
         path = Path(path)
-        if path.suffix.lower() not in Image.registered_extensions():
+        form = Image.registered_extensions().get(path.suffix.lower())
+        if form not in Image.SAVE:
             raise ConfigError(f"save: '{path}' does not have the extension of an image format, such as .jpg or .png.")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, self.encode(form, task=task, score_threshold=score_threshold))
+
+    def encode(self, form: str = "PNG", *, task: str | None = None, score_threshold: float | None = None) -> bytes:
+        """Return `draw(...)` as the content of a file, in a format that Pillow names.
+
+        Raises:
+            ConfigError: see `draw`.
+        """
+        # In memory: Pillow does not notice that a disk is full while it writes a JPEG.
+        buffer = io.BytesIO()
         # Without subsampling, thin lines keep their colors.
-        options = {"quality": 90, "subsampling": 0} if path.suffix.lower() in (".jpg", ".jpeg") else {}
-        Image.fromarray(self.draw(task=task, score_threshold=score_threshold)).save(path, **options)
+        options = {"quality": 90, "subsampling": 0} if form == "JPEG" else {}
+        Image.fromarray(self.draw(task=task, score_threshold=score_threshold)).save(buffer, form, **options)
+        return buffer.getvalue()
 
     def _repr_png_(self) -> bytes:
         """The drawn image, which notebooks show."""
-        buffer = io.BytesIO()
-        Image.fromarray(self.draw()).save(buffer, format="PNG")
-        return buffer.getvalue()
+        return self.encode()
 
     def crop(self) -> list[np.ndarray]:
         """Return the part of the image in each of `boxes`, (h, w, 3) uint8 RGB, each of at least one pixel.

@@ -19,7 +19,7 @@ from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.devices import OUT_OF_MEMORY, autocast, is_out_of_memory
-from vitkit.errors import ConfigError, DataError
+from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.image_files import MAX_PIXELS, to_tensor
 from vitkit.protocols import DenseModel, GenerativeModel, Model, require_base
@@ -29,6 +29,8 @@ from vitkit.weights import LoadReport
 
 logger = logging.getLogger("vitkit")
 Read = TypeVar("Read")
+OnFailure = Callable[[str, Exception], None]
+"""Takes the name and the error of an input that is left out."""
 
 
 class Predictor:
@@ -128,7 +130,7 @@ class Predictor:
             batch_size, tiles: see `stream`.
         Returns:
             one `Prediction`, a list of them, or an iterator that predicts as it goes. Files of a folder or a pattern
-            that cannot be read are left out with a warning.
+            that cannot be read or predicted are left out with a warning.
         Raises:
             DataError: there is nothing to read, or an item is not an image.
         """
@@ -158,6 +160,7 @@ class Predictor:
         threshold: float | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
+        on_failure: OnFailure | None = None,
     ) -> Iterator[Prediction]:
         """Predict on the images a batch at a time, so that memory need not hold all of them.
 
@@ -167,26 +170,59 @@ class Predictor:
             batch_size: images in a batch. Above 1, images of different sizes are padded, which changes the results of
                 models that do not isolate padding. With `tiles`, which all have one size, the tiles in a batch.
             tiles: predict in tiles of this many pixels, see `Tiling`, for images much larger than the model's.
+            on_failure: called for each image whose prediction fails, which is then left out; None: an error, or a
+                warning for files of a folder or a pattern.
         Raises:
             DataError: see `__call__`.
             ConfigError: the model's predictions cannot be merged from tiles, or a number is out of range.
         """
         if prompt is not None:
-            yield from self.with_prompt(prompt).stream(source, threshold=threshold, batch_size=batch_size, tiles=tiles)
+            predictor = self.with_prompt(prompt)
+            options = dict(threshold=threshold, batch_size=batch_size, tiles=tiles, on_failure=on_failure)
+            yield from predictor.stream(source, **options)
             return
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         thresholds = self.thresholds if threshold is None else requested_threshold(threshold)
-        read = self._each(self._find(source), self._read)
-        for batch in in_batches(read, 1 if tiling else batch_size):
-            images = [image for _, image in batch]
-            results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
-            for (name, image), fields in zip(batch, results):
+        inputs = self._find(source)
+        failures = _Failures()
+        on_failure = on_failure or (failures.leave_out if inputs.leaves_out_broken else None)
+        num_predicted = 0
+        for batch in in_batches(self._each(inputs, self._read), 1 if tiling else batch_size):
+            for (name, image), fields in self._run_each(batch, tiling, batch_size, on_failure):
+                num_predicted += 1
                 classes = self.classes
                 if "phrases" in fields:  # the classes of this image
                     classes = list(dict.fromkeys(fields["phrases"]))
                     labels = [classes.index(phrase) for phrase in fields["phrases"]]
                     fields = fields | {"labels": torch.tensor(labels, dtype=torch.int64)}
                 yield Prediction(name, as_rgb(image), fields, classes, thresholds, self.category_ids)
+        if failures.errors and not num_predicted:
+            raise failures.errors[0]
+
+    def _run_each(
+        self,
+        batch: Sequence[tuple[str, np.ndarray]],
+        tiling: Tiling | None,
+        batch_size: int,
+        on_failure: OnFailure | None,
+    ) -> Iterator[tuple[tuple[str, np.ndarray], dict[str, Any]]]:
+        """Yield the named images of a batch with the model's results; of a batch that fails, each image by itself."""
+        images = [image for _, image in batch]
+        try:
+            results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
+        except ConfigError:
+            raise
+        except Exception as error:  # an image of a size or content that the model cannot take can raise anything
+            if on_failure is None:
+                raise
+            if len(batch) == 1:
+                on_failure(batch[0][0], error)
+                return
+        else:
+            yield from zip(batch, results)
+            return
+        for named in batch:
+            yield from self._run_each([named], tiling, batch_size, on_failure)
 
     def _find(self, source: Any) -> Inputs:
         return find_images(source, channels=self.channels)
@@ -196,7 +232,7 @@ class Predictor:
         return name, self.to_array(image, name)
 
     def _each(self, inputs: Inputs, read: Callable[[NamedImage], Read]) -> Iterator[Read]:
-        """Read the inputs one after the other; unreadable ones from a folder or a pattern are left out.
+        """Read the inputs one after the other; those of a folder or a pattern that fail are left out.
 
         Raises:
             DataError: an input given by name cannot be read, or none of a folder or a pattern can.
@@ -204,18 +240,19 @@ class Predictor:
         if not inputs.leaves_out_broken:
             yield from map(read, inputs.named)
             return
-        num_read, error = 0, None
+        num_read, failures = 0, _Failures()
         for pair in inputs.named:
             try:
                 result = read(pair)
-            except DataError as this_error:
-                error = this_error
-                logger.warning("left out: %s", error)
+            except ConfigError:
+                raise
+            except Exception as error:
+                failures.leave_out(pair[0], error)
                 continue
             num_read += 1
             yield result
-        if num_read == 0 and error is not None:
-            raise error
+        if num_read == 0 and failures.errors:
+            raise failures.errors[-1]
 
     def to_array(self, image: ImageLike, name: str = "image") -> np.ndarray:
         """Read or convert an image to the model's input: an array (H, W, 3) uint8 RGB, or (H, W, channels) uint16; see
@@ -304,6 +341,24 @@ class Predictor:
                 *resized.shape[1::-1],
             )
         return resized
+
+
+def failure_line(name: str, error: Exception) -> str:
+    """Describe in one line why an input was left out."""
+    lines = str(error).splitlines() or [""]
+    reason = str(error) if isinstance(error, VitkitError) else f"{type(error).__name__}: {lines[0]}"
+    return reason if name in reason else f"'{name}': {reason}"
+
+
+class _Failures:
+    """The errors of inputs that were left out, each with a warning."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+
+    def leave_out(self, name: str, error: Exception) -> None:
+        self.errors.append(error)
+        logger.warning("left out: %s", failure_line(name, error))
 
 
 @contextmanager

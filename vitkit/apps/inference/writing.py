@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +15,13 @@ from torch import Tensor
 from vitkit.apps.inference.inputs import Named, find_files, frame_folders, is_camera, open_frames
 from vitkit.apps.inference.labels import write_labels
 from vitkit.apps.inference.prediction import Prediction
-from vitkit.apps.inference.predictor import Predictor
+from vitkit.apps.inference.predictor import Predictor, failure_line
 from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import Tiling
 from vitkit.apps.inference.videos import classify_video
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
-from vitkit.io.output import write_text
+from vitkit.io.output import check_links, make_new_folder, write_bytes, write_text
 from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
 from vitkit.text_format import pluralize
@@ -31,13 +31,15 @@ from vitkit.visualization.videos import VideoWriter
 MAX_LISTED = 5
 """The maximum number of names that are listed: of images without objects, and of a video's classes."""
 FRAMES_SHOWN = 8
+RESULTS_NAME = "predictions.json"
 
 
 @dataclass(frozen=True)
 class Output:
     """What is written of predictions, and where."""
 
-    folder: Path
+    folder: Path | None = None
+    """None: a new one, runs/predict, with a number if that exists."""
     threshold: float | None = None
     """The minimum score of the drawn objects; None: the model's thresholds."""
     json_threshold: float | None = None
@@ -52,6 +54,27 @@ class Output:
     draw: bool = True
     labels: str | None = None
     """The format of annotations, one of WRITERS, in which the objects are also written; None: they are not."""
+    overwrite: bool = False
+    """Whether the files of an earlier prediction may be replaced."""
+
+
+@dataclass
+class Failures:
+    """The inputs that could not be read or predicted, which do not end the prediction of the others."""
+
+    count: int
+    """Number of inputs."""
+    errors: dict[str, Exception] = field(default_factory=dict)
+    """Name of an input -> its error."""
+
+    def leave_out(self, name: str, error: Exception) -> None:
+        """Add an input and, if there are others, print its error."""
+        self.errors[name] = error
+        if self.count > 1:
+            print(f"left out: {failure_line(name, error)}", file=sys.stderr)
+
+    def to_json(self) -> list[dict[str, str]]:
+        return [{"input": name, "error": failure_line(name, error)} for name, error in self.errors.items()]
 
 
 def predict_files(
@@ -59,12 +82,15 @@ def predict_files(
 ) -> Path:
     """Predict on files, write OUT/predictions.json and the drawn files, and return the path of the JSON.
 
+    An input that cannot be read or predicted is named and counted, and the others are predicted.
+
     Args:
         inputs: files, folders, patterns, URLs, or numbers of cameras, see `find_files`.
         name: the model's name in the JSON.
         tiling: how images are cut into tiles; None: they are not.
     Raises:
-        DataError: there is no such file, none can be read, or a file to write would overwrite one.
+        DataError: there is no such file, a file to write would overwrite one, or no input can be predicted; or, after
+            everything else is written, some inputs could not.
         ConfigError: a model that classifies videos is to predict tiles, or on every Nth frame.
     """
     images, videos = find_files(inputs, channels=predictor.channels)
@@ -79,24 +105,37 @@ def predict_files(
                 f"'{images[0][0]}' is a single image, but the model classifies videos. Give a video's file, or the "
                 "folder of its frames."
             )
-    check_inputs_stay(predictor, images, videos, output)
+    if output.folder is None:
+        output = replace(output, folder=make_new_folder(Path("runs/predict")))
+    check_files_stay(predictor, images, videos, output)
     if output.labels is not None:
         check_labels(predictor, images, videos)
     output.folder.mkdir(parents=True, exist_ok=True)
+    failures = Failures(len(images) + len(videos))
     results: dict[str, Any] = {"model": name, "classes": predictor.classes}
     if predictor.finds_objects:
         results["thresholds"] = predictor.thresholds.to_json(predictor.classes)
         if output.threshold is None:
             print(f"objects from {predictor.thresholds}")
     if images:
-        results["images"] = predict_images(predictor, images, output, tiling)
+        results["images"] = predict_images(predictor, images, output, tiling, failures)
     if videos:
         predict = partial(predict_frames, tiling=tiling) if predictor.sampling is None else predict_clips
-        results["videos"] = predict_videos(predict, predictor, videos, output)
-    path = output.folder / "predictions.json"
-    write_text(path, json.dumps(results))
+        results["videos"] = predict_videos(predict, predictor, videos, output, failures)
+    num_failed = len(failures.errors)
+    if num_failed == failures.count:
+        raise next(iter(failures.errors.values()))
+    if num_failed:
+        results["failed"] = failures.to_json()
+    path = output.folder / RESULTS_NAME
+    write_text(path, json.dumps(results), below=output.folder)
     if output.labels is not None:
         print("wrote", *write_labels(results, output.labels, output.folder))
+    if num_failed:
+        raise DataError(
+            f"{num_failed} of {pluralize(failures.count, 'inputs')} could not be predicted, and are listed above and "
+            f"under 'failed' in {path}, which has the others. Repair them, or leave them out."
+        )
     return path
 
 
@@ -111,11 +150,12 @@ def check_labels(predictor: Predictor, images: Named, videos: Named) -> None:
         )
 
 
-def check_inputs_stay(predictor: Predictor, images: Named, videos: Named, output: Output) -> None:
-    """Check that no file to write is one of the inputs.
+def check_files_stay(predictor: Predictor, images: Named, videos: Named, output: Output) -> None:
+    """Check that no file to write is one of the inputs, or there already.
 
     Raises:
-        DataError: a drawing or a map would overwrite an input.
+        DataError: a drawing or a map would overwrite an input or be written elsewhere, through a link, or an earlier
+            prediction would be replaced.
     """
     inputs = {os.path.realpath(path): path for path, _ in (*images, *videos)}  # Path.resolve fails at circular links
     video_format = "mp4" if predictor.sampling is None else "png"
@@ -129,25 +169,32 @@ def check_inputs_stay(predictor: Predictor, images: Named, videos: Named, output
             raise DataError(
                 f"--out {output.folder}: {verb} would overwrite the input '{overwritten}'. Choose another folder."
             )
+    written = [RESULTS_NAME, *(drawn if output.draw else ()), *maps]
+    existing = next((output.folder / file for file in written if os.path.lexists(output.folder / file)), None)
+    if existing is not None and not output.overwrite:
+        raise DataError(
+            f"--out {output.folder}: '{existing}' exists already. Choose another folder, or add --overwrite."
+        )
+    for file in written:
+        check_links(output.folder / file, output.folder)
 
 
-def predict_images(predictor: Predictor, images: Named, output: Output, tiling: Tiling | None) -> list[dict[str, Any]]:
-    """Predict and draw each image that can be read; return their entries of the JSON.
-
-    Raises:
-        DataError: no image can be read.
-    """
-    broken: list[str] = []
+def predict_images(
+    predictor: Predictor, images: Named, output: Output, tiling: Tiling | None, failures: Failures
+) -> list[dict[str, Any]]:
+    """Predict and draw each image; return the entries of the JSON of those that do not fail."""
     names = dict(images)
     results = []
     empty: list[str] = []
     progress = ProgressLines(len(images), "images")
-    predictions = predictor.stream(readable(predictor, names, broken), batch_size=output.batch_size, tiles=tiling)
+    predictions = predictor.stream(
+        readable(predictor, names, failures), batch_size=output.batch_size, tiles=tiling, on_failure=failures.leave_out
+    )
     predictions = noting_empty(predictions, output.threshold, empty)
-    for result in map_ahead(partial(write_image, names=names, output=output), predictions):
-        results.append(result)
+    for result in map_ahead(partial(write_image, names=names, output=output, failures=failures), predictions):
+        if result is not None:
+            results.append(result)
         progress.step()
-    report_unreadable(broken, len(images))
     progress.finish()
     if empty:
         print(
@@ -168,14 +215,26 @@ def noting_empty(predictions: Iterable[Prediction], threshold: float | None, emp
         yield prediction
 
 
-def write_image(prediction: Prediction, names: Mapping[Path, str], output: Output) -> dict[str, Any]:
-    """Write the files of an image's prediction; return its entry of the JSON."""
+def write_image(
+    prediction: Prediction, names: Mapping[Path, str], output: Output, failures: Failures
+) -> dict[str, Any] | None:
+    """Write the files of an image's prediction; return its entry of the JSON, or None if it cannot be drawn."""
     name = names[Path(prediction.name)]
-    result = prediction.to_json(score_threshold=output.json_threshold) | write_maps(prediction, output.folder, name)
+    file = f"{name}.{output.image_format}"
+    try:
+        result = prediction.to_json(score_threshold=output.json_threshold)
+        if output.draw:
+            form = "JPEG" if output.image_format == "jpg" else "PNG"
+            drawn = prediction.encode(form, task=output.task, score_threshold=output.threshold)
+    except ConfigError:
+        raise
+    except Exception as error:  # such as a caption below an image of a width of two pixels
+        failures.leave_out(prediction.name, error)
+        return None
+    result |= write_maps(prediction, output.folder, name)
     if not output.draw:
         return result
-    file = f"{name}.{output.image_format}"
-    prediction.save(output.folder / file, task=output.task, score_threshold=output.threshold)
+    write_bytes(output.folder / file, drawn, below=output.folder)
     return result | {"drawn": Path(file).as_posix()}
 
 
@@ -189,28 +248,22 @@ def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str
         labels = labels.astype(np.uint8 if len(prediction.classes) <= 256 else np.uint16)
         encoded["semantic_map"] = (f"{name}_semantic.png", encode_labels(labels))
     for file, data in encoded.values():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_bytes(data)
+        write_bytes(folder / file, data, below=folder)
     return {key: Path(file).as_posix() for key, (file, _) in encoded.items()}
 
 
 def predict_videos(
-    predict: Callable[..., dict[str, Any]], predictor: Predictor, videos: Named, output: Output
+    predict: Callable[..., dict[str, Any]], predictor: Predictor, videos: Named, output: Output, failures: Failures
 ) -> list[dict[str, Any]]:
-    """Predict and draw each video that can be read; return their entries of the JSON.
-
-    Raises:
-        DataError: no video can be read.
-    """
-    results, broken = [], []
+    """Predict and draw each video; return the entries of the JSON of those that do not fail."""
+    results = []
     for path, name in videos:
         try:
             results.append(predict(predictor, path, name, output))
-        except DataError as error:
-            if len(videos) > 1:
-                print(f"left out: {error}", file=sys.stderr)
-            broken.append(str(error))
-    report_unreadable(broken, len(videos), "videos")
+        except ConfigError:
+            raise
+        except Exception as error:  # a damaged video can make a decoder or the model raise anything
+            failures.leave_out(str(path), error)
     return results
 
 
@@ -279,31 +332,17 @@ def draw_frame(prediction: Prediction, rate: float, output: Output) -> tuple[dic
     return {"frame": number, "seconds": number / rate, **entry}, drawn
 
 
-def readable(predictor: Predictor, paths: Collection[Path], broken: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield images with their names; unreadable ones are reported and added to `broken`, without stopping."""
+def readable(predictor: Predictor, paths: Collection[Path], failures: Failures) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield images with their names; unreadable ones are left out."""
 
-    def read(path: Path) -> tuple[str, np.ndarray] | DataError:
+    def read(path: Path) -> tuple[str, np.ndarray | Exception]:
         try:
             return str(path), predictor.to_array(path)
-        except DataError as error:
-            return error
+        except Exception as error:
+            return str(path), error
 
-    for image in map_ahead(read, paths, workers=1, ahead=2):
-        if isinstance(image, DataError):
-            if len(paths) > 1:
-                print(f"left out: {image}", file=sys.stderr)
-            broken.append(str(image))
+    for name, image in map_ahead(read, paths, workers=1, ahead=2):
+        if isinstance(image, Exception):
+            failures.leave_out(name, image)
         else:
-            yield image
-
-
-def report_unreadable(broken: Sequence[str], count: int, noun: str = "images") -> None:
-    """Print how many of `count` images, or other items named by `noun`, were left out as unreadable.
-
-    Raises:
-        DataError: all of them; the message is that of the first.
-    """
-    if len(broken) == count:
-        raise DataError(broken[0])
-    if broken:
-        print(f"{len(broken)} of {count} {noun} could not be read and were left out", file=sys.stderr)
+            yield name, image

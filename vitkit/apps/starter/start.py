@@ -24,6 +24,7 @@ from vitkit.devices import default_device, has_bfloat16
 from vitkit.engine.hooks import EndAfter
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.logging import LOG_NAME
+from vitkit.protocols import is_measured
 from vitkit.registry import BACKBONES, nearest
 from vitkit.text_format import pluralize
 from vitkit.visualization.curves import read_log
@@ -222,8 +223,9 @@ def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Pa
     )
     print(f"report    {path}")
     print(f"figures   {run.path / 'predictions.png'}, {run.path / 'curves.png'}")
-    best = max(values[metric] for values in run.history)
-    print(f"reached   {metric} {best:.3f} on {pluralize(data.num_val, 'images')}")
+    best = max((values[metric] for values in run.history if is_measured(values[metric])), default=None)
+    reached = f"{metric} {best:.3f}" if best is not None else f"{metric} cannot be measured: no object"
+    print(f"reached   {reached} on {pluralize(data.num_val, 'images')}")
     images = request.images if request.images.is_dir() else request.images.parent
     print(f"use it    {shlex.join(['vitkit', 'predict', str(run.path), '--input', str(images)])}")
     print(f"better    {request.command(4 * request.hours)}")

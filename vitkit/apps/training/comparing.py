@@ -37,9 +37,9 @@ def compare(
     `compare("runs/a", "runs/b").differences[0]["bbox/AP"].difference`
 
     Args:
-        models: at least two. A run, whose best checkpoint is scored (RUN/results_val.json is used if newer, otherwise
-            written); a checkpoint, an exported file or a name of the model zoo, scored on the data of its config; or a
-            results file (.json) that `vitkit test` wrote.
+        models: at least two. A run, whose best checkpoint is scored (RUN/results_val.json is used if it came from it,
+            otherwise written); a checkpoint, an exported file or a name of the model zoo, scored on the data of its
+            config; or a results file (.json) that `vitkit test` wrote.
         names: the models' names; None: those of their folders and files.
         data: score results files on the data of this config or run; None: on that of another kind of model among
             `models`, if there is one.

@@ -1,6 +1,8 @@
 """Scores predictions that were saved earlier: a run's, or a results file's with its config or only annotations."""
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -9,15 +11,18 @@ from vitkit.apps.training.api import test
 from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
 from vitkit.data.loading.loader import DataSettings, Split
-from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME
+from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import ClassificationEvaluator, CocoEvaluator, TextEvaluator
 from vitkit.evaluation.base import read_results
 from vitkit.io.coco_schema import classified_issues, raise_issues, sentence_issues
 from vitkit.io.image_files import path_inside, read_image
+from vitkit.io.output import write_text
+from vitkit.io.segmentations import object_area
 from vitkit.protocols import Dataset, Evaluator
 from vitkit.registry import EVALUATORS
+from vitkit.weights.download import file_digest
 
 
 class ScoredResults(NamedTuple):
@@ -62,7 +67,7 @@ class AnnotatedFile(_GroundTruth):
         self.classes = [category["name"] for category in categories]
         self.image_ids = [image["id"] for image in content["images"]]
         entries = [
-            {"area": a["bbox"][2] * a["bbox"][3], "iscrowd": 0, **a, "id": k, "file_id": a.get("id")}
+            {"iscrowd": 0, **a, "area": object_area(a), "id": k, "file_id": a.get("id")}
             for k, a in enumerate(content["annotations"], start=1)
         ]
         self._content = {**content, "annotations": entries}
@@ -175,8 +180,9 @@ def score_results(results: str | Path, config: Mapping[str, Any], *, split: Spli
 def score_run(
     run: str | Path, *, overrides: Sequence[str] = (), device: str | None = None, trust: bool = False
 ) -> ScoredResults:
-    """Return the evaluation of a run's best checkpoint, reusing results_val.json if that is newer than the checkpoint.
+    """Return the evaluation of a run's best checkpoint, reusing results_val.json if it came from these weights.
 
+    results_val_weights.json has the weights' checksum; without it, the results must be newer than the weights.
     Overrides of other values than data.root may change the predictions: then the file is neither used nor written.
 
     Raises:
@@ -185,15 +191,28 @@ def score_run(
     folder = Path(run)
     if not (folder / CONFIG_NAME).is_file():
         raise ConfigError(f"'{folder}' is neither a run nor a results file. Pass one of them.")
-    results, best = folder / "results_val.json", folder / BEST_NAME
+    results, record = folder / "results_val.json", folder / "results_val_weights.json"
     config, weights = find_trained(folder, overrides=overrides, trust=trust)
-    is_same = all(override.startswith("data.root=") for override in overrides)
-    is_new = results.is_file() and best.is_file() and results.stat().st_mtime >= best.stat().st_mtime
-    if is_new and is_same:
-        evaluator = score_results(results, config)
+    if not all(override.startswith("data.root=") for override in overrides):
+        evaluator = test(config, weights, device=device, trust=trust).evaluator
     else:
-        evaluator = test(config, weights, out=results if is_same else None, device=device, trust=trust).evaluator
+        digest = file_digest(Path(weights), "sha256")  # before the evaluation, during which they may be replaced
+        if results.is_file() and _came_from(results, record, Path(weights), digest):
+            evaluator = score_results(results, config)
+        else:
+            record.unlink(missing_ok=True)
+            evaluator = test(config, weights, out=results, device=device, trust=trust).evaluator
+            write_text(record, json.dumps({"weights": Path(weights).name, "sha256": digest}))
     return ScoredResults(folder.resolve().name, evaluator, config, folder)
+
+
+def _came_from(results: Path, record: Path, weights: Path, digest: str) -> bool:
+    """Return whether results are those of weights with this checksum."""
+    if not record.is_file():
+        return results.stat().st_mtime >= weights.stat().st_mtime
+    with suppress(OSError, ValueError, AttributeError):  # a damaged record is of no weights
+        return json.loads(record.read_bytes()).get("sha256") == digest
+    return False
 
 
 def sample_ids(scored: ScoredResults) -> list[Any]:

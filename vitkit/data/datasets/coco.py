@@ -20,7 +20,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import is_rotated
 from vitkit.io.json_files import gc_paused
-from vitkit.io.segmentations import decode_segmentation
+from vitkit.io.segmentations import decode_segmentation, object_area
 from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
 
@@ -205,8 +205,7 @@ class CocoDetection(ListedImages, DetectionDataset):
             content = self._read(log=False).content
             annotations = []
             for position, annotation in enumerate(content["annotations"]):
-                _, _, width, height = annotation["bbox"]
                 # pycocotools marks "not matched" by id 0, but files of other tools count from 0 or leave keys out.
                 ids = {"id": position + 1, "file_id": annotation.get("id")}
-                annotations.append({"area": width * height, "iscrowd": 0, **annotation, **ids})
+                annotations.append({"iscrowd": 0, **annotation, "area": object_area(annotation), **ids})
         return {**content, "annotations": annotations}

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,11 @@ from vitkit.io.json_files import read_json
 
 ORDERS = ("xywh", "xyxy", "cxcywh")
 """What the four numbers of a box can stand for."""
+_ORDER_TEXTS = {
+    "xywh": "corner and size (x, y, width, height)",
+    "xyxy": "two corners (x0, y0, x1, y1)",
+    "cxcywh": "center and size (cx, cy, width, height)",
+}
 _MAX_FRACTION = 1.01
 _MIN_WRONG, _MAX_RIGHT = 0.02, 0.005
 """Boxes are taken to be in another order if more than the first share of them do not fit their images as read, and less
@@ -52,6 +57,21 @@ def sizes_exchanged(data: AnnotatedImages) -> bool:
     if not len(boxes_xyxy) or wrong_scale(data):
         return False
     return _misfits(boxes_xyxy, sides) > _MIN_WRONG and _misfits(boxes_xyxy, sides[:, ::-1]) <= _MAX_RIGHT
+
+
+def format_issues(data: AnnotatedImages) -> Iterator[tuple[str, list[str]]]:
+    """Yield what seems to be wrong with the boxes' numbers as a whole, each with the names of the fixes.
+
+    The descriptions begin with "the boxes".
+    """
+    fractions, order, expected = wrong_scale(data), likely_order(data), read_as(data)
+    if sizes_exchanged(data) and order == expected:
+        yield "the boxes fit their images only with width and height swapped", ["sizes"]
+    if fractions or order != expected:
+        what = f"{'fractions of the image, ' if fractions else ''}{_ORDER_TEXTS[order]}"
+        text = f"the boxes seem to be {what}, where {data.format} has {_ORDER_TEXTS[expected]}"
+        text += f"{' in pixels' if fractions else ''}; such as {data.annotations[0]['bbox']}"
+        yield text, ["fractions"] * fractions + [order] * (order != expected)
 
 
 def read_as(data: AnnotatedImages) -> str:

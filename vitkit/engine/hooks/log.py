@@ -19,6 +19,7 @@ from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
 from vitkit.engine.step import Step
 from vitkit.logging import LOG_NAME, print_line
+from vitkit.protocols import is_measured
 from vitkit.text_format import pluralize
 
 _MAX_SECONDS = 20.0
@@ -98,7 +99,7 @@ class ProgressLog(Hook):
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
         """Log the metrics; print the best one and the loss, and in full those that are not in the evaluator's table."""
         epoch, best = run.progress.epoch + 1, run.settings.best_metric
-        texts = {name: f"{name} {value:.4g}" if value != -1 else f"{name} –" for name, value in metrics.items()}
+        texts = {name: f"{name} {value:.4g}" if is_measured(value) else f"{name} –" for name, value in metrics.items()}
         self._metric = texts.get(best, "")
         shown = [text for name, text in texts.items() if name in (best, "loss")]
         # Those of the table have a slash, such as bbox/AP.

@@ -15,6 +15,7 @@ from vitkit.engine.hooks.base import Hook
 from vitkit.engine.parallel import is_sharded
 from vitkit.engine.run import TrainRun
 from vitkit.logging import print_line
+from vitkit.protocols import is_measured
 from vitkit.registry import nearest
 
 # torchrun forwards ctrl-C to processes to which the terminal has already sent it.
@@ -37,7 +38,9 @@ class Interrupted(SystemExit):
 class BestMetric(Hook):
     """Keeps the best value of `train.best_metric`; ends a run after `train.patience` evaluations without a better one.
 
-    The trainer saves an epoch as best.pth if its evaluation has raised `progress.best`.
+    The trainer saves an epoch as best.pth if its evaluation has raised `progress.best`. An evaluation whose metric has
+    no value (see `is_measured`) is neither better nor worse than others: if none has a value, there is no best.pth, and
+    last.pth is used.
     """
 
     @contextmanager
@@ -62,9 +65,16 @@ class BestMetric(Hook):
                 f"train.best_metric={name}: not among the metrics, so there is no best.pth. {nearest(name, metrics)}"
             )
             return
+        progress.best_metric = name
+        if not is_measured(metrics[name]):
+            best = "best.pth stays as it is" if progress.best > -math.inf else "there is no best.pth"
+            print_line(
+                f"train.best_metric={name}: has no value ({metrics[name]:g}), as of data without objects: {best}"
+            )
+            return
         value = -metrics[name] if name in LOWER_IS_BETTER else metrics[name]
         progress.worse_in_a_row = 0 if value > progress.best else progress.worse_in_a_row + 1
-        progress.best, progress.best_metric = max(progress.best, value), name
+        progress.best = max(progress.best, value)
         if self.should_end(run):
             print_line(f"stopping early: {progress.worse_in_a_row} evaluations without a better {name}")
 
