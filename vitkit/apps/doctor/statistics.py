@@ -4,6 +4,7 @@ They are collected even if the dataset itself cannot be built, so that all issue
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from vitkit.apps.doctor.annotations import DetectionFile, describe_issues, describe_panoptic
 from vitkit.apps.doctor.issues import Issue
-from vitkit.data.datasets.base import BaseImageDataset
+from vitkit.data.datasets.base import BaseImageDataset, new_labels
 from vitkit.data.datasets.captions import CaptionDataset, CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.coco_file import AnnotationSource
@@ -22,10 +23,10 @@ from vitkit.data.datasets.panoptic_segments import SegmentationDataset
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.datasets.video import ClipDataset
 from vitkit.data.formats import AnnotatedImages
-from vitkit.data.loading.loader import DataSettings
+from vitkit.data.loading.loader import DataSettings, match_classes
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.data.text.datasets import TextDataset
-from vitkit.errors import VitkitError
+from vitkit.errors import DataError, VitkitError
 from vitkit.io.coco_schema import FileIssue, caption_issues, detection_issues, panoptic_issues
 from vitkit.io.json_files import read_json
 from vitkit.protocols import Dataset
@@ -79,12 +80,16 @@ class DatasetStatistics:
         self.image_indices, self.labels = np.array(pairs, np.int64).reshape(-1, 2).T
 
 
-def dataset_statistics(data: DataSettings, split: str) -> DatasetStatistics:
-    """Build the dataset of a split and collect its statistics."""
+def dataset_statistics(data: DataSettings, split: str, train: Dataset | None = None) -> DatasetStatistics:
+    """Build the dataset of a split, which gets the classes of the training data if there is one, and collect its
+    statistics."""
     spec, root, where = getattr(data, split), data.root, f"data.{split}"
     statistics = DatasetStatistics(where)
     try:
         statistics.dataset = data.dataset(split)
+        if train is not None:
+            with suppress(DataError):  # the check of the classes reports it
+                match_classes(train, statistics.dataset)
     except VitkitError as error:
         statistics.issues.append(Issue("builds", "fail", str(error).removeprefix(f"{where}: "), where))
     try:
@@ -172,8 +177,10 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
     )
     statistics.issues += file.issues()
     index_of_image = {image_id: index for index, image_id in enumerate(statistics.image_ids)}
-    label_of_category = {category_id: label for label, category_id in enumerate(statistics.category_ids)}
-    objects = [annotation for annotation in parts["annotations"] if not annotation.get("iscrowd")]
+    names = {category["id"]: category["name"] for category in parts["categories"]}
+    labels = new_labels(list(names.values()), statistics.classes).tolist()
+    label_of_category = dict(zip(names, labels))
+    objects = [a for a in parts["annotations"] if not a.get("iscrowd") and label_of_category[a["category_id"]] >= 0]
     statistics.set_objects([(index_of_image[a["image_id"]], label_of_category[a["category_id"]]) for a in objects])
 
 

@@ -382,7 +382,8 @@ def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return the `bbox`, `segmentation` and `area` of an object given by flat polygons in pixels."""
     polygons = [[round_pixels(value) for value in polygon] for polygon in polygons]
     area = round_pixels(sum(map(polygon_area, polygons)))
-    return {"bbox": polygon_box(polygons), "segmentation": polygons, "area": area}
+    bbox = [round_pixels(value) for value in polygon_box(polygons)]
+    return {"bbox": bbox, "segmentation": polygons, "area": area}
 
 
 def rotated_box(x0: float, y0: float, x1: float, y1: float, degrees: float) -> dict[str, Any]:
