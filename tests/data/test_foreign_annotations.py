@@ -658,6 +658,21 @@ def test_line_of_a_table_that_differs_is_the_one_named(tmp_path):
             read_annotations(write(tmp_path / "own.csv", sizes.format(width)), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            [{"data": {}, "annotations": [{"result": [{"from_name": "label"}]}]}],
+            "is Label Studio's own JSON: export it as",
+        ),
+        ({"objects": [{"classTitle": "cat"}]}, "is Supervisely's JSON: export it as COCO"),
+    ],
+)
+def test_json_of_other_tools_is_named(tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        read_annotations(write(tmp_path / "own.json", content), tmp_path)
+
+
 def test_splits_of_karpathy_are_read(tmp_path):
     for k in range(4):
         draw(tmp_path / "val2014" / f"{k}.png")

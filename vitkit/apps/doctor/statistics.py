@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.apps.doctor.annotations import DetectionFile, describe_issues, describe_panoptic
-from vitkit.apps.doctor.issues import Issue
+from vitkit.apps.doctor.issues import Issue, enumerate_items
 from vitkit.data.datasets.base import BaseImageDataset, new_labels
 from vitkit.data.datasets.captions import CaptionDataset, CocoCaptions
 from vitkit.data.datasets.coco import CocoDetection
@@ -31,6 +31,7 @@ from vitkit.io.coco_schema import FileIssue, caption_issues, detection_issues, p
 from vitkit.io.json_files import read_json
 from vitkit.protocols import Dataset
 from vitkit.registry import DATASETS
+from vitkit.text_format import pluralize
 
 _MAX_SAMPLED = 500
 """Maximum number of images to load for their objects, if no annotation file lists them."""
@@ -88,8 +89,14 @@ def dataset_statistics(data: DataSettings, split: str, train: Dataset | None = N
     try:
         statistics.dataset = data.dataset(split)
         if train is not None:
+            listed = list(statistics.dataset.classes or ())
             with suppress(DataError):  # the check of the classes reports it
                 match_classes(train, statistics.dataset)
+            if lacking := [name for name in statistics.dataset.classes or () if name not in listed]:
+                message = (
+                    f"has nothing of {pluralize(len(lacking), 'classes')} of data.train: {enumerate_items(lacking)}"
+                )
+                statistics.issues.append(Issue("classes", "note", message, where))
     except VitkitError as error:
         statistics.issues.append(Issue("builds", "fail", str(error).removeprefix(f"{where}: "), where))
     try:

@@ -14,7 +14,7 @@ from vitkit.data.formats.class_files import parse_class_file, read_colored_label
 from vitkit.data.formats.label_images import has_one_channel
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, count_endings, data_files, one_form
+from vitkit.io.folders import IMAGE_SUFFIXES, count_endings, data_files, is_hidden, one_form
 from vitkit.io.image_files import read_header, read_label_map
 from vitkit.io.text_files import read_lines
 from vitkit.ops.label_maps import count_values
@@ -186,7 +186,7 @@ def _choose(image_ids: list[str], names: Sequence[str] | str | Path, images: str
     """Return the ids that match a pattern, or that a file lists."""
     if isinstance(names, str | Path):
         lines = read_lines(names, "names", remedy="Give a file with an image's id in each line.")
-        listed = {one_form(line) for _, line in lines}
+        listed = {one_form(line) for _, line in lines if not is_hidden(line)}
         missing = sorted(listed - set(image_ids))
         if missing:
             raise DataError(
