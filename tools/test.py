@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
             facts = {"model": args.model, "results": str(args.eval_only or args.weights or "predicted now")}
             if args.eval_only:
                 if is_main():
-                    evaluator = score_results(args.eval_only, config, split=args.split)
+                    evaluator = score_results(args.eval_only, config, weights, split=args.split)
                     show(evaluator, details)
                     write_page(evaluator, args.report, facts)
                 return

@@ -309,6 +309,8 @@ class Dataset(ABC):
     """The lines of its text: those of the source and of the target, or only one side."""
     num_objects: int | None = None
     """Number of objects that it trains on."""
+    num_crowds: int = 0
+    """Number of regions of many objects, which are not trained on."""
     max_image_pixels: int | None = None
     """Largest width x height of an image file that is decoded; None: the readers' own limit."""
     collate: Callable[[Sequence[Any]], Batch] | None = None
@@ -377,6 +379,14 @@ class Dataset(ABC):
     def references(self, index: int) -> Sequence[str]:
         """Return all captions of one image."""
         self._lacks("captions")
+
+    def use_classes(self, classes: Sequence[str], category_ids: Sequence[int] | Sequence[str] | None = None) -> None:
+        """Number the labels by these names, in this order, and leave out what has another class.
+
+        Args:
+            category_ids: the identifier of each class; None: the dataset's own, and new ones for classes it lacks.
+        """
+        self._lacks(f"classes that can be chosen, here {', '.join(classes)[:200]}")
 
     def use_vocabularies_of(self, other: "Dataset") -> None:
         """Encode with the vocabularies of another dataset, such as the training dataset."""

@@ -161,7 +161,7 @@ MASK = '<mask label="cell" left="0" top="0" width="{w}" height="{h}" rle="{r}"/>
         (cvat(MASK.format(w=4, h=4, r=NUMBER_OF_5000_DIGITS)), "does not fill its rectangle"),
         (
             cvat(MASK.format(w=4, h=4, r="16"), 'width="1000000" height="1000000"'),
-            "is 40x32 pixels (width x height, upright) and annotated as 1000000x1000000",
+            "listed as 1000000x1000000 pixels and has a mask",
         ),
         (cvat("<box/>" * 20_001), "20001 objects in one image"),
         (cvat("", 'width="1e9" height="1"'), "1000000000x1 pixels"),

@@ -184,7 +184,7 @@ def test_invalid_something_something_files_are_errors(root, tmp_path, entries, l
 def test_a_class_without_videos_is_an_error(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("")
-    with pytest.raises(DataError, match=r"class folder '.*run' has neither videos"):
+    with pytest.raises(DataError, match=r"class folder '.*run' contains no videos"):
         build_dataset(dict(type="VideoFolder", folder=str(tmp_path)))
 
 

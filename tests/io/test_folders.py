@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from vitkit.apps.inference.inputs import find_files, find_images, find_videos
+from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.datasets.image_folder import ImageFolder
 from vitkit.data.datasets.semantic import SemanticFolder
 from vitkit.data.datasets.video import VideoFolder
@@ -130,8 +131,9 @@ def test_debris_of_label_images_csv_and_coco_is_not_data(tmp_path):
     assert len(read_annotations(tmp_path / "masks", tmp_path / "images", format="semantic_maps").images) == 1
     suffixes = dict(image_suffix=".png", label_suffix=".png")
     assert len(SemanticFolder(tmp_path / "images", tmp_path / "masks", classes=["a", "b"], **suffixes)) == 1
-    write(tmp_path / "boxes.csv", "file,class,xmin,ymin,xmax,ymax\na.png,cat,1,1,9,9\n._a.png,cat,1,1,9,9\n")
-    data = read_annotations(tmp_path / "boxes.csv", tmp_path / "images")
+    write(tmp_path / "tables" / "boxes.csv", "file,class,xmin,ymin,xmax,ymax\na.png,cat,1,1,9,9\n._a.png,cat,1,1,9,9\n")
+    write(tmp_path / "tables" / "._boxes.csv", "\0\5\26\7 AppleDouble")
+    data = read_annotations(tmp_path / "tables", tmp_path / "images")
     assert len(data.images) == len(data.annotations) == 1
     assert data.left_out == {"lines without an image": ["line 3 (._a.png)"]}
     coco = {
@@ -139,6 +141,17 @@ def test_debris_of_label_images_csv_and_coco_is_not_data(tmp_path):
         "annotations": [],
         "categories": [{"id": 1, "name": "cat"}],
     }
+    listed = coco["images"] + [
+        {"id": 2, "file_name": "._a.png", "width": 40, "height": 20},
+        {"id": 3, "file_name": ".ipynb_checkpoints/a-checkpoint.png", "width": 40, "height": 20},
+    ]
+    annotations = [{"image_id": k, "category_id": 1, "bbox": [1, 1, 5, 5]} for k in (1, 2)]
+    write(tmp_path / "own.json", coco | {"images": listed, "annotations": annotations})
+    data = read_annotations(tmp_path / "own.json", tmp_path / "images")
+    assert (
+        len(data.images) == len(data.annotations) == len(CocoDetection(tmp_path / "images", tmp_path / "own.json")) == 1
+    )
+    assert data.notes == ["2 images whose names begin with a dot are left out"]
     write(tmp_path / "coco" / "train.json", coco)
     write(tmp_path / "coco" / "._train.json", "\0\5\26\7 images annotations categories")
     write(tmp_path / "coco" / ".ipynb_checkpoints" / "train-checkpoint.json", coco)

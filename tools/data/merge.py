@@ -57,6 +57,8 @@ def main(argv: list[str] | None = None) -> None:
             with missing_images_explained():
                 data = read_annotations(annotations, images or None)
             print(f"{annotations}: {FORMATS[data.format].text}: {data.summary()}")
+            for note in data.notes:
+                print(f"  note: {note}")
             print_left_out(data.left_out, "left out")
             datasets.append(data)
         classes = {name: new for name, _, new in (entry.partition("=") for entry in args.map)}

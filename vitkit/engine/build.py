@@ -10,7 +10,7 @@ from torch import nn
 
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
-from vitkit.data.loading.loader import DataSettings, check_same_classes
+from vitkit.data.loading.loader import DataSettings, match_classes
 from vitkit.data.loading.transformed import TransformedLoader
 from vitkit.distributed import broadcast_object, first_rank_first, is_main
 from vitkit.engine.parallel import shard
@@ -28,13 +28,16 @@ logger = logging.getLogger("vitkit")
 
 
 def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
-    """Build the training and the validation dataset, which must have the same classes."""
+    """Build the training and the validation dataset, which gets the classes of the training data."""
     train_set = data.dataset("train")
     val_set = data.dataset("val")
-    if train_set.classes is not None and val_set.classes is not None:
-        check_same_classes(train_set, val_set)
+    match_classes(train_set, val_set)
     if train_set.num_objects == 0:
-        raise DataError("data.train: none of its images has a usable object, so there is nothing to learn.")
+        crowds = ""
+        if train_set.num_crowds:
+            crowds = f": all {train_set.num_crowds} are crowd regions (iscrowd: 1). If they are single objects: "
+            crowds += f"vitkit data convert {train_set.annotation_file} --fix crowds --out NEW.json"
+        raise DataError(f"data.train: none of its images has a usable object, so there is nothing to learn{crowds}.")
     return train_set, val_set
 
 

@@ -60,8 +60,11 @@ def one_form(name: str) -> str:
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Return the files in a folder and its subfolders, sorted, without hidden ones; links to folders are followed."""
-    return sorted(path for path in _walk(folder) if path.is_file())
+    """Return the files in a folder and its subfolders, sorted, without hidden ones; links to folders are followed.
+
+    Broken links and devices are among them, so that whoever reads them names them.
+    """
+    return sorted(_walk(folder))
 
 
 def _walk(folder: Path) -> Iterator[Path]:

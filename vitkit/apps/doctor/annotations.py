@@ -101,6 +101,10 @@ class DetectionFile:
         nouns = {"images": "images", "objects": "objects", "crowds": "crowd regions"}
         message = f"{self.name}: {', '.join(pluralize(counts[key], noun) for key, noun in nouns.items())}"
         yield Issue("annotations", "ok", message, self.where, counts)
+        if num_crowds and not counts["objects"]:
+            message = f"all {num_crowds} objects are crowd regions (iscrowd: 1), which are not trained on. "
+            message += f"If they are single objects: {self.command('crowds')}"
+            yield Issue("crowds", "fail", message, self.where, {"crowds": num_crowds})
         yield from category_issues(self.categories, self.where)
         yield from self._class_names()
         yield from self._format()

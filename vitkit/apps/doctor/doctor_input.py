@@ -55,11 +55,11 @@ class Case:
         if self.settings is not None:
             resolved = resolve_precision(self.settings.precision, options.device)
             self.settings = dataclasses.replace(self.settings, precision=resolved)
-        self.statistics = {
-            f"data.{split}": dataset_statistics(self.data, split)
-            for split in ("train", "val", "test")
-            if getattr(self.data, split) is not None
-        }
+        self.statistics: dict[str, DatasetStatistics] = {}
+        for split in ("train", "val", "test"):
+            if getattr(self.data, split) is not None:
+                train = self.train and self.train.dataset
+                self.statistics[f"data.{split}"] = dataset_statistics(self.data, split, train)
         train, val = (split and split.dataset for split in (self.train, self.val))
         if train is not None and val is not None and val.has_vocabularies:
             val.use_vocabularies_of(train)

@@ -4,6 +4,7 @@ They are collected even if the dataset itself cannot be built, so that all issue
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,17 @@ from typing import Any
 import numpy as np
 
 from vitkit.apps.doctor.annotations import DetectionFile, describe_issues, describe_panoptic
-from vitkit.apps.doctor.issues import Issue
+from vitkit.apps.doctor.issues import Issue, enumerate_items
+from vitkit.data.datasets.base import new_labels
 from vitkit.data.datasets.coco_file import AnnotationSource
 from vitkit.data.formats import AnnotatedImages
-from vitkit.data.loading.loader import DataSettings
-from vitkit.errors import VitkitError
+from vitkit.data.loading.loader import DataSettings, match_classes
+from vitkit.errors import DataError, VitkitError
 from vitkit.io.coco_schema import FileIssue, caption_issues, detection_issues, panoptic_issues
 from vitkit.io.json_files import read_json
 from vitkit.protocols import Dataset
 from vitkit.registry import DATASETS
+from vitkit.text_format import pluralize
 
 _MAX_SAMPLED = 500
 """Maximum number of images to load for their objects, if no annotation file lists them."""
@@ -77,12 +80,22 @@ class DatasetStatistics:
         self.image_indices, self.labels = np.array(pairs, np.int64).reshape(-1, 2).T
 
 
-def dataset_statistics(data: DataSettings, split: str) -> DatasetStatistics:
-    """Build the dataset of a split and collect its statistics."""
+def dataset_statistics(data: DataSettings, split: str, train: Dataset | None = None) -> DatasetStatistics:
+    """Build the dataset of a split, which gets the classes of the training data if there is one, and collect its
+    statistics."""
     spec, root, where = getattr(data, split), data.root, f"data.{split}"
     statistics = DatasetStatistics(where)
     try:
         statistics.dataset = data.dataset(split)
+        if train is not None:
+            listed = list(statistics.dataset.classes or ())
+            with suppress(DataError):  # the check of the classes reports it
+                match_classes(train, statistics.dataset)
+            if lacking := [name for name in statistics.dataset.classes or () if name not in listed]:
+                message = (
+                    f"has nothing of {pluralize(len(lacking), 'classes')} of data.train: {enumerate_items(lacking)}"
+                )
+                statistics.issues.append(Issue("classes", "note", message, where))
     except VitkitError as error:
         statistics.issues.append(Issue("builds", "fail", str(error).removeprefix(f"{where}: "), where))
     try:
@@ -169,8 +182,10 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
     )
     statistics.issues += file.issues()
     index_of_image = {image_id: index for index, image_id in enumerate(statistics.image_ids)}
-    label_of_category = {category_id: label for label, category_id in enumerate(statistics.category_ids)}
-    objects = [annotation for annotation in parts["annotations"] if not annotation.get("iscrowd")]
+    names = {category["id"]: category["name"] for category in parts["categories"]}
+    labels = new_labels(list(names.values()), statistics.classes).tolist()
+    label_of_category = dict(zip(names, labels))
+    objects = [a for a in parts["annotations"] if not a.get("iscrowd") and label_of_category[a["category_id"]] >= 0]
     statistics.set_objects([(index_of_image[a["image_id"]], label_of_category[a["category_id"]]) for a in objects])
 
 

@@ -72,6 +72,12 @@ def read_detection(images: Path, annotations: Path | None, fraction: float, out:
     Images that the format marks as test images are not used.
     """
     data = read_annotations(annotations or images, images if annotations is not None else None)
+    if data.annotations and all(annotation.get("iscrowd") for annotation in data.annotations):
+        raise DataError(
+            f"'{data.source}': all {len(data.annotations)} objects are crowd regions (iscrowd: 1), which are not "
+            f"trained on. If they are objects: vitkit data convert {data.source} --images {data.folder} --fix crowds "
+            "--out NEW.json"
+        )
     if masks and not all(annotation.get("segmentation") for annotation in data.annotations):
         raise DataError(f"'{data.source}' has objects without a mask. Choose --task detection, which learns boxes.")
     notes, left_out = data.notes, data.left_out

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from vitkit.apps.inference import find_model, find_trained
+from vitkit.apps.inference.load import own_checkpoint
 from vitkit.apps.training.api import test
 from vitkit.config import Config
 from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
@@ -158,19 +159,23 @@ def score_with_config(
         ConfigError: the config's evaluator cannot load results.
         DataError: the file is missing, truncated or invalid, or is for other images.
     """
-    config = find_model(model, overrides=overrides, trust=trust).config
-    return ScoredResults(Path(results).stem, score_results(results, config), config, None)
+    config, weights = find_model(model, overrides=overrides, trust=trust)
+    return ScoredResults(Path(results).stem, score_results(results, config, weights), config, None)
 
 
-def score_results(results: str | Path, config: Mapping[str, Any], *, split: Split = "val") -> Any:
+def score_results(
+    results: str | Path, config: Mapping[str, Any], weights: str | Path | None = None, *, split: Split = "val"
+) -> Any:
     """Return the config's evaluator after it has scored a results file on a split of the data.
 
+    Args:
+        weights: the model's, whose classes the data may lack; None: those of the data are the model's.
     Raises:
         ConfigError: the config's evaluator cannot load results.
         DataError: the file is missing, truncated or invalid, or is for other images.
     """
     require(config, "data.val" if split == "val" else "data", "evaluator")
-    dataset = DataSettings(**config["data"]).evaluated(split)
+    dataset = DataSettings(**config["data"]).evaluated(split, None if weights is None else own_checkpoint(weights))
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     evaluator.load_results(results)
     evaluator.compute()
@@ -198,7 +203,7 @@ def score_run(
     else:
         digest = file_digest(Path(weights), "sha256")  # before the evaluation, during which they may be replaced
         if results.is_file() and _came_from(results, record, Path(weights), digest):
-            evaluator = score_results(results, config)
+            evaluator = score_results(results, config, weights)
         else:
             record.unlink(missing_ok=True)
             evaluator = test(config, weights, out=results, device=device, trust=trust).evaluator

@@ -85,8 +85,9 @@ def evaluate_model(
     if tiling is not None:
         return _evaluate_tiles(config, weights, device, tiling, split)
     data, precision = DataSettings(**config["data"]), _precision(config, device)
-    dataset = data.evaluated(split)
-    saved = own_checkpoint(weights) if dataset.has_vocabularies else {}
+    saved = own_checkpoint(weights)
+    dataset = data.evaluated(split, saved)
+    saved = saved if dataset.has_vocabularies else {}
     vocabularies = use_saved_vocabularies(dataset, saved, str(weights))
     loader = data.val_loader(dataset)
     model = build_model_for(config, dataset, vocabularies)
@@ -131,7 +132,7 @@ def _evaluate_tiles(
     Raises:
         ConfigError: the dataset has no images, or the model's predictions cannot be merged.
     """
-    dataset = DataSettings(**config["data"]).evaluated(split)
+    dataset = DataSettings(**config["data"]).evaluated(split, own_checkpoint(weights))
     if not dataset.has_images:
         raise ConfigError(f"tiles: expected a dataset of images; data.{split} is a {type(dataset).__name__}.")
     precision = _precision(config, device)

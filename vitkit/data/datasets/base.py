@@ -17,6 +17,7 @@ from vitkit.data.transforms.annotated_image import (
 from vitkit.data.transforms.by_epoch import TransformsByEpoch
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import read_channels
+from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols import Dataset
@@ -172,6 +173,12 @@ class DetectionDataset(BaseImageDataset):
             for name in ("labels", "boxes_cxcywh", "masks"):
                 target[name] = target[name][visible]
         return Sample(image=to_tensor(annotated.image), target=target)
+
+
+def new_labels(old: Sequence[str], new: Sequence[str]) -> np.ndarray:
+    """Return the (len(old),) int64 label of each class among new names, -1 for those that are not among them."""
+    label_of = {one_form(name): label for label, name in enumerate(new)}
+    return np.array([label_of.get(one_form(name), -1) for name in old], np.int64)
 
 
 def require_folders(**folders: str | Path) -> None:

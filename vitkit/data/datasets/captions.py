@@ -1,9 +1,11 @@
-"""Images with captions, from COCO's caption files."""
+"""Images with captions, from COCO's caption files and Karpathy's splits of them."""
 
 import hashlib
 import json
 import logging
 import re
+import reprlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from vitkit.data.datasets.base import BaseImageDataset, require_folders
 from vitkit.data.datasets.coco_file import first_images
 from vitkit.data.datasets.image_features import FeatureFile
+from vitkit.data.formats.exporters import find_listed_files, read_exporters_fields
 from vitkit.data.text.datasets import decoder_inputs
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
@@ -27,6 +30,7 @@ from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
+_KARPATHY_SPLITS = {"restval": "train"}
 _PUNCTUATION = re.compile(r"[^\w\s'-]|_|(?<!\w)['-]|['-](?!\w)")
 
 
@@ -145,11 +149,15 @@ class CaptionDataset(BaseImageDataset):
 class CocoCaptions(CaptionDataset):
     """Images in a folder with a caption file in COCO's format (Chen et al. 2015, https://arxiv.org/abs/1504.00325).
 
+    Karpathy's dataset.json of Flickr8k, Flickr30k or COCO (Karpathy & Fei-Fei 2015, https://arxiv.org/abs/1412.2306),
+    which also has the splits, is read too.
+
     Captions without a word and images without a caption are skipped and counted.
 
     Args:
         images: folder of the images.
         annotations: the JSON file.
+        split: "train", "val" or "test" for Karpathy's file, whose "restval" belongs to "train".
         transforms, min_count, features: see `CaptionDataset`. The paper keeps words that occur five times.
         missing_images: what to do if a listed image is not in the folder: "error", or "drop" to skip and count it.
         first: use only the first `first` images of the file, for instance to check that a model can overfit them.
@@ -167,6 +175,7 @@ class CocoCaptions(CaptionDataset):
         annotations: str | Path,
         *,
         transforms: Spec | Transforms | None = None,
+        split: str | None = None,
         min_count: int | None = None,
         missing_images: str = "error",
         first: int | None = None,
@@ -178,7 +187,7 @@ class CocoCaptions(CaptionDataset):
         require_folders(images=images)
         self.folder = Path(images)
         path = Path(annotations)
-        entries, captions = read_caption_file(path)
+        entries, captions = read_caption_file(path, split, images=self.folder)
         entries = first_images({"images": entries, "annotations": []}, first)["images"]
         check_inside(images, (entry["file_name"] for entry in entries), path.name, allow_outside=allow_outside)
         captioned = [entry for entry in entries if captions[entry["id"]]]
@@ -223,6 +232,48 @@ class CocoCaptions(CaptionDataset):
         return self._aspect_ratios
 
 
+def _is_karpathy(content: Any) -> bool:
+    images = content.get("images") if isinstance(content, dict) else None
+    is_list = isinstance(images, list) and bool(images) and isinstance(images[0], dict)
+    return is_list and "annotations" not in content and "sentences" in images[0]
+
+
+def _read_karpathy(content: Mapping[str, Any], split: str | None, path: Path, folder: Path | None) -> dict[str, Any]:
+    """Return a split of Karpathy's file in COCO's format."""
+    images = content["images"]
+    for number, image in enumerate(images):
+        sentences = image.get("sentences") if isinstance(image, dict) else None
+        is_list = isinstance(sentences, list) and all(isinstance(s, dict) and "raw" in s for s in sentences)
+        if not is_list or not isinstance(image.get("filename"), str) or not isinstance(image.get("split"), str):
+            raise DataError(
+                f"{path.name}: image {number} is {reprlib.repr(image)}; expected an object with filename, split and "
+                "sentences, each with raw. Download the file again."
+            )
+    counts = Counter(_KARPATHY_SPLITS.get(image["split"], image["split"]) for image in images)
+    if split not in counts:
+        options = ", ".join(f"{name} ({pluralize(count, 'images')})" for name, count in counts.items())
+        raise DataError(f"{path.name}: split is {split!r}; it has {options}. Set `split` to one of them.")
+    chosen = [image for image in images if _KARPATHY_SPLITS.get(image["split"], image["split"]) == split]
+    # COCO's images are in folders; whoever downloads the others has them in one.
+    in_folders = folder is not None and (folder / str(chosen[0].get("filepath", "")) / chosen[0]["filename"]).is_file()
+    return {
+        "images": [
+            {
+                "id": image.get("cocoid", image.get("imgid", number)),
+                "file_name": f"{image['filepath']}/{image['filename']}"
+                if in_folders and image.get("filepath")
+                else image["filename"],
+            }
+            for number, image in enumerate(chosen)
+        ],
+        "annotations": [
+            {"image_id": image.get("cocoid", image.get("imgid", number)), "caption": sentence["raw"]}
+            for number, image in enumerate(chosen)
+            for sentence in image["sentences"]
+        ],
+    }
+
+
 def _aspect_ratio(entry: Mapping[str, Any]) -> float:
     """Return width / height of an entry of `images`, or 1 if it has no size; this only serves to group images."""
     width, height = entry.get("width"), entry.get("height")
@@ -242,15 +293,28 @@ class _TextTable:
         return json.loads(self._bytes[start:stop])
 
 
-def read_caption_file(path: Path) -> tuple[list[dict], dict[int, list[str]]]:
-    """Read the images of a COCO caption file, and the captions of each image by its id, in the file's order.
+def read_caption_file(
+    path: Path, split: str | None = None, *, images: Path | None = None
+) -> tuple[list[dict], dict[int, list[str]]]:
+    """Read the images of a caption file, and the captions of each image by its id, in the file's order.
 
     Captions without a word are skipped and counted in a warning.
 
+    Args:
+        split: the split to read of Karpathy's file.
+        images: folder of the images.
     Raises:
         DataError: no such file, not JSON, its content is invalid, or no caption has a word.
+        ConfigError: COCO's files have no splits.
     """
     content = read_json(path)
+    if _is_karpathy(content):
+        content = _read_karpathy(content, split, path, images)
+    elif split is not None:
+        raise ConfigError(f"split: '{path}' is a caption file of COCO's format, which has no splits. Leave it out.")
+    read_exporters_fields(content)
+    if images is not None:
+        find_listed_files(content, images)
     raise_issues(caption_issues(content), path.name)
     captions: dict[int, list[str]] = {image["id"]: [] for image in content["images"]}
     num_empty = 0

@@ -6,13 +6,13 @@ Annotations in other formats (YOLO, Pascal VOC, LabelMe, CVAT, CSV, label images
 import logging
 import marshal
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitkit.data.datasets.base import DetectionDataset, ListedImages, require_folders
+from vitkit.data.datasets.base import DetectionDataset, ListedImages, new_labels, require_folders
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile, read_coco_file
 from vitkit.data.formats.sizes import is_scaled
 from vitkit.data.loading.shared_memory import share_arrays
@@ -55,6 +55,8 @@ class CocoDetection(ListedImages, DetectionDataset):
     """
 
     file_kind = "objects"
+    _id_of_raw: dict[int, int | None] | None = None
+    """Category id in the file -> that of `category_ids`, None for what is left out; None: all are the same."""
 
     def __init__(
         self,
@@ -98,6 +100,31 @@ class CocoDetection(ListedImages, DetectionDataset):
                 "Give the folder that belongs to these annotations."
             )
 
+    def use_classes(self, classes: Sequence[str], category_ids: Sequence[int] | None = None) -> None:
+        """See `Dataset`; images of other classes stay, without objects."""
+        labels = new_labels(self.classes, classes)
+        if category_ids is None:
+            id_of = dict(zip(labels.tolist(), self.category_ids))
+            unused = count(max(self.category_ids) + 1)
+            category_ids = [id_of[k] if k in id_of else next(unused) for k in range(len(classes))]
+        self._id_of_raw = {
+            raw: None if label < 0 else category_ids[label]
+            for raw, label in zip(self._id_of_raw or self.category_ids, labels.tolist())
+        }
+        new = labels[self._labels]
+        is_kept = new >= 0
+        if not is_kept.all():
+            if self.masks:
+                parts = zip(self._segmentation_offsets[:-1][is_kept], self._segmentation_offsets[1:][is_kept])
+                blobs = [self._segmentations[start:stop] for start, stop in parts]
+                self._segmentations = np.concatenate([np.zeros(0, np.uint8), *blobs])
+                self._segmentation_offsets = np.cumsum([0, *map(len, blobs)])
+            self._offsets = np.concatenate([[0], np.cumsum(is_kept)])[self._offsets]
+            self._boxes_xyxy = self._boxes_xyxy[is_kept]
+        self._labels, self.num_objects = new[is_kept], int(is_kept.sum())
+        self.classes, self.category_ids = list(classes), list(category_ids)
+        share_arrays(self)
+
     def _read(self, *, log: bool = True) -> DetectionFile:
         return read_coco_file(self._source, masks=self.masks, drop_bad_boxes=self.bad_boxes == "drop", log=log)
 
@@ -121,7 +148,7 @@ class CocoDetection(ListedImages, DetectionDataset):
         clipped = boxes.clip(0, np.stack([width, height, width, height], axis=1))
         num_clipped = int((np.abs(boxes - clipped) > BOX_TOLERANCE).any(axis=1).sum())
         self._boxes_xyxy = clipped.astype(np.float32)
-        self.num_objects = len(objects)
+        self.num_objects, self.num_crowds = len(objects), len(annotations) - len(objects)
 
         if self.masks:
             self._index_masks([objects[position] for position in order])
@@ -129,7 +156,7 @@ class CocoDetection(ListedImages, DetectionDataset):
             f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, {pluralize(len(objects), 'objects')} of "
             f"{pluralize(len(self.classes), 'classes')}; {pluralize(num_clipped, 'boxes')} clipped to the image, "
             f"{pluralize(file.num_dropped, 'bad boxes')} dropped, "
-            f"{pluralize(len(annotations) - len(objects), 'crowd regions')} left out"
+            f"{pluralize(self.num_crowds, 'crowd regions')} left out"
         )
         if file.wrong_segmentations:
             number, example = len(file.wrong_segmentations), file.wrong_segmentations[0]
@@ -203,9 +230,16 @@ class CocoDetection(ListedImages, DetectionDataset):
         """
         with gc_paused():
             content = self._read(log=False).content
+            if self._id_of_raw:
+                names = zip(self.category_ids, self.classes)
+                content = {**content, "categories": [{"id": raw, "name": name} for raw, name in names]}
             annotations = []
             for position, annotation in enumerate(content["annotations"]):
+                raw = annotation["category_id"]
+                category_id = self._id_of_raw.get(raw) if self._id_of_raw else raw
+                if category_id is None:
+                    continue
                 # pycocotools marks "not matched" by id 0, but files of other tools count from 0 or leave keys out.
-                ids = {"id": position + 1, "file_id": annotation.get("id")}
+                ids = {"id": position + 1, "file_id": annotation.get("id"), "category_id": category_id}
                 annotations.append({"iscrowd": 0, **annotation, "area": object_area(annotation), **ids})
         return {**content, "annotations": annotations}

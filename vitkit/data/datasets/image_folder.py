@@ -1,5 +1,6 @@
 """Images with one class each: the base of these datasets, and folders named after classes."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.datasets.base import BaseImageDataset
+from vitkit.data.datasets.base import BaseImageDataset, new_labels
 from vitkit.data.formats.annotated import SPLIT_NAMES
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
@@ -15,6 +16,8 @@ from vitkit.io.folders import image_files, is_hidden
 from vitkit.io.image_files import FORMATS, to_tensor
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
+
+logger = logging.getLogger("vitkit")
 
 
 class ClassificationDataset(BaseImageDataset):
@@ -36,11 +39,14 @@ class ClassificationDataset(BaseImageDataset):
 
     def __init__(self, classes: Sequence[str], transforms: Spec | Transforms | None):
         super().__init__(transforms)
+        self._set_classes(classes)
+        self._size: tuple[int, int] | None = None
+
+    def _set_classes(self, classes: Sequence[str]) -> None:
         self.classes = list(classes)
         self.category_ids = self.classes  # a class is identified by its name only
         if hasattr(self.transforms, "for_batches"):
             self.batch_transforms = self.transforms.for_batches(len(self.classes))
-        self._size: tuple[int, int] | None = None
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         """Load an image before any transform, (H, W, 3) uint8 RGB, and its label; `index` is in range."""
@@ -96,6 +102,12 @@ class ListedFiles(ClassificationDataset):
         self._paths = np.array([os.fsencode(name) for name in names])
         self._labels = np.array(labels, np.int64)
 
+    def use_classes(self, classes: Sequence[str], category_ids: Sequence[str] | None = None) -> None:
+        """See `Dataset`; files of other classes are left out."""
+        labels = new_labels(self.classes, classes)[self._labels]
+        self._paths, self._labels = self._paths[labels >= 0], labels[labels >= 0]
+        self._set_classes(classes)
+
     @property
     def image_ids(self) -> list[str]:
         """Paths of the files, relative to the folder."""
@@ -129,7 +141,7 @@ class ImageFolder(ListedFiles):
         folder: folder of one split, such as data/imagenet/train.
         transforms: see `ClassificationDataset`.
     Raises:
-        DataError: there is no such folder, it has no class folders, or a class has no image.
+        DataError: there is no such folder, or it has no class folders or no image.
     """
 
     def __init__(self, folder: str | Path, *, transforms: Spec | Transforms | None = None):
@@ -141,13 +153,19 @@ class ImageFolder(ListedFiles):
         self.list_files(folder, [str(name) for name in names], [label_of[name.parts[0]] for name in names])
         empty = [name for name, count in zip(classes, np.bincount(self._labels, minlength=len(classes))) if not count]
         if empty:
-            raise DataError(
-                f"class folder '{self.folder / empty[0]}' contains no images ({', '.join(FORMATS)})"
-                f"{f', nor do {len(empty) - 1} others' if len(empty) > 1 else ''}. Add images, or remove the folder."
-            )
+            warn_of_empty_classes(self.folder, empty, f"images ({', '.join(FORMATS)})", is_error=not len(self))
 
     def load_labeled(self, index: int) -> tuple[np.ndarray, int]:
         return self.read_image(self.image_path(index)), self.label(index)
+
+
+def warn_of_empty_classes(folder: Path, names: Sequence[str], what: str, *, is_error: bool) -> None:
+    """Log the class folders without files, whose classes stay: val may lack some; raise a DataError if `is_error`."""
+    more = f", nor do {len(names) - 1} others" if len(names) > 1 else ""
+    message = f"class folder '{folder / names[0]}' contains no {what}{more}."
+    if is_error:
+        raise DataError(f"{message} Add some, or correct the path.")
+    logger.warning("%s The class stays; if it should not, remove the folder", message)
 
 
 def class_folders(folder: Path) -> list[str]:

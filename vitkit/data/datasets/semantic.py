@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.data.datasets.base import BaseImageDataset, require_folders
+from vitkit.data.datasets.base import BaseImageDataset, new_labels, require_folders
 from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
 from vitkit.data.formats.class_files import parse_class_file, read_class_values
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, count_endings, data_files, one_form
+from vitkit.io.folders import IMAGE_SUFFIXES, count_endings, data_files, is_hidden, one_form
 from vitkit.io.image_files import read_header
 from vitkit.io.text_files import read_lines
 from vitkit.ops.label_maps import count_values
-from vitkit.registry import DATASETS, Spec
+from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import IGNORE_INDEX, Sample
 from vitkit.text_format import pluralize
 
@@ -99,6 +99,17 @@ class SemanticFolder(BaseImageDataset):
             f"'{images}': {pluralize(len(self), 'images')} with label maps of {pluralize(len(self.classes), 'classes')}"
         )
 
+    def use_classes(self, classes: Sequence[str], category_ids: Sequence[int] | None = None) -> None:
+        """See `Dataset`; pixels of other classes are ignored."""
+        labels = new_labels(self.classes, classes)
+        value_of = dict(zip(labels.tolist(), self.category_ids))
+        if lacking := [name for label, name in enumerate(classes) if label not in value_of]:
+            raise DataError(f"classes: no pixel value stands for {lacking[0]!r}. {nearest(lacking[0], self.classes)}")
+        values = [value_of[label] for label in range(len(classes))]
+        self._ignored = sorted({*self._ignored, *self.category_ids} - {*values})
+        self.classes, self.category_ids = list(classes), values
+        self._label_of_value = self._label_table()
+
     def _label_table(self) -> np.ndarray:
         """Return the contiguous label of each pixel value: (65536,) int16, 255 if ignored, -1 if unknown."""
         values, ignored_values = self.category_ids, self._ignored
@@ -173,7 +184,7 @@ def _choose(image_ids: list[str], names: Sequence[str] | str | Path, images: str
     """Return the ids that match a pattern, or that a file lists."""
     if isinstance(names, str | Path):
         lines = read_lines(names, "names", remedy="Give a file with an image's id in each line.")
-        listed = {one_form(line) for _, line in lines}
+        listed = {one_form(line) for _, line in lines if not is_hidden(line)}
         missing = sorted(listed - set(image_ids))
         if missing:
             raise DataError(

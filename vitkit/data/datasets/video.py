@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitkit.data.datasets.base import require_folders
 from vitkit.data.datasets.clip_sampling import ClipSampling, OnShort
-from vitkit.data.datasets.image_folder import ClassificationDataset, ListedFiles, class_folders
+from vitkit.data.datasets.image_folder import ClassificationDataset, ListedFiles, class_folders, warn_of_empty_classes
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, is_hidden
@@ -163,7 +163,7 @@ class VideoFolder(ListedVideos):
         num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short: see `ClipSampling`.
         transforms: see `ClipDataset`.
     Raises:
-        DataError: there is no such folder, it has no class folders, or a class has no video.
+        DataError: there is no such folder, or it has no class folders or no video.
     """
 
     def __init__(
@@ -181,16 +181,15 @@ class VideoFolder(ListedVideos):
         classes = class_folders(Path(folder))
         sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
         super().__init__(classes, transforms, sampling)
-        names, labels = [], []
+        names, labels, empty = [], [], []
         for label, class_name in enumerate(classes):
             inside = sorted(entry.name for entry in os.scandir(Path(folder, class_name)) if _is_video(entry))
-            if not inside:
-                raise DataError(
-                    f"class folder '{Path(folder, class_name)}' has neither videos ({', '.join(VIDEO_EXTENSIONS)}) "
-                    "nor folders of frames. Add videos, or remove the folder."
-                )
             names += [f"{class_name}/{name}" for name in inside]
             labels += [label] * len(inside)
+            empty += [] if inside else [class_name]
+        if empty:
+            what = f"videos ({', '.join(VIDEO_EXTENSIONS)}) or folders of frames"
+            warn_of_empty_classes(Path(folder), empty, what, is_error=not names)
         self.list_files(folder, names, labels)
 
 

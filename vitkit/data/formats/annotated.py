@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import is_number
-from vitkit.io.folders import IMAGE_SUFFIXES, data_files, log_unread, one_form, unread_images
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden, log_unread, one_form, unread_images
 from vitkit.io.image_files import FORMATS, MAX_PIXELS, upright_size
 from vitkit.io.parsing import class_name
 from vitkit.io.segmentations import wrong_segmentation
@@ -327,7 +327,7 @@ def single_file(annotations: Path, pattern: str) -> Path:
     """
     if annotations.is_file():
         return annotations
-    files = sorted(annotations.glob(pattern))
+    files = sorted(path for path in annotations.glob(pattern) if not is_hidden(path.name))
     if len(files) != 1:
         names = f" ({', '.join(file.name for file in files[:3])})" if files else ""
         raise DataError(f"annotations: '{annotations}' has {len(files)} files {pattern}{names}; expected one. Name it.")
@@ -382,7 +382,8 @@ def polygon_fields(polygons: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return the `bbox`, `segmentation` and `area` of an object given by flat polygons in pixels."""
     polygons = [[round_pixels(value) for value in polygon] for polygon in polygons]
     area = round_pixels(sum(map(polygon_area, polygons)))
-    return {"bbox": polygon_box(polygons), "segmentation": polygons, "area": area}
+    bbox = [round_pixels(value) for value in polygon_box(polygons)]
+    return {"bbox": bbox, "segmentation": polygons, "area": area}
 
 
 def rotated_box(x0: float, y0: float, x1: float, y1: float, degrees: float) -> dict[str, Any]:

@@ -38,6 +38,13 @@ FORMATS = {
 }
 """The formats that annotations are read in, by the names that `format=` takes."""
 _SUFFIXES = tuple({suffix: None for form in FORMATS.values() for suffix in form.looks_like})
+_FOREIGN = {
+    b'"from_name"': "Label Studio's own JSON: export it as COCO, YOLO or Pascal VOC",
+    b'"classTitle"': "Supervisely's JSON: export it as COCO",
+    b'"data_row"': "Labelbox's JSON: convert it to COCO",
+    b'"dm_format_version"': "Datumaro's JSON: export it as COCO",
+}
+"""What the JSON of other tools contains -> what it is."""
 _MAX_SNIFFED = 50
 """Maximum number of files per extension that are opened to detect the format."""
 
@@ -64,6 +71,9 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         formats = {name: path.name} if name else {}
         if not name and suffix == ".json":
             read_json(path)
+            data = path.read_bytes()
+            if foreign := next((text for mark, text in _FOREIGN.items() if mark in data), None):
+                raise DataError(f"annotations: '{path}' is {foreign}.")
     else:
         formats = dict(_formats_of(data_files(path)))
     if not formats and path.is_dir() and images is not None and Path(images).resolve() != path.resolve():
@@ -83,7 +93,7 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
 def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
     """Yield each format that a file appears to have, with the first such file."""
     for suffix in _SUFFIXES:
-        files = (path for path in paths if path.suffix.lower() == suffix)
+        files = (path for path in paths if path.suffix.lower() == suffix and path.is_file())
         seen = set()
         for path in itertools.islice(files, _MAX_SNIFFED):
             try:

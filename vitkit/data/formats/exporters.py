@@ -3,14 +3,16 @@
 import os
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vitkit.data.formats.annotated import ImageFiles, polygon_box, rotated_box
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import FileIssue, is_box, is_number
+from vitkit.io.folders import is_hidden
 from vitkit.text_format import pluralize
 
+_CHECKPOINTS = ".ipynb_checkpoints"
 _UNREAD = ("rotation", "angle", "theta", "rotated_bbox", "bbox_rotated", "rbbox", "obb")
 """Fields that turn a box in ways that tools do not agree on."""
 
@@ -22,8 +24,19 @@ def read_exporters_fields(content: Any) -> list[str]:
     """
     if not isinstance(content, dict) or not all(isinstance(content.get(k), list) for k in ("images", "annotations")):
         return []
-    annotations = [annotation for annotation in content["annotations"] if isinstance(annotation, dict)]
     counts: Counter[str] = Counter()
+    debris = [image for image in content["images"] if isinstance(image, dict) and _is_debris(image.get("file_name"))]
+    if debris:
+        counts["images whose names begin with a dot are left out"] += len(debris)
+        ids_of_debris = _ids_of(debris)
+        left_out = {*map(id, debris)}
+        content["images"] = [image for image in content["images"] if id(image) not in left_out]
+        content["annotations"] = [
+            annotation
+            for annotation in content["annotations"]
+            if not isinstance(annotation, dict) or annotation.get("image_id") not in ids_of_debris
+        ]
+    annotations = [annotation for annotation in content["annotations"] if isinstance(annotation, dict)]
     ids = {key: _ids_of(content.get(part)) for key, part in (("image_id", "images"), ("category_id", "categories"))}
     for annotation in annotations:
         for key, of_part in ids.items():
@@ -45,6 +58,14 @@ def read_exporters_fields(content: Any) -> list[str]:
             annotation["id"] = number
         counts["annotations have texts as ids, and are numbered"] += len(annotations)
     return [f"{count} {what}" for what, count in counts.items()]
+
+
+def _is_debris(name: Any) -> bool:
+    """Whether a listed file is a copy that a notebook or macOS made; other hidden folders may hold data."""
+    if not isinstance(name, str) or not (name.startswith(".") or "/." in name or "\\." in name):
+        return False
+    path = PurePosixPath(name.replace("\\", "/"))
+    return is_hidden(path.name) or _CHECKPOINTS in path.parts
 
 
 def _ids_of(entries: Any) -> set[int]:

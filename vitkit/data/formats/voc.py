@@ -152,7 +152,9 @@ def _add_splits(data: AnnotatedImages, folder: Path) -> None:
     by_stem = {Path(one_form(image["file_name"])).with_suffix("").as_posix(): image["id"] for image in data.images}
     for name, path in sorted(lists.items()):
         lines = read_lines(path, "annotations", remedy="Expected an image's name in each line.")
-        stems = [one_form(line.split()[0]) for _, line in lines]
+        # A class's list has a number after each name, which may have blanks.
+        options = [(one_form(line), *one_form(line).rsplit(maxsplit=1)) for _, line in lines]
+        stems = [next((text for text in texts[:2] if text in by_stem), texts[0]) for texts in options]
         data.splits[SPLIT_NAMES[name]] = [by_stem[stem] for stem in stems if stem in by_stem]
         for stem in stems:
             if stem not in by_stem:

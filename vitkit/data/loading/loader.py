@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
@@ -26,9 +26,10 @@ from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.protocols import Dataset, require_base
-from vitkit.registry import DATASETS, SECTIONS, Spec, parameters_of
+from vitkit.registry import DATASETS, SECTIONS, Spec, nearest, parameters_of
 from vitkit.structures import Batch, Sample
 from vitkit.text_format import pluralize
 
@@ -55,6 +56,9 @@ class DataSettings:
     the transforms of `val` unless it sets its own."""
     root: str = "data"
     """Folder that contains the data."""
+    classes: Sequence[str] | None = None
+    """Names of the classes to use, in this order, of all that the data have: objects, files and pixels of others are
+    left out. None: all classes of `train`."""
     images_per_gpu: int = 2
     val_images_per_gpu: int = 1
     """1: no image is padded, so results depend neither on which images share a batch nor on the number of ranks."""
@@ -110,9 +114,11 @@ class DataSettings:
             raise ConfigError("data.squares: only images have them; leave them out with data.tokens_per_gpu.")
         BatchAugmentation(self.squares, self.mixup)  # checks the options
 
-    def evaluated(self, split: Split = "val") -> Dataset:
+    def evaluated(self, split: Split = "val", trained: Mapping[str, Any] | None = None) -> Dataset:
         """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
 
+        Args:
+            trained: a checkpoint, of whose `classes` the dataset may lack some: then it takes them, with their ids.
         Raises:
             ConfigError: there is no such dataset; also like `build_dataset`.
         """
@@ -124,7 +130,26 @@ class DataSettings:
         if split == "train" and isinstance(spec, Mapping):
             spec = {name: value for name, value in spec.items() if name not in ("fraction", "transforms")}
             spec = self._with_transforms_of_val(spec, key)
-        return build_dataset(spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels)
+        dataset = self._build(spec, key)
+        classes = (trained or {}).get("classes")
+        if classes and dataset.classes and _lacks_some(dataset.classes, classes):
+            dataset.use_classes(classes, trained.get("category_ids"))
+        return dataset
+
+    def _build(self, spec: Spec, key: str) -> Dataset:
+        """Build a dataset with the chosen classes."""
+        dataset = build_dataset(
+            spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels
+        )
+        if self.classes is not None:
+            known = {one_form(name) for name in dataset.classes or ()}
+            unknown = [name for name in self.classes if one_form(name) not in known]
+            if not self.classes or len({*self.classes}) < len(self.classes):
+                raise ConfigError(f"data.classes: got {list(self.classes)}; expected different names, at least one.")
+            if unknown and (key == "data.train" or len(unknown) == len(self.classes)):
+                raise ConfigError(f"data.classes: {key} has no class {unknown[0]!r}. {nearest(unknown[0], known)}")
+            dataset.use_classes(self.classes)
+        return dataset
 
     def dataset(self, split: Split) -> Dataset:
         """Build the dataset of a split; raises like `build_dataset`, or ConfigError if its `fraction` is impossible."""
@@ -132,9 +157,7 @@ class DataSettings:
         fraction = _fraction(spec)
         if fraction is not None and (split != "train" or not 0 < fraction <= 1):
             raise ConfigError(f"{key}.fraction: got {fraction}; expected above 0, at most 1, and only in data.train.")
-        dataset = build_dataset(
-            spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels
-        )
+        dataset = self._build(spec, key)
         if fraction is not None:
             if isinstance(dataset, BaseImageDataset):
                 dataset.chosen_indices = choose_fraction(len(dataset), fraction)
@@ -470,6 +493,30 @@ def lost_worker(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DataLoader worker" in text and any(r in text for r in reasons)
 
 
+def _lacks_some(classes: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether classes are in another order than others, or lack some of them, but have none that these lack."""
+    names, other_names = ({one_form(name) for name in part} for part in (classes, others))
+    return list(classes) != list(others) and names <= other_names and len(names) == len(classes)
+
+
+def match_classes(train: Dataset, val: Dataset) -> None:
+    """Let val have the classes of train, under the same ids, by name: it may lack some, or number them otherwise.
+
+    Raises:
+        DataError: val has a class that train lacks.
+    """
+    if train.classes is None or val.classes is None:
+        return
+    same_ids = train.category_ids is None or list(train.category_ids) == list(val.category_ids or ())
+    if _lacks_some(val.classes, train.classes) or (list(val.classes) == list(train.classes) and not same_ids):
+        lacking = [name for name in train.classes if name not in val.classes]
+        if lacking:
+            logger.info("data.val has nothing of %s: %s", pluralize(len(lacking), "classes"), ", ".join(lacking)[:200])
+        if type(val).use_classes is not Dataset.use_classes:
+            val.use_classes(train.classes, train.category_ids)
+    check_same_classes(train, val)
+
+
 def check_same_classes(train: Dataset, val: Dataset) -> None:
     """Raise a DataError unless two datasets have the same classes, under the same ids where both have ids."""
     have_ids = train.category_ids is not None and val.category_ids is not None
@@ -481,6 +528,7 @@ def check_same_classes(train: Dataset, val: Dataset) -> None:
         ids = sorted(i for i in train_names.keys() | val_names.keys() if train_names.get(i) != val_names.get(i))
         raise DataError(
             f"data.train has {pluralize(len(train_names), 'classes')} and data.val has {len(val_names)}; "
-            f"they differ at id {ids[0]}: {train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. Both files need "
-            "the same categories."
+            f"they differ at id {ids[0]}: {train_names.get(ids[0])!r} and {val_names.get(ids[0])!r}. data.val "
+            "may lack classes of data.train, but not have others: add images of them to data.train, or name the "
+            "classes to use, data.classes=[…]."
         )
