@@ -1,5 +1,6 @@
 """Video files and folders of frames, read by frame number with only the requested frames in memory."""
 
+import errno
 import os
 import re
 from collections import deque
@@ -177,7 +178,14 @@ class VideoFile:
         """Open the file at its start."""
         av = _import_av()
         self._file.seek(0)
-        self._container = av.open(self._file, options={"format_whitelist": ",".join(FORMATS)})
+        try:
+            self._container = av.open(self._file, options={"format_whitelist": ",".join(FORMATS)})
+        except ValueError as error:
+            if getattr(error, "errno", None) != errno.EINVAL:
+                raise
+            raise ValueError(
+                f"its content is of none of the formats {', '.join(FORMATS)}; playlists are not read"
+            ) from error
         if not self._container.streams.video:
             raise ValueError("it contains no images")
         self._stream = self._container.streams.video[0]

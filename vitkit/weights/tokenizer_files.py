@@ -45,7 +45,7 @@ def read_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, Tokens]:
     try:
         content = path.read_text(encoding="utf-8")
         vocabulary = TokenizerVocabulary(content, _special_numbers(content, config))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: does not have the model's tokens ({error!s:.150}). Get it again.") from error
     size = config.get("vocab_size")
     if type(size) is not int or max(vocabulary.numbers) >= size:
