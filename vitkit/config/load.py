@@ -261,9 +261,9 @@ def _imported_code(cfg: dict[str, Any], folder: Path) -> list[ImportedCode]:
         if not name.endswith(".py"):
             code.append(ImportedCode.of_module(key, name))
             continue
+        if not isfile(folder / name):
+            raise ConfigError(f"{key}: no file {str(folder / name)!r}; relative paths start at {str(folder)!r}.")
         path = (folder / name).resolve()
-        if not path.is_file():
-            raise ConfigError(f"{key}: no file {str(path)!r}; relative paths start at {str(folder)!r}.")
         code.append(ImportedCode(key, str(path), str(path), path.read_bytes()))
     return code
 
@@ -285,7 +285,7 @@ def _import_code(code: Sequence[ImportedCode], own: list[ImportedCode], *, path:
         remember([neighbor], own=[neighbor] if is_own else [])
 
     for item in code:
-        if item.file == item.name:
+        if item.name.endswith(".py"):
             with importable(Path(item.name).parent, partial(admit, item)):
                 _run(Path(item.name), item.source)
             continue

@@ -82,9 +82,9 @@ def open_video(path: str | Path, what: str = "videos", *, max_pixels: int = MAX_
         ConfigError: PyAV, which reads video files, is not installed.
     """
     path = Path(path)
-    if path.suffix.lower() in FRAME_EXTENSIONS and path.is_file():
+    if path.suffix.lower() in FRAME_EXTENSIONS and os.path.isfile(path):
         raise DataError(f"{what}: '{path}' is a single image. Give a video's file, or the folder of its frames.")
-    video_type = FrameFolder if path.is_dir() else VideoFile
+    video_type = FrameFolder if os.path.isdir(path) else VideoFile
     return video_type(path, what, max_pixels=max_pixels)
 
 

@@ -246,7 +246,7 @@ def _modification_time(path: str | Path) -> int:
 
 
 def _require_file(path: str | Path) -> None:
-    if not Path(path).is_file():
+    if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise CheckpointError(f"no file '{path}'.{nearest_file(Path(path))} Write it by `vitkit export`.")
 
 
