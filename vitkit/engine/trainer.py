@@ -195,18 +195,19 @@ def build_run(
 
 
 def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: Mapping[str, Vocabulary]) -> str:
-    """Return the first line of a run's output: its folder, data, parameters and devices."""
+    """Return the first line of a run's output: its folder, data, parameters, devices and threads."""
     if train_set.classes is not None:
         sizes = [pluralize(len(train_set.classes), "classes")]
     else:
         sizes = [f"{pluralize(len(vocabulary), f'{side} tokens')}" for side, vocabulary in vocabularies.items()]
     num_trained, num_training = len(train_set.training_indices()), len(train_set)
     of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
+    threads = f" of {pluralize(torch.get_num_threads(), 'threads')}" * (run.device.type == "cpu")
     return (
         f"run {run.run_dir}  {of_training} training and {len(val_set)} validation "
         f"{train_set.noun}, {', '.join(sizes)}  "
         f"{sum(p.numel() for p in run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
-        f"{world_size()} x {run.device.type}, {run.settings.precision}"
+        f"{world_size()} x {run.device.type}{threads}, {run.settings.precision}"
     )
 
 
