@@ -292,7 +292,8 @@ def fit(
                 restart_from_best(run)
             train_epoch(run, epoch)
             best_before = progress.best
-            if validate and ((epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs):
+            is_due = (epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs
+            if validate and (is_due or _ends_epoch(run)):
                 evaluate_epoch(run, validate)
             progress.epoch, progress.batch = epoch + 1, 0
             save_epoch(run, best_before)
@@ -300,7 +301,7 @@ def fit(
 
 
 def train_epoch(run: TrainRun, epoch: int) -> None:
-    """Train on one epoch's batches, or on the rest of them after resuming."""
+    """Train on one epoch's batches, or on the rest of them after resuming, until a hook ends the epoch."""
     progress = run.progress
     run.loader.set_position(epoch, progress.batch)
     progress.num_batches = len(run.loader)
@@ -318,6 +319,8 @@ def train_epoch(run: TrainRun, epoch: int) -> None:
         for hook in run.hooks:
             hook.after_step(run, step)
         save_step(run, step.decision)
+        if _ends_epoch(run):
+            break
     for hook in run.hooks:
         hook.after_epoch(run)
 
@@ -382,6 +385,10 @@ def save_epoch(run: TrainRun, best_before: float) -> None:
     if is_best and not broadcast_object(BEST_NAME in written):
         # These weights will have changed by the next save. Later evaluations are compared with the one in best.pth.
         progress.best = best_before
+
+
+def _ends_epoch(run: TrainRun) -> bool:
+    return any(hook.ends_epoch(run) for hook in run.hooks)
 
 
 def _should_end(run: TrainRun) -> bool:
