@@ -148,6 +148,7 @@ def test_a_hook_ends_an_epoch_early_and_its_model_is_evaluated(tmp_path):
     settings = dict(evaluate=evaluate, eval_every=3, best_metric="score")
     _, progress = run(tmp_path / "run", added_hooks=[AfterStep5()], **settings)
     assert (progress.epoch, progress.batch, progress.step) == (1, 0, 5)
+    assert [record["step"] for record in records(tmp_path / "run", "train")] == [4, 5]
     assert [record["step"] for record in records(tmp_path / "run", "val")] == [5]
     assert (tmp_path / "run" / BEST_NAME).is_file()
     _, progress = run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME, **settings)

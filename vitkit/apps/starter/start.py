@@ -437,13 +437,12 @@ def comment(text: str) -> str:
 
 
 def check(path: Path, request: Request) -> None:
-    """Print what the doctor finds, but for what is all right.
+    """Print what the doctor finds, of what is all right only the number.
 
     Raises:
         DataError: a check fails, so that training would end with an error.
     """
-    issues = [issue for issue in diagnose(path, skip=SLOW_CHECKS, device=request.device) if issue.verdict != "ok"]
-    others = f"`vitkit doctor {path}` also checks {', '.join(SLOW_CHECKS)}"
-    print(f"{report(issues)}\n{others}" if issues else f"doctor    no issues; {others}", flush=True)
+    issues = diagnose(path, skip=SLOW_CHECKS, device=request.device)
+    print(f"{report(issues, hidden=['ok'])}; `vitkit doctor {path}` also checks {', '.join(SLOW_CHECKS)}", flush=True)
     if any(issue.verdict == "fail" for issue in issues):
         raise DataError(f"the data cannot be trained on, see above; `vitkit doctor {path}` lists everything.")
