@@ -19,7 +19,7 @@ from types import UnionType
 from typing import TYPE_CHECKING
 
 from vitkit.errors import ConfigError, VitkitError, error_line, place_in_own_code
-from vitkit.text_format import printable
+from vitkit.text_format import printable, shorten
 from vitkit.tools.console import printing
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
     except Exception as error:
         line = machine_error_line(error)
         if line is None and (place := place_in_own_code(error)) is not None:
-            line = printable(f"error: {place}: {type(error).__name__}: {error}")
+            line = printable(shorten(f"error: {place}: {type(error).__name__}: {error}"))
         if line is None:
             raise
         sys.exit(line)

@@ -5,14 +5,17 @@ import re
 import sysconfig
 import traceback
 
-from vitkit.text_format import printable
+from vitkit.text_format import printable, shorten
 
 
 class VitkitError(ValueError):
-    """Base of all errors that a user's input can cause; tools print its message without a stack trace."""
+    """Base of all errors that a user's input can cause; tools print its message without a stack trace.
+
+    A message quotes what was got, so it is shortened where that is long.
+    """
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return printable(shorten(super().__str__()))
 
 
 def error_line(error: Exception) -> str:

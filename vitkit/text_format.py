@@ -12,6 +12,21 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
+def shorten(text: str, most: int = 2000) -> str:
+    """Return a text of at most about `most` characters: a longer one without its middle, as errors end with a remedy.
+
+    Each line is shortened to that length, and all lines to ten times as much.
+    """
+    lines = "\n".join(_without_middle(line, most) for line in text.split("\n"))
+    return _without_middle(lines, 10 * most)
+
+
+def _without_middle(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 2 // 3]} … ({len(text)} characters) … {text[-most // 4 :]}"
+
+
 def pluralize(number: int, plural: str, verb: str = "", *, of: int | None = None) -> str:
     """Return a number with its noun, for messages: "2 classes", "1 class", "1 of 3 boxes has".
 

@@ -160,6 +160,25 @@ def test_installed_modules_need_trust_too(tmp_path):
     assert "antigravity" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    "author", ["/home/author/code/evil.py", "C:\\Users\\author\\evil.py", "/root/x/" + "y" * 300 + "/evil.py"]
+)
+def test_code_that_was_elsewhere_on_its_authors_machine_is_found_beside_the_weights(stranger, author):
+    saved = stranger / "config.json"
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), "imports": [author]}))
+    with pytest.raises(ConfigError, match=r"imports\.0: .*/stranger/evil\.py \("):
+        load_config(saved)
+    assert times_run(stranger) == 0
+    assert load_config(saved, trust=True)["imports"] == [str(stranger / "evil.py")]
+    assert times_run(stranger) == 1
+    (stranger / "evil.py").unlink()
+    with pytest.raises(SystemExit) as caught:
+        predict.main([str(stranger), "--input", "a.png"])
+    message = str(caught.value.code)
+    assert "Ask its author for evil.py" in message and "ONNX file" in message and str(stranger) in message
+    assert "\n" not in message
+
+
 @pytest.fixture
 def on_the_path(tmp_path, monkeypatch):
     """Return a function that writes files into a folder, which is then the only one of a test on Python's path, and a

@@ -136,6 +136,27 @@ def test_run_ends_after_the_epoch_in_which_a_time_is_reached(tmp_path, capsys):
         EndAfter(minutes=0)
 
 
+def test_a_hook_ends_an_epoch_early_and_its_model_is_evaluated(tmp_path):
+    class AfterStep5(Hook):
+        def ends_epoch(self, run):
+            return run.progress.step >= 5
+
+        def should_end(self, run):
+            return self.ends_epoch(run)
+
+    def evaluate(model):
+        return {"score": 1.0}
+
+    settings = dict(evaluate=evaluate, eval_every=3, best_metric="score")
+    _, progress = run(tmp_path / "run", added_hooks=[AfterStep5()], **settings)
+    assert (progress.epoch, progress.batch, progress.step) == (1, 0, 5)
+    assert [record["step"] for record in records(tmp_path / "run", "train")] == [4, 5]
+    assert [record["step"] for record in records(tmp_path / "run", "val")] == [5]
+    assert (tmp_path / "run" / BEST_NAME).is_file()
+    _, progress = run(tmp_path / "run", resume=tmp_path / "run" / LAST_NAME, **settings)
+    assert (progress.epoch, progress.step) == (4, 5 + 3 * 8)
+
+
 def test_two_accumulated_batches_equal_one_batch_of_both(tmp_path):
     class Joined(Batches):
         def __len__(self):

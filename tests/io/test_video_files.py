@@ -1,5 +1,7 @@
 """Reading frames by their number: any format, key frames, B-frames, rates, rotation; and files that cannot be read."""
 
+import os
+
 import numpy as np
 import pytest
 from helpers.video_files import number_of, numbered_frame, rotate, write_video
@@ -121,11 +123,28 @@ def test_file_that_is_not_a_video_is_named(tmp_path, content):
         open_video(tmp_path / "clip.mp4")
 
 
-def test_a_playlist_opens_no_other_file(tmp_path):
+PLAYLISTS = {
+    "clip.m3u8": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nother.ts\n#EXT-X-ENDLIST\n",
+    "clip.ts": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nother.ts\n#EXT-X-ENDLIST\n",
+    "cc.avi": "ffconcat version 1.0\nfile 'other.ts'\n",
+    "clip.mp4": "ffconcat version 1.0\nfile other.ts\n",
+    "clip.mkv": "v=0\nc=IN IP4 127.0.0.1\nm=video 9 RTP/AVP 96\n",
+}
+
+
+@pytest.mark.parametrize("name", PLAYLISTS)
+def test_a_playlist_opens_no_other_file(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
     write_video(tmp_path / "other.ts", 3)
-    (tmp_path / "clip.m3u8").write_text("#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nother.ts\n#EXT-X-ENDLIST\n")
-    with pytest.raises(DataError, match="cannot decode"):
-        open_video(tmp_path / "clip.m3u8")
+    (tmp_path / name).write_text(PLAYLISTS[name])
+    with pytest.raises(DataError, match="cannot decode .*(playlists are not read|Invalid data found)"):
+        open_video(tmp_path / name)
+
+
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path):
+    os.mkfifo(tmp_path / "x.mp4")
+    with pytest.raises(DataError, match=r"cannot read '.*x.mp4' \(it is a device or a pipe\)"):
+        open_video(tmp_path / "x.mp4")
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -11,12 +11,14 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.structures import BOS, EOS, PAD, UNK
 from vitkit.text.vocabulary import (
     SPECIAL_TOKENS,
+    TokenizerVocabulary,
     Vocabulary,
     normalize_text,
     set_vocabularies,
     vocabularies_from_json,
     vocabularies_of,
 )
+from vitkit.weights.tokenizer_files import read_tokens
 
 TEXTS = [
     "A dog runs.",
@@ -239,3 +241,102 @@ def test_long_unusual_lines_take_only_seconds(line):
 def test_long_texts_are_normalized_like_short_ones():
     text = "e\u0301 \uac00\u11a8 \u1100\u1161 caf\u00e9\u0327 " * 300
     assert normalize_text(text) == unicodedata.normalize("NFC", text).strip()
+
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def tokenizer_json(**changes):
+    tokens = {token: number for number, token in enumerate([*SPECIAL, "a", "##b", "h"])}
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "vocab": tokens}
+    model["max_input_chars_per_word"] = 100
+    content = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    content |= {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    model.update(changes.pop("model", {}))
+    return json.dumps({**content, **changes})
+
+
+def repeated(count, **step):
+    return {"type": "Sequence", "normalizers": [step] * count}
+
+
+def nested(depth):
+    step = {"type": "Lowercase"}
+    for _ in range(depth):
+        step = {"type": "Sequence", "normalizers": [step]}
+    return step
+
+
+DAMAGED = {
+    "unknown token": (dict(model=dict(unk_token="nothing")), "Missing \\[UNK\\]"),
+    "two of a number": (dict(model=dict(vocab={**dict.fromkeys(SPECIAL, 0), "a": 5})), "'\\[CLS\\]', .* same number 0"),
+    "precompiled": (dict(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "charsmap"),
+    "nothing to cut": (dict(pre_tokenizer={"type": "FixedLength", "length": 0}), "non-zero"),
+    "merges": (dict(model=dict(type="BPE", vocab={"a": 0, "ab": 1}, merges=["a ab", "ab a"])), "tokenizer: "),
+    "nested": (dict(normalizer=nested(90)), "recursion"),
+    "nested deeply": (dict(normalizer=json.loads("[" * 900 + "]" * 900)), "tokenizer: "),
+    # Each of these, of 3 kB or less, would end the process when the library runs out of memory.
+    "replaced": (dict(normalizer=repeated(40, type="Replace", pattern={"String": "a"}, content="aa")), "as long"),
+    "inserted": (dict(normalizer=repeated(12, type="Replace", pattern={"Regex": ""}, content="x" * 99)), "as long"),
+    "inserted at nothing": (
+        dict(normalizer=repeated(12, type="Replace", pattern={"String": ""}, content="xx" * 99)),
+        "as long",
+    ),
+    "bytes": (dict(normalizer=repeated(70, type="ByteLevel")), "as long"),
+    "maps": (dict(normalizer=repeated(9, type="Precompiled", precompiled_charsmap="AAAA")), "as long"),
+    "decoder": (
+        dict(
+            decoder={
+                "type": "Sequence",
+                "decoders": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40,
+            }
+        ),
+        "as long",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_tokenizer_is_one_line(name, capfd):
+    pytest.importorskip("tokenizers")
+    changes, message = DAMAGED[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        TokenizerVocabulary(tokenizer_json(**changes), range(5))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+    saved = json.dumps({"format": "vitkit vocabulary 1", "kind": "tokenizer", "special": [0, 1, 2, 3, 4]})
+    with pytest.raises(CheckpointError):
+        Vocabulary.from_json(saved[:-1] + f', "tokenizer": {json.dumps(tokenizer_json(**changes))}}}')
+    assert capfd.readouterr().err == ""
+
+
+def test_tokens_in_lists_that_are_nested_too_deeply_are_a_checkpoint_error(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="tokenizer.json: does not have the model's tokens"):
+        read_tokens(tmp_path, {"model_type": "bert", "vocab_size": 9})
+
+
+def test_a_tokenizer_splits_a_text_in_one_way(monkeypatch):
+    pytest.importorskip("tokenizers")
+    tokens = {token: number for number, token in enumerate([*SPECIAL, "a", "b", "ab", "abab"])}
+    model = dict(type="BPE", unk_token="[UNK]", vocab=tokens, merges=["a b", "ab ab"], dropout=0.5)
+    model["continuing_subword_prefix"] = None
+    vocabulary = TokenizerVocabulary(tokenizer_json(model=model), range(5))
+    assert {tuple(vocabulary.encode("abab")) for _ in range(30)} == {(8,)}
+
+
+def test_an_error_of_the_library_at_some_text_is_one_of_the_data(monkeypatch):
+    pytest.importorskip("tokenizers")
+    pattern = {"type": "Split", "pattern": {"Regex": "z"}, "behavior": "Isolated", "invert": False}
+    vocabulary = TokenizerVocabulary(tokenizer_json(pre_tokenizer=pattern), range(5))
+
+    class Panic(BaseException):
+        pass
+
+    class Broken:
+        def encode_batch(self, *_, **__):
+            raise Panic("index out of bounds")
+
+    monkeypatch.setattr(vocabulary, "_tokenizer", Broken())
+    with pytest.raises(DataError, match="the tokenizers library fails: index out of bounds"):
+        vocabulary.encode("az")

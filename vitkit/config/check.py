@@ -11,7 +11,10 @@ from vitkit.protocols import ChecksArguments
 from vitkit.registry import nearest, parameters_of, takes_keywords
 
 COMMAND_LINE = "command line"
-_AT_LEAST_ONE = ("num_heads", "num_layers", "num_decoder_layers", "num_queries", "d_model", "out_channels")
+_AT_LEAST_ONE = (
+    *("num_heads", "num_layers", "num_decoder_layers", "num_queries", "d_model", "embed_dim"),
+    *("out_channels", "in_channels", "base_channels", "mask_channels", "patch_size", "max_length", "max_source_length"),
+)
 _MOST_LAYERS = 1000
 """Largest number of layers or blocks. Building a model of more would take hours and all of the memory, which somebody
 else's checkpoint could ask for in its config."""

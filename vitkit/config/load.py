@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import re
 import sys
 import traceback
 import types
@@ -110,7 +111,9 @@ def _resolve(
         if stage:
             named = {key for key, _ in overrides}
             from_command_line = any(key.split(".")[0] == "imports" for key in named)
-            code = _imported_code(cfg, Path.cwd() if from_command_line else path.parent)
+            code = _imported_code(
+                cfg, Path.cwd() if from_command_line else path.parent, is_saved=is_saved and not from_command_line
+            )
             own = [item for item in code if not is_saved or named & {"imports", item.key}]
             if not trust:
                 require_trust([item for item in code if item not in own], path)
@@ -251,8 +254,16 @@ def _run(path: Path, source: bytes | None = None) -> types.ModuleType:
     return module
 
 
-def _imported_code(cfg: dict[str, Any], folder: Path) -> list[ImportedCode]:
-    """Return the code listed in `imports`, with the content of its files, without running anything."""
+def _imported_code(cfg: dict[str, Any], folder: Path, *, is_saved: bool) -> list[ImportedCode]:
+    """Return the code listed in `imports`, with the content of its files, without running anything.
+
+    Args:
+        folder: the folder that relative paths start at.
+        is_saved: whether the paths are those of the machine where the config was saved: a file that is not here may lie
+            in `folder`.
+    Raises:
+        ConfigError: there is no such file.
+    """
     if not TOP_LEVEL["imports"].accepts(cfg.get("imports", [])):
         return []  # `check_config` reports it
     code = []
@@ -261,9 +272,18 @@ def _imported_code(cfg: dict[str, Any], folder: Path) -> list[ImportedCode]:
         if not name.endswith(".py"):
             code.append(ImportedCode.of_module(key, name))
             continue
+        if is_saved and not isfile(folder / name):
+            file = re.split(r"[/\\]", name)[-1]
+            if not isfile(folder / file):
+                raise ConfigError(
+                    f"{key}: the model's own code, '{name}', is not on this machine. Ask its author for {file} and the "
+                    f"files that it imports, put them into '{folder}' and read them; then add --trust. Or ask for an "
+                    "ONNX file (`vitkit export`), which needs no code."
+                )
+            name = file
+        if not isfile(folder / name):
+            raise ConfigError(f"{key}: no file {str(folder / name)!r}; relative paths start at {str(folder)!r}.")
         path = (folder / name).resolve()
-        if not path.is_file():
-            raise ConfigError(f"{key}: no file {str(path)!r}; relative paths start at {str(folder)!r}.")
         code.append(ImportedCode(key, str(path), str(path), path.read_bytes()))
     return code
 
@@ -285,7 +305,7 @@ def _import_code(code: Sequence[ImportedCode], own: list[ImportedCode], *, path:
         remember([neighbor], own=[neighbor] if is_own else [])
 
     for item in code:
-        if item.file == item.name:
+        if item.name.endswith(".py"):
             with importable(Path(item.name).parent, partial(admit, item)):
                 _run(Path(item.name), item.source)
             continue
@@ -298,7 +318,8 @@ def _import_code(code: Sequence[ImportedCode], own: list[ImportedCode], *, path:
         except Exception as error:  # whatever a user's module raises, not only that it is missing
             raise ConfigError(
                 f"{item.key}: importing {item.name!r} failed: {type(error).__name__}: {error}. "
-                "Name an installed module, or a file that ends in .py."
+                "Name an installed module, or a file that ends in .py. For somebody else's model, ask its author "
+                "for it, or for an ONNX file (`vitkit export`), which needs no code."
             ) from error
 
 

@@ -116,7 +116,11 @@ def _value(raw: str, slot: Slot, current: Any, key: str) -> Any:
     """Convert an override's text to the type that its slot expects: a string field may well be set to 2017 or none."""
     if slot.annotation is Any and slot.registry is None and current is not None:
         slot = Slot(float if type(current) is int else type(current))
-    for value in (_literal(raw), raw):
+    try:
+        values = (_literal(raw), raw)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    for value in values:
         if slot.accepts(value):
             return value
     raise ConfigError(f"{key}: got {raw!r:.300} on the command line; expected {slot.expected}.")
@@ -144,11 +148,18 @@ class _Literals(ast.NodeTransformer):
 
 
 def _literal(raw: str) -> Any:
+    """Return the value that a text stands for; the text itself if it is no literal.
+
+    Raises:
+        ConfigError: it is nested too deeply for Python's parser.
+    """
     text = raw.strip()
     try:
         return plain_copy(ast.literal_eval(_Literals(text).visit(ast.parse(text, mode="eval"))), "")
+    except (RecursionError, MemoryError) as error:  # MemoryError: the parser's own stack is full
+        raise ConfigError(f"got {text!r:.100} (…): nested too deeply for a value.") from error
     except (ValueError, SyntaxError, TypeError):
         # A list of texts that are not names, such as file names.
-        if raw[:1] + raw[-1:] in ("[]", "()"):
+        if raw[:1] + raw[-1:] in ("[]", "()") and not raw.startswith(("[[", "((")):
             return [_literal(item.strip()) for item in raw[1:-1].split(",")]
         return raw

@@ -15,6 +15,8 @@ MISSING = inspect.Parameter.empty
 _LISTS = (list, tuple, Sequence, Collection, Iterable)
 _DICTS = (dict, Mapping)
 _UNIONS = (Union, types.UnionType)
+_MOST_BITS = 63
+"""Bits of the largest whole number in a config, apart from its sign: tensors take no larger one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +252,8 @@ def plain_copy(value: Any, key: str) -> Any:
     if isinstance(value, list | tuple):
         items = [plain_copy(item, join_key(key, i)) for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
+    if type(value) is int and value.bit_length() > _MOST_BITS:
+        raise ConfigError(f"{key}: got a whole number of {value.bit_length()} bits; expected at most {_MOST_BITS}.")
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise ConfigError(

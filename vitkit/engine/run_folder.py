@@ -385,6 +385,7 @@ def record_start(run_dir: Path, device: torch.device) -> None:
             "name": processor_name() if device.type == "cpu" else device_name(device),
             "processes": world_size(),
             "threads": torch.get_num_threads(),
+            "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         },
     }
     temporary = path.with_name(f"{RECORD_NAME}.tmp")

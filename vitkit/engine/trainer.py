@@ -214,18 +214,19 @@ def build_run(
 
 
 def describe(run: TrainRun, train_set: Dataset, val_set: Dataset, vocabularies: Mapping[str, Vocabulary]) -> str:
-    """Return the first line of a run's output: its folder, data, parameters and devices."""
+    """Return the first line of a run's output: its folder, data, parameters, devices and threads."""
     if train_set.classes is not None:
         sizes = [pluralize(len(train_set.classes), "classes")]
     else:
         sizes = [f"{pluralize(len(vocabulary), f'{side} tokens')}" for side, vocabulary in vocabularies.items()]
     num_trained, num_training = len(train_set.training_indices()), len(train_set)
     of_training = str(num_training) if num_trained == num_training else f"{num_trained} of {num_training}"
+    threads = f" of {pluralize(torch.get_num_threads(), 'threads')}" * (run.device.type == "cpu")
     return (
         f"run {run.run_dir}  {of_training} training and {len(val_set)} validation "
         f"{train_set.noun}, {', '.join(sizes)}  "
         f"{sum(p.numel() for p in run.parameters if p.requires_grad) / 1e6:.1f} M trainable parameters  "
-        f"{world_size()} x {run.device.type}, {run.settings.precision}"
+        f"{world_size()} x {run.device.type}{threads}, {run.settings.precision}"
     )
 
 
@@ -310,7 +311,8 @@ def fit(
                 restart_from_best(run)
             train_epoch(run, epoch)
             best_before = progress.best
-            if validate and ((epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs):
+            is_due = (epoch + 1) % settings.eval_every == 0 or epoch + 1 == settings.epochs
+            if validate and (is_due or _ends_epoch(run)):
                 evaluate_epoch(run, validate)
             progress.epoch, progress.batch = epoch + 1, 0
             save_epoch(run, best_before)
@@ -318,7 +320,7 @@ def fit(
 
 
 def train_epoch(run: TrainRun, epoch: int) -> None:
-    """Train on one epoch's batches, or on the rest of them after resuming."""
+    """Train on one epoch's batches, or on the rest of them after resuming, until a hook ends the epoch."""
     progress = run.progress
     run.loader.set_position(epoch, progress.batch)
     progress.num_batches = len(run.loader)
@@ -336,6 +338,8 @@ def train_epoch(run: TrainRun, epoch: int) -> None:
         for hook in run.hooks:
             hook.after_step(run, step)
         save_step(run, step.decision)
+        if _ends_epoch(run):
+            break
     for hook in run.hooks:
         hook.after_epoch(run)
 
@@ -400,6 +404,10 @@ def save_epoch(run: TrainRun, best_before: float) -> None:
     if is_best and not broadcast_object(BEST_NAME in written):
         # These weights will have changed by the next save. Later evaluations are compared with the one in best.pth.
         progress.best = best_before
+
+
+def _ends_epoch(run: TrainRun) -> bool:
+    return any(hook.ends_epoch(run) for hook in run.hooks)
 
 
 def _should_end(run: TrainRun) -> bool:

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
     remedy = (
         remedy or f"Download the dataset (see vitkit/data/README.md), or correct data.root or `{key}` of this dataset."
     )
-    if not path.is_file():
+    if not isfile(path):  # Path.is_file raises for a name that is too long
         raise DataError(f"{key}: no file '{path}'. {remedy}")
     try:
         data = path.read_bytes()

@@ -1,5 +1,6 @@
 """Video files and folders of frames, read by frame number with only the requested frames in memory."""
 
+import errno
 import os
 import re
 from collections import deque
@@ -82,9 +83,9 @@ def open_video(path: str | Path, what: str = "videos", *, max_pixels: int = MAX_
         ConfigError: PyAV, which reads video files, is not installed.
     """
     path = Path(path)
-    if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
+    if path.suffix.lower() in IMAGE_SUFFIXES and os.path.isfile(path):
         raise DataError(f"{what}: '{path}' is a single image. Give a video's file, or the folder of its frames.")
-    video_type = FrameFolder if path.is_dir() else VideoFile
+    video_type = FrameFolder if os.path.isdir(path) else VideoFile
     return video_type(path, what, max_pixels=max_pixels)
 
 
@@ -179,7 +180,14 @@ class VideoFile:
         """Open the file at its start."""
         av = _import_av()
         self._file.seek(0)
-        self._container = av.open(self._file, options={"format_whitelist": ",".join(FORMATS)})
+        try:
+            self._container = av.open(self._file, options={"format_whitelist": ",".join(FORMATS)})
+        except ValueError as error:
+            if getattr(error, "errno", None) != errno.EINVAL:
+                raise
+            raise ValueError(
+                f"its content is of none of the formats {', '.join(FORMATS)}; playlists are not read"
+            ) from error
         if not self._container.streams.video:
             raise ValueError("it contains no images")
         self._stream = self._container.streams.video[0]

@@ -9,17 +9,19 @@ import base64
 import hashlib
 import io
 import json
+import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 import sentencepiece
 
-from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.structures import BOS, EOS, PAD, UNK
 
 VocabularyKind = Literal["word", "char", "bpe", "unigram"]
@@ -282,7 +284,7 @@ class Vocabulary:
             return cls(kind, **content)
         except CheckpointError:
             raise
-        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, MemoryError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, MemoryError) as error:
             raise CheckpointError(
                 f"vocabulary: not one that vitkit saved ({error!r:.300}). Take the JSON of Vocabulary.to_json()."
             ) from error
@@ -291,6 +293,74 @@ class Vocabulary:
 def has_tokenizers() -> bool:
     """Whether the `tokenizers` library is installed."""
     return find_spec("tokenizers") is not None
+
+
+_PROBES = ("Hello, world! 12", "\u0378 \u4e2d\u6587 e\u0301\ufdfa \U0001f600", "x" * 300, "")
+"""Texts that a tokenizer splits when it is loaded: words, a character that no vocabulary has, a long word, nothing."""
+_LENGTHENING = {"NFD": 4, "NFC": 3, "NFKD": 18, "NFKC": 18, "Lowercase": 2, "ByteLevel": 2, "BertNormalizer": 12}
+"""How many times as long each step of a tokenizer may make a text (https://unicode.org/faq/normalization.html)."""
+_MAX_LENGTHENING = 10_000
+
+
+def _check_lengthening(tokenizer: str) -> None:
+    """Check that a tokenizer's steps do not make texts so long that the library would end the process, as it does when
+    memory runs out: each of 60 steps may double them.
+
+    Raises:
+        ValueError: they may, or it is not JSON.
+    """
+    try:
+        content = json.loads(tokenizer)
+    except RecursionError as error:
+        raise ValueError("tokenizer: nested too deeply.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"tokenizer: got {type(content).__name__}; expected a dict.")
+    for key in ("normalizer", "decoder"):
+        steps, lengthening, num_maps = [content.get(key)], 1.0, 0
+        while steps:
+            step = steps.pop()
+            if isinstance(step, list):
+                steps += step
+            elif isinstance(step, dict):
+                steps += step.values()
+                num_maps += step.get("type") == "Precompiled"
+                lengthening *= _lengthening(step)
+        if lengthening > _MAX_LENGTHENING or num_maps > 1:
+            raise ValueError(f"tokenizer: its {key} may make a text more than {_MAX_LENGTHENING} times as long.")
+
+
+def _lengthening(step: Mapping[str, Any]) -> float:
+    """Return how many times as long a step may make a text."""
+    if step.get("type") != "Replace":
+        return _LENGTHENING.get(step.get("type"), 1)
+    pattern = step.get("pattern")
+    replaced = pattern.get("String") if isinstance(pattern, dict) else None
+    # A regular expression, or an empty text, may match between any two characters.
+    return max(1, len(step["content"]) / len(replaced)) if replaced else 1 + len(step["content"])
+
+
+@contextmanager
+def _tokenizers_errors() -> Iterator[None]:
+    """Convert the errors of the `tokenizers` library to a DataError; a panic of Rust is not even an Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError, VitkitError):
+        raise
+    except BaseException as error:
+        raise DataError(f"the tokenizers library fails: {error!s:.200}") from error
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Discard what libraries write to standard error, as Rust does when it panics."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class TokenizerVocabulary(Vocabulary):
@@ -317,13 +387,24 @@ class TokenizerVocabulary(Vocabulary):
             )
         from tokenizers import Tokenizer
 
+        _check_lengthening(tokenizer)
         try:
-            self._tokenizer = Tokenizer.from_str(tokenizer)
-        except Exception as error:  # the library raises only this class
-            raise ValueError(f"tokenizer: not the content of a tokenizer.json ({error!s:.100}).") from error
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        by_number = {number: token for token, number in self._tokenizer.get_vocab().items()}
+            with _tokenizers_errors(), _without_stderr():
+                self._tokenizer = Tokenizer.from_str(tokenizer)
+                self._tokenizer.no_padding()
+                self._tokenizer.no_truncation()
+                if getattr(self._tokenizer.model, "dropout", None):
+                    self._tokenizer.model.dropout = None  # it splits at random, for training
+                numbers = self._tokenizer.get_vocab()
+                self._tokenizer.encode_batch(_PROBES, add_special_tokens=False)
+                self._join(list(numbers))
+        except DataError as error:
+            raise ValueError(f"tokenizer: not the content of a tokenizer.json that works ({error!s:.100}).") from error
+        by_number = {number: token for token, number in numbers.items()}
+        if len(by_number) < len(numbers):  # the library would take either token, another one in each process
+            twice = min(n for n, count in Counter(numbers.values()).items() if count > 1)
+            same = sorted(token for token, number in numbers.items() if number == twice)
+            raise ValueError(f"tokenizer: the tokens {', '.join(map(repr, same[:4]))} have the same number {twice}.")
         names = [*SPECIAL_TOKENS, MASK_TOKEN][: len(special)]
         missing = [f"{name} ({number})" for name, number in zip(names, special) if number not in by_number]
         if missing or len(special) not in (len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + 1):
@@ -343,7 +424,9 @@ class TokenizerVocabulary(Vocabulary):
         """Encode many texts."""
         texts = [normalize_text(text) for text in texts]
         encoded = []
-        for text, result in zip(texts, self._tokenizer.encode_batch(texts, add_special_tokens=False)):
+        with _tokenizers_errors():
+            results = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        for text, result in zip(texts, results):
             ids = [self._ids.get(token, UNK) for token in result.tokens]
             self.unknown.update(text[slice(*span)] for index, span in zip(ids, result.offsets) if index == UNK)
             encoded.append(ids)
@@ -372,7 +455,8 @@ class TokenizerVocabulary(Vocabulary):
 
     def _join(self, tokens: list[str]) -> str:
         decoder = self._tokenizer.decoder
-        return " ".join(tokens) if decoder is None else decoder.decode(tokens)
+        with _tokenizers_errors():
+            return " ".join(tokens) if decoder is None else decoder.decode(tokens)
 
     @property
     def content(self) -> str:

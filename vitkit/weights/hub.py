@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ class _Repository:
                 allow_patterns=list(names),
                 local_files_only=not self.is_reachable,
             )
-            missing = [name for name in names if not Path(folder, name).is_file()]
+            missing = [name for name in names if not isfile(Path(folder, name))]
             if missing and required:
                 raise errors.LocalEntryNotFoundError(missing[0])
         except _CLIENT_ERRORS as error:

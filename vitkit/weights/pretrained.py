@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from fnmatch import fnmatch
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def _find(source: str) -> Path | Mapping[str, Any]:
             ) from error
     if is_hub_name(source):
         return hub_folder(source)
-    if not Path(source).is_file() and not is_transformers_folder(Path(source)):
+    if not isfile(source) and not is_transformers_folder(Path(source)):
         raise CheckpointError(
             f"pretrained: no file {source!r}. Give a file of weights, a URL ('https://...#sha256=PREFIX'), the "
             f"name of timm's weights ('timm/NAME'), {_RANDOM_INSTEAD}"

@@ -96,11 +96,11 @@ def check_shards(checkpoint: Path, shards: Mapping[str, Any], *, checksums: bool
         files = {Path(name).name: (int(size), int(checksum)) for name, (size, checksum) in shards["files"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damage_error(checkpoint) from error
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CheckpointError(
             f"{checkpoint}: most of it is in the folder '{folder.name}', which is not beside it. Copy both together."
         )
-    missing = [name for name in files if not (folder / name).is_file()]
+    missing = [name for name in files if not os.path.isfile(folder / name)]
     if missing:
         raise CheckpointError(
             f"{checkpoint}: {len(missing)} of the {len(files)} shard files in '{folder}' are missing "

@@ -56,7 +56,7 @@ def read_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, Tokens]:
     try:
         content = path.read_text(encoding="utf-8")
         vocabulary = TokenizerVocabulary(content, _special_numbers(content, config))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: does not have the model's tokens ({error!s:.150}). Get it again.") from error
     text = config.get("text_config")
     size = (text if isinstance(text, Mapping) else config).get("vocab_size", _BERT_SIZE)

@@ -6,6 +6,7 @@ A folder has `config.json`, which describes the model, and one of the files in `
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,13 @@ _NUM_RAW_IDS, _NUM_PANOPTIC_IDS = 91, 250
 
 def weights_in(folder: Path) -> Path | None:
     """Return the file or the index of a folder's weights, or None if it is not such a folder."""
-    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    return next((folder / name for name in WEIGHTS if isfile(folder / name)), None)
 
 
 def is_transformers_folder(folder: Path) -> bool:
     """Whether a folder has the layout of the transformers library, unlike a run's folder."""
     path, has_weights = folder / CONFIG, weights_in(folder) is not None
-    if not path.is_file():
+    if not isfile(path):
         return has_weights
     try:
         return "model_type" in read_object(path)
@@ -126,7 +127,7 @@ def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
     files = _weight_map(index)
     state: dict[str, Tensor] = {}
     for name in files_in_index(index):
-        if not (index.parent / name).is_file():
+        if not isfile(index.parent / name):  # Path.is_file raises for a name that is too long
             raise CheckpointError(f"{index}: lists {name}, which is not beside it. Download that file as well.")
         state |= read(index.parent / name)
     missing = [key for key in files if key not in state]

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,14 @@ def test_export_prints_no_line_of_its_libraries(run, tmp_path):
     command = [sys.executable, "-m", "vitkit.tools.export", str(run / "run"), "--out", str(tmp_path / "tiny.onnx")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "wrote " in printed.stdout and "folding" not in printed.stdout + printed.stderr
+    # What is done is said when it begins, and how long it took.
+    lines = printed.stdout.splitlines()
+    for line in ("loading   ", "tracing   tiny.onnx", "writing   tiny.onnx, opset 20, fp32", "timing    tiny.onnx"):
+        begun, ended = (n for n, each in enumerate(lines) if each.startswith(line))
+        assert ended > begun and re.fullmatch(rf"{re.escape(lines[begun])}: [\d.]+ s", lines[ended])
+    compared = [line for line in lines if line.startswith("compared  ")]
+    assert len(compared) == 3
+    assert re.fullmatch(r"compared  1 of 3, \(1, 3, \d+, \d+\): [\d.]+ s by PyTorch, [\d.]+ s by the file", compared[0])
 
 
 def test_quantization_prints_no_advice_of_its_library(tmp_path):

@@ -86,9 +86,42 @@ def test_file_is_opened_only_once_to_be_loaded(run, monkeypatch):
     assert opened == [file, file]
 
 
+LOOPS = ["loop", "scan", "map", "loop in a branch", "loop in a function", "functions of functions"]
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_graph_that_may_run_without_an_end_is_refused(kind, run, tmp_path):
+    onnx, make = pytest.importorskip("onnx"), pytest.importorskip("onnx.helper")
+    model = onnx.load(run / "out" / "tiny.onnx")
+    go_in, go = (make.make_tensor_value_info(name, onnx.TensorProto.BOOL, []) for name in ("go_in", "go"))
+    count = make.make_tensor_value_info("i", onnx.TensorProto.INT64, [])
+    same = make.make_node("Identity", ["go_in"], ["go"])
+    body = make.make_graph([same], "body", [count, go_in], [go])
+    empty = make.make_graph([], "branch", [], [])
+    loop = make.make_node("Loop", ["most", ""], [], body=body)
+    nodes = {
+        "loop": loop,
+        "scan": make.make_node("Scan", ["most"], [], body=empty, num_scan_inputs=1),
+        "map": make.make_node("SequenceMap", ["most"], ["y"], body=empty),
+        "loop in a branch": make.make_node(
+            "If", ["c"], [], then_branch=make.make_graph([loop], "branch", [], []), else_branch=empty
+        ),
+        "loop in a function": make.make_node("f", [], [], domain="own"),
+        "functions of functions": make.make_node("f", [], [], domain="own"),
+    }
+    model.graph.initializer.append(make.make_tensor("most", onnx.TensorProto.INT64, [], [2**60]))
+    model.graph.node.append(nodes[kind])
+    if "function" in kind:
+        body = [loop] if "loop" in kind else [nodes[kind], nodes[kind]]
+        model.functions.append(make.make_function("own", "f", [], [], body, [make.make_opsetid("", 20)]))
+    onnx.save(model, tmp_path / "tiny.onnx")
+    with pytest.raises(CheckpointError, match=r"its graph has (Loop|Scan|SequenceMap|functions), which"):
+        load(tmp_path / "tiny.onnx")
+
+
 def test_other_files_are_refused_as_exported_models(tmp_path):
     (tmp_path / "a.onnx").write_bytes(b"no model")
-    with pytest.raises(CheckpointError, match=r"a.onnx: ONNX Runtime cannot open it"):
+    with pytest.raises(CheckpointError, match=r"a.onnx: not an ONNX file, or a damaged one"):
         load(tmp_path / "a.onnx")
     (tmp_path / "a.pt2").write_bytes(b"no archive")
     with pytest.raises(CheckpointError, match=r"a.pt2: was not written by `vitkit export`, or is damaged"):

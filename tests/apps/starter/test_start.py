@@ -1,4 +1,6 @@
 import json
+import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,8 @@ from vitkit.tools.data.make_shapes import main as make_shapes
 from vitkit.tools.start import main
 from vitkit.visualization import curves
 
+CHECKS_OF_THE_MODEL = ("weights", "sizes_after_resizing", "random_evaluation", "step_budget", "memory")
+"""Checks that build a model, and need ImageNet's weights where a test only pretends that there are some."""
 ROOT = Path(__file__).parents[3]
 RANDOM = "model.backbone.pretrained=false"
 
@@ -34,7 +38,7 @@ def step_cost(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     costs, timed = {"fp32": 1.0, "bf16": 2.0}, []
 
-    def time_steps(command, folder, minutes):
+    def time_steps(command, folder, minutes, epoch_minutes):
         config = load_config(command[2], [word for word in command[3:] if "=" in word])
         size = config["data"]["val"]["transforms"].get("short_side", 224)
         precision = config["train"]["precision"]
@@ -44,6 +48,7 @@ def step_cost(monkeypatch, tmp_path):
 
     monkeypatch.setattr(start, "time_steps", time_steps)
     monkeypatch.setattr(start, "has_bfloat16", lambda device: True)
+    monkeypatch.setattr(start, "SLOW_CHECKS", (*start.SLOW_CHECKS, *CHECKS_OF_THE_MODEL))
     return costs, timed
 
 
@@ -158,7 +163,7 @@ def test_pretrained_backbone_is_frozen_further_when_there_is_time_for_few_steps(
     monkeypatch.setattr(start, "imagenet_weights", lambda request: (True, "ImageNet weights"))
     timed = step_cost[1]
 
-    def time_steps(command, folder, minutes):
+    def time_steps(command, folder, minutes, epoch_minutes):
         config = load_config(command[2])
         frozen = config["model"]["backbone"]["frozen_stages"]
         timed.append((frozen, config["train"]["precision"], config["train"]["epochs"]))
@@ -190,8 +195,12 @@ def test_config_explains_its_choices_and_names_its_command(world, step_cost):
     assert "1.00 s a step" in text and "--hours 0.1" in text and "# the image with the most objects has" in text
 
 
-@pytest.mark.parametrize(("minutes", "num_records"), [(0.0, 3), (1.0, 6)])
-def test_steps_are_timed_for_at_least_the_time_asked_for(monkeypatch, tmp_path, minutes, num_records):
+@pytest.mark.parametrize(
+    ("minutes", "epoch_minutes", "num_records"), [(0.0, math.inf, 16), (30.0, math.inf, 29), (30.0, 0.2, 3)]
+)
+def test_steps_are_timed_until_their_cost_is_known_or_too_high(
+    monkeypatch, tmp_path, minutes, epoch_minutes, num_records
+):
     class Child:
         def __init__(self, *_):
             (tmp_path / "timing").mkdir()
@@ -203,14 +212,16 @@ def test_steps_are_timed_for_at_least_the_time_asked_for(monkeypatch, tmp_path, 
         def __exit__(self, *_):
             pass
 
-    log = [{"step": 5 * k, "epoch": k, "minutes": 0.2 * k * k / 5, "processor_minutes": k} for k in range(1, 100)]
-    lengths = iter(range(2, 100))
+    log = [{"step": k, "epoch": k / 2, "minutes": 0.04 * k * k, "processor_minutes": k} for k in range(1, 100)]
+    lengths = iter(range(1, 100))
     monkeypatch.setattr(child_runs, "Child", Child)
     monkeypatch.setattr(curves, "read_log", lambda path: (log[: next(lengths)], []))
     monkeypatch.setattr(child_runs.time, "sleep", lambda seconds: None)
-    cost = child_runs.time_steps(["vitkit", "train"], tmp_path / "timing", minutes=minutes)
+    cost = child_runs.time_steps(["vitkit", "train"], tmp_path / "timing", minutes=minutes, epoch_minutes=epoch_minutes)
     assert next(lengths) == num_records + 1
-    assert cost.minutes == pytest.approx((log[num_records - 1]["minutes"] - log[0]["minutes"]) / 5 / (num_records - 1))
+    first, last = log[5 if num_records > 3 else 0], log[num_records - 1]
+    assert cost.minutes == pytest.approx((last["minutes"] - first["minutes"]) / (last["step"] - first["step"]))
+    assert cost.steps_per_epoch == 2
 
 
 def test_larger_images_are_chosen_if_the_time_allows_enough_steps(world, step_cost, monkeypatch):
@@ -246,7 +257,9 @@ def test_too_little_time_for_an_epoch_is_an_error_that_says_how_much_is_enough(w
     ],
 )
 def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annotations, model):
-    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 10))
+    monkeypatch.setattr(
+        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 10)
+    )
     main(
         [str(world / "train2017"), str(world / "annotations" / annotations), RANDOM, "--task", task, "--dry-run"]
         + ["--hours", "0.05"]
@@ -256,7 +269,9 @@ def test_semantic_masks_are_supported(world, step_cost, monkeypatch, task, annot
 
 
 def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
-    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 1))
+    monkeypatch.setattr(
+        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 1)
+    )
     images = sorted((world / "train2017").glob("*.png"))
     for k, image in enumerate(images):
         folder = tmp_path / "flowers" / ("rose", "tulip")[k % 2]
@@ -270,7 +285,9 @@ def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
 
 
 def test_next_start_gets_a_new_folder(world, step_cost, monkeypatch):
-    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 10))
+    monkeypatch.setattr(
+        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 10)
+    )
     detection(world, "--hours", "0.05")
     detection(world, "--hours", "0.05")
     assert Path("runs/start-2/config.py").is_file()
@@ -326,7 +343,7 @@ def test_a_precision_that_is_given_is_the_only_one_that_is_timed_and_named(world
 def test_steps_are_timed_whatever_the_number_of_epochs_and_for_minutes_at_most(world, step_cost, monkeypatch):
     timed = []
 
-    def time_steps(command, folder, minutes):
+    def time_steps(command, folder, minutes, epoch_minutes):
         config = load_config(command[2], [word for word in command[3:] if "=" in word])
         timed.append((config["train"]["epochs"], minutes))
         return StepCost(1 / 60, 1 / 60, 8)
@@ -349,12 +366,22 @@ def test_arguments_without_a_meaning_are_errors(world, step_cost, arguments, mes
         start.start(world / "train2017", world / "annotations/instances_train2017.json", device="cpu", **arguments)
 
 
-def test_pauses_are_announced_only_where_they_are_made():
+def test_an_announcement_that_steps_are_measured_again_is_true():
     request = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu")
-    choices = [start.Choice(240, "fp32", "", "small", epochs=epochs, cost=StepCost(1, 1, 1)) for epochs in (9, 10)]
-    assert [start.is_paced(request, choice) for choice in choices] == [False, True]
-    fixed = start.Request("detection", Path("photos"), None, 1, 0.2, "cpu", ("train.epochs=10",))
-    assert not start.is_paced(fixed, choices[1])
+    assert start.is_paced(request) and not start.is_paced(replace(request, overrides=("train.epochs=10",)))
+
+
+def test_too_short_a_time_is_refused_before_anything_is_timed(world, step_cost, monkeypatch):
+    monkeypatch.setattr(start, "time_steps", pytest.fail)
+    with pytest.raises(SystemExit, match="too short for one epoch of 17 images, which takes 0.0 min here"):
+        detection(world, "--hours", "0.00001")
+
+
+def test_hopeless_settings_are_refused_after_the_first(world, step_cost):
+    step_cost[0].update(fp32=10.0, bf16=10.0)
+    with pytest.raises(SystemExit, match="too short for one epoch of 17 images, which takes 1.4 min here"):
+        detection(world, "--hours", "0.005")
+    assert step_cost[1] == [(224, "fp32")]
 
 
 @pytest.mark.parametrize(
@@ -404,7 +431,9 @@ def test_options_are_checked(capsys):
 def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, monkeypatch):
     read = own_data.read_own_data
     monkeypatch.setattr(start, "read_own_data", with_short_side(read, 480))
-    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(1 / 60, 1 / 60, 8000))
+    monkeypatch.setattr(
+        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 8000)
+    )
     config = detection(world, "--hours", "3")  # 9180 steps: 1.1 epochs
     assert config["train"]["epochs"] == 1
     assert config["data"]["val"]["transforms"]["short_side"] == 224
@@ -417,27 +446,41 @@ def test_empty_folder_is_reused(tmp_path):
 
 
 def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, monkeypatch, capsys):
-    calls, log = [], iter([dict(epoch=10.0, step=100, minutes=1.0), dict(epoch=15.0, step=150, minutes=3.0)])
+    calls, plans = [], iter([(240, 0.6), (67, 2.4), (None, 2.4)])
 
     def train(config=None, *, run_dir=None, resume=None, device, hooks=(), train=None):
-        calls.append((resume, [round(hook.minutes, 3) for hook in hooks], train or {}))
+        (pace,) = hooks
+        calls.append((resume, round(pace.deadline - now), pace.evaluation_seconds, (train or {}).get("epochs")))
+        pace.epochs, pace.step_seconds = next(plans)
+        pace.evaluation_seconds = 7.0
         return SimpleNamespace(path=Path("runs/start/run"))
 
     monkeypatch.setattr(start.api, "train", train)
-    monkeypatch.setattr(start, "read_log", lambda path: ([next(log)], []))
-    monkeypatch.setattr(start, "time_steps", lambda command, folder, minutes: StepCost(0.005, 0.005, 10))
     detection(world, "--hours", "0.5")
     request = start.Request("detection", Path("photos"), Path("labels.json"), 0.5, 0.2, "cpu")
     choice = start.Choice(240, "fp32", "random weights", "small", epochs=480, cost=StepCost(0.005, 0.005, 10))
     data = start.OwnData("24 images", 17, 7, 64, "")
-    choice, _ = start.train_in_time(request, data, choice, Path("runs/start"))
-    # 24 minutes: 0.1 an epoch leaves 230 after the first 10; then 0.4 an epoch leaves 52 of the last 21 minutes.
-    assert [(resume, hooks) for resume, hooks, _ in calls] == [
-        (None, [2.4]), (Path("runs/start/run"), [8.6]), (Path("runs/start/run"), []),
-    ]  # fmt: skip
-    assert [train.get("epochs") for *_, train in calls] == [None, 240, 67] and choice.epochs == 67
+    now = time.monotonic()
+    start.train_in_time(request, data, choice, Path("runs/start"), deadline=now + 1800)
+    run = Path("runs/start/run")
+    assert calls == [(None, 1800, None, None), (run, 1800, 7.0, 240), (run, 1800, 7.0, 67)]
     assert load_config(Path("runs/start/config.py"))["train"]["epochs"] == 67
     assert "paced     0.60 s a step: 240 epochs in all" in capsys.readouterr().out
+    # Two thirds of the time have passed before training: there is time for a third of the epochs.
+    calls.clear()
+    plans = iter([(None, 0.3)])
+    start.train_in_time(request, data, choice, Path("runs/start"), deadline=time.monotonic() + 600)
+    assert load_config(Path("runs/start/config.py"))["train"]["epochs"] in (159, 160)
+
+
+def test_what_the_doctor_shows_is_shown(world, step_cost, monkeypatch, capsys):
+    monkeypatch.setattr(start, "SLOW_CHECKS", ("overfit",))
+    detection(world, "--hours", "0.1")
+    shown = capsys.readouterr().out
+    issues = vitkit.diagnose("runs/start/config.py", skip=start.SLOW_CHECKS, device="cpu")
+    unusual = [issue for issue in issues if issue.verdict != "ok"]
+    assert unusual and all(issue.message in shown for issue in unusual)
+    assert "`vitkit doctor runs/start/config.py` also checks overfit" in shown
 
 
 @pytest.mark.slow

@@ -58,17 +58,17 @@ def test_run_returns_its_folder_and_metrics_and_testing_repeats_them(tiny):
 def test_auto_precision_is_the_processors_and_stays_on_another(tiny, monkeypatch, capsys, flags, precision):
     monkeypatch.setattr(devices, "_processor_flags", lambda: flags)
     vitkit.train(tiny, train=dict(precision="auto"), device="cpu")
-    assert f"1 x cpu, {precision}" in capsys.readouterr().out
+    assert f"1 x cpu of 1 thread, {precision}" in capsys.readouterr().out
     assert vitkit.load_config("runs/tiny/config.json")["train"]["precision"] == precision
     # On a processor that would choose the other precision, as the run's config and then as a config with "auto".
     other = {"avx512f"} if precision == "bf16" else {"amx_bf16"}
     monkeypatch.setattr(devices, "_processor_flags", lambda: other)
     vitkit.train(resume="runs/tiny", train=dict(epochs=2), device="cpu")
     out, err = capsys.readouterr()
-    assert f"1 x cpu, {precision}" in out and ("train.precision=fp32" in err) == (precision == "bf16")
+    assert f"1 x cpu of 1 thread, {precision}" in out and ("train.precision=fp32" in err) == (precision == "bf16")
     train_tool.main(["tiny.py", "--resume", "runs/tiny", "train.precision=auto", "train.epochs=3", "--device", "cpu"])
     out, err = capsys.readouterr()
-    assert f"1 x cpu, {precision}" in out and f"started with {precision} and continues with it" in err
+    assert f"1 x cpu of 1 thread, {precision}" in out and f"started with {precision} and continues with it" in err
     assert vitkit.load_config("runs/tiny/config.json")["train"]["precision"] == precision
 
 

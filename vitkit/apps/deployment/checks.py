@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
@@ -16,6 +17,7 @@ from vitkit.apps.exported.loading import NEW, ExportedFile
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
 from vitkit.errors import ConfigError
+from vitkit.logging import print_line
 from vitkit.protocols import backbone_fact, child
 from vitkit.structures import BOS, EOS, PAD
 
@@ -145,8 +147,14 @@ def differences(
     compared only by their scores.
     """
     largest: dict[str, float] = {}
-    for inputs in batches:
-        expected, actual = run_graph(graph, inputs), file.run(inputs)
+    for number, inputs in enumerate(batches, start=1):
+        started = time.perf_counter()
+        expected = run_graph(graph, inputs)
+        halfway = time.perf_counter()
+        actual = file.run(inputs)
+        ended, shape = time.perf_counter(), tuple(next(iter(inputs.values())).shape)
+        times = f"{halfway - started:.1f} s by PyTorch, {ended - halfway:.1f} s by the file"
+        print_line(f"compared  {number} of {len(batches)}, {shape}: {times}")
         expected |= graph.finish(actual, inputs)
         ordered = _order(expected["scores"]) if "scores" in expected else None
         for name, value in expected.items():
@@ -198,6 +206,15 @@ def seconds(function: Callable[[], object]) -> float:
         function()
         times.append(time.perf_counter() - started)
     return median(times)
+
+
+@contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Print what begins and, at its end, how long it took."""
+    print_line(what)
+    started = time.perf_counter()
+    yield
+    print_line(f"{what}: {time.perf_counter() - started:.1f} s")
 
 
 def _difference(actual: Tensor, expected: Tensor) -> float:

@@ -26,6 +26,7 @@ from vitkit.apps.deployment.checks import (
     NUM_TOKENS,
     Difference,
     Inputs,
+    announced,
     decoded_inputs,
     differences,
     image_inputs,
@@ -142,8 +143,9 @@ def export(
     name = name_of(model)
     out = Path(name + FORMATS[format] if out is None else out)
     check_out(out, settings)
-    config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
-    predictor = load(config, weights)
+    with announced(f"loading   {model if isinstance(model, str | Path) else name}"):
+        config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
+        predictor = load(config, weights)
     check_not_exported(predictor, "export")
     metadata = describe(predictor, config, name=name, license=license or zoo_license(weights))
     arrays = read_images(images, predictor, max_images) if isinstance(predictor, Predictor) else []
@@ -307,14 +309,16 @@ def write_part(part: Part, path: Path, settings: ExportSettings, metadata: Mappi
     if settings.precision == "fp16":
         graph = copy.deepcopy(graph).half()
     example = {name: part.example[name] for name in graph.axes}
-    outputs = list(run_graph(part.graph, example))
-    program = trace(graph, example, fixed_size=settings.size is not None)
+    with announced(f"tracing   {path.name}"):
+        outputs = list(run_graph(part.graph, example))
+        program = trace(graph, example, fixed_size=settings.size is not None)
     texts = {name: json.dumps(value) for name, value in metadata.items()}
     if settings.format == "torch":
         torch.export.save(program, path, extra_files={METADATA: json.dumps(texts)})
         remember([ProgramCode(str(path))])
     else:
-        write_onnx(program, path, settings, texts, axes=graph.axes, outputs=outputs)
+        with announced(f"writing   {path.name}, opset {settings.opset}, {settings.precision}"):
+            write_onnx(program, path, settings, texts, axes=graph.axes, outputs=outputs)
 
 
 def trace(graph: ExportGraph, example: Inputs, *, fixed_size: bool) -> ExportedProgram:
@@ -453,5 +457,6 @@ def compare_part(part: Part, path: Path, final: Path, settings: ExportSettings) 
             f"Differences are relative to the largest value. {remedy} a larger tolerance."
         )
     first = part.batches[0]
-    times = seconds(lambda: file.run(first)), seconds(lambda: run_graph(part.graph, first))
+    with announced(f"timing    {final.name}"):
+        times = seconds(lambda: file.run(first)), seconds(lambda: run_graph(part.graph, first))
     return ExportedPart(final, compared, [tuple(next(iter(batch.values())).shape) for batch in part.batches], times)

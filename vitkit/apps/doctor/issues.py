@@ -1,7 +1,7 @@
 """Issues reported by checks, one line each with a verdict."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,13 +24,18 @@ class Issue:
     """Numbers and texts behind the message, for use by programs."""
 
 
-def report(issues: Sequence[Issue]) -> str:
-    """Format issues as text, by section, with the number of issues per verdict at the end."""
-    width = max((len(issue.check) for issue in issues), default=0)
+def report(issues: Sequence[Issue], *, hidden: Collection[str] = ()) -> str:
+    """Format issues as text, by section, with the number of issues per verdict at the end.
+
+    Args:
+        hidden: verdicts of issues that are only counted.
+    """
+    shown = [issue for issue in issues if issue.verdict not in hidden]
+    width = max((len(issue.check) for issue in shown), default=0)
     lines: list[str] = []
-    for where in dict.fromkeys(issue.where for issue in issues):
+    for where in dict.fromkeys(issue.where for issue in shown):
         lines += ["", where] if where else [""]
-        lines += [f"  {i.verdict:<4}  {i.check:<{width}}  {i.message}" for i in issues if i.where == where]
+        lines += [f"  {i.verdict:<4}  {i.check:<{width}}  {i.message}" for i in shown if i.where == where]
     counts = Counter(issue.verdict for issue in issues)
     lines += ["", ", ".join(f"{counts[verdict]} {verdict}" for verdict in reversed(VERDICTS))]
     return "\n".join(lines).lstrip("\n")

@@ -37,6 +37,8 @@ _MAX_METADATA = 256 * 2**20
 
 _MAX_SIDE = 1 << 15
 """The largest side of the images of a file, in pixels."""
+_LOOPS = {"Loop", "Scan", "SequenceMap"}
+"""ONNX's operations that run a graph of their own many times."""
 
 
 def is_exported(path: Any) -> bool:
@@ -79,12 +81,13 @@ class OnnxFile:
     """An ONNX file, run by ONNX Runtime; on a GPU if the installed package supports it.
 
     Raises:
-        CheckpointError: ONNX Runtime cannot open the file.
+        CheckpointError: ONNX Runtime cannot open the file, or its graph has loops.
     """
 
     def __init__(self, path: str | Path):
         runtime = optional_module("onnxruntime")
         self.path = path
+        _check_graph(path)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         providers = [
@@ -108,6 +111,32 @@ class OnnxFile:
         except Exception as error:  # as above
             raise _refuse(self.path, inputs, error) from error
         return {name: torch.from_numpy(value) for name, value in zip(names, values)}
+
+
+def _check_graph(path: str | Path) -> None:
+    """Check that a file's graph runs each of its nodes at most once.
+
+    A small file can otherwise ask for 2^60 iterations, which neither opening nor running it would end.
+
+    Raises:
+        CheckpointError: it has loops or functions, or is not an ONNX file.
+    """
+    onnx = optional_module("onnx")
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # of protobuf or of files, depending on where it is damaged
+        raise CheckpointError(f"{path}: not an ONNX file, or a damaged one ({_first_line(error)}).") from error
+    graphs, repeated = [model.graph], {"functions"} if model.functions else set()
+    while graphs:
+        for node in graphs.pop().node:
+            repeated |= {node.op_type} & _LOOPS
+            for attribute in node.attribute:
+                graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
+    if repeated:
+        raise CheckpointError(
+            f"{path}: its graph has {', '.join(sorted(repeated))}, which `vitkit export` never writes and which may "
+            "never end. Export the model again."
+        )
 
 
 class ProgramFile:
@@ -217,7 +246,7 @@ def _modification_time(path: str | Path) -> int:
 
 
 def _require_file(path: str | Path) -> None:
-    if not Path(path).is_file():
+    if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise CheckpointError(f"no file '{path}'.{nearest_file(Path(path))} Write it by `vitkit export`.")
 
 

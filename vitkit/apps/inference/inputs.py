@@ -168,7 +168,7 @@ def find_files(sources: Sequence[str], *, channels: int | None = None) -> tuple[
         if path.is_dir():
             files = images_in(path, channels=channels, others=VIDEO_EXTENSIONS)
             paths |= {file: str(file.relative_to(path).with_suffix("")) for file in files}
-        elif path.is_file():
+        elif exists(path):
             paths[path] = path.stem
         elif is_url(text):
             paths[download(text)] = Path(text).stem

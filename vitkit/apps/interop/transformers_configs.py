@@ -5,7 +5,7 @@ Data, losses and evaluation come from vitkit's config of the official model of t
 
 import json
 from collections.abc import Mapping, Sequence
-from os.path import isdir
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def _check_size(model: Section, folder: Path, classes: Sequence[str] | None) -> 
     if path is None:
         return
     files = [folder / name for name in files_in_index(path)] if path.name.endswith(INDEX_SUFFIX) else [path]
-    available = sum(file.stat().st_size for file in files if file.is_file())
+    available = sum(file.stat().st_size for file in files if isfile(file))
     vocabularies = {side: tokens.vocabulary for side, tokens in tokens_in(folder).items()}
     things = None if classes is None else [True] * len(classes)
     try:

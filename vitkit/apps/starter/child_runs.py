@@ -1,6 +1,7 @@
 """Run `vitkit train` in separate processes, and measure the cost of its steps."""
 
 import ctypes
+import math
 import shutil
 import signal
 import subprocess
@@ -15,9 +16,8 @@ from typing import Any
 
 from vitkit.errors import DataError, TrainingError
 
-_TIMED_STEPS = 5
-"""Steps between the log records from which a step's cost is measured: this many warm up, and twice as many are timed.
-"""
+_WARM_UP, _TIMED_STEPS = 5, 10
+"""The number of steps before those that are timed, and of those that are timed at least."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -30,13 +30,16 @@ class StepCost:
     steps_per_epoch: float
 
 
-def time_steps(command: Sequence[str], folder: Path, *, minutes: float = 0.0) -> StepCost:
+def time_steps(
+    command: Sequence[str], folder: Path, *, minutes: float = 0.0, epoch_minutes: float = math.inf
+) -> StepCost:
     """Train a few steps, and return the cost of one; the run's folder is removed afterwards.
 
     Args:
         command: begins with "vitkit", "train"; without --run-dir.
         folder: the run's folder.
         minutes: the least time over which steps are timed, as other programs slow down some of them.
+        epoch_minutes: the most time that an epoch may take: once it is seen to take longer, no more steps are timed.
     Raises:
         TrainingError: the run failed, or ended before enough steps were timed.
     """
@@ -46,23 +49,30 @@ def time_steps(command: Sequence[str], folder: Path, *, minutes: float = 0.0) ->
     shutil.rmtree(folder, ignore_errors=True)
     output = folder.with_suffix(".txt")
     records: list[dict[str, Any]] = []
-    with Child([*command, f"train.log_every={_TIMED_STEPS}", "--run-dir", str(folder)], output) as child:
-        while child.process.poll() is None and (len(records) < 3 or _minutes(records) < minutes):
+    cost, is_enough, deadline = None, False, time.monotonic() + 60 * epoch_minutes
+    with Child([*command, "train.log_every=1", "--run-dir", str(folder)], output) as child:
+        while child.process.poll() is None and not is_enough and time.monotonic() < deadline:
             time.sleep(0.5)
             with suppress(DataError):  # nothing is logged yet
                 records = read_log(folder / LOG_NAME)[0]
-        if len(records) < 3:
-            child.finish()
+            is_warm = len(records) > _WARM_UP + _TIMED_STEPS
+            if len(records) > 2:
+                cost = _cost_of(records[_WARM_UP if is_warm else 0 :])
+                is_enough = (is_warm and records[-1]["minutes"] - records[_WARM_UP]["minutes"] >= minutes) or (
+                    cost.minutes * cost.steps_per_epoch > epoch_minutes
+                )
+        if not is_enough:
+            child.finish_if_ended()
             raise TrainingError(f"too few steps to time them ({output}).")
     shutil.rmtree(folder)
+    return cost
+
+
+def _cost_of(records: Sequence[dict[str, Any]]) -> StepCost:
     first, *_, last = records
     steps = last["step"] - first["step"]
     minutes, processor_minutes = ((last[key] - first[key]) / steps for key in ("minutes", "processor_minutes"))
     return StepCost(minutes, processor_minutes, last["step"] / last["epoch"])
-
-
-def _minutes(records: Sequence[dict[str, Any]]) -> float:
-    return records[-1]["minutes"] - records[0]["minutes"]
 
 
 class Child:
@@ -102,6 +112,11 @@ class Child:
     def _forward(self, number: int, _: object) -> None:
         self._signaled = True
         self.process.send_signal(number)
+
+    def finish_if_ended(self) -> None:
+        """Raise like `finish` if the tool has ended."""
+        if self.process.poll() is not None:
+            self.finish()
 
     def finish(self) -> None:
         """Wait until the tool has ended.

@@ -15,13 +15,13 @@ from vitkit.apps.doctor import diagnose, report
 from vitkit.apps.report import write_report
 from vitkit.apps.starter.child_runs import StepCost, time_steps
 from vitkit.apps.starter.own_data import OwnData, read_own_data
+from vitkit.apps.starter.pacing import TOO_SLOW, Pace, note_if_busy
 from vitkit.apps.starter.recipes import RECIPES, Network
 from vitkit.apps.training import api
 from vitkit.apps.training.api import Run
 from vitkit.config import Config, load_config
 from vitkit.config.overrides import split_override
 from vitkit.devices import default_device, has_bfloat16
-from vitkit.engine.hooks import EndAfter
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.logging import LOG_NAME
 from vitkit.protocols import is_measured
@@ -37,15 +37,15 @@ TIMING_SHARE = 0.01
 """The minimum fraction of the time for which each of the compared settings is timed."""
 LONGEST_TIMING = 3.0
 """The number of minutes that are always enough to time a setting, as the pace is measured again during training."""
-PACE_SHARES = (0.1, 0.4)
-"""The fractions of the training time after which the epochs are fitted to the time that they have really taken."""
-FEWEST_PACED_EPOCHS = 10
-"""The number of epochs below which a pause at the end of one would be too coarse."""
+FASTEST_STEP = 0.02 / 60
+"""Minutes of a training step that no processor undercuts: less time than an epoch of these is refused at once."""
+FASTER = 4
+"""How many times as fast as the first one another setting may be: by bfloat16 and by freezing."""
 NUM_EVALUATIONS = 5
 UP_TO_RES4 = "model.backbone.out_features=[res3,res4] model.neck.num_levels=3"
 """The overrides that let a detector's backbone end at res4."""
-CHECKS = ("annotations", "images", "same_classes", "class_balance", "empty_images", "train_val_leakage", "queries")
-"""Names of the checks of vitkit.apps.doctor that take only seconds."""
+SLOW_CHECKS = ("overfit",)
+"""Names of the checks of vitkit.apps.doctor that take minutes, and are left out."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def start(
     if request.channels is not None:
         data = replace(data, config_lines=[*data.config_lines, *pixel_statistics(request, data, folder)])
     choice = choose(request, data, folder)
-    later = ", which is measured again during training" * (not dry_run and is_paced(request, choice))
+    later = ", which is measured again during training" * (not dry_run and is_paced(request))
     print(f"chosen    {network_name(load_config(folder / CONFIG))}, {choice.text}{later}")
     others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
     print(f"measured  {others}{RECIPES[task].evidence(choice.network, choice.steps, data)}")
@@ -180,7 +180,7 @@ def start(
     if dry_run:
         print(f"train it  {shlex.join(['vitkit', 'train', str(folder / CONFIG)])}")
         return Started(folder, folder / CONFIG, None, None)
-    run, report_file = train_and_report(request, data, choice, folder)
+    run, report_file = train_and_report(request, data, choice, folder, deadline=began + 3600 * hours)
     print(f"ended     after {(time.monotonic() - began) / 60:.0f} of {60 * hours:.0f} min")
     return Started(folder, folder / CONFIG, run, report_file)
 
@@ -199,23 +199,26 @@ def network_name(config: Config) -> str:
     return text
 
 
-def is_paced(request: Request, choice: Choice) -> bool:
-    """Whether the number of epochs is fitted to what a step takes during training."""
-    return "train.epochs" not in request.values and choice.epochs >= FEWEST_PACED_EPOCHS
+def is_paced(request: Request) -> bool:
+    """Whether training is fitted to the time, as the number of epochs is not given."""
+    return "train.epochs" not in request.values
 
 
-def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Path) -> tuple[Run, Path]:
+def train_and_report(
+    request: Request, data: OwnData, choice: Choice, folder: Path, *, deadline: float
+) -> tuple[Run, Path]:
     """Train with the chosen settings, write the report, and print the results and possible next steps."""
     began = time.monotonic()
     try:
-        choice, run = train_in_time(request, data, choice, folder)
+        run = train_in_time(request, data, choice, folder, deadline=deadline)
     except KeyboardInterrupt:
         command = shlex.join(["vitkit", "test", str(folder / "run"), "--report", str(folder / "report.html")])
         print(f"interrupted; once the training has been resumed and has finished, this writes the report: {command}")
         raise
     config = load_config(folder / CONFIG)
     metric = config["train"]["best_metric"]
-    trained = f"{pluralize(choice.epochs, 'epochs')}, {(time.monotonic() - began) / 60:.0f} min"
+    steps = read_log(run.path / LOG_NAME)[0][-1]["step"]
+    trained = f"{pluralize(steps, 'steps')}, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = api.test(run.path, device=request.device)
     facts = {"model": str(run.path), "trained": trained}
     path = write_report(
@@ -232,25 +235,30 @@ def train_and_report(request: Request, data: OwnData, choice: Choice, folder: Pa
     return run, path
 
 
-def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path) -> tuple[Choice, Run]:
-    """Train, with pauses in which the number of epochs is fitted to what a step takes; also return the last choice."""
-    how = dict(config=load_config(folder / CONFIG), run_dir=folder / "run")
-    minutes, timed = 60 * request.hours * TRAINING_SHARE, {"minutes": 0.0, "step": 0}
-    for share in PACE_SHARES if is_paced(request, choice) else ():
-        pause = EndAfter(minutes=max(1e-9, share * minutes - timed["minutes"]))
-        run = api.train(**how, device=request.device, hooks=[pause])
-        now = read_log(run.path / LOG_NAME)[0][-1]
-        if now["epoch"] >= choice.epochs:
-            return choice, run
-        pace = (now["minutes"] - timed["minutes"]) / (now["step"] - timed["step"])
-        cost = replace(choice.cost, minutes=pace)
-        epochs_left = max(1, int((minutes - now["minutes"]) / pace / cost.steps_per_epoch))
-        choice = replace(choice, cost=cost, epochs=round(now["epoch"]) + epochs_left)
+def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path, *, deadline: float) -> Run:
+    """Train until a time on the monotonic clock, with pauses in which the epochs are fitted to what a step takes."""
+
+    def plan(epochs: int, minutes: float) -> dict[str, int]:
+        nonlocal choice
+        choice = replace(choice, epochs=epochs, cost=replace(choice.cost, minutes=minutes))
         write_start_config(folder / CONFIG, request, data, choice)
-        print(f"paced     {60 * pace:.2f} s a step: {pluralize(choice.epochs, 'epochs')} in all", flush=True)
-        paced = {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
-        how, timed = dict(resume=run.path, train=paced), now
-    return choice, api.train(**how, device=request.device)
+        print(f"paced     {60 * minutes:.2f} s a step: {pluralize(epochs, 'epochs')} in all", flush=True)
+        return {key: load_config(folder / CONFIG)["train"][key] for key in ("epochs", "eval_every")}
+
+    if not is_paced(request):
+        return api.train(load_config(folder / CONFIG), run_dir=folder / "run", device=request.device)
+    # Reading the data and timing the steps may have taken long.
+    minutes_left = (deadline - time.monotonic()) / 60 * TRAINING_SHARE
+    if choice.steps * choice.cost.minutes > TOO_SLOW * minutes_left:
+        plan(max(1, int(minutes_left / choice.cost.minutes / choice.cost.steps_per_epoch)), choice.cost.minutes)
+    how = dict(config=load_config(folder / CONFIG), run_dir=folder / "run")
+    pace = Pace(deadline, 3600 * request.hours)
+    while True:
+        run = api.train(**how, device=request.device, hooks=[pace])
+        if pace.epochs is None:
+            return run
+        how = dict(resume=run.path, train=plan(pace.epochs, pace.step_seconds / 60))
+        pace = Pace(deadline, 3600 * request.hours, evaluation_seconds=pace.evaluation_seconds)
 
 
 def free_folder(path: Path) -> Path:
@@ -330,17 +338,30 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
         network = "res3"
     print(f"weights   {weights}", flush=True)
 
+    def refuse_if_too_short(epoch: float, *, times: float = 1.0) -> None:
+        """Raise the error if an epoch takes more minutes than `times` those that there are."""
+        if epoch > times * minutes:
+            raise ConfigError(
+                f"--hours {request.hours:g}: too short for one epoch of {pluralize(data.num_train, 'images')}, which "
+                f"takes {epoch:.1f} min here. The minimum is --hours {epoch / 60 / TRAINING_SHARE + 0.005:.2f}."
+            )
+
     def measure(choice: Choice) -> Choice:
         choice = replace(choice, epochs=1000, cost=None)
         write_start_config(folder / CONFIG, request, data, choice)
         # Again, as an override may set fewer epochs than there are steps to time.
         command = ["vitkit", "train", str(folder / CONFIG), "train.epochs=1000", "--device", request.device]
-        cost = time_steps(command, folder / "timing", minutes=min(60 * request.hours * TIMING_SHARE, LONGEST_TIMING))
+        shortest = min(60 * request.hours * TIMING_SHARE, LONGEST_TIMING)
+        cost = time_steps(command, folder / "timing", minutes=shortest, epoch_minutes=FASTER * minutes)
         settings = f"{choice.size} pixels, {choice.precision}{', frozen up to res3' * choice.freezes_res3}"
-        print(f"timed     {settings}: {60 * cost.minutes:.2f} s a step", flush=True)
+        note = note_if_busy(cost.minutes, cost.processor_minutes) if request.device == "cpu" else ""
+        print(f"timed     {settings}: {60 * cost.minutes:.2f} s a step{'; it ' * bool(note)}{note}", flush=True)
+        refuse_if_too_short(cost.minutes * cost.steps_per_epoch, times=FASTER)
         epochs = int(minutes / cost.minutes / cost.steps_per_epoch)
         return replace(choice, cost=cost, epochs=epochs)
 
+    images = load_config(f"start/{request.task}", request.overrides, check=False)["data"].get("images_per_gpu", 1)
+    refuse_if_too_short(FASTEST_STEP * data.num_train / images)
     sizes = recipe.sizes_for(data)
     smallest = [measure(Choice(sizes[0], precision, weights, network)) for precision in request.precisions]
     choice = min(smallest, key=lambda it: it.cost.minutes)
@@ -364,11 +385,7 @@ def choose(request: Request, data: OwnData, folder: Path) -> Choice:
             choice = larger if larger.epochs >= 1 else choice
             break
     if choice.epochs < 1:
-        hours = choice.cost.minutes * choice.cost.steps_per_epoch / 60 / TRAINING_SHARE
-        raise ConfigError(
-            f"--hours {request.hours:g}: too short for one epoch of {pluralize(data.num_train, 'images')}, which takes "
-            f"{60 * hours * TRAINING_SHARE:.1f} min here. The minimum is --hours {hours + 0.005:.2f}."
-        )
+        refuse_if_too_short(choice.cost.minutes * choice.cost.steps_per_epoch)
     write_start_config(folder / CONFIG, request, data, choice)
     choice = replace(choice, epochs=load_config(folder / CONFIG)["train"]["epochs"])  # an override may set them
     if choice.steps < 20 * recipe.warmup_steps:
@@ -422,13 +439,12 @@ def comment(text: str) -> str:
 
 
 def check(path: Path, request: Request) -> None:
-    """Print the doctor's warnings and failures.
+    """Print what the doctor finds, of what is all right only the number.
 
     Raises:
         DataError: a check fails, so that training would end with an error.
     """
-    issues = diagnose(path, only=CHECKS, device=request.device)
-    issues = [issue for issue in issues if issue.verdict in ("warn", "fail")]
-    print(report(issues) if issues else "doctor    no issues")
+    issues = diagnose(path, skip=SLOW_CHECKS, device=request.device)
+    print(f"{report(issues, hidden=['ok'])}; `vitkit doctor {path}` also checks {', '.join(SLOW_CHECKS)}", flush=True)
     if any(issue.verdict == "fail" for issue in issues):
         raise DataError(f"the data cannot be trained on, see above; `vitkit doctor {path}` lists everything.")

@@ -55,6 +55,11 @@ class Hook:
     def after_evaluation(self, run: TrainRun, metrics: Mapping[str, float]) -> None:
         """Called with the evaluator's metrics; metrics of the training batches are included as train_NAME."""
 
+    def ends_epoch(self, run: TrainRun) -> bool:
+        """Return whether the epoch ends after this step and is evaluated, although batches are left; asked after each
+        step and epoch. All ranks must agree."""
+        return False
+
     def should_end(self, run: TrainRun) -> bool:
         """Return whether the run is complete although epochs are left; asked before each epoch and after its
         evaluation. All ranks must agree."""

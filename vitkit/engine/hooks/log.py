@@ -66,7 +66,7 @@ class ProgressLog(Hook):
     def after_step(self, run: TrainRun, step: Step) -> None:
         """Add the step's losses, and log the window when it is due."""
         progress = run.progress
-        self._data_seconds += step.data_seconds
+        self._data_seconds, self._lr = self._data_seconds + step.data_seconds, step.lr
         if step.decision.take:
             for losses in step.losses:
                 for name, value in losses.items():  # sums stay on the device until they are logged
@@ -83,6 +83,8 @@ class ProgressLog(Hook):
 
     def after_epoch(self, run: TrainRun) -> None:
         """Print the epoch's meters, and how many samples were replaced or padded."""
+        if self._num_batches:  # a hook has ended the epoch between two records
+            self._log_window(run, self._lr)
         ratios = {name: meter.compute(run.device) for name, meter in run.meters.items()}
         meters = "  ".join(f"{name} {ratio:.3f} of {count}" for name, (ratio, count) in ratios.items())
         notes = ""
