@@ -160,7 +160,7 @@ def print_differences(differences: Mapping[str, Difference], lower_is_better: Co
             continue
         text = f"  {metric:<{width}}  {each.first:.3f} -> {each.second:.3f}  {value:+.3f}"
         if low != low:
-            print(f"{text} (one seed)")
+            print(f"{text} (no interval)")
             continue
         better = is_better(metric, each, lower_is_better)
         verdict = {True: "better", False: "worse", None: "not significant"}[better]

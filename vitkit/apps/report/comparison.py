@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.apps.report.images import ImageBudget
-from vitkit.apps.report.pages import prediction_image
+from vitkit.apps.report.pages import extra_values, prediction_image
 from vitkit.apps.report.report import describe_data, write_page
 from vitkit.apps.report.sections import Alert, Cell, Change, Details, Gallery, Image, Section, Table, Text, number
 from vitkit.config import cfg_diff
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.bootstrap import (
     Difference,
+    Estimate,
     SampleStatistics,
     Scores,
     bootstrap_weights,
@@ -78,7 +79,7 @@ class Comparison(NamedTuple):
             return None
         return (
             f"One seed of {' and of '.join(single)}: the intervals are those of other images, not of other seeds, "
-            "which may change a metric by more. Train each recipe with several (train.seed=1, ...) and compare all runs."
+            "which may change a metric by more. Train each with several (train.seed=1, ...) and compare all runs."
         )
 
 
@@ -115,11 +116,26 @@ def compare(models: Sequence[Compared]) -> Comparison:
     values = np.stack([values for _, values in ranks])
     lower = {name for part in models[0].evaluator.parts for name in part.lower_is_better}
     overall = {m: [float(each.overall[m][0]) for each in (first, *others)] for m in metrics}
+    for metric, of_all in _extra_metrics(models, overall).items():
+        overall[metric] = of_all
+        for of_model, value in zip(differences, of_all[1:]):
+            change = Estimate(value - of_all[0], float("nan"), float("nan"))
+            of_model[metric] = Difference(of_all[0], value, change)
     recipes = _recipes(models)
     over_seeds = [{m: _over_seeds(of_all, recipes[0], other) for m, of_all in overall.items()} for other in recipes[1:]]
     return Comparison(
         names, parts[0][0].sample_ids, differences, by_class, ranks[0][0], values, lower, recipes, over_seeds
     )
+
+
+def _extra_metrics(models: Sequence[Compared], known: Collection[str]) -> dict[str, list[float]]:
+    """Return the further metrics that all models have, which no statistics give intervals."""
+    values = [
+        {name: value for part in model.evaluator.parts for name, value in extra_values(part).items()}
+        for model in models
+    ]
+    shared = [name for name in values[0] if name not in known and all(name in each for each in values)]
+    return {name: [each[name] for each in values] for name in shared}
 
 
 def _recipes(models: Sequence[Compared]) -> list[list[int]]:
