@@ -94,11 +94,11 @@ def test_a_weak_models_heap_of_boxes_is_reduced_to_its_best(tmp_path, monkeypatc
         [(dataset.load_image(0), heap, dataset[0]["target"])], dataset.classes, "boxes_xyxy", "", thresholds=by_class
     )
     shown, titles = drawn
-    assert len(shown["scores"]) == 6 == len(shown["boxes_xyxy"])  # half more than the four true ones
+    assert len(shown["scores"]) == 9 == len(shown["boxes_xyxy"])  # five more than the true ones
     above = scores >= by_class.of(heap["labels"])
-    assert shown["scores"].tolist() == scores[above].sort(descending=True).values[:6].tolist()
+    assert shown["scores"].tolist() == scores[above].sort(descending=True).values[:9].tolist()
     lowest = float(shown["scores"].min())
-    assert titles == [f"prediction (best 6 of {int(above.sum())}, from {lowest:.2f})", "ground truth"]
+    assert titles == [f"prediction (best 9 of {int(above.sum())}, from {lowest:.2f})", "ground truth"]
 
 
 def train_line(step: int, loss: float = 1.0) -> str:

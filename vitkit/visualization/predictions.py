@@ -1,6 +1,5 @@
 """Draw predictions of any kind on their images, and beside the ground truth."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from vitkit.visualization.clips import draw_strip
 from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 
 _COLUMNS = 4
-_FEWEST, _MORE_THAN_TRUE = 5, 1.5
-"""The number of predicted objects that may be drawn beside any ground truth, and how many times its own."""
+_MORE_THAN_TRUE = 5
+"""How many more predicted than true objects of an image may be drawn."""
 _FRAMES = 4  # frames that are drawn of a video
 FIELDS = {
     "panoptic": "panoptic",
@@ -150,7 +149,7 @@ def _best_objects(
 
     A weak model has its highest F1 at a low threshold, above which many objects lie on each other.
     """
-    scores, most = prediction["scores"], max(_FEWEST, math.ceil(_MORE_THAN_TRUE * num_true))
+    scores, most = prediction["scores"], num_true + _MORE_THAN_TRUE
     confident = scores >= thresholds.of(prediction["labels"])
     best = scores.where(confident, -1.0).argsort(descending=True, stable=True)[: min(most, int(confident.sum()))]
     title = f"prediction (score from {thresholds.interval})"
