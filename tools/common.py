@@ -86,9 +86,16 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
 
 def add_iou(parser: argparse.ArgumentParser, where: str) -> None:
     """Add --iou; `where` says what it is for."""
-    choices = [round(0.5 + 0.05 * k, 2) for k in range(10)]
-    text = f"IoU of a correct detection {where}: 0.5, 0.55, ... 0.95 (default: evaluator.iou, 0.5)"
-    parser.add_argument("--iou", type=float, choices=choices, metavar="IOU", help=text)
+    text = f"IoU of a correct detection {where}: above 0.1, up to 1 (default: evaluator.iou, 0.5)"
+    parser.add_argument("--iou", type=_correct_iou, metavar="IOU", help=text)
+
+
+def _correct_iou(text: str) -> float:
+    """Parse an IoU from which a detection is correct; below 0.1 it is an error on the background."""
+    number = fraction(text)
+    if number <= 0.1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0.1, up to 1")
+    return number
 
 
 def add_overwrite(parser: argparse.ArgumentParser) -> None:

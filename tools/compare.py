@@ -5,10 +5,14 @@ written); or a checkpoint, an exported file or a name of the model zoo, scored o
 file (.json) that vitkit test wrote. Results files need their data: --data CONFIG or RUN, or --annotations; if another
 kind of model is among them, they are scored on its data.
 
+Runs whose configs differ only in their seeds are one recipe: recipes are also compared by their means over seeds, with
+the interval of the difference; there is a warning where a recipe has one seed.
+
 With --curves, only the training curves of runs are drawn, of one or several, also while they train.
 
 Examples:
     vitkit compare runs/detr runs/dino
+    vitkit compare runs/detr-0 runs/detr-1 runs/dino-0 runs/dino-1    (two seeds of each)
     vitkit compare runs/detr/best.pth runs/detr/last.pth data.root=data/coco    (overrides change every model's config)
     vitkit compare a.json b.json c.json --data configs/bccd/dino.py
     vitkit compare a.json b.json --annotations instances_val.json --images val --out compared.html
@@ -26,9 +30,10 @@ from vitkit.text_format import pluralize
 from vitkit.tools.common import add_device, add_trust, check_out, errors_in_one_line, fraction, is_override, new_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from vitkit.apps.report.comparison import Comparison
+    from vitkit.evaluation.bootstrap import Difference
     from vitkit.evaluation.text import LengthGroup
 
 
@@ -132,20 +137,34 @@ def print_lengths(groups: Mapping[str, Sequence[LengthGroup]]) -> None:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print each model's metrics and their differences from those of the first model."""
-    from vitkit.apps.report.comparison import is_better
-
-    width = max(map(len, comparison.differences[0]))
+    """Print each model's metrics and their differences from those of the first model, also over seeds."""
     for name, differences in zip(comparison.names[1:], comparison.differences):
         print(f"{name} against {comparison.names[0]}, on {pluralize(len(comparison.sample_ids), 'samples')}:")
-        for metric, each in differences.items():
-            value, low, high = each.difference
-            if value != value:
-                continue
-            better = is_better(metric, each, comparison.lower_is_better)
-            verdict = {True: "better", False: "worse", None: "not significant"}[better]
-            interval = f"{low:+.3f} to {high:+.3f}"
-            print(f"  {metric:<{width}}  {each.first:.3f} -> {each.second:.3f}  {value:+.3f} ({interval})  {verdict}")
+        print_differences(differences, comparison.lower_is_better)
+    if any(len(members) > 1 for members in comparison.recipes):
+        for k, differences in enumerate(comparison.over_seeds, start=1):
+            print(f"{comparison.recipe_name(k)} against {comparison.recipe_name(0)}, means over seeds:")
+            print_differences(differences, comparison.lower_is_better)
+    if warning := comparison.seed_warning():
+        print(f"warning: {warning}")
+
+
+def print_differences(differences: Mapping[str, Difference], lower_is_better: Collection[str]) -> None:
+    """Print both values of each metric, their difference with its interval, and whether it is significant."""
+    from vitkit.apps.report.comparison import is_better
+
+    width = max(map(len, differences))
+    for metric, each in differences.items():
+        value, low, high = each.difference
+        if value != value:
+            continue
+        text = f"  {metric:<{width}}  {each.first:.3f} -> {each.second:.3f}  {value:+.3f}"
+        if low != low:
+            print(f"{text} (no interval)")
+            continue
+        better = is_better(metric, each, lower_is_better)
+        verdict = {True: "better", False: "worse", None: "not significant"}[better]
+        print(f"{text} ({low:+.3f} to {high:+.3f})  {verdict}")
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def show(evaluator: Any, details: Details, stored: ScoreThresholds | None = None
     from vitkit.protocols import EvaluatesDetections
 
     detections = [part for part in evaluator.parts if isinstance(part, EvaluatesDetections)]
-    for part in detections if details.iou else ():
+    for part in detections if details.iou is not None else ():
         part.iou = details.iou
     table = evaluator.table()
     print(table)

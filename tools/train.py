@@ -39,6 +39,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--init", metavar="CHECKPOINT", help="start from the weights of a model or a file; other classes get a new head"
     )
+    parser.add_argument(
+        "--init-partial",
+        metavar="CHECKPOINT",
+        help="like --init, for a model that differs by a layer: take what fits, and print a table of it",
+    )
     parser.add_argument("--verbose", action="store_true", help="print all loss terms and metrics, as in console.txt")
     add_trust(parser)
     add_device(parser)
@@ -52,8 +57,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         args.config, args.overrides = None, [args.config, *args.overrides]
     if not args.config and not args.resume:
         parser.error("a config is needed, such as quickstart/dino")
-    if args.resume and (args.init or args.run_dir):
+    if args.resume and (args.init or args.init_partial or args.run_dir):
         parser.error("--resume continues a run in its own folder: it takes neither --init nor --run-dir")
+    if args.init and args.init_partial:
+        parser.error("--init and --init-partial are both weights to start from: give one")
     if args.check and args.resume:
         parser.error("--check is for new runs: give a config")
     return args
@@ -85,8 +92,9 @@ def main(argv: list[str] | None = None) -> None:
             return
         device = init_distributed(args.device)
         setup_logging(verbose=args.verbose)
+        initial = dict(init=args.init or args.init_partial, partial_init=args.init_partial is not None)
         if args.check:
-            check_training(config, device, init=args.init)
+            check_training(config, device, **initial)
             return
         run_training(
             config,
@@ -94,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
             default=Path("runs") / config.name,
             run_dir=args.run_dir,
             resume=args.resume,
-            init=args.init,
+            **initial,
             trust=args.trust,
         )
     except VitkitError as error:

@@ -429,6 +429,9 @@ class Evaluator(ABC):
     """The metric that `per_class` returns."""
     lower_is_better: Sequence[str] = ()
     """The metrics of which a lower value is better."""
+    extra_metrics: Sequence[str] = ()
+    """The metrics that a subclass adds to those of its base in `_compute`: tables, reports and comparisons list them,
+    without intervals if the statistics do not have them."""
     needs_dataset: Sequence[str] = ()
     """The attributes and methods of `Dataset` that it reads and that a dataset may lack, checked before training."""
 

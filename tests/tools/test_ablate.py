@@ -13,6 +13,7 @@ from vitkit.apps.starter.ablations import page as pages
 from vitkit.apps.starter.ablations import runs, sets
 from vitkit.config import load_config
 from vitkit.errors import TrainingError
+from vitkit.evaluation.bootstrap import difference_over_seeds
 from vitkit.tools import ablate, train
 
 SET = """
@@ -74,6 +75,13 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     )
     assert f"| no decoder, wide | 0 | 1 | 2 | 0.0 | 0.000 | {losses[1]:.3f} |" in page
     assert (tmp_path / "model_zoo/ablations/toy.png").stat().st_size > 1000
+    assert "over seeds" not in page
+    again = [*rows, {**rows[1], "seed": 1, "evaluations": [{"metrics": {"bbox/AP50": 0.5, "loss": losses[1] + 1}}]}]
+    again[1] = {**rows[1], "evaluations": [{"metrics": {"bbox/AP50": 0.25, "loss": losses[1]}}]}
+    page = pages.table(sets.read_set(tmp_path / toy), tmp_path / toy, again)
+    assert "| difference to plain, over seeds | bbox/AP50 | loss |" in page
+    value, low, high = difference_over_seeds([0.0, 0.0], [0.25, 0.5])
+    assert f"| no decoder, wide | {value:+.3f} ({low:+.3f} to {high:+.3f}) | " in page
     rows[2]["steps"] = 3
     assert "| plain | 0, 1 | 1 | 2, 3 |" in pages.table(sets.read_set(tmp_path / toy), tmp_path / toy, rows)
 

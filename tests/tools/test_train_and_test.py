@@ -445,7 +445,7 @@ def test_a_detector_is_reported_by_class_size_threshold_and_confusion(tiny, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--thresholds", "--iou", "0.62"], "--iou: invalid choice: 0.62"),
+        (["--thresholds", "--iou", "0.05"], "--iou: '0.05': expected a number above 0.1, up to 1"),
         (["--thresholds", "2"], "expected a number from 0 to 1"),
         (["--eval-only", "none.json", "evaluator=LanguageModelEvaluator", "--thresholds"], "cannot read predictions"),
         (["--eval-only", "none.json", "--confusion"], "no file 'none.json'"),

@@ -7,7 +7,9 @@ from PIL import Image
 
 from vitkit.data.synthetic.shapes import ShapesDetection
 from vitkit.errors import DataError
+from vitkit.structures import ScoreThresholds
 from vitkit.visualization import curves
+from vitkit.visualization import predictions as predictions_module
 from vitkit.visualization.boxes import draw_detections
 from vitkit.visualization.canvas import class_color, enlarge, save_grid
 from vitkit.visualization.curves import plot_training, read_log, smooth
@@ -76,6 +78,27 @@ def test_sheet_shows_predictions_above_the_threshold_beside_the_truth(tmp_path):
     assert has_color(left, class_color(0))
     assert not has_color(left, class_color(1))
     assert not has_color(right, class_color(0))
+
+
+def test_a_weak_models_heap_of_boxes_is_reduced_to_its_best(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(predictions_module, "save_grid", lambda images, titles, *_, **__: drawn.append(titles))
+    monkeypatch.setattr(
+        predictions_module, "draw_prediction", lambda image, objects, *_, **__: drawn.append(objects) or image
+    )
+    dataset = ShapesDetection(1, image_size=64, min_objects=4, max_objects=4)
+    scores = torch.linspace(0.05, 0.25, 100).flip(0).roll(50)
+    heap = {"scores": scores, "labels": torch.arange(100) % 2, "boxes_xyxy": torch.rand(100, 4) * 60}
+    by_class = ScoreThresholds(0.1, (0.1, 0.2))
+    save_pairs(
+        [(dataset.load_image(0), heap, dataset[0]["target"])], dataset.classes, "boxes_xyxy", "", thresholds=by_class
+    )
+    shown, titles = drawn
+    assert len(shown["scores"]) == 9 == len(shown["boxes_xyxy"])  # five more than the true ones
+    above = scores >= by_class.of(heap["labels"])
+    assert shown["scores"].tolist() == scores[above].sort(descending=True).values[:9].tolist()
+    lowest = float(shown["scores"].min())
+    assert titles == [f"prediction (best 9 of {int(above.sum())}, from {lowest:.2f})", "ground truth"]
 
 
 def train_line(step: int, loss: float = 1.0) -> str:

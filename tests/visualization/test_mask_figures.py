@@ -20,6 +20,15 @@ def has_color(image, color):
     return bool((image == color).all(axis=-1).any())
 
 
+def test_instances_have_colors_of_their_own():
+    image, masks = np.full((320, 320, 3), 120, np.uint8), np.zeros((2, 320, 320), bool)
+    masks[0, :, :150] = masks[1, :, 150:] = True
+    by_class = draw_masks(image, masks, [0, 0], ["cell"])
+    by_instance = draw_masks(image, masks, [0, 0], ["cell"], by_instance=True)
+    assert (by_class[40, 40] == by_class[40, 280]).all() and by_class.shape[0] > 320  # with a legend
+    assert (by_instance[40, 40] != by_instance[40, 280]).any() and by_instance.shape == image.shape
+
+
 def test_masks_are_colored_with_a_legend_below():
     masks = np.zeros((1, 400, 500), bool)
     masks[0, 100:300, 50:250] = True

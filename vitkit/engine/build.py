@@ -211,12 +211,15 @@ def build_criterion_for(config: Mapping[str, Any], model: Model, classes: Sequen
     return criterion
 
 
-def load_initial_weights(model: nn.Module, spec: Spec, init: str | Path | None, classes: Sequence[str] | None) -> None:
-    """Load the initial weights of a new run: those of `--init`, or of a pretrained backbone; `spec` is the config's
-    `model` section."""
+def load_initial_weights(
+    model: nn.Module, spec: Spec, init: str | Path | None, classes: Sequence[str] | None, *, partial: bool = False
+) -> None:
+    """Load the initial weights of a new run: those of `--init`, with `partial` of `--init-partial`, or of a pretrained
+    backbone; `spec` is the config's `model` section."""
     with first_rank_first():
         if init:
-            logger.info(load_weights(model, init, classes=classes, new_class_head=True, spec=spec))
+            report = load_weights(model, init, classes=classes, new_class_head=True, partial=partial, spec=spec)
+            logger.info("%s", report.table(model.state_dict()) if partial else report)
         else:
             source = load_pretrained(model)
             logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")

@@ -69,6 +69,7 @@ def run_training(
     run_dir: Path | None = None,
     resume: Path | None = None,
     init: str | None = None,
+    partial_init: bool = False,
     trust: bool = False,
     hooks: Sequence[Hook] = (),
 ) -> Path:
@@ -81,6 +82,7 @@ def run_training(
         run_dir: the folder to use instead of `default`.
         resume: the folder of a run to resume.
         init: weights to start from, see `vitkit.weights.find_weights`.
+        partial_init: take of `init` what fits the model, see `load_weights`.
         trust: see `load_config`.
         hooks: hooks in addition to those of the config.
     Returns:
@@ -100,7 +102,7 @@ def run_training(
         if saved is not None:
             make_data_paths_absolute(saved)
             report_changes(folder.path, saved, config)
-        run, validate = build_run(config, folder, device, init=init)
+        run, validate = build_run(config, folder, device, init=init, partial_init=partial_init)
         # Only now: a config that does not fit the checkpoint would otherwise overwrite the one that does.
         on_start = partial(prepare_run_dir, folder.path, config, device, launches=launches, console=console)
         try:
@@ -118,7 +120,9 @@ def run_training(
     return folder.path
 
 
-def check_training(config: Config, device: torch.device, *, init: str | None = None) -> None:
+def check_training(
+    config: Config, device: torch.device, *, init: str | None = None, partial_init: bool = False
+) -> None:
     """Build what a config names and check it on the first batch, as `run_training` does, but write and train nothing.
 
     Raises:
@@ -129,7 +133,8 @@ def check_training(config: Config, device: torch.device, *, init: str | None = N
     choose_precision(config, None, device)
     with first_rank_first():
         init = None if init is None else find_weights(init)
-    run, _ = build_run(config, RunFolder(Path("(not written)"), checkpoint=None, lock=None), device, init=init)
+    folder = RunFolder(Path("(not written)"), checkpoint=None, lock=None)
+    run, _ = build_run(config, folder, device, init=init, partial_init=partial_init)
     default_hooks(run.settings)
     print_line("checked: every part has what the others ask of it, and a first batch was evaluated")
 
@@ -154,7 +159,7 @@ def choose_precision(config: Config, saved: Mapping[str, Any] | None, device: to
 
 
 def build_run(
-    config: Config, folder: RunFolder, device: torch.device, *, init: str | Path | None
+    config: Config, folder: RunFolder, device: torch.device, *, init: str | Path | None, partial_init: bool = False
 ) -> tuple[TrainRun, Validate]:
     """Build everything that a config names; return the run, and the function that evaluates its model."""
     settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
@@ -167,7 +172,7 @@ def build_run(
     metadata = build.dataset_metadata(train_set, vocabularies)
     model = build.build_model_for(config, train_set, vocabularies)
     if not folder.checkpoint:
-        build.load_initial_weights(model, config["model"], init, metadata.get("classes"))
+        build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
         if data.cache_features is not None:
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():

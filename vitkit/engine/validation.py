@@ -20,7 +20,7 @@ from vitkit.engine.run import TrainRun
 from vitkit.errors import DataError
 from vitkit.logging import print_line
 from vitkit.registry import EVALUATORS, Spec
-from vitkit.structures import Batch, ImageSizes
+from vitkit.structures import Batch, ImageSizes, ScoreThresholds
 from vitkit.visualization.predictions import draw_predictions
 
 logger = logging.getLogger("vitkit")
@@ -101,7 +101,9 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
             run.measured["image_sizes"] = ImageSizes.of(sizes.resized).to_json()
         path = run.run_dir / "predictions.png"
         with failed_drawing_reported(path):
-            draw_predictions(samples[:NUM_DRAWN], loader.dataset, path, thresholds=thresholds)
+            # Without a correct prediction there is no threshold: the best of each image show what the model does.
+            shown = thresholds or ScoreThresholds(0.0)
+            draw_predictions(samples[:NUM_DRAWN], loader.dataset, path, thresholds=shown)
     return metrics
 
 

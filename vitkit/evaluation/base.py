@@ -53,6 +53,12 @@ class SampleEvaluator(Evaluator):
         if not is_main():
             return {}
         self.metrics = self._compute()
+        missing = [name for name in self.extra_metrics if name not in self.metrics]
+        if missing:
+            raise ConfigError(
+                f"{type(self).__name__} declares extra_metrics {', '.join(map(repr, missing))}, which its _compute "
+                "does not return."
+            )
         return dict(self.metrics)
 
     def _compute(self) -> dict[str, float]:
@@ -69,7 +75,10 @@ class SampleEvaluator(Evaluator):
 
     def table(self) -> str:
         """Return the metrics of the last `compute()` as lines to print; empty on other processes."""
-        return "\n".join(self._table_lines()) if self.metrics else ""
+        if not self.metrics:
+            return ""
+        extra = (f"{name} {self.metrics[name]:.4g}" for name in self.extra_metrics)
+        return "\n".join([*self._table_lines(), *extra])
 
 
 def _first_values(metrics: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from scipy.stats import t as student_t
 
 LEVEL = 0.95
 """Nominal coverage of the intervals."""
@@ -102,6 +103,28 @@ class Difference(NamedTuple):
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
     """Compare two metrics, (1 + R,) each, computed from the same resamples."""
     return Difference(float(first[0]), float(second[0]), estimate(second - first))
+
+
+def difference_over_seeds(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """Return the difference of two recipes' means over their runs, with Welch's interval (Welch 1947,
+    https://doi.org/10.1093/biomet/34.1-2.28), which assumes nothing about their spreads.
+
+    Args:
+        first, second: a metric of each run, which differ in their seeds.
+    Returns:
+        the mean of `second` minus that of `first`; the interval is NaN if one of them has a single run.
+    """
+    groups = [np.asarray(values, np.float64) for values in (first, second)]
+    difference = float(groups[1].mean() - groups[0].mean())
+    if min(map(len, groups)) < 2:
+        return Estimate(difference, float("nan"), float("nan"))
+    variances = np.array([values.var(ddof=1) / len(values) for values in groups])
+    total = variances.sum()
+    if not total > 0:
+        return Estimate(difference, difference, difference)
+    degrees = total**2 / (variances**2 / [len(values) - 1 for values in groups]).sum()
+    margin = float(student_t.ppf((1 + LEVEL) / 2, degrees) * total**0.5)
+    return Estimate(difference, difference - margin, difference + margin)
 
 
 def weighted_ratio(weights: np.ndarray, part: np.ndarray, total: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, check_image_ids, read_results, require_annotations
 from vitkit.evaluation.detection_statistics import DetectionStatistics
-from vitkit.evaluation.matching import IOUS
+from vitkit.evaluation.matching import IOUS, check_iou
 from vitkit.evaluation.score_thresholds import robust_threshold
 from vitkit.io.coco_schema import raise_issues, result_issues
 from vitkit.io.output import write_text
@@ -79,8 +79,8 @@ class CocoEvaluator(SampleEvaluator):
         max_dets: how many detections of a class count in an image, best first: the three limits of pycocotools'
             `maxDets`, ascending, or only the last one. Recall is reported at each, everything else at the last, which
             images with more objects of a class need to be higher.
-        iou: the IoU with an object of its class from which a prediction is correct, one of `matching.IOUS`, in all that
-            is computed at a score threshold: `score_thresholds`, and the report's precision, recall, F1, confusions,
+        iou: the IoU with an object of its class from which a prediction is correct, above 0.1, in all that is computed
+            at a score threshold: `score_thresholds`, and the report's precision, recall, F1, confusions,
             kinds of errors and calibration. COCO's metrics have their own.
     Raises:
         ConfigError: an IoU type or the IoU is unknown, the limits are not three ascending numbers, or the dataset has
@@ -105,8 +105,7 @@ class CocoEvaluator(SampleEvaluator):
                 f"CocoEvaluator: got max_dets={max_dets if isinstance(max_dets, int) else list(max_dets)}; expected "
                 f"one number above {MAX_DETS[1]}, such as 500, or three ascending ones, such as [1, 10, 500]."
             )
-        if iou not in IOUS:
-            raise ConfigError(f"CocoEvaluator: got iou={iou}; expected one of COCO's, {', '.join(map(str, IOUS))}.")
+        check_iou("CocoEvaluator", iou)
         require_annotations(dataset, "objects", "CocoEvaluator")
         super().__init__(dataset)
         self.iou_types = tuple(iou_types)
@@ -115,6 +114,8 @@ class CocoEvaluator(SampleEvaluator):
         self.metric_names = metric_names(limits)
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
         self._evaluations: dict[str, COCOeval] = {}
+        self._evaluations_at_iou: dict[tuple[str, float], COCOeval] = {}
+        """By IoU type and an IoU that is not among COCO's."""
 
     def check_dataset(self) -> None:
         """Check the content of `ground_truth()`; raises a DataError that names what is wrong with it."""
@@ -188,6 +189,7 @@ class CocoEvaluator(SampleEvaluator):
         truth = self.dataset.ground_truth()
         results = self.results()
         metrics = {}
+        self._evaluations_at_iou.clear()
         for iou_type in self.iou_types:
             evaluation = self._evaluations[iou_type] = self._evaluate(iou_type, truth, results)
             numbers = zip(self.metric_names, evaluation.stats, strict=True)
@@ -196,7 +198,10 @@ class CocoEvaluator(SampleEvaluator):
             metrics[f"{iou_type}/AP"] = _mean_of_valid(evaluation.eval["precision"][:, :, :, 0, -1])
         return metrics
 
-    def _evaluate(self, iou_type: str, truth: dict[str, Any], results: list[dict[str, Any]]) -> COCOeval:
+    def _evaluate(
+        self, iou_type: str, truth: dict[str, Any], results: list[dict[str, Any]], *, iou: float | None = None
+    ) -> COCOeval:
+        """Return COCOeval's matches and curves at COCO's IoUs, and last at `iou`; without it, also its statistics."""
         if iou_type == "segm":
             unmasked = [a for a in truth["annotations"] if not a.get("segmentation")]
             if unmasked:
@@ -214,9 +219,12 @@ class CocoEvaluator(SampleEvaluator):
             evaluation.params.imgIds = [int(image_id) for image_id in self.dataset.image_ids]
             evaluation.params.catIds = self._category_ids.tolist()
             evaluation.params.maxDets = list(self.max_dets)
+            if iou is not None:
+                evaluation.params.iouThrs = np.array([*IOUS, iou])
             evaluation.evaluate()
             evaluation.accumulate()
-            evaluation.summarize()
+            if iou is None:  # COCO's numbers are means over all IoUs
+                evaluation.summarize()
         return evaluation
 
     def _table_lines(self) -> list[str]:
@@ -276,7 +284,14 @@ class CocoEvaluator(SampleEvaluator):
         Args:
             iou_type: None: masks if they were evaluated, else boxes.
         """
-        evaluation = self._evaluations[iou_type or ("segm" if "segm" in self.iou_types else "bbox")]
+        iou_type = iou_type or ("segm" if "segm" in self.iou_types else "bbox")
+        evaluation, at_iou = self._evaluations[iou_type], self._evaluations_at_iou
+        if self.iou not in IOUS:
+            if (iou_type, self.iou) not in at_iou:
+                at_iou[iou_type, self.iou] = self._evaluate(
+                    iou_type, self.dataset.ground_truth(), self.results(), iou=self.iou
+                )
+            evaluation = at_iou[iou_type, self.iou]
         return DetectionStatistics(evaluation, self._category_ids.tolist(), self.dataset.classes, iou=self.iou)
 
     def named_statistics(self) -> dict[str, DetectionStatistics]:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from pycocotools.cocoeval import COCOeval
 
-from vitkit.errors import ConfigError
 from vitkit.evaluation.bootstrap import Scores, Values, mean_of_finite
 from vitkit.evaluation.matching import IOUS
 
@@ -69,20 +68,19 @@ class DetectionStatistics:
         evaluation: COCOeval after its `evaluate`.
         category_ids: raw category ids in the order of the classes.
         class_names: names of the C classes.
-        iou: the IoU of `rankings` and of everything that is computed at a score threshold; one of `IOUS`.
-    Raises:
-        ConfigError: COCO does not match at this IoU.
+        iou: the IoU of `rankings` and of everything that is computed at a score threshold; one at which the
+            evaluation has matched.
     """
 
     def __init__(
         self, evaluation: COCOeval, category_ids: Sequence[int], class_names: Sequence[str], *, iou: float = 0.5
     ):
-        if iou not in IOUS:
-            raise ConfigError(f"iou: got {iou}; expected one of COCO's, {', '.join(map(str, IOUS))}.")
-        self.iou, self.iou_index = iou, IOUS.index(iou)
+        matched = np.asarray(evaluation.params.iouThrs)
+        self.iou, self.iou_index = iou, int(abs(matched - iou).argmin())
         self.evaluation = evaluation
         self.iou_type = evaluation.params.iouType
-        self.ious = np.asarray(evaluation.params.iouThrs)
+        # COCO's metrics are means over its IoUs; the matches may be at another one as well.
+        self.num_matched, self.ious = len(matched), matched[: len(IOUS)]
         self.max_dets = tuple(evaluation.params.maxDets)
         self.class_names = list(class_names)
         self.sample_ids = list(evaluation.params.imgIds)
@@ -100,7 +98,7 @@ class DetectionStatistics:
         """Return the predictions of a class.
 
         Args:
-            iou: index into `IOUS`.
+            iou: index of an IoU at which the evaluation has matched; COCO's come first.
             size: 0 for objects of all sizes, 1 to 3 for `SIZES`.
         """
         if (label, size) not in self._matches_of:
@@ -112,7 +110,7 @@ class DetectionStatistics:
     def _matches(self, label: int, size: int) -> tuple[np.ndarray, ...]:
         """Return a class's predictions, best first: scores, images, (IoUs, D) correct and counted; objects by image."""
         num_objects = np.zeros(len(self.sample_ids))
-        none = np.zeros((len(self.ious), 0), bool)
+        none = np.zeros((self.num_matched, 0), bool)
         scores, image, correct, counts = [np.zeros(0)], [np.zeros(0, np.int64)], [none], [none]
         for position, entry in self.images_of(label, size):
             num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
@@ -152,8 +150,8 @@ class DetectionStatistics:
             detected, num_objects = np.zeros((2, len(self.sample_ids)))
             for position, entry in self.images_of(label, size):
                 num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
-                correct = (entry["dtMatches"][:, :max_dets] > 0) & ~entry["dtIgnore"][:, :max_dets].astype(bool)
-                detected[position] = correct.sum() / len(self.ious)
+                matches, ignored = (entry[name][: len(self.ious), :max_dets] for name in ("dtMatches", "dtIgnore"))
+                detected[position] = ((matches > 0) & ~ignored.astype(bool)).sum() / len(self.ious)
             total = weights @ num_objects
             np.divide(weights @ detected, total, out=result[:, label], where=total > 0)
         return result

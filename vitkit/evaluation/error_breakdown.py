@@ -18,10 +18,9 @@ import numpy as np
 
 from vitkit.evaluation.bootstrap import mean_of_finite
 from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking, average_precision
-from vitkit.evaluation.matching import overlaps_of
+from vitkit.evaluation.matching import BACKGROUND, overlaps_of
 
 KINDS = ("class", "localization", "both", "duplicate", "background", "missed")
-BACKGROUND = 0.1
 
 
 class Predictions(NamedTuple):

@@ -8,11 +8,24 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from vitkit.errors import ConfigError
 from vitkit.io.segmentations import encode_segmentation
 
 IouType = Literal["bbox", "segm"]
 IOUS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 """The IoUs at which COCO counts a detection as correct."""
+BACKGROUND = 0.1
+"""A prediction that overlaps no object by more than this is an error on the background."""
+
+
+def check_iou(owner: str, iou: float) -> None:
+    """Check the IoU from which a prediction is correct.
+
+    Raises:
+        ConfigError: it is not above `BACKGROUND`, or above 1.
+    """
+    if not BACKGROUND < iou <= 1:
+        raise ConfigError(f"{owner}: got iou={iou}; expected more than {BACKGROUND}, up to 1.")
 
 
 class ImageMatches(NamedTuple):

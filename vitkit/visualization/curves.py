@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import reprlib
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from vitkit.registry import nearest
 from vitkit.visualization.canvas import save_figure
 
 _HEADLINE = ("AP", "AP50", "AP75")
+_DETAIL = re.compile(r"AP[sml]|AR(\d+|[sml])|(train_)?matched_accuracy|[PRS]Q.*|\w*(IoU|accuracy).*")
+"""Metrics that are not drawn beside `_HEADLINE`; those that a user's evaluator adds are."""
 _FEW = 10  # a curve with fewer points shows each of them and is not smoothed
 
 
@@ -201,7 +204,9 @@ def _loss_curves(train: Sequence[dict[str, Any]], val: Sequence[dict[str, Any]],
 def _metric_curves(val: Sequence[dict[str, Any]], metrics: Sequence[str] | None = None, x: str = "epoch") -> Curves:
     if metrics is None:
         names = dict.fromkeys(name for record in val for name in record.get("metrics", {}) if name != "loss")
-        metrics = [name for name in names if name.rpartition("/")[2] in _HEADLINE] or list(names)
+        metrics = list(names)
+        if any(name.rpartition("/")[2] in _HEADLINE for name in names):
+            metrics = [name for name in names if not _DETAIL.fullmatch(name.rpartition("/")[2])]
     points = {name: [(record[x], record.get("metrics", {}).get(name)) for record in val] for name in metrics}
     return _finite({name: [(e, v) for e, v in pairs if is_measured(v)] for name, pairs in points.items()})
 

@@ -14,6 +14,7 @@ from vitkit.structures import SegmentInfo
 from vitkit.visualization.canvas import (
     Labels,
     Scores,
+    class_color,
     draw_tag,
     enlarge,
     font_for,
@@ -35,6 +36,7 @@ def draw_masks(
     class_names: Sequence[str],
     scores: Scores | None = None,
     *,
+    by_instance: bool = False,
     min_side: int = 320,
 ) -> np.ndarray:
     """Color masks on a copy of the image, write their names on them, and add a legend of the classes below.
@@ -44,6 +46,7 @@ def draw_masks(
         masks: (N, H, W) bool; where masks overlap, the smallest is on top.
         labels: (N,) indices into `class_names`.
         scores: (N,) in 0..1, written after the names.
+        by_instance: give each mask a color of its own instead of its class's; there is no legend then.
         min_side: an image with a shorter side below this is upscaled to it, so that text on it is legible.
     Returns:
         (H', W', 3) uint8 RGB, with the legend below the image.
@@ -52,6 +55,7 @@ def draw_masks(
     drawn, size = np.array(canvas), canvas.size
     labels, texts = labels_and_texts(labels, class_names, scores)
     masks = torch.as_tensor(masks, dtype=torch.bool).cpu().numpy().view(np.uint8)
+    colors = [class_color(k) if by_instance else named_color(label, class_names) for k, label in enumerate(labels)]
     areas = [cv2.countNonZero(mask) for mask in masks]
     order = sorted((k for k, area in enumerate(areas) if area), key=lambda k: -areas[k])
     regions = {k: _region(masks[k], size) for k in order}
@@ -61,18 +65,18 @@ def draw_masks(
     for k in order:
         mask, (x, y) = regions[k]
         np.copyto(top[y : y + mask.shape[0], x : x + mask.shape[1]], k + 1, where=mask.view(bool), casting="unsafe")
-    colors = np.array([(0, 0, 0), *(named_color(label, class_names) for label in labels)], np.uint8).take(top, axis=0)
-    cv2.copyTo(cv2.addWeighted(colors, _OPACITY, drawn, 1 - _OPACITY, 0), (top > 0).view(np.uint8), drawn)
+    layer = np.array([(0, 0, 0), *colors], np.uint8).take(top, axis=0)
+    cv2.copyTo(cv2.addWeighted(layer, _OPACITY, drawn, 1 - _OPACITY, 0), (top > 0).view(np.uint8), drawn)
     thickness = max(1, round(min(size) / 300))
     for k in order:
         # The masks' edges show where objects of one class touch.
         mask, corner = regions[k]
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner)
-        cv2.drawContours(drawn, contours, -1, named_color(labels[k], class_names), thickness)
+        cv2.drawContours(drawn, contours, -1, colors[k], thickness)
     named = [k for k in order if areas[k] >= _MIN_NAMED * masks[k].size]
     drawing = Image.fromarray(drawn)
-    _write_names(drawing, [(*regions[k], texts[k], named_color(labels[k], class_names)) for k in named])
-    return _with_legend(drawing, sorted(set(labels)), class_names)
+    _write_names(drawing, [(*regions[k], texts[k], colors[k]) for k in named])
+    return np.asarray(drawing) if by_instance else _with_legend(drawing, sorted(set(labels)), class_names)
 
 
 def _region(mask: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:

@@ -18,6 +18,8 @@ from vitkit.visualization.clips import draw_strip
 from vitkit.visualization.masks import draw_masks, draw_panoptic, draw_semantic
 
 _COLUMNS = 4
+_MORE_THAN_TRUE = 5
+"""How many more predicted than true objects of an image may be drawn."""
 _FRAMES = 4  # frames that are drawn of a video
 FIELDS = {
     "panoptic": "panoptic",
@@ -128,11 +130,29 @@ def save_pairs(
     *,
     thresholds: ScoreThresholds | None = None,
 ) -> None:
-    """Save a PNG with a field of each image's prediction beside its target, two pairs per row."""
-    images = []
+    """Save a PNG with a field of each image's prediction beside its target, two pairs per row; of objects, the best."""
+    images, titles = [], []
     for image, prediction, target in rows:
-        drawn = draw_prediction(image, prediction, class_names, field, thresholds=thresholds)
-        images += [drawn, draw_truth(image, target, class_names)]
-    thresholds = thresholds or ScoreThresholds()
-    title = f"prediction (score from {thresholds.interval})" if field in ("masks", "boxes_xyxy") else "prediction"
-    save_grid(images, [title, "ground truth"] * len(rows), path, per_line=_COLUMNS)
+        title = "prediction"
+        if field in ("masks", "boxes_xyxy"):
+            prediction, title = _best_objects(prediction, field, len(target["labels"]), thresholds or ScoreThresholds())
+        images += [draw_prediction(image, prediction, class_names, field, thresholds=thresholds)]
+        images += [draw_truth(image, target, class_names)]
+        titles += [title, "ground truth"]
+    save_grid(images, titles, path, per_line=_COLUMNS)
+
+
+def _best_objects(
+    prediction: Mapping[str, Any], field: str, num_true: int, thresholds: ScoreThresholds
+) -> tuple[dict[str, Any], str]:
+    """Return the objects of a prediction that are drawn, and a title that says which.
+
+    A weak model has its highest F1 at a low threshold, above which many objects lie on each other.
+    """
+    scores, most = prediction["scores"], num_true + _MORE_THAN_TRUE
+    confident = scores >= thresholds.of(prediction["labels"])
+    best = scores.where(confident, -1.0).argsort(descending=True, stable=True)[: min(most, int(confident.sum()))]
+    title = f"prediction (score from {thresholds.interval})"
+    if len(best) < confident.sum():
+        title = f"prediction (best {len(best)} of {int(confident.sum())}, from {float(scores[best].min()):.2f})"
+    return {name: prediction[name][best] for name in (field, "labels", "scores")}, title

@@ -23,6 +23,9 @@ from vitkit.weights.reading import read_checkpoint
 logger = logging.getLogger("vitkit")
 
 
+Shape = tuple[int, ...]
+
+
 @dataclass
 class LoadReport:
     """The result of `load_weights`."""
@@ -41,6 +44,37 @@ class LoadReport:
     last map."""
     not_finite: list[str] = field(default_factory=list)
     """Loaded entries that contain NaN, or infinity if they are parameters."""
+    misshapen: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    """Entries of a partial load that were not loaded: their shapes in the checkpoint and in the model."""
+    loaded: list[str] = field(default_factory=list)
+    """The loaded entries."""
+
+    def table(self, expected: Mapping[str, Tensor]) -> str:
+        """Return what of the model's entries was loaded and what was not, part by part and then by name."""
+        parts: dict[str, list[str]] = {}
+        for key in expected:
+            parts.setdefault(".".join(key.split(".")[:2]), []).append(key)
+        loaded, width = set(self.loaded), max(map(len, parts), default=0)
+        share = sum(expected[key].numel() for key in loaded) / max(sum(v.numel() for v in expected.values()), 1)
+        lines = [
+            f"{self.source}{f' ({self.converter})' if self.converter else ''}: {len(loaded)} of the model's "
+            f"{len(expected)} entries loaded, {share:.0%} of its values",
+            f"  {'part':{width}}  loaded  of",
+        ]
+        lines += [
+            f"  {part:{width}}  {sum(key in loaded for key in keys):6}  {len(keys)}" for part, keys in parts.items()
+        ]
+        lines += [
+            f"  other shape: {k}: checkpoint {theirs}, model {ours}" for k, (theirs, ours) in self.misshapen.items()
+        ]
+        others = {
+            "new, for other classes": self.reinitialized,
+            "new, not in the checkpoint": self.missing,
+            "in the checkpoint only": [*self.unexpected, *self.left_out],
+        }
+        for kind, keys in others.items():
+            lines += [f"  {kind}: {module}" for module in _modules(keys)]
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         parts = [f"loaded {self.source}"]
@@ -76,6 +110,7 @@ def load_weights(
     classes: Sequence[str] | None = None,
     new_class_head: bool = False,
     strict: bool = True,
+    partial: bool = False,
     spec: Spec | None = None,
 ) -> LoadReport:
     """Load weights into `model`, whatever names they were published under.
@@ -91,6 +126,8 @@ def load_weights(
         strict: raise an error for missing or unexpected keys instead of only reporting them. For a backbone of feature
             maps, a classifier's head and blocks after the last map do not count as unexpected, nor the norms of the
             maps as missing; the report lists them.
+        partial: load what has the name and shape of an entry of the model, whatever else differs; the report lists the
+            rest.
         spec: the `model` section of the model's config, to warn of settings that the weights were trained with and do
             not show.
     Raises:
@@ -112,10 +149,10 @@ def load_weights(
             module.adapt_state(state, f"{prefix}." if prefix else "")
     expected = model.state_dict()
 
-    if not _is_of_another_model(state, expected):
+    if not partial and not _is_of_another_model(state, expected):
         _check_variant(name, model, state, expected)
     origin = converters().describe(checkpoint, stored, official)
-    if strict and _is_of_another_model(state, expected):
+    if strict and not partial and _is_of_another_model(state, expected):
         report.compare(state, expected)
         raise CheckpointError(_mismatch(report, model, state, expected, [], origin))
     trained_classes = classes_of(checkpoint, name) or (official and official.classes)
@@ -137,9 +174,13 @@ def load_weights(
     elif hasattr(child(model, "backbone"), "entries_to_leave_out"):
         state = _without_unused_blocks(model.backbone, state, expected, report)
 
+    if partial:
+        for key in [key for key in state if key in expected and state[key].shape != expected[key].shape]:
+            report.misshapen[key] = tuple(state.pop(key).shape), tuple(expected[key].shape)
     report.compare(state, expected)
+    report.missing = [key for key in report.missing if key not in report.misshapen]
     misshapen = [key for key in state if key in expected and state[key].shape != expected[key].shape]
-    if misshapen or (strict and (report.missing or report.unexpected)):
+    if misshapen or (strict and not partial and (report.missing or report.unexpected)):
         raise CheckpointError(_mismatch(report, model, state, expected, misshapen, origin))
     state = {key: value for key, value in state.items() if key in expected}
     if expected and not state:
@@ -148,6 +189,7 @@ def load_weights(
     check_hidden_settings(model, checkpoint, name, spec=spec, zoo_name=zoo_name, only_start=new_class_head)
 
     model.load_state_dict(state, strict=False)
+    report.loaded = list(state)
     report.not_finite = _not_finite(model, state)
     if report.not_finite:
         logger.warning(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from vitkit.apps.training.results import score_file
 from vitkit.config import load_config, save_config
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import LanguageModelEvaluator, SemanticEvaluator
-from vitkit.evaluation.bootstrap import Difference, Estimate
+from vitkit.evaluation.bootstrap import Difference, Estimate, difference_over_seeds
 from vitkit.io.segmentations import encode_segmentation
 from vitkit.registry import EVALUATORS
 from vitkit.tools import compare as compare_tool
@@ -48,6 +49,46 @@ def test_differences_are_paired_differences_of_the_metrics(folder):
     assert (comparison.samples[1] == 1.0).all() and (comparison.samples[0] < 1.0).any()
     same = compare([models[0], Compared("c", first.evaluator)]).differences[0]["bbox/AP"]
     assert same.difference == (0.0, 0.0, 0.0) and not same.significant
+
+
+def seeds_of(*names):
+    """Return compared models: of "a0", "b1" ... the recipe is the letter and the seed the number."""
+    models = []
+    for name, file in names:
+        config = dict(model=dict(type=name[0]), train=dict(seed=int(name[1])))
+        models.append(Compared(name, score_file(file, annotations="truth.json").evaluator, config))
+    return models
+
+
+def test_recipes_are_compared_over_their_seeds(folder, capsys):
+    worse = [{**result, "score": 0.5} for result in json.loads(Path("perfect.json").read_text())[2:]]
+    Path("worse.json").write_text(json.dumps(worse))
+    runs = [("a0", "results.json"), ("b0", "worse.json"), ("a1", "results.json"), ("b1", "perfect.json")]
+    comparison = write_comparison(seeds_of(*runs), "page.html")
+    assert comparison.recipes == [[0, 2], [1, 3]] and comparison.seed_warning() is None
+    values = [(each["bbox/AP"].first, each["bbox/AP"].second) for each in comparison.differences]
+    first, b0, b1 = values[0][0], values[0][1], values[2][1]
+    over_seeds = comparison.over_seeds[0]["bbox/AP"]
+    assert (over_seeds.first, over_seeds.second) == pytest.approx((first, (b0 + b1) / 2))
+    assert over_seeds.difference == pytest.approx(difference_over_seeds([first, first], [b0, b1]))
+    assert "means over seeds" in Path("page.html").read_text()
+    compare_tool.print_comparison(comparison)
+    printed = capsys.readouterr().out
+    assert "b0, b1 against a0, a1, means over seeds:" in printed and "warning" not in printed
+
+
+def test_one_seed_is_a_warning(folder, capsys):
+    runs = [("a0", "results.json"), ("b0", "perfect.json"), ("b1", "perfect.json")]
+    comparison = write_comparison(seeds_of(*runs), "page.html")
+    assert "One seed of a0: the intervals are those of other images" in comparison.seed_warning()
+    assert "One seed of a0" in Path("page.html").read_text()
+    compare_tool.print_comparison(comparison)
+    printed = capsys.readouterr().out
+    assert "warning: One seed of a0:" in printed and "(one seed)" in printed
+    only_seeds = compare(seeds_of(("a0", "results.json"), ("a1", "perfect.json")))
+    assert only_seeds.seed_warning().startswith("All models differ only in their seeds") and not only_seeds.over_seeds
+    # Two checkpoints of a run have equal configs.
+    assert compare(seeds_of(("a0", "results.json"), ("a0", "perfect.json"))).recipes == [[0], [1]]
 
 
 def test_boxes_are_not_compared_with_masks(folder):

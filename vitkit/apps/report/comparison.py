@@ -7,11 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.apps.report.images import ImageBudget
-from vitkit.apps.report.pages import prediction_image
+from vitkit.apps.report.pages import extra_values, prediction_image
 from vitkit.apps.report.report import describe_data, write_page
-from vitkit.apps.report.sections import Cell, Change, Details, Gallery, Image, Section, Table, Text, number
+from vitkit.apps.report.sections import Alert, Cell, Change, Details, Gallery, Image, Section, Table, Text, number
+from vitkit.config import cfg_diff
 from vitkit.errors import ConfigError, DataError
-from vitkit.evaluation.bootstrap import Difference, SampleStatistics, Scores, bootstrap_weights, paired_difference
+from vitkit.evaluation.bootstrap import (
+    Difference,
+    Estimate,
+    SampleStatistics,
+    Scores,
+    bootstrap_weights,
+    difference_over_seeds,
+    paired_difference,
+)
 from vitkit.protocols import Evaluator
 from vitkit.text_format import pluralize
 
@@ -21,6 +30,10 @@ _DIFFERENCES = (
     "Difference to the first, with the 95 % interval of a paired bootstrap: all models are scored on the same "
     "resampled images. A difference whose interval leaves out zero is significant; one in twenty is "
     "so by chance."
+)
+_SEEDS = (
+    "Difference of the means over runs that differ only in their seeds, with Welch's 95 % interval. It says what "
+    "training again may change; the intervals above, what other images may."
 )
 
 
@@ -47,6 +60,27 @@ class Comparison(NamedTuple):
     """(models, N) value of each image or sentence."""
     lower_is_better: Collection[str]
     """The metrics of which a lower value is better."""
+    recipes: list[list[int]]
+    """The models by recipe: indices of those whose configs differ only in seeds."""
+    over_seeds: list[dict[str, Difference]]
+    """For each recipe but the first: metric -> difference of the means over seeds to the first recipe; without an
+    interval where one of them has one seed. Empty for a single recipe."""
+
+    def recipe_name(self, recipe: int) -> str:
+        """Return the names of a recipe's models."""
+        return ", ".join(self.names[k] for k in self.recipes[recipe])
+
+    def seed_warning(self) -> str | None:
+        """Return what the intervals over images leave out, if a recipe has one seed or all models are of one."""
+        single = [self.recipe_name(k) for k, members in enumerate(self.recipes) if len(members) == 1]
+        if len(self.recipes) == 1:
+            return "All models differ only in their seeds: what differs is due to chance."
+        if not single:
+            return None
+        return (
+            f"One seed of {' and of '.join(single)}: the intervals are those of other images, not of other seeds, "
+            "which may change a metric by more. Train each with several (train.seed=1, ...) and compare all runs."
+        )
 
 
 def compare(models: Sequence[Compared]) -> Comparison:
@@ -81,7 +115,52 @@ def compare(models: Sequence[Compared]) -> Comparison:
     names = [model.name for model in models]
     values = np.stack([values for _, values in ranks])
     lower = {name for part in models[0].evaluator.parts for name in part.lower_is_better}
-    return Comparison(names, parts[0][0].sample_ids, differences, by_class, ranks[0][0], values, lower)
+    overall = {m: [float(each.overall[m][0]) for each in (first, *others)] for m in metrics}
+    for metric, of_all in _extra_metrics(models, overall).items():
+        overall[metric] = of_all
+        for of_model, value in zip(differences, of_all[1:]):
+            change = Estimate(value - of_all[0], float("nan"), float("nan"))
+            of_model[metric] = Difference(of_all[0], value, change)
+    recipes = _recipes(models)
+    over_seeds = [{m: _over_seeds(of_all, recipes[0], other) for m, of_all in overall.items()} for other in recipes[1:]]
+    return Comparison(
+        names, parts[0][0].sample_ids, differences, by_class, ranks[0][0], values, lower, recipes, over_seeds
+    )
+
+
+def _extra_metrics(models: Sequence[Compared], known: Collection[str]) -> dict[str, list[float]]:
+    """Return the further metrics that all models have, which no statistics give intervals."""
+    values = [
+        {name: value for part in model.evaluator.parts for name, value in extra_values(part).items()}
+        for model in models
+    ]
+    shared = [name for name in values[0] if name not in known and all(name in each for each in values)]
+    return {name: [each[name] for each in values] for name in shared}
+
+
+def _recipes(models: Sequence[Compared]) -> list[list[int]]:
+    """Return the indices of the models, those of configs that differ only in seeds together."""
+    recipes: list[list[int]] = []
+    for k, model in enumerate(models):
+        same = next((r for r in recipes if all(_differ_in_seeds(models[j].config, model.config) for j in r)), None)
+        if same is None:
+            recipes.append([k])
+        else:
+            same.append(k)
+    return recipes
+
+
+def _differ_in_seeds(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> bool:
+    """Whether two configs are known and differ, but only in seeds; those of two checkpoints of a run are equal."""
+    if first is None or second is None:
+        return False
+    keys = cfg_diff(first, second)
+    return bool(keys) and all(key.rpartition(".")[2] == "seed" for key in keys)
+
+
+def _over_seeds(values: Sequence[float], first: Sequence[int], second: Sequence[int]) -> Difference:
+    groups = [[values[k] for k in members] for members in (first, second)]
+    return Difference(*(float(np.mean(group)) for group in groups), difference_over_seeds(*groups))
 
 
 def _scores_of(statistics: Sequence[SampleStatistics], weights: np.ndarray) -> Scores:
@@ -159,6 +238,7 @@ def write_comparison(
         same = Text("The configs do not differ.")
         sections.append(Section("Configs", [Table(("value", *names), rows) if rows else same]))
     sections.append(Section("Metrics", [_metrics(comparison)], _DIFFERENCES))
+    sections.append(Section("Seeds", _seeds(comparison), _SEEDS))
     if comparison.by_class[0]:
         sections.append(Section("Classes", _classes(comparison)))
     if curves is not None:
@@ -191,6 +271,18 @@ def _metrics(comparison: Comparison) -> Table:
     metrics, lower = comparison.differences[0], comparison.lower_is_better
     rows = [_row(metric, metric, [each[metric] for each in comparison.differences], lower) for metric in metrics]
     return Table(_columns(first, others), rows)
+
+
+def _seeds(comparison: Comparison) -> list[Table | Alert]:
+    """Return the differences of recipes over their seeds, and a warning where there is only one."""
+    warning = comparison.seed_warning()
+    parts: list[Table | Alert] = [Alert(warning)] if warning else []
+    if any(len(members) > 1 for members in comparison.recipes) and comparison.over_seeds:
+        first, *others = (comparison.recipe_name(k) for k in range(len(comparison.recipes)))
+        lower, of_first = comparison.lower_is_better, comparison.over_seeds[0]
+        rows = [_row(m, m, [each[m] for each in comparison.over_seeds], lower) for m in of_first]
+        parts.append(Table(_columns(first, others), rows, caption="means over seeds"))
+    return parts
 
 
 def _classes(comparison: Comparison) -> list[Table]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from vitkit.apps.report import charts
 from vitkit.apps.report.detections import Detections, detections_data
 from vitkit.apps.report.images import ImageBudget
-from vitkit.apps.report.pages import report_sections
+from vitkit.apps.report.pages import extra_values, report_sections
 from vitkit.apps.report.parts import Review, show_gallery, show_matrix
 from vitkit.apps.report.sections import (
     Alert,
@@ -60,8 +60,17 @@ def write_report(evaluator: Evaluator, path: str | Path, *, title: str, facts: M
     parts, sections = evaluator.parts, []
     for part in parts:
         images = ImageBudget(evaluator.dataset, IMAGE_BYTES // len(parts))
-        sections.append((report_sections(part), images))
+        sections.append(([*report_sections(part), *_extra_metrics(part)], images))
     return write_page(path, title, sections, {**(facts or {}), "data": describe_data(evaluator)})
+
+
+def _extra_metrics(evaluator: Evaluator) -> list[Section]:
+    """Return a section of the metrics that a subclass adds to those of its base, which its page does not have."""
+    values = extra_values(evaluator)
+    if not values:
+        return []
+    note = f"Added by {type(evaluator).__name__}."
+    return [Section("Further metrics", [Table(("", "value"), [list(row) for row in values.items()])], note)]
 
 
 def describe_data(evaluator: Evaluator) -> str:

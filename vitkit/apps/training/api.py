@@ -52,6 +52,7 @@ def train(
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,
     init: str | Path | None = None,
+    init_partial: str | Path | None = None,
     device: str | None = None,
     trust: bool = False,
     verbose: bool = False,
@@ -67,6 +68,7 @@ def train(
         run_dir: the folder to write to; None: runs/CONFIG_NAME, numbered if it exists.
         resume: the folder of a run to resume.
         init: weights to start from, see `find_weights`; for other classes the head is replaced by a new one.
+        init_partial: the same for a model that differs by a layer: what fits is taken, and a table of it logged.
         device: "cpu", "cuda", "mps", ...; None: an accelerator if there is one.
         trust: allow a saved config to import the code that it names, see `load_config`.
         verbose: print all loss terms and metrics, as in console.txt.
@@ -79,7 +81,10 @@ def train(
     """
     if (config is None) == (resume is None):
         raise ConfigError("train: give either a config, or resume=RUN.")
-    if resume is not None and (init is not None or run_dir is not None):
+    if init is not None and init_partial is not None:
+        raise ConfigError("train: init and init_partial are both weights to start from: give one.")
+    start = init if init_partial is None else init_partial
+    if resume is not None and (start is not None or run_dir is not None):
         raise ConfigError("train: resume continues a run in its own folder: it takes neither init nor run_dir.")
     if resume is not None:
         check_resumable(Path(resume))
@@ -93,7 +98,8 @@ def train(
                 default=Path("runs") / resolved.name,
                 run_dir=None if run_dir is None else Path(run_dir),
                 resume=None if resume is None else Path(resume),
-                init=None if init is None else str(init),
+                init=None if start is None else str(start),
+                partial_init=init_partial is not None,
                 trust=trust,
                 hooks=hooks,
             )

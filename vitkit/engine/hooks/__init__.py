@@ -6,12 +6,13 @@ from vitkit.engine.hooks.annealing import MaskAnnealing
 from vitkit.engine.hooks.base import Hook, check_hook
 from vitkit.engine.hooks.log import ProgressLog, TensorBoard
 from vitkit.engine.hooks.pausing import EndAfter
+from vitkit.engine.hooks.profile import StepProfile
 from vitkit.engine.hooks.sampling import ScheduledSampling
 from vitkit.engine.hooks.saving import BestMetric, FailedEvaluation, Interrupted, Signals
 from vitkit.engine.settings import TrainSettings
 from vitkit.registry import HOOKS
 
-__all__ = ["EndAfter", "Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "default_hooks"]
+__all__ = ["EndAfter", "Hook", "Interrupted", "MaskAnnealing", "ScheduledSampling", "StepProfile", "default_hooks"]
 
 
 def default_hooks(settings: TrainSettings, added: Sequence[Hook] = ()) -> list[Hook]:

@@ -37,6 +37,14 @@ def report_sections(evaluator: Evaluator) -> list[Section]:
     return sections
 
 
+def extra_values(evaluator: Evaluator) -> dict[str, float]:
+    """Return an evaluator's `extra_metrics`; NaN for one that has no value, which evaluators write as -1."""
+    if not evaluator.extra_metrics:
+        return {}
+    metrics = getattr(evaluator, "metrics", None) or evaluator.compute()  # COCO's take a while to compute again
+    return {name: float("nan") if metrics[name] == -1 else float(metrics[name]) for name in evaluator.extra_metrics}
+
+
 @singledispatch
 def prediction_image(evaluator: Evaluator, index: int) -> Image:
     """Return how a comparison shows the prediction for a sample of the dataset; by default only the sample's image.

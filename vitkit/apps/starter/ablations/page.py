@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from vitkit.apps.analysis.power_law import PowerLaw, fit_power_law
 from vitkit.apps.starter.ablations.sets import Ablation, Row, summary_of
+from vitkit.evaluation.bootstrap import difference_over_seeds
 from vitkit.io.output import write_text
 from vitkit.visualization.canvas import save_figure
 
@@ -43,6 +44,7 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
         for metric in ablation.metrics:
             cells.append(_mean_and_spread([row["evaluations"][-1]["metrics"].get(metric) for row in runs]))
         lines.append("| " + " | ".join(cells) + " |")
+    lines += _differences(ablation, rows)
     if ablation.power_law and rows:
         lines += ["", f"Power laws of {ablation.metrics[0]}, a x^-b; x is {ablation.x_label}:", ""]
         lines += [f"- {name}: {law}" for name, law in power_laws(last_values(ablation, rows)).items()]
@@ -53,6 +55,27 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
         lines += [f"The command of each run is in [{path.stem}.json]({path.stem}.json).", ""]
         lines += [f"![{ablation.metrics[0]} of each arm]({path.stem}.png)"]
     return "\n".join(lines) + "\n"
+
+
+def _differences(ablation: Ablation, rows: Sequence[Row]) -> list[str]:
+    """Return a table of the differences to the first arm over seeds; nothing if no two arms have several."""
+    values = {
+        arm: [[row["evaluations"][-1]["metrics"].get(m) for m in ablation.metrics] for row in rows if row["arm"] == arm]
+        for arm in ablation.arms
+    }
+    several = [arm for arm, runs in values.items() if len(runs) > 1]
+    if len(several) < 2:
+        return []
+    first, *others = several
+    columns = [f"difference to {first}, over seeds", *ablation.metrics]
+    lines = ["", "| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(ablation.metrics)]
+    for arm in others:
+        cells = [arm]
+        for one, other in zip(zip(*values[first]), zip(*values[arm])):
+            value, low, high = (math.nan,) * 3 if None in (*one, *other) else difference_over_seeds(one, other)
+            cells.append("–" if math.isnan(value) else f"{value:+.3f} ({low:+.3f} to {high:+.3f})")
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, "", "In brackets are Welch's 95 % intervals; arms with one seed have none."]
 
 
 def _mean_and_spread(values: Sequence[float | None]) -> str:
