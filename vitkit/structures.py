@@ -55,6 +55,9 @@ class DetectionTarget(TypedDict, total=False):
     """Un-padded size of the transformed image."""
     original_size: tuple[int, int]
     """Size of the image as stored (after its EXIF rotation); predictions are scaled to this size."""
+    positive_map: Tensor
+    """(N, up to T) bool, the tokens of the prompt that name each object; only for prompts whose phrases overlap, as in
+    captions. Without it, labels are numbers of the image's phrases."""
 
 
 def describe_image(index: int, target: DetectionTarget) -> str:
@@ -290,7 +293,8 @@ class Batch:
     For images, `inputs` holds
         images: (B, 3, H, W) uint8 RGB, or (B, C, H, W) uint16, zero-padded at the right and bottom to a common size,
         padding_mask: (B, H, W) bool, True = padding,
-        prompt: only for a model that takes one, a list with a text for each image.
+        prompt: only for a model that takes one, a list with a text for each image; or in its place, as in training,
+        tokens, blocks, is_word: (B, T), its tokens, see `vitkit.ops.prompts`.
     For clips, which all have one size within a batch, `inputs` holds
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.
     """

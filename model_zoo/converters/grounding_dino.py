@@ -130,7 +130,6 @@ _LIBRARY: list[Rule] = [
     _heads(["", "model.decoder."]),
 ]
 
-_OFFICIAL_FUSED, _OFFICIAL_DECODER = "transformer.encoder.fusion_layers.{i}.", "transformer.decoder.layers.{i}."
 _OFFICIAL_FUSION = (
     ("layer_norm_v.", "image_norm."),
     ("layer_norm_l.", "text_norm."),
@@ -147,15 +146,14 @@ _OFFICIAL: list[Rule] = [
     Rename("^transformer.enc_out_bbox_embed.", f"^{_PROPOSALS}bbox_embed."),
     Rename("^transformer.tgt_embed.", f"^{_PROPOSALS}content."),
     Rename("^transformer.level_embed", "^head.level_embed"),
-    *below(f"{_OFFICIAL_FUSED}attn.", f"{_FUSED}attn.", _FUSION),
-    *below(_OFFICIAL_FUSED, _FUSED, _OFFICIAL_FUSION),
-    Rename("^transformer.encoder.text_layers.", "^head.encoder.text_layers."),
-    *below(_TEXT, _TEXT, [("linear1.", "ffn.linear1."), ("linear2.", "ffn.linear2.")]),
-    *below(_OFFICIAL_DECODER, _DECODER, [("ca_text.", "text_attn."), ("catext_norm.", "text_norm.")]),
+    Drop("^transformer.decoder.bbox_embed."),  # the same heads once more
     *torch_stack("transformer.encoder.", "head.encoder."),
-    # The heads come before the decoder, below which they are once more.
-    _heads(["", "transformer.decoder."]),
     *torch_stack("transformer.decoder.", "head.decoder.", cross="cross_attn."),
+    *below(f"{_FUSED}attn.", f"{_FUSED}attn.", _FUSION),
+    *below(_FUSED, _FUSED, _OFFICIAL_FUSION),
+    *below(_TEXT, _TEXT, [("linear1.", "ffn.linear1."), ("linear2.", "ffn.linear2.")]),
+    *below(_DECODER, _DECODER, [("ca_text.", "text_attn."), ("catext_norm.", "text_norm.")]),
+    _heads(["", "transformer.decoder."]),
 ]
 
 _UNFOLDED = (0, 2, 1, 3)
@@ -195,7 +193,7 @@ def _read_mm(state: State, model: nn.Module) -> State:
 
 
 def _write_mm(state: State, model: nn.Module) -> State:
-    num_layers = len({key.split(".")[2] for key in state if key.startswith("bbox_embed.")})
+    num_layers = len({key.split(".")[1] for key in state if key.startswith("bbox_embed.")})
     convs = len(getattr(model.neck, "in_features", ()))
     result = {}
     for key, value in state.items():

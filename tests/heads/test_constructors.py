@@ -19,6 +19,16 @@ WORDS = {
     "DeformableDETRHead": dict(LAYERS, **DEFORMABLE, refine_boxes=True, two_stage=True),
     "DABDeformableDETRHead": dict(LAYERS, **DEFORMABLE),
     "DINOHead": dict(LAYERS, **DEFORMABLE, share_heads=False, look_forward_twice=False),
+    "GroundingDINOHead": dict(
+        LAYERS,
+        **DEFORMABLE,
+        share_heads=False,
+        look_forward_twice=False,
+        scale=True,
+        bias=True,
+        fusion_drop_path=0.2,
+        fusion_dropout=0.3,
+    ),
     "RTDETRHead": dict(LAYERS, num_points=2, num_decoder_layers=2),
     "RFDETRHead": dict(LAYERS, num_cross_heads=8, num_points=2, num_decoder_layers=2, masks=False),
     "RTDETRv2Head": dict(LAYERS, num_points=2, num_decoder_layers=2, offset_scale=0.25, sampling="discrete"),
@@ -83,6 +93,7 @@ WORDS = {
         isolate_padding=True,
     ),
     "BoxDenoising": dict(num_queries=5, contrastive=False, label_noise=0.1, box_noise=0.2),
+    "TextDenoising": dict(num_queries=5, contrastive=False, label_noise=0.1, box_noise=0.2),
     "MaskDenoising": dict(num_queries=5, label_flips=0.1, mask_flips=0.3),
     "QueryGroups": dict(groups=3),
     "OneToManyQueries": dict(num_queries=6, repeats=3),
@@ -95,7 +106,8 @@ def owner_arguments(name):
     if name in HEADS:
         info = PIXELS if "Mask" in name or "Pixel" in name else MAPS
         queries = {} if "Pixel" in name else dict(num_queries=6)
-        return dict(feature_info=info, num_classes=3, **queries)
+        classes = {} if name == "GroundingDINOHead" else dict(num_classes=3)
+        return dict(feature_info=info, **classes, **queries)
     if name in NECKS:
         return dict(feature_info=MAPS)
     info, head = (PIXELS, Mask2FormerHead) if name == "MaskDenoising" else (MAPS, DINOHead)

@@ -13,7 +13,8 @@ MASK_MATCHER = dict(
     type="HungarianMaskMatcher", cost_labels=2.0, cost_mask=5.0, cost_dice=3.0, mask_cost="focal", num_points=7
 )
 BOX_MASK_MATCHER = dict(BOX_MATCHER, type="HungarianBoxMaskMatcher", cost_mask=4.0, cost_dice=6.0, pixels_per_point=13)
-MATCHER_SPECS = [BOX_MATCHER, BOX_MASK_MATCHER, MASK_MATCHER, dict(type="FixedMaskMatcher")]
+TOKEN_MATCHER = dict(type="TokenMatcher", cost_labels=1.0, cost_l1=5.0, cost_giou=3.0, label_cost="prompt")
+MATCHER_SPECS = [BOX_MATCHER, BOX_MASK_MATCHER, MASK_MATCHER, TOKEN_MATCHER, dict(type="FixedMaskMatcher")]
 CRITERION_SPECS = [
     dict(
         type="SetCriterion",
@@ -52,6 +53,13 @@ CRITERION_SPECS = [
         focal_alpha=0.6,
         focal_gamma=1.7,
         temperature=4.0,
+    ),
+    dict(
+        type="GroundingCriterion",
+        matcher=TOKEN_MATCHER,
+        weights=dict(labels=2.0, l1=5.0, giou=3.0),
+        focal_alpha=0.6,
+        focal_gamma=1.7,
     ),
     dict(type="PerPixelCriterion"),
     dict(type="ClassificationLoss", label_smoothing=0.2),
@@ -92,7 +100,7 @@ def test_every_criterion_has_meters_and_says_which_logits_it_expects():
     for spec in CRITERION_SPECS:
         criterion = CRITERIA.build(spec)
         assert isinstance(criterion, Criterion) and criterion.meters
-        is_sigmoid = spec["type"] in ("SetCriterion", "BoxMaskCriterion", "DFINECriterion")
+        is_sigmoid = spec["type"] in ("SetCriterion", "BoxMaskCriterion", "DFINECriterion", "GroundingCriterion")
         assert criterion.class_activation == ("sigmoid" if is_sigmoid else None)
     assert dict(Criterion().meters) == {}
 

@@ -228,6 +228,8 @@ class FeatureEnhancer(nn.Module):
         image_padding = None if levels.padding_mask is None else padding_bias(levels.padding_mask, x.dtype)
         text_padding = padding_bias(text.padding_mask, x.dtype)
         reference_points = in_padded_maps(levels.centers(), levels.valid_ratios).expand(x.shape[0], -1, -1, -1)
+        # Every head reads its own image's mask. The originals repeat masks over heads before images, so that in a batch
+        # of different prompts most heads of their text layers read the mask of another one.
         for fusion, text_layer, image_layer in zip(self.fusion_layers, self.text_layers, self.layers):
             x, words = fusion(x, words, image_padding, text_padding)
             words = text_layer(words, text_positions, bias=bias)
