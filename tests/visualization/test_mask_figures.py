@@ -64,6 +64,19 @@ def test_ignored_and_void_pixels_stay_uncolored():
     assert tuple(drawn[50, 50]) == on_black(2) and not drawn[:400, 260:].any()
 
 
+def test_segments_of_one_class_have_different_shades():
+    ids = torch.zeros(400, 500, dtype=torch.int32)
+    for k in range(8):
+        ids[:, 50 * k : 50 * (k + 1)] = k + 1
+    segments = [dict(id=k + 1, label=0 if k < 7 else 1) for k in range(8)]
+    drawn = draw_panoptic(BLACK, ids, segments, NAMES)
+    colors = [tuple(drawn[350, 50 * k + 10].tolist()) for k in range(8)]
+    assert len(set(colors)) == 8 and colors[0] == on_black(0) and colors[7] == on_black(1)
+    # The semantic map of the same classes has one color for all seven.
+    semantic = draw_semantic(BLACK, torch.where(ids == 0, 255, torch.where(ids == 8, 1, 0)), NAMES)
+    assert {tuple(semantic[350, 50 * k + 10].tolist()) for k in range(7)} == {on_black(0)}
+
+
 def test_sheets_show_predictions_beside_the_truth(tmp_path):
     panoptic = ShapesSegmentation(3, image_size=64, min_objects=0, max_objects=0)
     target, image = panoptic[0]["target"], panoptic.load_image(0)
