@@ -38,6 +38,20 @@ def test_coco_detection_reads_back_the_drawn_world(written, split, count):
         assert a["target"]["image_id"] == b["target"]["image_id"]
 
 
+def test_numbers_and_sizes_of_shapes_can_be_chosen(tmp_path):
+    sizes = {"max_objects": 2, "min_size": 0.5, "max_size": 0.6}
+    options = [part for name, value in sizes.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    main(["--out", str(tmp_path / "large"), "--num-train", "1", "--num-val", "3", "--image-size", "48", *options])
+    world = World(image_size=48, split="val", **sizes)
+    for index in range(3):
+        image = np.asarray(Image.open(tmp_path / "large/val2017" / f"{index + 1:012d}.png"))
+        assert np.array_equal(image, world.scene(index).image)
+    settings = json.loads((tmp_path / "large/shapes.json").read_text())
+    assert {name: settings[name] for name in sizes} == sizes
+    with pytest.raises(SystemExit, match="max_size: got 0.95"):
+        main(["--out", str(tmp_path / "wrong"), "--max-size", "0.95"])
+
+
 def test_maps_and_captions_match_the_images(written):
     annotations = written / "annotations"
     world = World(image_size=48, max_image_size=64, split="val")

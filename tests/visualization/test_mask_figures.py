@@ -24,9 +24,9 @@ def test_instances_have_colors_of_their_own():
     image, masks = np.full((320, 320, 3), 120, np.uint8), np.zeros((2, 320, 320), bool)
     masks[0, :, :150] = masks[1, :, 150:] = True
     by_class = draw_masks(image, masks, [0, 0], ["cell"])
-    by_instance = draw_masks(image, masks, [0, 0], ["cell"], by_instance=True)
+    shaded = draw_masks(image, masks, [0, 0], ["cell"], shades=True)
     assert (by_class[40, 40] == by_class[40, 280]).all() and by_class.shape[0] > 320  # with a legend
-    assert (by_instance[40, 40] != by_instance[40, 280]).any() and by_instance.shape == image.shape
+    assert (shaded[40, 40] != shaded[40, 280]).any()
 
 
 def test_masks_are_colored_with_a_legend_below():
@@ -71,6 +71,19 @@ def test_ignored_and_void_pixels_stay_uncolored():
     ids[:, :250] = 70000
     drawn = draw_panoptic(BLACK, ids, [dict(id=70000, label=2)], NAMES)
     assert tuple(drawn[50, 50]) == on_black(2) and not drawn[:400, 260:].any()
+
+
+def test_segments_of_one_class_have_different_shades():
+    ids = torch.zeros(400, 500, dtype=torch.int32)
+    for k in range(8):
+        ids[:, 50 * k : 50 * (k + 1)] = k + 1
+    segments = [dict(id=k + 1, label=0 if k < 7 else 1) for k in range(8)]
+    drawn = draw_panoptic(BLACK, ids, segments, NAMES)
+    colors = [tuple(drawn[350, 50 * k + 10].tolist()) for k in range(8)]
+    assert len(set(colors)) == 8 and colors[0] == on_black(0) and colors[7] == on_black(1)
+    # The semantic map of the same classes has one color for all seven.
+    semantic = draw_semantic(BLACK, torch.where(ids == 0, 255, torch.where(ids == 8, 1, 0)), NAMES)
+    assert {tuple(semantic[350, 50 * k + 10].tolist()) for k in range(7)} == {on_black(0)}
 
 
 def test_sheets_show_predictions_beside_the_truth(tmp_path):

@@ -31,6 +31,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     for limit, default in (("min", 1), ("max", 4)):
         text = f"{limit}imum number of shapes per image (default: {default})"
         parser.add_argument(f"--{limit}-objects", type=int, default=default, metavar="N", help=text)
+    for limit, default in (("min", 0.15), ("max", 0.45)):
+        text = f"{limit}imum diameter of a shape, as a fraction of the image's shorter side (default: {default})"
+        parser.add_argument(f"--{limit}-size", type=float, default=default, metavar="F", help=text)
     text = "random seed; another seed gives other images (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="S", help=text)
     text = "format of the images (default: png)"

@@ -14,7 +14,6 @@ from vitkit.structures import SegmentInfo
 from vitkit.visualization.canvas import (
     Labels,
     Scores,
-    class_color,
     draw_tag,
     enlarge,
     font_for,
@@ -26,6 +25,8 @@ from vitkit.visualization.canvas import (
 
 _OPACITY = 0.35
 """The opacity of masks, low enough to see the image below; their edges are drawn in full color."""
+_SHADES = ((0.0, 0), (0.6, 255), (0.6, 0), (0.3, 255), (0.3, 0), (0.8, 255), (0.8, 0))
+"""Fractions of white (255) or black (0) in the colors of the masks of one class."""
 _MIN_NAMED = 0.002  # regions below this fraction of the image get no name
 
 
@@ -36,8 +37,8 @@ def draw_masks(
     class_names: Sequence[str],
     scores: Scores | None = None,
     *,
-    by_instance: bool = False,
     min_side: int = 320,
+    shades: bool = False,
 ) -> np.ndarray:
     """Color masks on a copy of the image, write their names on them, and add a legend of the classes below.
 
@@ -46,8 +47,8 @@ def draw_masks(
         masks: (N, H, W) bool; where masks overlap, the smallest is on top.
         labels: (N,) indices into `class_names`.
         scores: (N,) in 0..1, written after the names.
-        by_instance: give each mask a color of its own instead of its class's; there is no legend then.
         min_side: an image with a shorter side below this is upscaled to it, so that text on it is legible.
+        shades: draw the masks of one class in different shades of its color, to tell them from each other.
     Returns:
         (H', W', 3) uint8 RGB, with the legend below the image.
     """
@@ -55,7 +56,6 @@ def draw_masks(
     drawn, size = np.array(canvas), canvas.size
     labels, texts = labels_and_texts(labels, class_names, scores)
     masks = torch.as_tensor(masks, dtype=torch.bool).cpu().numpy().view(np.uint8)
-    colors = [class_color(k) if by_instance else named_color(label, class_names) for k, label in enumerate(labels)]
     areas = [cv2.countNonZero(mask) for mask in masks]
     order = sorted((k for k, area in enumerate(areas) if area), key=lambda k: -areas[k])
     regions = {k: _region(masks[k], size) for k in order}
@@ -65,18 +65,29 @@ def draw_masks(
     for k in order:
         mask, (x, y) = regions[k]
         np.copyto(top[y : y + mask.shape[0], x : x + mask.shape[1]], k + 1, where=mask.view(bool), casting="unsafe")
-    layer = np.array([(0, 0, 0), *colors], np.uint8).take(top, axis=0)
-    cv2.copyTo(cv2.addWeighted(layer, _OPACITY, drawn, 1 - _OPACITY, 0), (top > 0).view(np.uint8), drawn)
+    mask_colors = [
+        _shade(named_color(label, class_names), labels[:k].count(label) if shades else 0)
+        for k, label in enumerate(labels)
+    ]
+    colors = np.array([(0, 0, 0), *mask_colors], np.uint8).take(top, axis=0)
+    cv2.copyTo(cv2.addWeighted(colors, _OPACITY, drawn, 1 - _OPACITY, 0), (top > 0).view(np.uint8), drawn)
     thickness = max(1, round(min(size) / 300))
     for k in order:
         # The masks' edges show where objects of one class touch.
         mask, corner = regions[k]
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner)
-        cv2.drawContours(drawn, contours, -1, colors[k], thickness)
+        cv2.drawContours(drawn, contours, -1, mask_colors[k], thickness)
     named = [k for k in order if areas[k] >= _MIN_NAMED * masks[k].size]
     drawing = Image.fromarray(drawn)
-    _write_names(drawing, [(*regions[k], texts[k], colors[k]) for k in named])
-    return np.asarray(drawing) if by_instance else _with_legend(drawing, sorted(set(labels)), class_names)
+    _write_names(drawing, [(*regions[k], texts[k], mask_colors[k]) for k in named])
+    return _with_legend(drawing, sorted(set(labels)), class_names)
+
+
+def _shade(color: tuple[int, int, int], number: int) -> tuple[int, int, int]:
+    """Return a color itself for number 0, and different mixtures with black or white for the following numbers."""
+    fraction, end = _SHADES[number % len(_SHADES)]
+    red, green, blue = (round((1 - fraction) * channel + fraction * end) for channel in color)
+    return red, green, blue
 
 
 def _region(mask: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:
@@ -106,7 +117,7 @@ def draw_panoptic(
     segments_info: Sequence[SegmentInfo],
     class_names: Sequence[str],
 ) -> np.ndarray:
-    """Color every segment by its class; see `draw_masks`.
+    """Color every segment in a shade of its class's color; see `draw_masks`.
 
     Args:
         image: (H, W, 3) uint8 RGB array, or (3, H, W) uint8 tensor.
@@ -115,7 +126,7 @@ def draw_panoptic(
     """
     ids = np.array([segment["id"] for segment in segments_info], np.int64)
     masks = torch.as_tensor(panoptic).cpu().numpy()[None] == ids[:, None, None]
-    return draw_masks(image, masks, [segment["label"] for segment in segments_info], class_names)
+    return draw_masks(image, masks, [segment["label"] for segment in segments_info], class_names, shades=True)
 
 
 def _write_names(

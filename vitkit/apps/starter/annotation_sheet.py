@@ -48,7 +48,7 @@ def draw_sheet(data: AnnotatedImages, path: Path) -> None:
         if annotations and all(annotation.get("segmentation") for annotation in annotations):
             size = pixels.shape[:2]
             masks = np.stack([decode_segmentation(a["segmentation"], *size) for a in annotations]).astype(bool)
-            panels.append(draw_masks(pixels, masks, labels, names, by_instance=True))
+            panels.append(draw_masks(pixels, masks, labels, names, shades=True))
         else:
             boxes = np.array([annotation["bbox"] for annotation in annotations], np.float32).reshape(-1, 4)
             boxes[:, 2:] += boxes[:, :2]

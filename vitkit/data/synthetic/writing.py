@@ -27,6 +27,8 @@ def write_shapes(
     max_image_size: int | None = None,
     min_objects: int = 1,
     max_objects: int = 4,
+    min_size: float = 0.15,
+    max_size: float = 0.45,
     seed: int = 0,
     image_format: Literal["png", "jpg"] = "png",
     overwrite: bool = False,
@@ -39,6 +41,7 @@ def write_shapes(
         num_train, num_val: numbers of images.
         image_size, max_image_size: height and width in pixels, drawn at random from a range if there are both.
         min_objects, max_objects: numbers of shapes of an image.
+        min_size, max_size: diameters of shapes, as fractions of the image's shorter side.
         seed: another seed gives other images.
         image_format: format of the images.
         overwrite: replace what was written earlier.
@@ -55,6 +58,8 @@ def write_shapes(
         "max_image_size": max_image_size,
         "min_objects": min_objects,
         "max_objects": max_objects,
+        "min_size": min_size,
+        "max_size": max_size,
         "seed": seed,
         "format": image_format,
     }
@@ -65,6 +70,8 @@ def write_shapes(
             max_image_size=max_image_size,
             min_objects=min_objects,
             max_objects=max_objects,
+            min_size=min_size,
+            max_size=max_size,
             seed=seed,
             split=split,
         )
