@@ -112,7 +112,7 @@ def log_unread(folder: Path, others: Iterable[Path], images: Iterable[Path]) -> 
         count = pluralize(len(several), "images", "have")
         least = "at least " if len(candidates) == _MAX_OPENED else ""
         logger.warning(
-            "'%s': %s%s several pages or frames, such as '%s': the first is read (data.channels=N reads pages as channels)",
+            "'%s': %s%s several pages or frames, such as '%s': the first is read (pages may be read by data.channels)",
             folder,
             least,
             count,
