@@ -227,7 +227,7 @@ def test_rotation_of_cvat_beside_a_box_of_coco_is_that_of_its_xml(tmp_path):
         xml = read_annotations(write(tmp_path / "a.xml", text), tmp_path)
         assert boxes(data) == boxes(xml) and expected in (None, boxes(data)[0])
         assert data.annotations[0]["segmentation"] == xml.annotations[0].get("segmentation", [])
-        assert bool(degrees) == any("boxes are turned by attributes.rotation" in note for note in data.notes)
+        assert bool(degrees) == any("boxes turned by attributes.rotation" in note for note in data.notes)
         # What is written must not be turned again.
         write(tmp_path / "again.json", data.content)
         assert boxes(read_annotations(tmp_path / "again.json", tmp_path)) == boxes(data)
@@ -246,7 +246,7 @@ def test_polygon_that_shows_the_object_is_not_turned(tmp_path):
     outline = {"segmentation": SQUARE, "attributes": {"rotation": 90}}
     assert boxes(read_annotations(coco(tmp_path, outline), tmp_path)) == [[9, -1, 10, 20]]
     data = read_annotations(coco(tmp_path, {"angle": 12.5}), tmp_path)
-    assert "1 objects have a field 'angle', which is not read: their boxes may be turned" in data.notes
+    assert "objects with a field 'angle', which is not read although it may turn their boxes: 1" in data.notes
 
 
 def yolo(folder, *lines):
@@ -278,7 +278,8 @@ def test_poses_without_kpt_shape_are_boxes(tmp_path, lines):
         x, y, w, h = map(float, line.split()[:4])
         expected.append([(x - w / 2) * 40, (y - h / 2) * 20, w * 40, h * 20])
     assert np.allclose(boxes(data), expected, atol=1e-3) and not any("segmentation" in a for a in data.annotations)
-    assert any("are poses, although no kpt_shape says so" in reason for reason in data.left_out)
+    reason = "poses, although no kpt_shape says so, of which only the box is read"
+    assert len(data.left_out[reason]) == len(lines)
 
 
 def test_polygons_are_not_taken_for_poses(tmp_path):
@@ -543,7 +544,7 @@ def test_texts_as_ids_are_numbered(tmp_path, capsys, monkeypatch):
     coco(tmp_path, {"id": "5f82c2d9-cfeb"}, {"id": "b8e8cd4e-a93d", "bbox": [1, 1, 9, 9]})
     convert.main(["own.json", "--images", ".", "--fix", "ids", "--out", "fixed.json"])
     assert [a["id"] for a in json.loads(Path("fixed.json").read_text())["annotations"]] == [1, 2]
-    assert "2 annotations have texts as ids, and are numbered" in capsys.readouterr().out
+    assert "annotations with texts as ids, numbered from 1: 2" in capsys.readouterr().out
     assert CocoDetection(tmp_path, "own.json").num_objects == 2
 
 

@@ -89,7 +89,7 @@ def test_further_pages_are_counted(tmp_path, caplog):
     page.save(tmp_path / "scan.tif", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")] * 2)
     draw(tmp_path / "one.tif")
     find_files([str(tmp_path)])
-    assert "1 image has several pages or frames, of which the first is read, such as 'scan.tif'" in caplog.text
+    assert "1 image has several pages or frames, such as 'scan.tif': the first is read" in caplog.text
 
 
 READERS = {
@@ -151,7 +151,7 @@ def test_debris_of_label_images_csv_and_coco_is_not_data(tmp_path):
     assert (
         len(data.images) == len(data.annotations) == len(CocoDetection(tmp_path / "images", tmp_path / "own.json")) == 1
     )
-    assert data.notes == ["2 images whose names begin with a dot are left out"]
+    assert data.notes == ["images whose names begin with a dot, left out: 2"]
     write(tmp_path / "coco" / "train.json", coco)
     write(tmp_path / "coco" / "._train.json", "\0\5\26\7 images annotations categories")
     write(tmp_path / "coco" / ".ipynb_checkpoints" / "train-checkpoint.json", coco)
@@ -179,6 +179,8 @@ def test_hidden_folder_may_be_given_and_links_are_followed(tmp_path):
     draw(tmp_path / ".data" / "a.png")
     (tmp_path / ".data" / "self").symlink_to(tmp_path / ".data", target_is_directory=True)
     draw(tmp_path / "elsewhere" / "b.png")
+    draw(tmp_path / ".data" / "part" / "c.png")
+    (tmp_path / ".data" / "latest").symlink_to(tmp_path / ".data" / "part", target_is_directory=True)
     (tmp_path / ".data" / "more").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
-    assert [path.name for path in data_files(tmp_path / ".data")] == ["a.png", "b.png"]
+    assert [path.name for path in data_files(tmp_path / ".data")] == ["a.png", "b.png", "c.png"]
     assert ".png" in IMAGE_SUFFIXES

@@ -148,9 +148,11 @@ class ImageFolder(ListedFiles):
         classes = class_folders(Path(folder))
         super().__init__(classes, transforms)
         label_of = {name: label for label, name in enumerate(classes)}
-        names = [path.relative_to(folder) for path in image_files(Path(folder)) if path.parent != Path(folder)]
-        names.sort(key=lambda name: (name.parts[0], str(name.parent), name.name))
-        self.list_files(folder, [str(name) for name in names], [label_of[name.parts[0]] for name in names])
+        start = len(Path(folder).parts)
+        parts = [path.parts[start:] for path in image_files(Path(folder))]
+        # Files of a folder come before those of its subfolders.
+        parts = sorted((p for p in parts if len(p) > 1), key=lambda p: (p[0], os.sep.join(p[:-1]), p[-1]))
+        self.list_files(folder, [os.sep.join(p) for p in parts], [label_of[p[0]] for p in parts])
         empty = [name for name, count in zip(classes, np.bincount(self._labels, minlength=len(classes))) if not count]
         if empty:
             warn_of_empty_classes(self.folder, empty, f"images ({', '.join(FORMATS)})", is_error=not len(self))

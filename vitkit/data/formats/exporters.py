@@ -27,7 +27,7 @@ def read_exporters_fields(content: Any) -> list[str]:
     counts: Counter[str] = Counter()
     debris = [image for image in content["images"] if isinstance(image, dict) and _is_debris(image.get("file_name"))]
     if debris:
-        counts["images whose names begin with a dot are left out"] += len(debris)
+        counts["images whose names begin with a dot, left out"] += len(debris)
         ids_of_debris = _ids_of(debris)
         left_out = {*map(id, debris)}
         content["images"] = [image for image in content["images"] if id(image) not in left_out]
@@ -43,21 +43,21 @@ def read_exporters_fields(content: Any) -> list[str]:
             value = annotation.get(key)
             if isinstance(value, str) and value.isdecimal() and int(value) in of_part:
                 annotation[key] = int(value)
-                counts["ids of images and classes are texts, read as numbers"] += 1
+                counts["ids of images and classes that are texts, read as numbers"] += 1
         segmentation = annotation.get("segmentation")
         if isinstance(segmentation, list) and len(segmentation) >= 6 and all(map(is_number, segmentation)):
             annotation["segmentation"] = [segmentation]
-            counts["segmentations are a flat list, as VIA writes them, read as one polygon"] += 1
+            counts["flat segmentations, as VIA writes them, read as one polygon"] += 1
         if _rotate(annotation):
-            counts["boxes are turned by attributes.rotation, as CVAT writes it, and became polygons"] += 1
+            counts["boxes turned by attributes.rotation, as CVAT writes it, which became polygons"] += 1
         for key in _UNREAD:
             if annotation.get(key):
-                counts[f"objects have a field {key!r}, which is not read: their boxes may be turned"] += 1
+                counts[f"objects with a field {key!r}, which is not read although it may turn their boxes"] += 1
     if any(isinstance(annotation.get("id"), str) for annotation in annotations):
         for number, annotation in enumerate(annotations, start=1):
             annotation["id"] = number
-        counts["annotations have texts as ids, and are numbered"] += len(annotations)
-    return [f"{count} {what}" for what, count in counts.items()]
+        counts["annotations with texts as ids, numbered from 1"] += len(annotations)
+    return [f"{what}: {count}" for what, count in counts.items()]
 
 
 def _is_debris(name: Any) -> bool:
@@ -120,8 +120,8 @@ def find_listed_files(content: Any, folder: Path) -> list[str]:
             continue
         if found is not None:
             image["file_name"] = found
-            counts["backslashes" if "\\" in name else "another Unicode form than their files"] += 1
-    return [f"{pluralize(count, 'names of files', 'have')} {what}" for what, count in counts.items()]
+            counts["backslashes" if "\\" in name else "another Unicode form than its file"] += 1
+    return [f"{pluralize(count, 'file names', 'have')} {what}" for what, count in counts.items()]
 
 
 def _is_missing(path: Path) -> bool:

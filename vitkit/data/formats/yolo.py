@@ -261,6 +261,8 @@ class _Reader:
         self.images: dict[str, dict[str, Any] | None] = {}
         """The images that were added, by name; None for those that cannot be read."""
         self.long_lines: list[_Long] = []
+        """The lines with more numbers than a box has, as long as all of them may be poses."""
+        self.may_be_poses = True
         self.label_names: dict[Path, dict[str, Path]] = {}
         self.names = _named_classes(settings, folder)
         self.is_named = bool(self.names)
@@ -311,21 +313,21 @@ class _Reader:
 
     def finish(self) -> None:
         """Reduce lines to their boxes if all of them are poses, which no `kpt_shape` tells."""
-        if not self.long_lines:
-            return
         if not _are_poses([long.values for long in self.long_lines]):
-            for long in self.long_lines:
-                _check_polygon(long.values, long.context)
-            return
-        for annotation, (x, y, width, height, *_), image_width, image_height, _ in self.long_lines:
+            self._take_as_polygons()
+        for annotation, (x, y, width, height, *_), image_width, image_height, context in self.long_lines:
             del annotation["segmentation"]
             corner = (x - width / 2) * image_width, (y - height / 2) * image_height
             box = [round_pixels(v) for v in (*corner, width * image_width, height * image_height)]
             annotation |= {"bbox": box, "area": round_pixels(box[2] * box[3])}
-        count = len(self.long_lines[0].values)
-        self.data.leave_out(
-            f"lines of {count} numbers are poses, although no kpt_shape says so: the points", self.data.source.name
-        )
+            self.data.leave_out("poses, although no kpt_shape says so, of which only the box is read", context[:100])
+
+    def _take_as_polygons(self) -> None:
+        """Check the lines that might have been poses as the polygons that they were read as."""
+        for long in self.long_lines:
+            _check_polygon(long.values, long.context)
+            _check_fractions(long.values, long.context)
+        self.long_lines, self.may_be_poses = [], False
 
     def _add_objects(self, image: dict[str, Any], label_file: Path) -> None:
         seen = set()
@@ -356,8 +358,12 @@ class _Reader:
         if label not in self.names:
             self.names[label] = f"class_{label}"
             self.data.categories.append({"id": label, "name": self.names[label]})
-        is_pose = len(values) > 5 and _is_pose(values, 3)  # whose flags are no fractions
-        _check_fractions(values if len(values) > 5 and not is_pose else values[:4], context)
+        # The flags of a pose are no fractions.
+        is_pose = self.may_be_poses and len(values) > 5 and _is_pose(values, 3)
+        is_polygon = len(values) > 5 and not is_pose
+        if is_polygon:
+            _check_polygon(values, context)
+        _check_fractions(values if is_polygon else values[:4], context)
         width, height = image["width"], image["height"]
         if len(values) <= 5:  # the fifth is a confidence
             center_x, center_y, box_width, box_height = values[:4]
@@ -366,11 +372,12 @@ class _Reader:
             x, y = (center_x - box_width / 2) * width, (center_y - box_height / 2) * height
             self.data.add_object(image["id"], label, [x, y, box_width * width, box_height * height])
             return
-        if not is_pose:
-            _check_polygon(values, context)
         polygon = [value * (height if k % 2 else width) for k, value in enumerate(values[: len(values) // 2 * 2])]
         self.data.add_object(image["id"], label, **polygon_fields([polygon]))
-        self.long_lines.append(_Long(self.data.annotations[-1], values, width, height, context))
+        if self.may_be_poses:
+            self.long_lines.append(_Long(self.data.annotations[-1], values, width, height, context))
+            if not is_pose and not _is_pose(values, 2):
+                self._take_as_polygons()
 
 
 def _is_pose(values: Sequence[float], size: int) -> bool:
@@ -401,6 +408,8 @@ def _are_poses(lines: Sequence[Sequence[float]]) -> bool:
     Points with flags are recognized in a single line; without them, only several lines with equally many points of
     three or more are, as the corners of a polygon near its image's far corner may look like a box with points inside.
     """
+    if not lines:
+        return False
     if all(_is_pose(values, 3) for values in lines):
         return len(lines) >= _MIN_POSES or any(2.0 in values[6::3] for values in lines)
     counts = {len(values) for values in lines}
