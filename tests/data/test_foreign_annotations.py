@@ -663,8 +663,8 @@ def test_line_of_a_table_that_differs_is_the_one_named(tmp_path):
     ("content", "message"),
     [
         (
-            [{"data": {}, "annotations": [{"result": [{"from_name": "label"}]}]}],
-            "is Label Studio's own JSON: export it as",
+            [{"image": "a.jpg", "label": [{"x": 1, "rectanglelabels": ["cat"], "original_width": 8}]}],
+            "is Label Studio's JSON-MIN: export it as JSON",
         ),
         ({"objects": [{"classTitle": "cat"}]}, "is Supervisely's JSON: export it as COCO"),
     ],

@@ -39,7 +39,7 @@ FORMATS = {
 """The formats that annotations are read in, by the names that `format=` takes."""
 _SUFFIXES = tuple({suffix: None for form in FORMATS.values() for suffix in form.looks_like})
 _FOREIGN = {
-    b'"from_name"': "Label Studio's own JSON: export it as COCO, YOLO or Pascal VOC",
+    b'"original_width"': "Label Studio's JSON-MIN: export it as JSON",
     b'"classTitle"': "Supervisely's JSON: export it as COCO",
     b'"data_row"': "Labelbox's JSON: convert it to COCO",
     b'"dm_format_version"': "Datumaro's JSON: export it as COCO",
