@@ -19,6 +19,7 @@ SHAPES = {
     "two parts": [[-20, 5, 30, 5, 30, 25, -20, 25], [50, 30, 120, 30, 120, 50, 50, 50]],
     "overlapping parts": [[10, 10, 50, 10, 50, 40, 10, 40], [30, 20, 80, 20, 80, 50, 30, 50]],
     "one part outside": [[10, 10, 50, 10, 50, 40, 10, 40], [100, 20, 180, 20, 180, 50]],
+    "less than a pixel": [[-1.0, 10.3, 0.4, 10.3, -1.0, 10.4]],
     "three pixels": [[-2, 10.2, 1.7, 10.1, 1.9, 11.3]],
 }
 
@@ -40,7 +41,7 @@ def written(tmp_path, polygons):
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_visible_mask_survives(tmp_path, name):
     annotation, lost = written(tmp_path, SHAPES[name])
-    assert overlap(annotation["segmentation"], SHAPES[name], HEIGHT, WIDTH) >= 0.99
+    assert name == "less than a pixel" or overlap(annotation["segmentation"], SHAPES[name], HEIGHT, WIDTH) >= 0.99
     assert "masks outside their image" not in lost
 
 

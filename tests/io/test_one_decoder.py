@@ -110,6 +110,13 @@ def test_colors_of_16_bits_keep_their_lower_half_as_channels(tmp_path):
     np.testing.assert_array_equal(read_channels(tmp_path / "a.ppm", 3), values)
 
 
+def test_a_bitmap_has_one_channel(tmp_path):
+    bits = Image.fromarray((PIXELS[:, :, 0] > 100).astype(np.uint8) * 255).convert("1")
+    for name, form in (("a.pbm", "PPM"), ("a.bmp", "BMP")):
+        bits.save(tmp_path / name, format=form)
+        np.testing.assert_array_equal(read_channels(tmp_path / name, 1)[:, :, 0] > 0, PIXELS[:, :, 0] > 100)
+
+
 def test_transparent_pixels_keep_their_color(tmp_path):
     indices = np.array([[0, 1, 2, 3], [3, 2, 1, 0]], np.uint8)
     colors = np.array([[200, 0, 0], [0, 200, 0], [0, 0, 200], [9, 9, 9]], np.uint8)

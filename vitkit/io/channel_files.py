@@ -184,7 +184,9 @@ def _decode_other(data: bytes, header: ImageHeader) -> np.ndarray:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.format == "PPM" and image.mode.startswith("I"):
                 return np.array(image).astype(np.uint16)
-            return np.array(image if image.mode in ("L", "LA", "RGB", "RGBA") else image.convert("RGB"))
+            if image.mode in ("L", "LA", "RGB", "RGBA"):
+                return np.array(image)
+            return np.array(image.convert("L" if image.mode == "1" else "RGB"))
     # Pillow would reduce 16 bits of colors to 8.
     image = _from_opencv(_decode(cv2.imdecode, data))
     if image.shape[:2] != (header.height, header.width):

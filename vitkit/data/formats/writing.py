@@ -370,7 +370,8 @@ def _yolo_values(
     # Of parts that overlap, the outline would leave out what they share; and rounding shows in tiny polygons.
     is_changed = len(polygons) > 1 or visible != polygons
     if is_changed and isinstance(segmentation, list) and overlap([outline], segmentation, height, width) < _MIN_OVERLAP:
-        visible = outlines(encode_segmentation(segmentation, height, width), height, width)
+        # Of a polygon that contains no pixel's center, the mask is empty.
+        visible = outlines(encode_segmentation(segmentation, height, width), height, width) or visible
         outline = join_polygons(visible)
     if len(visible) > 1:
         lost.setdefault("parts and holes, which are joined by seams to one outline", []).append(
