@@ -82,6 +82,10 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     assert "| difference to plain, over seeds | bbox/AP50 | loss |" in page
     value, low, high = difference_over_seeds([0.0, 0.0], [0.25, 0.5])
     assert f"| no decoder, wide | {value:+.3f} ({low:+.3f} to {high:+.3f}) | " in page
+    assert "†" not in page
+    again[1] = {**again[1], "command": again[1]["command"].replace("num_decoder_layers=1", "num_decoder_layers=2")}
+    page = pages.table(sets.read_set(tmp_path / toy), tmp_path / toy, again)
+    assert "| no decoder, wide † |" in page and "| plain |" in page and "† measured with earlier settings" in page
     rows[2]["steps"] = 3
     assert "| plain | 0, 1 | 1 | 2, 3 |" in pages.table(sets.read_set(tmp_path / toy), tmp_path / toy, rows)
 

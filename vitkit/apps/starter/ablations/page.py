@@ -1,6 +1,7 @@
 """The table and the plot of a set's results."""
 
 import math
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitkit.apps.analysis.power_law import PowerLaw, fit_power_law
-from vitkit.apps.starter.ablations.sets import Ablation, Row, summary_of
+from vitkit.apps.starter.ablations.sets import Ablation, Row, summary_of, train_command
 from vitkit.evaluation.bootstrap import difference_over_seeds
 from vitkit.io.output import write_text
 from vitkit.visualization.canvas import save_figure
@@ -32,18 +33,23 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
     lines = [f"# {path.stem}", "", summary_of(path), ""]
     columns = ["arm", "seeds", "epochs", "steps", "processor minutes", *ablation.metrics]
     lines += ["| " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    any_earlier = False
     for arm in ablation.arms:
         runs = [row for row in rows if row["arm"] == arm]
         if not runs:
             lines.append(f"| {arm} | not run |" + " |" * (len(columns) - 2))
             continue
-        cells = [arm, ", ".join(str(row["seed"]) for row in runs)]
+        earlier = any(_is_earlier(ablation, row) for row in runs)
+        any_earlier |= earlier
+        cells = [f"{arm} †" if earlier else arm, ", ".join(str(row["seed"]) for row in runs)]
         # With a time instead of epochs, seeds may differ in these.
         cells += [", ".join(map(str, sorted({row[key] for row in runs}))) for key in ("epochs", "steps")]
         cells.append(f"{statistics.mean(row['processor_minutes'] for row in runs):.1f}")
         for metric in ablation.metrics:
             cells.append(_mean_and_spread([row["evaluations"][-1]["metrics"].get(metric) for row in runs]))
         lines.append("| " + " | ".join(cells) + " |")
+    if any_earlier:
+        lines += ["", "† measured with earlier settings than the set has now; see its command."]
     lines += _differences(ablation, rows)
     if ablation.power_law and rows:
         lines += ["", f"Power laws of {ablation.metrics[0]}, a x^-b; x is {ablation.x_label}:", ""]
@@ -55,6 +61,11 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
         lines += [f"The command of each run is in [{path.stem}.json]({path.stem}.json).", ""]
         lines += [f"![{ablation.metrics[0]} of each arm]({path.stem}.png)"]
     return "\n".join(lines) + "\n"
+
+
+def _is_earlier(ablation: Ablation, row: Row) -> bool:
+    """Whether a run had other settings than its arm has now."""
+    return not set(train_command(ablation, row["arm"], ())) <= set(shlex.split(row["command"]))
 
 
 def _differences(ablation: Ablation, rows: Sequence[Row]) -> list[str]:
