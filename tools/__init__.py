@@ -6,5 +6,5 @@ import os
 # loop, which fills the processors: where another program runs as well, each waits for one that does not get to run.
 # quickstart/dino on two cores, steps a second, medians of two rounds beside one busy process and a load of 3 to 5 of
 # others: 0.2 by default, 1.8 with PASSIVE, 2.1 with one thread; without that process 3.0, 3.7 and 4.6. One thread would
-# halve the speed of larger models where nothing else runs.
+# leave the other processors idle where nothing else runs.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

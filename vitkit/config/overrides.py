@@ -153,13 +153,18 @@ def _literal(raw: str) -> Any:
     Raises:
         ConfigError: it is nested too deeply for Python's parser.
     """
+    try:
+        return _parse(raw)
+    except (RecursionError, MemoryError) as error:  # MemoryError: the parser's own stack is full
+        raise ConfigError(f"got {raw!r:.100} (…): nested too deeply for a value.") from error
+
+
+def _parse(raw: str) -> Any:
     text = raw.strip()
     try:
         return plain_copy(ast.literal_eval(_Literals(text).visit(ast.parse(text, mode="eval"))), "")
-    except (RecursionError, MemoryError) as error:  # MemoryError: the parser's own stack is full
-        raise ConfigError(f"got {text!r:.100} (…): nested too deeply for a value.") from error
     except (ValueError, SyntaxError, TypeError):
         # A list of texts that are not names, such as file names.
-        if raw[:1] + raw[-1:] in ("[]", "()") and not raw.startswith(("[[", "((")):
-            return [_literal(item.strip()) for item in raw[1:-1].split(",")]
+        if raw[:1] + raw[-1:] in ("[]", "()"):
+            return [_parse(item.strip()) for item in raw[1:-1].split(",")]
         return raw

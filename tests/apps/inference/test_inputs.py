@@ -1,6 +1,7 @@
 """Images from any source, given to a predictor."""
 
 import io
+import os
 
 import cv2
 import numpy as np
@@ -10,7 +11,10 @@ from PIL import Image
 from torch import nn
 
 from vitkit.apps.inference import Prediction, Predictor, find_images, inputs
+from vitkit.apps.inference.inputs import find_files, to_array
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.io.image_files import read_image
+from vitkit.io.video_files import open_video
 from vitkit.protocols import Model
 
 
@@ -208,3 +212,15 @@ def test_videos_in_memory_are_distinguished_from_single_frames():
     assert several.kind == "many" and [name for name, _ in several.named] == ["named", "video_1", "clip.mp4"]
     # Frames of several sizes are a separate error when the video is opened.
     assert len(list(inputs.find_videos([[small, large]]).named)) == 1
+
+
+@pytest.mark.parametrize("name", ["x.mp4", "x.png"])
+def test_a_pipe_is_named_and_not_opened(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    images, videos = find_files([str(tmp_path / name)])
+    (path, _), *others = images + videos
+    assert not others
+    with pytest.raises(DataError, match="it is a device or a pipe"):
+        open_video(path) if videos else read_image(path)
+    with pytest.raises(DataError, match="it is a device or a pipe"):
+        [to_array(image, label) for label, image in find_images(str(tmp_path / name)).named]
