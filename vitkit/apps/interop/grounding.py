@@ -2,6 +2,8 @@
 
 from vitkit.apps.interop.backbones import read_swin, write_swin
 from vitkit.apps.interop.transformers_settings import Kind, Row, Section, Settings, read_rows, write_rows
+from vitkit.errors import ConfigError
+from vitkit.registry import nearest
 from vitkit.weights.tokenizer_files import BERT
 
 _GROUNDING_DINO = [
@@ -45,7 +47,11 @@ def _read(settings: Settings, name: str) -> tuple[str, Section]:
     mm = settings.get("model_type") == "mm-grounding-dino"
     swin, bert = settings.sub("backbone_config"), settings.sub("text_config")
     bert.expect(**_TEXT_FIXED)
-    maps = [_STAGES[stage] for stage in swin.names("out_features") or ("stage2", "stage3", "stage4")]
+    stages = swin.names("out_features") or ["stage2", "stage3", "stage4"]
+    for stage in stages:
+        if stage not in _STAGES:
+            raise ConfigError(f"{swin.where}: out_features={stages}: {nearest(stage, _STAGES)}")
+    maps = [_STAGES[stage] for stage in stages]
     model = dict(
         type="GroundingDINO",
         tokenizer=BERT,
