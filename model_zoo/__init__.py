@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
-from vitkit.weights.download import cached_file
+from vitkit.weights.download import fetch_file
 
 _FOLDER = Path(__file__).parent
 
@@ -86,4 +86,4 @@ def published_weights(name: str) -> Path:
     entry = index()[listed_name(name) or name]
     if is_packaged(name):
         return _packaged_file(entry)
-    return cached_file(entry["url"], checksum=entry["checksum"], name=entry.get("file"))
+    return fetch_file(entry["url"], checksum=entry["checksum"], name=entry.get("file"))

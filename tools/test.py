@@ -264,10 +264,10 @@ def print_numbers(rows: Mapping[str, Mapping[str, float]]) -> None:
 
 def print_thresholds(evaluator: Any, thresholds: Sequence[float], iou_type: str) -> None:
     """Print precision, recall and F1 at each threshold, and at the threshold with the highest F1."""
-    from vitkit.evaluation.score_thresholds import best_row, threshold_rows
+    from vitkit.evaluation.score_thresholds import compute_threshold_rows, find_best_row
 
     rankings = evaluator.named_statistics()[iou_type].rankings()
-    rows, best = threshold_rows(rankings, thresholds), best_row(rankings)
+    rows, best = compute_threshold_rows(rankings, thresholds), find_best_row(rankings)
     print(f"{iou_type}, IoU of at least {evaluator.iou:g}")
     print("  score  precision  recall     F1  true pos.  false pos.   missed")
     for row in [*rows, best]:

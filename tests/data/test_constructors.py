@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data.datasets.clip_sampling import ClipSampling
-from vitkit.data.datasets.video import sampling_of
+from vitkit.data.datasets.video import read_sampling
 from vitkit.registry import DATASETS, EVALUATORS, HOOKS, TRANSFORMS
 
 WORLD = dict(image_size=48, max_image_size=64, min_objects=1, max_objects=1, min_size=0.4, max_size=0.5, seed=3)
@@ -98,7 +98,7 @@ def test_arguments_that_are_left_out_are_those_of_the_dataset(videos):
 
 def test_sampling_of_a_dataset_is_read_from_its_spec():
     spec = dict(type="VideoList", num_frames=4, sampling_rate=2, temporal_jitter=True, num_clips=5, on_short="raise")
-    assert sampling_of(spec) == ClipSampling(4, 2)
-    assert sampling_of(dict(type="SomethingSomething")) == ClipSampling(8, None)
-    assert sampling_of(dict(type="ShapesMotion", num_frames=6)) == ClipSampling(6, 1)
-    assert sampling_of(dict(type="ShapesDetection")) is None
+    assert read_sampling(spec) == ClipSampling(4, 2)
+    assert read_sampling(dict(type="SomethingSomething")) == ClipSampling(8, None)
+    assert read_sampling(dict(type="ShapesMotion", num_frames=6)) == ClipSampling(6, 1)
+    assert read_sampling(dict(type="ShapesDetection")) is None

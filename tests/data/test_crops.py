@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from vitkit.data.transforms.crops import Crop, MultiScaleCrop, resized_size
+from vitkit.data.transforms.crops import Crop, MultiScaleCrop, compute_resized_size
 
 BOXES = np.array([(20, 30, 220, 180), (300, 40, 630, 200), (100, 250, 400, 470)]) / np.array([640, 480] * 2)
 """xyxy in 0..1, for images of any size."""
@@ -59,9 +59,9 @@ def test_folded_transform_crops_the_pixels_of_its_boxes():
     [((480, 640), (800, 1066)), ((640, 480), (1066, 800)), ((300, 900), (444, 1332)), ((800, 900), (800, 900))],
 )
 def test_resized_size_is_computed_correctly(size, expected):
-    assert resized_size(*size, short_side=800, max_size=1333) == expected == original_resize(*size, 800, 1333)
+    assert compute_resized_size(*size, short_side=800, max_size=1333) == expected == original_resize(*size, 800, 1333)
 
 
 @pytest.mark.parametrize(("size", "expected"), [((1, 20_000), (1, 1333)), ((9000, 3), (1333, 1))])
 def test_very_long_images_keep_a_pixel_of_their_short_side(size, expected):
-    assert resized_size(*size, short_side=800, max_size=1333) == expected
+    assert compute_resized_size(*size, short_side=800, max_size=1333) == expected

@@ -14,7 +14,7 @@ from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.writing import WRITERS, join_polygons, outlines
 from vitkit.data.loading.samplers import TrainBatches
 from vitkit.evaluation.coco import masks_to_rle
-from vitkit.io.segmentations import decode_segmentation, encode_segmentation, wrong_segmentation
+from vitkit.io.segmentations import decode_segmentation, describe_wrong_segmentation, encode_segmentation
 from vitkit.ops.masks import boxes_around_masks
 from vitkit.structures import Batch
 
@@ -47,7 +47,7 @@ def test_masks_survive_run_lengths(mask):
     height, width = mask.shape
     (compressed,) = masks_to_rle(torch.from_numpy(mask.astype(bool))[None])
     for segmentation in (runs_of(mask), compressed):
-        assert wrong_segmentation(segmentation, height, width) is None
+        assert describe_wrong_segmentation(segmentation, height, width) is None
         assert np.array_equal(decode_segmentation(segmentation, height, width), mask)
     assert encode_segmentation(runs_of(mask), height, width)["counts"].decode() == compressed["counts"]
     x, y, box_width, box_height = coco_mask.toBbox(compressed).tolist()

@@ -20,7 +20,7 @@ from vitkit.engine.checkpointing import (
     BEST_NAME,
     LAST_NAME,
     Progress,
-    newest_checkpoint,
+    find_newest_checkpoint,
     remove_stale,
     rng_state,
     set_rng_state,
@@ -293,20 +293,20 @@ def test_random_state_continues_as_if_uninterrupted():
 
 
 def test_newest_complete_checkpoint_is_found(tmp_path, caplog):
-    assert newest_checkpoint(tmp_path) is None
+    assert find_newest_checkpoint(tmp_path) is None
     write(tmp_path / BEST_NAME, 1)
-    assert newest_checkpoint(tmp_path) is None  # it has only weights
+    assert find_newest_checkpoint(tmp_path) is None  # it has only weights
     for step in (2, 10):
         write(tmp_path / f"step_{step:08d}.pth", step)
-    assert newest_checkpoint(tmp_path).name == "step_00000010.pth"
+    assert find_newest_checkpoint(tmp_path).name == "step_00000010.pth"
     link_checkpoint(tmp_path / "step_00000010.pth", tmp_path / LAST_NAME)
-    assert newest_checkpoint(tmp_path).name == LAST_NAME
+    assert find_newest_checkpoint(tmp_path).name == LAST_NAME
     write(tmp_path / "step_00000012.pth", 12)  # killed before it became last.pth
-    assert newest_checkpoint(tmp_path).name == "step_00000012.pth"
+    assert find_newest_checkpoint(tmp_path).name == "step_00000012.pth"
     (tmp_path / "step_00000012.pth").write_bytes(b"half")
-    assert newest_checkpoint(tmp_path).name == LAST_NAME and "step_00000012.pth: skipped" in caplog.text
+    assert find_newest_checkpoint(tmp_path).name == LAST_NAME and "step_00000012.pth: skipped" in caplog.text
     (tmp_path / LAST_NAME).unlink()
-    assert newest_checkpoint(tmp_path).name == "step_00000010.pth"
+    assert find_newest_checkpoint(tmp_path).name == "step_00000010.pth"
 
 
 def test_partial_files_of_a_killed_run_are_removed(tmp_path):

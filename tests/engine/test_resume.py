@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.engine.run_folder import current_launch, mark_launch, repeated_run, report_changes, resume_command
+from vitkit.engine.run_folder import current_launch, find_repeated_run, mark_launch, report_changes, resume_command
 from vitkit.errors import ConfigError
 
 
@@ -47,7 +47,7 @@ def test_repeated_launch_recognizes_only_its_own_run(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
 
     def found(run_dir=None):
-        return repeated_run([current_launch()], run_dir=run_dir, default=tmp_path / "detr")
+        return find_repeated_run([current_launch()], run_dir=run_dir, default=tmp_path / "detr")
 
     mark_as_ended(tmp_path / "detr", [current_launch()])
     assert found() is None
@@ -83,7 +83,7 @@ def test_runs_of_other_configs_and_of_this_process_are_not_repeated_ones(tmp_pat
         (tmp_path / name).mkdir()
 
     def found():
-        return repeated_run([current_launch()], run_dir=None, default=tmp_path / "detr")
+        return find_repeated_run([current_launch()], run_dir=None, default=tmp_path / "detr")
 
     mark_as_ended(tmp_path / "detr_r50", [current_launch()])
     assert found() is None

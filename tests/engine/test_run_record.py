@@ -11,7 +11,7 @@ import torch
 
 import vitkit
 from vitkit.engine.run_folder import RECORD_NAME, record_start
-from vitkit.io.git_files import git_state
+from vitkit.io.git_files import read_git_state
 
 
 def test_each_start_is_recorded_with_command_versions_and_device(tmp_path, monkeypatch):
@@ -36,7 +36,7 @@ def repository(tmp_path) -> Path:
     folder = tmp_path / "repository"
     folder.mkdir()
     git(folder, "init", "-b", "trunk/a")
-    assert git_state(folder) == {"folder": str(folder), "commit": None, "branch": "trunk/a"}
+    assert read_git_state(folder) == {"folder": str(folder), "commit": None, "branch": "trunk/a"}
     (folder / "kept.py").write_text("1\n")
     git(folder, "add", ".")
     git(folder, "commit", "-m", "first")
@@ -44,19 +44,19 @@ def repository(tmp_path) -> Path:
 
 
 def test_the_commit_and_branch_are_those_that_git_says(repository, tmp_path):
-    assert git_state(tmp_path) is None
+    assert read_git_state(tmp_path) is None
     expected = {"folder": str(repository), "commit": git(repository, "rev-parse", "HEAD"), "branch": "trunk/a"}
     (repository / "below").mkdir()
-    assert git_state(repository / "below") == expected
+    assert read_git_state(repository / "below") == expected
     git(repository, "pack-refs", "--all")
     assert not (repository / ".git/refs/heads/trunk/a").exists()
-    assert git_state(repository) == expected
+    assert read_git_state(repository) == expected
     git(repository, "worktree", "add", "-b", "other", str(tmp_path / "tree"))
     git(tmp_path / "tree", "commit", "--allow-empty", "-m", "second")
     second = git(tmp_path / "tree", "rev-parse", "HEAD")
-    assert git_state(tmp_path / "tree") == {"folder": str(tmp_path / "tree"), "commit": second, "branch": "other"}
+    assert read_git_state(tmp_path / "tree") == {"folder": str(tmp_path / "tree"), "commit": second, "branch": "other"}
     git(repository, "checkout", second)
-    assert git_state(repository) == {"folder": str(repository), "commit": second, "branch": None}
+    assert read_git_state(repository) == {"folder": str(repository), "commit": second, "branch": None}
 
 
 def test_nothing_that_a_repository_names_is_run(repository, tmp_path, monkeypatch):
@@ -83,5 +83,5 @@ def test_a_repository_that_somebody_wrote_by_hand_tells_nothing_else(tmp_path, h
     (tmp_path / ".git" / "refs" / "heads").mkdir(parents=True)
     (tmp_path / ".git" / "HEAD").write_text(head)
     os.mkfifo(tmp_path / ".git" / "packed-refs")
-    state = git_state(tmp_path)
+    state = read_git_state(tmp_path)
     assert state == ({"folder": str(tmp_path), "commit": None, "branch": branch} if head else None)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from vitkit.apps.analysis.memory import training_memory
 from vitkit.engine import checkpointing
-from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME, RunCheckpoints, newest_checkpoint, remove_stale
+from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME, RunCheckpoints, find_newest_checkpoint, remove_stale
 from vitkit.engine.parallel import shard, state_of
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
@@ -228,7 +228,7 @@ def test_files_that_are_missing_or_damaged_are_named(first):
     file.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
     with pytest.raises(CheckpointError, match="its checksum is wrong"):
         read_checkpoint(last)
-    assert newest_checkpoint(first) is None  # best.pth names the same files
+    assert find_newest_checkpoint(first) is None  # best.pth names the same files
     file.unlink()
     for with_shards in (True, False):
         with pytest.raises(CheckpointError, match=r"1 of the 2 shard files in .* are missing \(__1_0\.distcp\)"):

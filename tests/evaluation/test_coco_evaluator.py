@@ -12,8 +12,8 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation import base as base_module
 from vitkit.evaluation.coco import CocoEvaluator, metric_names
 from vitkit.evaluation.detection_statistics import Ranking
-from vitkit.evaluation.matching import match_detections, overlaps_of
-from vitkit.evaluation.score_thresholds import best_row, threshold_rows
+from vitkit.evaluation.matching import compute_overlaps, match_detections
+from vitkit.evaluation.score_thresholds import compute_threshold_rows, find_best_row
 from vitkit.registry import EVALUATORS
 from vitkit.structures import ScoreThresholds
 
@@ -306,15 +306,15 @@ def test_thresholds_maximize_f1_per_class_and_overall():
     found = evaluator.score_thresholds()
     truth, results = dataset.ground_truth(), evaluator.results()
     rankings = [independent_ranking(truth, results, category_id) for category_id in CATEGORY_IDS]
-    best = best_row(rankings)
+    best = find_best_row(rankings)
     scores = sorted(result["score"] for result in results)
     below = [score for score in scores if score < best.threshold]
     assert found.overall == pytest.approx((best.threshold + below[-1]) / 2)
-    (row,) = threshold_rows(rankings, [found.overall])
+    (row,) = compute_threshold_rows(rankings, [found.overall])
     assert row.f1 == best.f1 > 0.3
     for ranking, threshold in zip(rankings, found.by_class):
-        (row,) = threshold_rows([ranking], [threshold])
-        assert row.f1 == best_row([ranking]).f1
+        (row,) = compute_threshold_rows([ranking], [threshold])
+        assert row.f1 == find_best_row([ranking]).f1
 
 
 def independent_ranking(truth, results, category_id):
@@ -325,7 +325,7 @@ def independent_ranking(truth, results, category_id):
             [e for e in entries if (e["image_id"], e["category_id"]) == (image["id"], category_id)]
             for entries in (results, truth["annotations"])
         )
-        overlaps, crowd = overlaps_of(predictions, objects, "bbox", (0, 0))
+        overlaps, crowd = compute_overlaps(predictions, objects, "bbox", (0, 0))
         matched = match_detections(overlaps, [p["score"] for p in predictions], crowd)
         counted = [(p["score"], m >= 0) for p, m in zip(predictions, matched) if m < 0 or not crowd[m]]
         scores += [score for score, _ in counted]

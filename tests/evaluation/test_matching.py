@@ -8,7 +8,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from vitkit.evaluation.matching import IOUS, confused_classes, match_detections, overlaps_of
+from vitkit.evaluation.matching import IOUS, compute_overlaps, confused_classes, match_detections
 
 
 def random_image(seed, *, num_objects, num_predictions, kinds=3):
@@ -66,7 +66,7 @@ CASES = [
 def test_matches_equal_those_of_pycocotools(seed, num_objects, num_predictions, kinds, by_class):
     objects, predictions = random_image(seed, num_objects=num_objects, num_predictions=num_predictions, kinds=kinds)
     expected, ranges = official(objects, predictions, by_class=by_class)
-    overlaps, crowd = overlaps_of(predictions, objects, "bbox", (100, 100))
+    overlaps, crowd = compute_overlaps(predictions, objects, "bbox", (100, 100))
     if by_class:
         classes = [np.array([entry["category_id"] for entry in entries], int) for entries in (predictions, objects)]
         overlaps = np.where(classes[0][:, None] == classes[1], overlaps, -1.0)
@@ -80,7 +80,7 @@ def test_matches_equal_those_of_pycocotools(seed, num_objects, num_predictions, 
 
 def test_predictions_above_a_threshold_keep_their_matches():
     objects, predictions = random_image(7, num_objects=12, num_predictions=60)
-    overlaps, crowd = overlaps_of(predictions, objects, "bbox", (100, 100))
+    overlaps, crowd = compute_overlaps(predictions, objects, "bbox", (100, 100))
     scores = np.array([entry["score"] for entry in predictions])
     matched = match_detections(overlaps, scores, crowd)
     for threshold in (0.3, 0.5, 0.7):

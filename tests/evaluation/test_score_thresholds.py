@@ -8,7 +8,7 @@ from pycocotools import mask as coco_mask
 
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.matching import confusion_matrix
-from vitkit.evaluation.score_thresholds import best_row, threshold_rows
+from vitkit.evaluation.score_thresholds import compute_threshold_rows, find_best_row
 
 IMAGES = [{"id": 1, "height": 100, "width": 100}, {"id": 2, "height": 100, "width": 100}]
 
@@ -57,7 +57,7 @@ def rankings(content, results, *, iou_type="bbox", iou=0.5):
 
 
 def test_precision_recall_and_f1_by_hand():
-    rows = threshold_rows(rankings(TRUTH, RESULTS), [0.0, 0.5, 0.85, 0.95])
+    rows = compute_threshold_rows(rankings(TRUTH, RESULTS), [0.0, 0.5, 0.85, 0.95])
     assert [(row.true_positives, row.false_positives, row.false_negatives) for row in rows] == [
         (2, 3, 1),
         (2, 2, 1),
@@ -70,20 +70,20 @@ def test_precision_recall_and_f1_by_hand():
 
 
 def test_a_higher_iou_matches_less():
-    (row,) = threshold_rows(rankings(TRUTH, RESULTS, iou=0.75), [0.0])
+    (row,) = compute_threshold_rows(rankings(TRUTH, RESULTS, iou=0.75), [0.0])
     assert (row.true_positives, row.false_positives) == (1, 4)
 
 
 def test_best_threshold_has_the_highest_f1():
-    best = best_row(rankings(TRUTH, RESULTS))
-    every = threshold_rows(rankings(TRUTH, RESULTS), [r["score"] for r in RESULTS])
+    best = find_best_row(rankings(TRUTH, RESULTS))
+    every = compute_threshold_rows(rankings(TRUTH, RESULTS), [r["score"] for r in RESULTS])
     assert best == pytest.approx(max(every, key=lambda row: row.f1))
-    assert best_row(rankings(TRUTH, []))[:4] == (1.0, 1.0, 0.0, 0.0)
+    assert find_best_row(rankings(TRUTH, []))[:4] == (1.0, 1.0, 0.0, 0.0)
 
 
 def test_equal_scores_share_a_threshold():
     results = found((1, 3, [0, 0, 10, 10], 0.5), *[(1, 3, [80, 80, 5, 5], 0.5)] * 3)
-    best = best_row(rankings(truth((1, 3, [0, 0, 10, 10])), results))
+    best = find_best_row(rankings(truth((1, 3, [0, 0, 10, 10])), results))
     assert (best.true_positives, best.false_positives) == (1, 3)
 
 
@@ -112,10 +112,10 @@ def test_segmentation_is_matched_by_masks():
     content = truth((1, 3, [0, 0, 100, 10]))
     content["annotations"][0]["segmentation"] = [[0, 0, 100, 0, 100, 10, 0, 10]]
     results = [dict(image_id=1, category_id=3, score=0.5, bbox=[0, 0, 100, 10], segmentation=rle(slice(0, 4)))]
-    assert threshold_rows(rankings(content, results, iou_type="segm"), [0.0])[0].true_positives == 0
-    assert threshold_rows(rankings(content, results, iou_type="bbox"), [0.0])[0].true_positives == 1
+    assert compute_threshold_rows(rankings(content, results, iou_type="segm"), [0.0])[0].true_positives == 0
+    assert compute_threshold_rows(rankings(content, results, iou_type="bbox"), [0.0])[0].true_positives == 1
     results[0]["segmentation"] = rle(slice(0, 9))
-    assert threshold_rows(rankings(content, results, iou_type="segm"), [0.0])[0].true_positives == 1
+    assert compute_threshold_rows(rankings(content, results, iou_type="segm"), [0.0])[0].true_positives == 1
 
 
 def test_details_are_the_coco_metrics_by_class_and_size():

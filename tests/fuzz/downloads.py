@@ -13,7 +13,7 @@ from fuzz.formats import Format, write_options
 from fuzz.guard import guarded
 
 from vitkit.errors import CheckpointError
-from vitkit.weights.download import cached_file
+from vitkit.weights.download import fetch_file
 
 CONTENT = bytes(range(256)) * 300
 _DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -144,7 +144,7 @@ def check(folder: Path, world: Path) -> None:
             Path("out", "weights.pth.part").write_bytes(part)
         arguments = dict(checksum=options["checksum"], name=options["name"], folder=Path("out"))
         try:
-            path = cached_file(url, **arguments)
+            path = fetch_file(url, **arguments)
         except CheckpointError:
             kept = [path.name for path in Path("out").iterdir() if ".part" not in path.name]
             assert not kept, f"refused, but kept: {kept}"
@@ -152,7 +152,7 @@ def check(folder: Path, world: Path) -> None:
                 _Handler.answers = []
                 parts = list(Path("out").glob("*.part"))
                 options["part"] = parts[0].read_bytes().hex() if parts else ""
-                _check_content(cached_file(url, **arguments), options)
+                _check_content(fetch_file(url, **arguments), options)
             raise
         assert path.parent == Path("out")
         _check_content(path, options)

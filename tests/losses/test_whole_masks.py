@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
-from vitkit.losses.mask_criterion import matched_masks
+from vitkit.losses.mask_criterion import compute_matched_masks
 
 
 def test_very_confident_predictions_give_finite_losses_and_gradients():
@@ -21,7 +21,7 @@ def test_only_matched_masks_of_every_layer_are_computed():
     for counts, queries in (([2, 0], [[5, 0], [1, 2], [3, 3]]), ([1, 1], [[5, 0], [1, 4], [2, 1]])):
         image, query = torch.repeat_interleave(torch.arange(2), torch.tensor(counts)), torch.tensor(queries)
         whole = [dict(pred_masks=torch.einsum("bqc,bchw->bqhw", x["mask_embed"], features)) for x in layers]
-        got, plain = (matched_masks(x, image, query, counts) for x in (layers, whole))
+        got, plain = (compute_matched_masks(x, image, query, counts) for x in (layers, whole))
         assert len(got) == len(plain) == 3
         for i in range(3):
             expected = whole[i]["pred_masks"][image, query[i]]

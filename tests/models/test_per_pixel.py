@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from vitkit.engine.build import build_model
 from vitkit.errors import DataError
 from vitkit.models.tta import MultiScaleFlip
-from vitkit.ops.mask_postprocess import Geometry, resized_bands, upsample
+from vitkit.ops.mask_postprocess import Geometry, upsample, upsample_in_bands
 from vitkit.registry import CRITERIA
 
 NUM_CLASSES = 5
@@ -72,10 +72,10 @@ def test_map_computed_in_bands_of_rows_equals_the_full_map(monkeypatch):
     maps = torch.randn(3, 9, 8)
     geometry = Geometry((36, 32), (30, 31), (77, 45))
     monkeypatch.setattr("vitkit.ops.mask_postprocess.CHUNK_VALUES", 3 * 45 * 10)
-    bands = list(resized_bands(maps, geometry))
+    bands = list(upsample_in_bands(maps, geometry))
     assert len(bands) == 8
     torch.testing.assert_close(torch.cat([band for _, band in bands], dim=1), upsample(maps, geometry))
-    ((rows, some),) = resized_bands(maps, geometry, within=range(20, 28))
+    ((rows, some),) = upsample_in_bands(maps, geometry, within=range(20, 28))
     assert rows == range(20, 28)
     torch.testing.assert_close(some, upsample(maps, geometry)[:, 20:28])
 

@@ -14,7 +14,7 @@ from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.model_zoo.converters import write_names
 from vitkit.model_zoo.converters.rf_detr import TRANSFORMERS
 from vitkit.necks import C2fProjection
-from vitkit.ops.mask_postprocess import Geometry, full_masks
+from vitkit.ops.mask_postprocess import Geometry, upsample_to_masks
 from vitkit.registry import CRITERIA
 from vitkit.structures import FeatureInfo
 from vitkit.training_queries import OneToManyQueries
@@ -266,12 +266,12 @@ def test_results_end_at_the_images_border_and_have_a_mask_each():
 def test_masks_are_resized_once_where_they_end_with_the_image():
     masks = torch.randn(3, 6, 8)
     direct = nn.functional.interpolate(masks[None], size=(50, 33), mode="bilinear")[0] > 0
-    assert torch.equal(full_masks(masks, Geometry((24, 32), (24, 32), (50, 33))), direct)
+    assert torch.equal(upsample_to_masks(masks, Geometry((24, 32), (24, 32), (50, 33))), direct)
     part = nn.functional.interpolate(masks[None, :, :5, :6], size=(50, 33), mode="bilinear")[0] > 0
-    assert torch.equal(full_masks(masks, Geometry((24, 32), (20, 24), (50, 33))), part)
+    assert torch.equal(upsample_to_masks(masks, Geometry((24, 32), (20, 24), (50, 33))), part)
     pixels = nn.functional.interpolate(masks[None], size=(24, 32), mode="bilinear")[..., :21, :24]
     part = nn.functional.interpolate(pixels, size=(50, 33), mode="bilinear")[0] > 0
-    assert torch.equal(full_masks(masks, Geometry((24, 32), (21, 24), (50, 33))), part)
+    assert torch.equal(upsample_to_masks(masks, Geometry((24, 32), (21, 24), (50, 33))), part)
 
 
 def official_file(path, model):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.apps.explanations.explain_options import shown_image
+from vitkit.apps.explanations.explain_options import prepare_image_to_draw
 from vitkit.apps.inference import load
 from vitkit.config import load_config
 from vitkit.data.loading.loader import DataSettings
@@ -120,7 +120,7 @@ def test_images_are_resized_as_in_the_checkpoint_and_broken_ones_left_out(tiny, 
     model = load(tiny, "sized.pth", overrides=["data.val.transforms=none"])
     assert len(model(images)) == 3
     assert model.as_evaluated(np.zeros((64, 128, 3), np.uint8)).shape == (20, 40, 3)
-    shown = shown_image(model, model.to_array("images/2.png"))
+    shown = prepare_image_to_draw(model, model.to_array("images/2.png"))
     assert shown.shape == (40, 40, 3)  # which figures of attention are drawn on
 
 

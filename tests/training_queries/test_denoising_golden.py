@@ -12,7 +12,7 @@ from vitkit.heads.dfine import DFINEHead
 from vitkit.nn.queries import attention_mask, part_sizes
 from vitkit.structures import FeatureInfo
 from vitkit.training_queries import build_training_queries
-from vitkit.training_queries.box_denoising import Noise, copied_rows
+from vitkit.training_queries.box_denoising import Noise, list_copied_rows
 
 CONFIGS = {"dfine": dfine, "deim": deim, "rtdetr": rtdetr, "rtdetrv2": rtdetrv2}
 CASE = load_case("box_denoising", weights=False)
@@ -37,7 +37,7 @@ def test_denoising_queries_equal_the_originals(monkeypatch, name, variant):
         for target in CASE.targets[variant]
     ]
     counts = [len(target["labels"]) for target in targets]
-    rows = tuple(copied_rows(counts, 2 * meta["groups"]))
+    rows = tuple(list_copied_rows(counts, 2 * meta["groups"]))
     chance, labels, signs, shares = (inputs[f"{variant}/{part}"][rows] for part in ("chance", "new", "sign", "part"))
     monkeypatch.setattr(denoising, "draw", lambda count, device: Noise(chance, labels, signs * 2 - 1, shares))
     (noised,) = denoising(head, targets, None)

@@ -6,7 +6,7 @@ from vitkit.heads.detr import DETRHead
 from vitkit.heads.dino import DINOHead
 from vitkit.nn.queries import Queries, TrainingQueries, attention_mask, part_sizes
 from vitkit.structures import FeatureInfo, QuerySet
-from vitkit.training_queries.box_denoising import BoxDenoising, Noise, shifted_boxes
+from vitkit.training_queries.box_denoising import BoxDenoising, Noise, shift_corners
 
 
 def target(*boxes, labels=None):
@@ -152,17 +152,17 @@ def test_negative_copies_have_more_noise(monkeypatch):
 
 def test_boxes_stay_in_the_image_and_keep_a_size():
     moves = torch.tensor([[-9.0, -9, 9, 9], [2, 0, -2, 0]])
-    boxes = shifted_boxes(torch.tensor([BOX, BOX]), moves, mirror=False, eps=1e-3)
+    boxes = shift_corners(torch.tensor([BOX, BOX]), moves, mirror=False, eps=1e-3)
     assert boxes[0].tolist() == pytest.approx([0.5, 0.5, 0.999, 0.999], abs=1e-5)
     assert boxes[1].tolist() == pytest.approx([0.5, 0.5, 0.001, 0.4], abs=1e-5)
 
 
 def test_inverted_boxes_are_mirrored_where_that_is_the_rule():
     moves = torch.tensor([[3.0, 0, -2, 0]])
-    mirrored = shifted_boxes(torch.tensor([BOX]), moves, mirror=True, eps=1e-5)
+    mirrored = shift_corners(torch.tensor([BOX]), moves, mirror=True, eps=1e-5)
     # Corners at x = 0.7 and 0.4, which is a width of -0.3.
     assert mirrored[0].tolist() == pytest.approx([0.55, 0.5, 0.3, 0.4], abs=1e-5)
-    reduced = shifted_boxes(torch.tensor([BOX]), moves, mirror=False, eps=1e-5)
+    reduced = shift_corners(torch.tensor([BOX]), moves, mirror=False, eps=1e-5)
     assert reduced[0].tolist() == pytest.approx([0.55, 0.5, 1e-5, 0.4], abs=1e-6)
 
 

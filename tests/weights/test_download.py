@@ -8,7 +8,7 @@ import pytest
 
 from vitkit.errors import CheckpointError
 from vitkit.weights import download
-from vitkit.weights.download import cached_file
+from vitkit.weights.download import fetch_file
 
 CONTENT = bytes(range(256)) * 5000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -52,43 +52,43 @@ def url():
 
 
 def test_a_file_is_downloaded_once_and_then_taken_from_the_cache(url, tmp_path):
-    path = cached_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
+    path = fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     assert path.read_bytes() == CONTENT
-    assert cached_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path) == path
+    assert fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path) == path
     assert len(_Server.ranges) == 1
 
 
 def test_interrupted_download_continues_where_it_stopped(url, tmp_path):
     _Server.broken.add("/weights.pth")
     with pytest.raises(CheckpointError, match="cannot download .*kept in weights.pth.part"):
-        cached_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
+        fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     have = (tmp_path / "weights.pth.part").stat().st_size
     assert 0 < have < len(CONTENT)
-    path = cached_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
+    path = fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     assert path.read_bytes() == CONTENT
     assert _Server.ranges == [None, f"bytes={have}-"]
 
 
 def test_a_wrong_checksum_is_an_error_and_leaves_nothing_in_the_cache(url, tmp_path):
     with pytest.raises(CheckpointError, match="sha256 begins"):
-        cached_file(f"{url}/weights.pth", checksum="sha256:00000000", folder=tmp_path)
+        fetch_file(f"{url}/weights.pth", checksum="sha256:00000000", folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_error_for_an_unreachable_url_says_where_to_put_the_file(tmp_path):
     with pytest.raises(CheckpointError, match="Put the file at .*weights.pth"):
-        cached_file("http://127.0.0.1:9/weights.pth", folder=tmp_path)
+        fetch_file("http://127.0.0.1:9/weights.pth", folder=tmp_path)
 
 
 def test_first_download_records_an_unpublished_checksum(url, tmp_path, caplog):
     caplog.set_level("INFO", logger="vitkit")
-    path = cached_file(f"{url}/weights.pth", checksum="", folder=tmp_path)
+    path = fetch_file(f"{url}/weights.pth", checksum="", folder=tmp_path)
     assert (tmp_path / "weights.pth.sha256").read_text() == f"{DIGEST}  weights.pth\n"
     assert f"sha256 {DIGEST} is recorded" in caplog.text
     caplog.clear()
-    assert cached_file(f"{url}/weights.pth", checksum="", folder=tmp_path) == path
+    assert fetch_file(f"{url}/weights.pth", checksum="", folder=tmp_path) == path
     path.unlink()
-    cached_file(f"{url}/weights.pth", checksum="", folder=tmp_path)
+    fetch_file(f"{url}/weights.pth", checksum="", folder=tmp_path)
     assert caplog.text == ""
     assert sorted(file.name for file in tmp_path.iterdir()) == ["weights.pth", "weights.pth.sha256"]
 
@@ -98,25 +98,25 @@ def test_later_downloads_must_match_the_recorded_checksum(url, tmp_path):
     with pytest.raises(
         CheckpointError, match=f"sha256 is {DIGEST}, but {'0' * 64} was recorded .* delete weights.pth.sha256"
     ):
-        cached_file(f"{url}/weights.pth", checksum="", folder=tmp_path)
+        fetch_file(f"{url}/weights.pth", checksum="", folder=tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["weights.pth.sha256"]
 
 
 def test_published_md5_sums_are_checked(url, tmp_path):
     digest = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
-    cached_file(f"{url}/weights.pth", checksum=f"md5:{digest[:6]}", folder=tmp_path)
+    fetch_file(f"{url}/weights.pth", checksum=f"md5:{digest[:6]}", folder=tmp_path)
     assert not (tmp_path / "weights.pth.sha256").exists()
     with pytest.raises(CheckpointError, match=f"md5 begins {digest[:6]}, expected 000000"):
-        cached_file(f"{url}/weights.pth", checksum="md5:000000", folder=tmp_path)
+        fetch_file(f"{url}/weights.pth", checksum="md5:000000", folder=tmp_path)
 
 
 def test_file_name_may_differ_from_the_url(url, tmp_path):
-    assert cached_file(f"{url}/download?id=7", name="a.pth", folder=tmp_path).name == "a.pth"
+    assert fetch_file(f"{url}/download?id=7", name="a.pth", folder=tmp_path).name == "a.pth"
 
 
 def test_web_page_instead_of_a_file_is_an_error(url, tmp_path):
     with pytest.raises(CheckpointError, match="cannot download .*leads to a web page"):
-        cached_file(f"{url}/page.html", folder=tmp_path)
+        fetch_file(f"{url}/page.html", folder=tmp_path)
 
 
 def test_full_or_unwritable_cache_is_a_one_line_error(url, tmp_path, monkeypatch):
@@ -125,10 +125,10 @@ def test_full_or_unwritable_cache_is_a_one_line_error(url, tmp_path, monkeypatch
 
     monkeypatch.setattr("vitkit.weights.download._fetch", full)
     with pytest.raises(CheckpointError, match="weights.pth.part: cannot be written .No space left.*set TORCH_HOME"):
-        cached_file(f"{url}/weights.pth", folder=tmp_path)
+        fetch_file(f"{url}/weights.pth", folder=tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
-        cached_file(f"{url}/weights.pth", folder=tmp_path / "file" / "below")
+        fetch_file(f"{url}/weights.pth", folder=tmp_path / "file" / "below")
 
 
 class _Hostile(http.server.BaseHTTPRequestHandler):
@@ -186,9 +186,9 @@ CUT = (200, {"Content-Length": "6", "ETag": '"old"'}, b"abc")
 def test_continued_download_is_the_whole_file(hostile, tmp_path, continued):
     url = hostile(CUT)
     with pytest.raises(CheckpointError, match="broke after 3 of 6 bytes"):
-        cached_file(url, checksum="", folder=tmp_path)
+        fetch_file(url, checksum="", folder=tmp_path)
     hostile(*continued)
-    assert cached_file(url, checksum="", folder=tmp_path).read_bytes() == b"abcdef"
+    assert fetch_file(url, checksum="", folder=tmp_path).read_bytes() == b"abcdef"
     assert _Hostile.asked[1]["Range"] == "bytes=3-" and _Hostile.asked[1]["If-Range"] == '"old"'
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.pth", "a.pth.sha256"]
 
@@ -196,8 +196,8 @@ def test_continued_download_is_the_whole_file(hostile, tmp_path, continued):
 def test_a_part_of_an_unknown_version_is_downloaded_again(hostile, tmp_path):
     url = hostile((200, {"Content-Length": "6"}, b"old"), WHOLE)
     with pytest.raises(CheckpointError, match="broke after 3 of 6 bytes"):
-        cached_file(url, checksum="", folder=tmp_path)
-    assert cached_file(url, checksum="", folder=tmp_path).read_bytes() == b"abcdef"
+        fetch_file(url, checksum="", folder=tmp_path)
+    assert fetch_file(url, checksum="", folder=tmp_path).read_bytes() == b"abcdef"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_part_of_an_unknown_version_is_downloaded_again(hostile, tmp_path):
 )
 def test_wrong_answers_are_errors_of_one_line_and_nothing_is_recorded(hostile, tmp_path, answer, message):
     with pytest.raises(CheckpointError, match=message) as raised:
-        cached_file(hostile(answer), checksum="", folder=tmp_path)
+        fetch_file(hostile(answer), checksum="", folder=tmp_path)
     assert "\n" not in str(raised.value)
     assert not {"a.pth", "a.pth.sha256"} & {file.name for file in tmp_path.iterdir()}
 
@@ -225,15 +225,15 @@ def test_endless_and_slow_answers_end(hostile, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "_MAX_BYTES", 5)
     with pytest.raises(CheckpointError, match="more than 5 bytes"):
         chunks = (200, {"Transfer-Encoding": "chunked"}, b"6\r\nabcdef\r\n" * 9)
-        cached_file(hostile(chunks), checksum="", folder=tmp_path)
+        fetch_file(hostile(chunks), checksum="", folder=tmp_path)
     monkeypatch.setattr(download, "_MAX_BYTES", 100)
     monkeypatch.setattr(download, "_GRACE", -1.0)
     monkeypatch.setattr(download, "_MIN_RATE", 1e12)
     with pytest.raises(CheckpointError, match="only 6 bytes arrived in 0 s"):
-        cached_file(hostile(WHOLE), checksum="", folder=tmp_path)
+        fetch_file(hostile(WHOLE), checksum="", folder=tmp_path)
 
 
 @pytest.mark.parametrize("url", ["http://", "http://a/..", "http://[a/b.pth", "nonsense", "http://127.0.0.1:99999/a"])
 def test_wrong_urls_are_errors_of_one_line(url, tmp_path):
     with pytest.raises(CheckpointError, match="cannot download"):
-        cached_file(url, folder=tmp_path)
+        fetch_file(url, folder=tmp_path)

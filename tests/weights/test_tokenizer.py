@@ -44,11 +44,11 @@ def test_a_folder_or_either_file_may_be_given(vocabulary_file):
 def test_berts_file_is_downloaded_and_checked(vocabulary_file, monkeypatch):
     asked = {}
 
-    def cached_file(url, **options):
+    def fetch_file(url, **options):
         asked.update(options, url=url)
         return vocabulary_file
 
-    monkeypatch.setattr(tokenizer_files, "cached_file", cached_file)
+    monkeypatch.setattr(tokenizer_files, "fetch_file", fetch_file)
     assert find_tokenizer("bert-base-uncased").numbers[2] == 101
     assert asked["url"] == "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt"
     assert asked["checksum"] == "sha256:07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
@@ -56,10 +56,10 @@ def test_berts_file_is_downloaded_and_checked(vocabulary_file, monkeypatch):
 
 
 def test_without_a_network_the_error_names_the_file(monkeypatch):
-    def cached_file(url, **options):
+    def fetch_file(url, **options):
         raise CheckpointError(f"{url}: cannot be reached.")
 
-    monkeypatch.setattr(tokenizer_files, "cached_file", cached_file)
+    monkeypatch.setattr(tokenizer_files, "fetch_file", fetch_file)
     message = "set model.tokenizer to a folder with it (vocab.txt, SHA-256 07eced37…, or tokenizer.json)"
     with pytest.raises(CheckpointError, match=re.escape(message)):
         find_tokenizer("bert-base-uncased")

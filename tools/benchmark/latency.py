@@ -15,7 +15,7 @@ import torch
 
 from vitkit import build_model, load_config
 from vitkit.apps.deployment.checks import Inputs, run_graph
-from vitkit.apps.deployment.export import Part, image_example, write_part
+from vitkit.apps.deployment.export import Part, make_image_example, write_part
 from vitkit.apps.exported.graphs import ExportGraph, image_graph
 from vitkit.apps.exported.loading import open_exported
 from vitkit.apps.exported.settings import ExportSettings
@@ -63,7 +63,7 @@ def graph_and_inputs(config: str, side: int, device: str = "cpu") -> tuple[Expor
     torch.manual_seed(0)
     spec = {name: value for name, value in load_config(config)["model"].items() if name != "training_queries"}
     graph = image_graph(build_model(spec).to(device).eval())
-    inputs = {name: value[:1].to(device) for name, value in image_example((side, side)).items()}
+    inputs = {name: value[:1].to(device) for name, value in make_image_example((side, side)).items()}
     return graph, inputs | {"images": torch.randint(256, (1, 3, side, side), dtype=torch.uint8, device=device)}
 
 
@@ -88,7 +88,7 @@ def by_onnx_runtime(config: str, side: int, options: Options) -> Call:
     metadata = dict(config={}, inputs=list(inputs), size=settings.size, postprocessing=None)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
-        write_part(Part("", graph, [], image_example(settings.size)), path, settings, metadata)
+        write_part(Part("", graph, [], make_image_example(settings.size)), path, settings, metadata)
         file = open_exported(path)
     return lambda: file.run(inputs)
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage
-from vitkit.data.transforms.crops import resized_size
+from vitkit.data.transforms.crops import compute_resized_size
 from vitkit.data.transforms.pipelines import DETRTrainTransforms
 from vitkit.errors import DataError
 from vitkit.io.image_files import read_image, to_tensor
@@ -133,6 +133,6 @@ def _pillow_sample(path: Path) -> tuple[Tensor, Tensor]:
 def _pillow_resize(
     image: Image.Image, boxes: Tensor, short_side: int, max_size: int | None
 ) -> tuple[Image.Image, Tensor]:
-    height, width = resized_size(image.height, image.width, short_side=short_side, max_size=max_size)
+    height, width = compute_resized_size(image.height, image.width, short_side=short_side, max_size=max_size)
     scale = torch.tensor([width / image.width, height / image.height] * 2)
     return F.resize(image, [height, width]), boxes * scale

@@ -84,7 +84,7 @@ def use_saved_vocabularies(dataset: Dataset, checkpoint: Mapping[str, Any], name
     return vocabularies
 
 
-def dataset_metadata(dataset: Dataset, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
+def collect_dataset_metadata(dataset: Dataset, vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
     """Return the classes and vocabularies that a checkpoint needs for the model to be used without the dataset."""
     about = {"classes": dataset.classes, "category_ids": dataset.category_ids, "things": dataset.things}
     metadata: dict[str, Any] = {name: value for name, value in about.items() if value is not None}

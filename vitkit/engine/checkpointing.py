@@ -25,7 +25,7 @@ from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
-from vitkit.weights.reading import shards_folder_of
+from vitkit.weights.reading import find_shards_folder
 from vitkit.weights.sharded import SHARDS_SUFFIX, check_shards, read_local, write_shards
 
 logger = logging.getLogger("vitkit")
@@ -301,7 +301,7 @@ class RunCheckpoints:
             meter.load_state_dict({"sums": None if sums is None else sums.to(self.device)})
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
+def find_newest_checkpoint(folder: Path) -> Path | None:
     """Return the most advanced checkpoint of a run that can be read and resumed from; None if there is none.
 
     Damaged checkpoints are logged and skipped. best.pth is not considered.
@@ -330,7 +330,7 @@ def remove_unused_shards(folder: Path) -> None:
     if not shard_folders:
         return
     try:
-        used = {shards_folder_of(path) for path in folder.glob("*.pth")}
+        used = {find_shards_folder(path) for path in folder.glob("*.pth")}
     except CheckpointError:
         return  # the damaged checkpoint may refer to any of them
     for path in shard_folders:

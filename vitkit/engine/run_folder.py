@@ -27,9 +27,9 @@ from vitkit.config import cfg_diff, value_at
 from vitkit.config.schema import MISSING
 from vitkit.devices import device_name, processor_name
 from vitkit.distributed import broadcast_object, is_main, world_size
-from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME, newest_checkpoint
+from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME, find_newest_checkpoint
 from vitkit.errors import ConfigError
-from vitkit.io.git_files import git_state
+from vitkit.io.git_files import read_git_state
 from vitkit.logging import LOG_NAME
 
 try:
@@ -101,7 +101,7 @@ def mark_launch(run_dir: Path, launches: Sequence[Launch]) -> None:
         (run_dir / _LAUNCH_NAME).write_text("\n".join([*names, _THIS_PROCESS, _attempt()]), encoding="utf-8")
 
 
-def repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: Path) -> Path | None:
+def find_repeated_run(launches: Sequence[Launch], *, run_dir: Path | None, default: Path) -> Path | None:
     """Return the folder of the run that these launches started earlier, or None for a new run."""
     names = frozenset().union(*(launch.names for launch in launches))
     is_repeated = any(launch.is_repeated for launch in launches)
@@ -231,7 +231,7 @@ def run_folder(
     try:
         if is_main():
             lock, continues = _lock_chosen(launches, resume=resume, run_dir=run_dir, default=default)
-            checkpoint = newest_checkpoint(lock.path) if continues else None
+            checkpoint = find_newest_checkpoint(lock.path) if continues else None
             if resume and checkpoint is None:
                 raise ConfigError(f"--resume {resume}: none of its checkpoints can be read.")
             if not continues and (lock.path / LOG_NAME).exists():
@@ -250,7 +250,7 @@ def _lock_chosen(
     """Lock a run's folder; also return whether an existing run there continues."""
     if resume:
         return FolderLock(resume, option="--resume"), True
-    repeated = repeated_run(launches, run_dir=run_dir, default=default)
+    repeated = find_repeated_run(launches, run_dir=run_dir, default=default)
     if repeated is not None and (repeated / CONFIG_NAME).is_file():
         return FolderLock(repeated, option="--run-dir", wait=_LEASE_SECONDS), True
     if run_dir is not None:
@@ -278,7 +278,7 @@ def _make(path: Path) -> bool:
 
 def _contains_run_error(path: Path) -> ConfigError:
     remedy = f"Resume it with --resume {path}, or choose another folder."
-    if newest_checkpoint(path) is None:
+    if find_newest_checkpoint(path) is None:
         remedy = "It has no checkpoint yet. Remove it, or choose another folder."
     return ConfigError(f"--run-dir {path}: already contains a run. {remedy}")
 
@@ -372,7 +372,7 @@ def record_start(run_dir: Path, device: torch.device) -> None:
     starts = []
     with suppress(OSError, ValueError):
         starts = json.loads(path.read_text(encoding="utf-8"))["starts"]
-    repositories = (git_state(folder) for folder in (Path(__file__).parent, Path.cwd()))
+    repositories = (read_git_state(folder) for folder in (Path(__file__).parent, Path.cwd()))
     start = {
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join(sys.orig_argv),

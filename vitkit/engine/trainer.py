@@ -169,7 +169,7 @@ def build_run(
     vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init)
     loader = build.build_train_loader(data, train_set, settings.seed, device)
     train_set.set_num_epochs(settings.epochs)
-    metadata = build.dataset_metadata(train_set, vocabularies)
+    metadata = build.collect_dataset_metadata(train_set, vocabularies)
     model = build.build_model_for(config, train_set, vocabularies)
     if not folder.checkpoint:
         build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)

@@ -73,7 +73,7 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
     samples: list[tuple[dict, dict]] = []
     sizes = SizeCounter()
 
-    drawn = batches_to_draw(len(loader))
+    drawn = choose_batches_to_draw(len(loader))
     per_batch = -(-NUM_DRAWN // max(1, len(drawn)))
     batch_numbers = count()
 
@@ -107,7 +107,7 @@ def validate(model: nn.Module, *, run: TrainRun, loader: BatchLoader, evaluator_
     return metrics
 
 
-def batches_to_draw(num_batches: int) -> list[int]:
+def choose_batches_to_draw(num_batches: int) -> list[int]:
     """Return the numbers of batches with images to draw, spread over all of them."""
     # The first images of a dataset often show a single scene.
     return np.unique(np.linspace(0, num_batches - 1, min(NUM_DRAWN, num_batches)).round().astype(int)).tolist()

@@ -85,7 +85,7 @@ def _first_values(metrics: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {name: -1.0 if np.isnan(values[0]) else float(values[0]) for name, values in metrics.items()}
 
 
-def predicted_field(prediction: Mapping[str, Any], field: str, evaluator: str) -> Any:
+def get_predicted_field(prediction: Mapping[str, Any], field: str, evaluator: str) -> Any:
     """Return a field of a prediction.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 
 from vitkit.evaluation.bootstrap import mean_of_finite
 from vitkit.evaluation.detection_statistics import DetectionStatistics, Ranking, average_precision
-from vitkit.evaluation.matching import BACKGROUND, overlaps_of
+from vitkit.evaluation.matching import BACKGROUND, compute_overlaps
 
 KINDS = ("class", "localization", "both", "duplicate", "background", "missed")
 
@@ -135,7 +135,7 @@ class ErrorBreakdown:
         for position, numbers in results_in.items():
             ours, theirs = [results[k] for k in numbers], objects_in.get(position, [])
             size = sizes[self.statistics.sample_ids[position]]
-            overlaps, _ = overlaps_of(ours, [annotations[k] for k in theirs], self.statistics.iou_type, size)
+            overlaps, _ = compute_overlaps(ours, [annotations[k] for k in theirs], self.statistics.iou_type, size)
             true = np.array([self._label_of[annotations[k]["category_id"]] for k in theirs], int)
             for number, result, row in zip(numbers, ours, overlaps):
                 label, target, kind = self._label_of[result["category_id"]], owner[number], -1
@@ -203,7 +203,7 @@ def neighbor_overlaps(truth: Mapping[str, Any], objects: Objects, statistics: De
     for position, image_id in enumerate(statistics.sample_ids):
         rows = np.flatnonzero(objects.image == position)
         entries = [truth["annotations"][k] for k in objects.number[rows]]
-        overlaps, _ = overlaps_of(entries, entries, statistics.iou_type, sizes[image_id])
+        overlaps, _ = compute_overlaps(entries, entries, statistics.iou_type, sizes[image_id])
         if len(rows) > 1:
             np.fill_diagonal(overlaps, 0.0)
             largest[rows] = overlaps.max(axis=1)

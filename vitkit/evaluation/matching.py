@@ -81,7 +81,7 @@ def match_detections(
     return matched
 
 
-def overlaps_of(
+def compute_overlaps(
     predictions: Sequence[Mapping[str, Any]],
     objects: Sequence[Mapping[str, Any]],
     iou_type: IouType,
@@ -129,7 +129,7 @@ def match_images(
         predictions[result["image_id"]].append(result)
     for image in truth["images"]:
         ours, theirs = predictions[image["id"]], objects[image["id"]]
-        overlaps, crowd = overlaps_of(ours, theirs, iou_type, (image.get("height"), image.get("width")))
+        overlaps, crowd = compute_overlaps(ours, theirs, iou_type, (image.get("height"), image.get("width")))
         matched = match_detections(overlaps, [result["score"] for result in ours], crowd, iou=iou)
         yield ImageMatches(image, theirs, ours, crowd, matched)
 

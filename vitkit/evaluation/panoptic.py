@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.evaluation.base import SampleEvaluator, predicted_field, read_results, require_annotations
+from vitkit.evaluation.base import SampleEvaluator, get_predicted_field, read_results, require_annotations
 from vitkit.evaluation.maps import (
     check_size,
     decode_ids,
@@ -83,7 +83,7 @@ class PanopticEvaluator(SampleEvaluator):
         """
         for prediction, target in zip(predictions, targets, strict=True):
             if target["image_id"] not in self.answers:
-                ids = predicted_field(prediction, "panoptic", "PanopticEvaluator").cpu().numpy()
+                ids = get_predicted_field(prediction, "panoptic", "PanopticEvaluator").cpu().numpy()
                 self._add(target["image_id"], PanopticMap(ids, prediction["segments_info"]))
 
     def _add(self, image_id: int, predicted: PanopticMap) -> None:

@@ -25,7 +25,7 @@ class ThresholdRow(NamedTuple):
     false_negatives: int
 
 
-def threshold_rows(rankings: Sequence[Ranking], thresholds: Sequence[float]) -> list[ThresholdRow]:
+def compute_threshold_rows(rankings: Sequence[Ranking], thresholds: Sequence[float]) -> list[ThresholdRow]:
     """Compute precision, recall and F1 at each threshold, over all predictions of the rankings.
 
     Args:
@@ -53,7 +53,7 @@ def _row(threshold: float, scores: np.ndarray, correct: np.ndarray, num_objects:
     )
 
 
-def best_row(rankings: Sequence[Ranking]) -> ThresholdRow:
+def find_best_row(rankings: Sequence[Ranking]) -> ThresholdRow:
     """Return the row with the highest F1 among all scores that occur; if no prediction is correct, a row at 1."""
     scores, correct, num_objects = _join(rankings)
     if not correct.any():
@@ -69,7 +69,7 @@ def best_row(rankings: Sequence[Ranking]) -> ThresholdRow:
 
 def robust_threshold(rankings: Sequence[Ranking]) -> float | None:
     """Return the threshold with the highest F1, halfway to the next lower score; None if no prediction is correct."""
-    row = best_row(rankings)
+    row = find_best_row(rankings)
     if not row.true_positives:
         return None
     scores = _join(rankings)[0]

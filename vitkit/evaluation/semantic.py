@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.evaluation.base import SampleEvaluator, predicted_field, require_annotations
+from vitkit.evaluation.base import SampleEvaluator, get_predicted_field, require_annotations
 from vitkit.evaluation.maps import (
     boundary_counts,
     check_size,
@@ -94,7 +94,7 @@ class SemanticEvaluator(SampleEvaluator):
         """
         for prediction, target in zip(predictions, targets, strict=True):
             if target["image_id"] not in self.answers:
-                semantic = predicted_field(prediction, "semantic", "SemanticEvaluator")
+                semantic = get_predicted_field(prediction, "semantic", "SemanticEvaluator")
                 self._add(target["image_id"], semantic.cpu().numpy())
 
     def _add(self, image_id: Any, predicted: np.ndarray) -> None:

@@ -27,15 +27,15 @@ from vitkit.io.image_files import (
     allow_pixels,
     check_size,
     decoding,
-    header_of,
-    npy_shape,
     open_regular,
-    orientation_of,
     pnm_maximum,
     quiet_opencv,
     read_image,
+    read_npy_shape,
+    read_open_header,
+    read_orientation,
+    read_tiff_pages,
     tiff_orientation,
-    tiff_pages,
 )
 
 _BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR, _FORMAT = 258, 262, 277, 284, 339  # tags of a TIFF
@@ -89,8 +89,8 @@ def decode_channels(
         elif data.startswith(TIFF_STARTS):
             image = _decode_tiff(data, channels, max_pixels)
         else:
-            header = header_of(io.BytesIO(data), len(data), path, what, max_pixels)
-            image = _upright(_decode_other(data, header), orientation_of(io.BytesIO(data)))
+            header = read_open_header(io.BytesIO(data), len(data), path, what, max_pixels)
+            image = _upright(_decode_other(data, header), read_orientation(io.BytesIO(data)))
     return check_channels(image, channels, f"{what} '{path}'")
 
 
@@ -112,14 +112,14 @@ def read_shown(path: Path, what: str = "images") -> np.ndarray:
                 raise
         return as_rgb(read_channels(path, channels, what))
     with open_regular(path, what) as file, decoding(path, what, os.fstat(file.fileno()).st_size):
-        _, _, *channels = npy_shape(file)
+        _, _, *channels = read_npy_shape(file)
     return as_rgb(read_channels(path, *channels or [1], what))
 
 
 def _tiff_channels(path: Path) -> int | None:
     """Return the number of channels of a TIFF with several samples, or None if a file is not a valid one."""
     with suppress(Exception), open_regular(path, "images") as file:  # a damaged file can make Pillow raise anything
-        pages = list(tiff_pages(file)) if file.read(4) in TIFF_STARTS else []
+        pages = list(read_tiff_pages(file)) if file.read(4) in TIFF_STARTS else []
         samples = pages[0].get(_SAMPLES, 1) if pages else 1
         return samples * len(pages) if samples > 1 else None
     return None
@@ -171,7 +171,7 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
 
 def _decode_npy(data: bytes, max_pixels: int) -> np.ndarray:
     file = io.BytesIO(data)
-    shape = npy_shape(file)
+    shape = read_npy_shape(file)
     check_size(shape[1], shape[0], max_pixels)
     file.seek(0)
     image = np.load(file, allow_pickle=False)
@@ -195,7 +195,7 @@ def _decode_other(data: bytes, header: ImageHeader) -> np.ndarray:
 
 
 def _decode_tiff(data: bytes, channels: int, max_pixels: int) -> np.ndarray:
-    pages = list(tiff_pages(io.BytesIO(data)))
+    pages = list(read_tiff_pages(io.BytesIO(data)))
     first = pages[0]
     samples, photometric = first.get(_SAMPLES, 1), first.get(_PHOTOMETRIC)
     bits, formats = set(_values(first.get(_BITS, 1))), set(_values(first.get(_FORMAT, 1)))

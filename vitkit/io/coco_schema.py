@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vitkit.errors import DataError
 from vitkit.io.parsing import is_name
-from vitkit.io.segmentations import is_side, wrong_run_lengths, wrong_segmentation
+from vitkit.io.segmentations import describe_wrong_run_lengths, describe_wrong_segmentation, is_side
 
 MAX_SEGMENT_ID = (1 << 24) - 1
 """Largest segment id: a panoptic PNG has three channels of one byte."""
@@ -203,7 +203,7 @@ def segmentation_issues(content: Mapping[str, Any], *, required: bool) -> list[F
         if segmentation is None or segmentation == []:
             expected = "one, as masks=True needs one" if required else None
         else:
-            expected = wrong_segmentation(segmentation, *sizes[annotation["image_id"]])
+            expected = describe_wrong_segmentation(segmentation, *sizes[annotation["image_id"]])
         if expected:
             remedy = "Correct it, or train without masks (masks=False)."
             issues.append(annotations.issue(position, "segmentation", expected, remedy))
@@ -254,7 +254,7 @@ def result_issues(
     fields = _predicted(image_id=image_ids, category_id=category_ids)
     issues = [*entries.field_issues(fields | {"score": _NUMBER, "bbox": _OPTIONAL_BOX if masks else _BOX})]
     for position, result in enumerate(results if masks else ()):
-        expected = wrong_run_lengths(result.get("segmentation"))
+        expected = describe_wrong_run_lengths(result.get("segmentation"))
         if expected:
             issues.append(entries.issue(position, "segmentation", expected))
     return issues

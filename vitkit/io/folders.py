@@ -13,7 +13,7 @@ from unicodedata import normalize
 from PIL import Image
 
 from vitkit.errors import DataError
-from vitkit.io.image_files import FORMATS, TIFF_STARTS, decoding, open_regular, tiff_pages
+from vitkit.io.image_files import FORMATS, TIFF_STARTS, decoding, open_regular, read_tiff_pages
 from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
@@ -136,7 +136,7 @@ def _has_frames(path: Path) -> bool:
     try:
         with open_regular(path, "images") as file, decoding(path, "images", 0):
             if file.read(4) in TIFF_STARTS:
-                return sum(not tags.get(_SUBFILE_TYPE, 0) & (_REDUCED | _MASK) for tags in tiff_pages(file)) > 1
+                return sum(not tags.get(_SUBFILE_TYPE, 0) & (_REDUCED | _MASK) for tags in read_tiff_pages(file)) > 1
             with Image.open(file, formats=FORMATS) as image:
                 return getattr(image, "is_animated", False)
     except DataError:

@@ -17,7 +17,7 @@ _MOST_BYTES = 16 << 20
 """The most bytes that are read of a file; packed references of 100,000 branches take about 8 MB."""
 
 
-def git_state(folder: Path) -> dict[str, str | None] | None:
+def read_git_state(folder: Path) -> dict[str, str | None] | None:
     """Return the repository that contains a folder: its root folder, commit and branch; None if there is no repository.
 
     The commit is None before the first one, and where references are stored in tables; the branch is None where none is

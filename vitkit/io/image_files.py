@@ -103,7 +103,7 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> np.
         name: name of the image, for errors.
         max_pixels: largest width x height.
     """
-    header_of(io.BytesIO(data), len(data), name, "input", max_pixels)
+    read_open_header(io.BytesIO(data), len(data), name, "input", max_pixels)
     return _decode(data, name, "input")
 
 
@@ -224,7 +224,7 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
         DataError: see `read_image`.
     """
     with open_regular(path, what) as file:
-        return header_of(file, os.fstat(file.fileno()).st_size, path, what, max_pixels)
+        return read_open_header(file, os.fstat(file.fileno()).st_size, path, what, max_pixels)
 
 
 def upright_size(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -247,22 +247,22 @@ def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -
         num_bytes = os.fstat(file.fileno()).st_size
         if is_array(file):
             with decoding(path, what, num_bytes):
-                height, width, *_ = npy_shape(file)
+                height, width, *_ = read_npy_shape(file)
                 check_size(width, height, max_pixels)
                 return (width, height), 1
         if file.read(4) in TIFF_STARTS:
             # Pillow opens few TIFFs whose samples are not colors, and gives the size of a turned one before or after
             # its rotation, depending on the version.
             with decoding(path, what, num_bytes):
-                tags = next(tiff_pages(file))
+                tags = next(read_tiff_pages(file))
                 width, height = tags[TIFF_WIDTH], tags[TIFF_HEIGHT]
                 if type(width) is not int or type(height) is not int or min(width, height) < 1:
                     raise ValueError(f"its header gives {width}x{height} pixels")
                 check_size(width, height, max_pixels)
                 return (width, height), tiff_orientation(tags)
-        header = header_of(file, num_bytes, path, what, max_pixels)
+        header = read_open_header(file, num_bytes, path, what, max_pixels)
         with decoding(path, what, num_bytes):
-            return (header.width, header.height), orientation_of(file)
+            return (header.width, header.height), read_orientation(file)
 
 
 def tiff_orientation(tags: Mapping[int, Any]) -> int:
@@ -274,7 +274,7 @@ def tiff_orientation(tags: Mapping[int, Any]) -> int:
     return _valid_orientation(int(match[1])) if match else 1
 
 
-def tiff_pages(file: BinaryIO) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
+def read_tiff_pages(file: BinaryIO) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
     """Yield the tags of each page of a TIFF; raise a ValueError if it is damaged."""
     file.seek(0)
     start = file.read(16)
@@ -304,7 +304,7 @@ def is_array(file: BinaryIO) -> bool:
     return start == NPY_START
 
 
-def npy_shape(file: BinaryIO) -> tuple[int, ...]:
+def read_npy_shape(file: BinaryIO) -> tuple[int, ...]:
     """Read the shape of the array in a .npy file, (H, W) or (H, W, C)."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -314,7 +314,7 @@ def npy_shape(file: BinaryIO) -> tuple[int, ...]:
     return shape
 
 
-def orientation_of(file: BinaryIO) -> int:
+def read_orientation(file: BinaryIO) -> int:
     """Return the EXIF or XMP orientation of an open image file, 1 (upright) to 8, by which `read_image` turns it."""
     file.seek(0)
     with Image.open(file, formats=FORMATS) as image:
@@ -359,7 +359,7 @@ def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> b
     """
     with open_regular(path, what) as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        header_of(file, num_bytes, path, what, max_pixels)
+        read_open_header(file, num_bytes, path, what, max_pixels)
         with decoding(path, what, num_bytes):
             file.seek(0)
             return file.read()
@@ -379,7 +379,7 @@ def open_regular(path: str | Path, what: str) -> BinaryIO:
     raise DataError(f"{what}: cannot read '{path}' ({reason}). {remedy}")
 
 
-def header_of(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
+def read_open_header(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:
     """Read the header of an open image file; arguments and errors are those of `read_image`."""
     allow_pixels(max_pixels)
     if is_array(file):

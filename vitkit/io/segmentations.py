@@ -24,7 +24,7 @@ _EXPECTED_POLYGONS = "polygons that are each a flat list [x, y, x, y, ...] of at
 _EXPECTED_RUNS = "run lengths that are whole numbers above 0 (the first may be 0)"
 
 
-def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None:
+def describe_wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None:
     """Check polygons, or compressed or uncompressed run lengths of an image.
 
     Returns:
@@ -33,7 +33,7 @@ def wrong_segmentation(segmentation: Any, height: int, width: int) -> str | None
     if height * width >= _MAX_PIXELS:
         return f"an image of less than 2^32 pixels; it has {height * width}"
     if isinstance(segmentation, dict):
-        return wrong_run_lengths(segmentation, height, width)
+        return describe_wrong_run_lengths(segmentation, height, width)
     if not isinstance(segmentation, list) or not segmentation:
         return _EXPECTED_FORMS
     reach = _MAX_REACH * max(height, width)
@@ -63,7 +63,7 @@ def _outline(polygon: list[float]) -> float:
     return float(np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum())
 
 
-def wrong_run_lengths(segmentation: Any, height: int | None = None, width: int | None = None) -> str | None:
+def describe_wrong_run_lengths(segmentation: Any, height: int | None = None, width: int | None = None) -> str | None:
     """Check compressed or uncompressed run lengths.
 
     Args:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss
 from vitkit.losses.class_weights import ClassWeights
-from vitkit.losses.mask_criterion import matched_masks
+from vitkit.losses.mask_criterion import compute_matched_masks
 from vitkit.losses.matched import MatchedLayers, SetLayers
 from vitkit.losses.set_criterion import SetCriterion
-from vitkit.ops.masks import masks_at, most_uncertain, sample_points
+from vitkit.ops.masks import choose_uncertain_points, sample_nearest_masks, sample_points
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
 
@@ -101,13 +101,17 @@ class BoxMaskCriterion(SetCriterion):
         matches_per_image = [len(query) for query, _ in sets.matches[0]]
         starts = list(itertools.accumulate(sets.counts, initial=0))
         sums = []
-        for masks, target in zip(matched_masks(sets.layers, image[0], query, matches_per_image), matched.target):
+        for masks, target in zip(
+            compute_matched_masks(sets.layers, image[0], query, matches_per_image), matched.target
+        ):
             if not len(masks):
                 sums.append(masks.new_zeros(2) + masks.sum())
                 continue
             points = self._choose_points(masks.detach())
             per_image = zip(sets.targets, points.split(matches_per_image), target.split(matches_per_image), starts)
-            labels = torch.cat([masks_at(p, t["masks"][j - start], input_size) for t, p, j, start in per_image])
+            labels = torch.cat(
+                [sample_nearest_masks(p, t["masks"][j - start], input_size) for t, p, j, start in per_image]
+            )
             logits = sample_points(masks[:, None], points, padding_mode="border")[:, 0]
             cross_entropy = F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
             sums.append(torch.stack((cross_entropy.sum(), dice_loss(logits, labels).sum())))
@@ -121,6 +125,6 @@ class BoxMaskCriterion(SetCriterion):
         num_uncertain = int(self.importance * count)
         candidates = self.draw_points("candidates", len(masks), int(self.oversample * count), masks.device)
         logits = sample_points(masks[:, None], candidates, padding_mode="border")[:, 0]
-        uncertain = most_uncertain(candidates, logits, num_uncertain)
+        uncertain = choose_uncertain_points(candidates, logits, num_uncertain)
         uniform = self.draw_points("uniform", len(masks), count - num_uncertain, masks.device)
         return torch.cat((uncertain, uniform), dim=1)

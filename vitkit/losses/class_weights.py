@@ -13,7 +13,7 @@ ClassWeights = Sequence[float] | Mapping[str, float]
 """A weight for each class; or weights by name, 1 for other classes, which `build_criterion` turns into a list."""
 
 
-def weights_tensor(weights: Any) -> Tensor | None:
+def make_weights_tensor(weights: Any) -> Tensor | None:
     """Return a criterion's `class_weights` as a tensor, (C,) float32; None for None.
 
     Raises:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import ConfigError, DataError
-from vitkit.losses.class_weights import ClassWeights, weights_tensor
+from vitkit.losses.class_weights import ClassWeights, make_weights_tensor
 from vitkit.losses.matched import normalizers
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
@@ -37,7 +37,7 @@ class ClassificationLoss(Criterion):
         if not 0 <= label_smoothing < 1:
             raise ConfigError(f"label_smoothing={label_smoothing}: expected at least 0 and below 1.")
         self.label_smoothing = label_smoothing
-        self.register_buffer("class_weights", weights_tensor(class_weights), persistent=False)
+        self.register_buffer("class_weights", make_weights_tensor(class_weights), persistent=False)
         self.meters = {"accuracy": RatioMeter()}
 
     def forward(self, outputs: Mapping[str, Tensor], targets: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

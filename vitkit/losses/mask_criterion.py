@@ -12,7 +12,7 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import dice_loss, whole_mask_losses
 from vitkit.losses.class_weights import ClassWeights
 from vitkit.losses.matched import MatchedCriterion, SetLayers
-from vitkit.ops.masks import most_uncertain, pad_masks, points_in_part, sample_points
+from vitkit.ops.masks import choose_uncertain_points, pad_masks, sample_points, unpad_points
 from vitkit.registry import CRITERIA, Spec
 from vitkit.structures import DetectionTarget
 
@@ -74,12 +74,12 @@ class MaskCriterion(MatchedCriterion):
         """Match queries to targets, and compute the losses of every layer.
 
         Args:
-            outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks in the form that `matched_masks`
-                takes; input_size (height, width) that the images were padded to, which the masks cover; optionally
-                aux_outputs, a list of such dicts for the earlier layers, and training_outputs, a list of
-                `QuerySet` for queries that exist only in training; and windows, (N, 3) int64, if the B rows are
-                not of images but of N windows, of size `input_size`: the index of the image, and the top and left of
-                the window.
+            outputs: pred_logits (B, Q, C + 1), the last class being "no object"; masks in the form that
+                `compute_matched_masks` takes; input_size (height, width) that the images were padded to, which the
+                masks cover; optionally aux_outputs, a list of such dicts for the earlier layers, and training_outputs,
+                a list of `QuerySet` for queries that exist only in training; and windows, (N, 3) int64, if the B rows
+                are not of images but of N windows, of size `input_size`: the index of the image, and the top and left
+                of the window.
             targets: B targets with labels (N,) in 0..C-1 and masks (N, H, W) bool of the unpadded images.
         Returns:
             Weighted scalars whose sum is the loss: `labels mask dice` for the last layer, `aux0_labels ...` for the
@@ -91,7 +91,7 @@ class MaskCriterion(MatchedCriterion):
         """
         input_size = outputs["input_size"]
         if "windows" in outputs:
-            targets = targets_in_windows(targets, outputs["windows"], input_size)
+            targets = crop_targets_to_windows(targets, outputs["windows"], input_size)
         losses = {}
         with torch.autocast(outputs["pred_logits"].device.type, enabled=False):
             for sets in self.match(outputs, targets, input_size=input_size):
@@ -104,7 +104,7 @@ class MaskCriterion(MatchedCriterion):
         class_losses = self.cross_entropy(matched)
         _, image, query = matched.indices
         matches_per_image = [len(query) for query, _ in sets.matches[0]]
-        masks = matched_masks(sets.layers, image[0], query, matches_per_image)
+        masks = compute_matched_masks(sets.layers, image[0], query, matches_per_image)
         starts = list(itertools.accumulate(sets.counts, initial=0))
         layer_losses = []
         for layer, layer_target in enumerate(matched.target):
@@ -141,7 +141,7 @@ class MaskCriterion(MatchedCriterion):
             return {"mask": focal, "dice": dice}
         points = self.choose_points(layer, logits.detach())
         by_image = points.split([len(masks) for masks in target_masks])
-        labels = torch.cat([labels_at(p, masks, input_size) for p, masks in zip(by_image, target_masks)])
+        labels = torch.cat([sample_labels(p, masks, input_size) for p, masks in zip(by_image, target_masks)])
         logits = sample_points(logits[:, None], points)[:, 0]
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return {"mask": losses.mean(1), "dice": dice_loss(logits, labels)}
@@ -156,12 +156,12 @@ class MaskCriterion(MatchedCriterion):
         num_uncertain = self.num_uncertain
         num_candidates = int(self.oversample * self.num_points)
         candidates = self.draw_points("candidates", layer, len(logits), num_candidates, logits.device)
-        uncertain = most_uncertain(candidates, sample_points(logits[:, None], candidates)[:, 0], num_uncertain)
+        uncertain = choose_uncertain_points(candidates, sample_points(logits[:, None], candidates)[:, 0], num_uncertain)
         uniform = self.draw_points("uniform", layer, len(logits), self.num_points - num_uncertain, logits.device)
         return torch.cat([uncertain, uniform], dim=1)
 
 
-def targets_in_windows(
+def crop_targets_to_windows(
     targets: Sequence[DetectionTarget], windows: Tensor, size: tuple[int, int]
 ) -> list[DetectionTarget]:
     """Return the labels and masks in windows of the images; masks that are empty there are removed.
@@ -178,7 +178,7 @@ def targets_in_windows(
     return cropped
 
 
-def matched_masks(
+def compute_matched_masks(
     layers: Sequence[Mapping[str, Any]], image: Tensor, query: Tensor, counts: Sequence[int]
 ) -> Sequence[Tensor]:
     """Return each layer's mask logits of the matched queries, (M, h, w) float32; only these are computed.
@@ -211,8 +211,8 @@ def _product(embeds: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
     return torch.cat(masks, dim=1)
 
 
-def labels_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
+def sample_labels(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
     """Sample masks (M, H, W) of an unpadded image at points (M, P, 2) of the padded one, bilinearly: (M, P)."""
     if not len(masks):
         return points.new_zeros(0, points.shape[1])
-    return sample_points(masks[:, None].float(), points_in_part(points, input_size, masks.shape[-2:]))[:, 0]
+    return sample_points(masks[:, None].float(), unpad_points(points, input_size, masks.shape[-2:]))[:, 0]

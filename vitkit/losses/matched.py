@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
 from vitkit.errors import ConfigError
-from vitkit.losses.class_weights import ClassWeights, weights_tensor
+from vitkit.losses.class_weights import ClassWeights, make_weights_tensor
 from vitkit.protocols import Criterion
 from vitkit.registry import MATCHERS, Spec, nearest
 from vitkit.structures import DetectionTarget, Matches, QuerySet
@@ -126,7 +126,7 @@ class MatchedCriterion(Criterion):
         class_weights: ClassWeights | None = None,
     ):
         super().__init__()
-        self.register_buffer("class_weights", weights_tensor(class_weights), persistent=False)
+        self.register_buffer("class_weights", make_weights_tensor(class_weights), persistent=False)
         self.matcher = MATCHERS.build(matcher)
         self.weights = dict(weights)
         self.no_object_weight = no_object_weight

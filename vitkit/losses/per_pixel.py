@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitkit.distributed import RatioMeter
 from vitkit.errors import DataError
-from vitkit.losses.class_weights import ClassWeights, weights_tensor
+from vitkit.losses.class_weights import ClassWeights, make_weights_tensor
 from vitkit.losses.matched import decoder_layers, normalizers
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
@@ -35,7 +35,7 @@ class PerPixelCriterion(Criterion):
 
     def __init__(self, *, class_weights: ClassWeights | None = None):
         super().__init__()
-        self.register_buffer("class_weights", weights_tensor(class_weights), persistent=False)
+        self.register_buffer("class_weights", make_weights_tensor(class_weights), persistent=False)
         self.meters = {"pixel_accuracy": RatioMeter()}
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:

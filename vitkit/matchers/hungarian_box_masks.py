@@ -10,7 +10,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError
 from vitkit.matchers.hungarian import HungarianMatcher
 from vitkit.matchers.hungarian_masks import cross_entropy_of_pairs, dice_of_pairs
-from vitkit.ops.masks import masks_at, sample_points
+from vitkit.ops.masks import sample_nearest_masks, sample_points
 from vitkit.registry import MATCHERS
 from vitkit.structures import DetectionTarget, Matches
 
@@ -83,7 +83,7 @@ class HungarianBoxMaskMatcher(HungarianMatcher):
         input_size: tuple[int, int],
     ) -> dict[str, Tensor]:
         """Return the mask and dice terms of each target with each query of its image, (L, T, Q)."""
-        target_masks = [masks_at(points, target["masks"], input_size) for target in targets]  # (N, P) each
+        target_masks = [sample_nearest_masks(points, target["masks"], input_size) for target in targets]  # (N, P) each
         sampled: dict[int, Tensor] = {}  # groups of queries share the features of a layer
         mask_costs, dice_costs = [], []
         for layer in layers:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitkit.errors import ConfigError, DataError
 from vitkit.matchers.base import Matcher
 from vitkit.matchers.hungarian import assign
-from vitkit.ops.masks import mask_logits, pad_masks, points_in_part, sample_points
+from vitkit.ops.masks import mask_logits, pad_masks, sample_points, unpad_points
 from vitkit.registry import MATCHERS
 from vitkit.structures import DetectionTarget, Matches, describe_image
 
@@ -111,7 +111,7 @@ class HungarianMaskMatcher(Matcher):
         if self.mask_cost == "points":
             points = self.draw_points(index, image, masks.device)[None]
             logits = sample_predicted(layer, image, points)
-            target_masks = sample_points(masks[None], points_in_part(points, input_size, masks.shape[-2:]))[0]
+            target_masks = sample_points(masks[None], unpad_points(points, input_size, masks.shape[-2:]))[0]
             cost_mask = cross_entropy_of_pairs(logits, target_masks)
         else:
             logits = predicted_masks(layer, image)

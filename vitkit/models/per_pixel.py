@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitkit.models.base import DensePredictionModel
 from vitkit.ops.images import unpadded_sizes
-from vitkit.ops.mask_postprocess import geometry_of, resized_bands
+from vitkit.ops.mask_postprocess import geometry_of, upsample_in_bands
 from vitkit.protocols import AttentionLayers
 from vitkit.registry import MODELS, Spec
 
@@ -82,4 +82,4 @@ class PerPixelClassification(DensePredictionModel):
         self, outputs: Mapping[str, Any], index: int, original: Sequence[int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
         logits = outputs["pred_semantic"][index].float()
-        return resized_bands(logits, geometry_of(outputs, index, original), within=within)
+        return upsample_in_bands(logits, geometry_of(outputs, index, original), within=within)

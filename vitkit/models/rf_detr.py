@@ -11,7 +11,7 @@ from vitkit.errors import ConfigError
 from vitkit.models.base import Detector, check_detections
 from vitkit.ops.detections import BatchDetections, best_pairs, in_pixels, suppress_duplicates
 from vitkit.ops.images import padding_to_multiple, unpadded_sizes
-from vitkit.ops.mask_postprocess import full_masks, geometry_of
+from vitkit.ops.mask_postprocess import geometry_of, upsample_to_masks
 from vitkit.registry import MODELS, Spec
 from vitkit.structures import Detections, DetectionTarget
 
@@ -191,7 +191,7 @@ class RFDETRSeg(RFDETR):
             geometry = geometry_of(outputs, i, image_sizes[i])
             # A query may be detected with several classes, but has only one mask.
             chosen, position = batch.queries[i].unique(return_inverse=True)
-            masks = full_masks(outputs["pred_masks"][i, chosen].float(), geometry)
+            masks = upsample_to_masks(outputs["pred_masks"][i, chosen].float(), geometry)
             results.append({**detections, "masks": masks[position]})
         return results
 

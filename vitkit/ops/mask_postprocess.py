@@ -156,7 +156,9 @@ def windowed_scores(
         yield rows, resize_rows(sums / counts, original, rows, first_row=needed.start, height=height)
 
 
-def resized_bands(maps: Tensor, geometry: Geometry, *, within: range | None = None) -> Iterator[tuple[range, Tensor]]:
+def upsample_in_bands(
+    maps: Tensor, geometry: Geometry, *, within: range | None = None
+) -> Iterator[tuple[range, Tensor]]:
     """Yield `upsample(maps, geometry)`, a band of rows at a time.
 
     Args:
@@ -205,7 +207,7 @@ def chunks(count: int, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def full_masks(masks: Tensor, geometry: Geometry) -> Tensor:
+def upsample_to_masks(masks: Tensor, geometry: Geometry) -> Tensor:
     """Resize mask logits (N, h, w) to (N, H, W) bool of the original image."""
     sizes = zip(masks.shape[-2:], geometry.image, geometry.padded)
     (height, below), (width, right) = [divmod(n * side, padded) for n, side, padded in sizes]

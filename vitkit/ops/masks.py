@@ -19,7 +19,7 @@ def sample_points(maps: Tensor, points: Tensor, *, mode: str = "bilinear", paddi
     return F.grid_sample(maps, grid, mode=mode, padding_mode=padding_mode, align_corners=False)[:, :, 0]
 
 
-def most_uncertain(points: Tensor, logits: Tensor, count: int) -> Tensor:
+def choose_uncertain_points(points: Tensor, logits: Tensor, count: int) -> Tensor:
     """Choose the points whose logits are nearest to 0 (Kirillov et al. 2020, https://arxiv.org/abs/1912.08193).
 
     Args:
@@ -44,7 +44,7 @@ def pad_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
     return F.pad(masks, (0, size[1] - width, 0, size[0] - height))
 
 
-def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int]) -> Tensor:
+def unpad_points(points: Tensor, padded: tuple[int, int], part: tuple[int, int]) -> Tensor:
     """Convert points of a padded image, (..., 2) in 0..1, to points of its unpadded part in the top left corner.
 
     Args:
@@ -54,7 +54,7 @@ def points_in_part(points: Tensor, padded: tuple[int, int], part: tuple[int, int
     return points * scales.to(points.device, non_blocking=True)
 
 
-def masks_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
+def sample_nearest_masks(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tensor:
     """Return the nearest pixels of an unpadded image's masks (N, H, W) at points of the padded one, 0 in the padding.
 
     Args:
@@ -64,7 +64,7 @@ def masks_at(points: Tensor, masks: Tensor, input_size: tuple[int, int]) -> Tens
     """
     if not len(masks):
         return points.new_zeros(0, points.shape[1])
-    points = points_in_part(points, input_size, masks.shape[-2:]).expand(len(masks), -1, -1)
+    points = unpad_points(points, input_size, masks.shape[-2:]).expand(len(masks), -1, -1)
     return sample_points(masks[:, None].to(points.dtype), points, mode="nearest")[:, 0]
 
 

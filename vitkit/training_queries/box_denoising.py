@@ -113,9 +113,9 @@ class BoxDenoising(nn.Module):
         noise = self.draw(len(labels), device)
         content = self.contents(labels, noise, targets, num_copies)
         moves = noise.signs * (noise.shares + negative) * self.box_noise
-        boxes = shifted_boxes(boxes, moves, mirror=self.mirror, eps=self.eps)
+        boxes = shift_corners(boxes, moves, mirror=self.mirror, eps=self.eps)
 
-        rows = tuple(copied_rows(counts, num_copies).to(device, non_blocking=True))
+        rows = tuple(list_copied_rows(counts, num_copies).to(device, non_blocking=True))
         shape = len(targets), num_copies * max_targets
         content = content.new_zeros(*shape, content.shape[1]).index_put(rows, content)
         padding = min(max(self.padding, self.eps), 1 - self.eps)
@@ -161,7 +161,7 @@ class BoxDenoising(nn.Module):
         )
 
 
-def shifted_boxes(boxes_cxcywh: Tensor, moves: Tensor, *, mirror: bool, eps: float) -> Tensor:
+def shift_corners(boxes_cxcywh: Tensor, moves: Tensor, *, mirror: bool, eps: float) -> Tensor:
     """Shift the corners of boxes.
 
     Args:
@@ -176,7 +176,7 @@ def shifted_boxes(boxes_cxcywh: Tensor, moves: Tensor, *, mirror: bool, eps: flo
     return inverse_sigmoid(boxes.abs() if mirror else boxes, eps=eps).sigmoid()
 
 
-def copied_rows(counts: Sequence[int], num_copies: int) -> Tensor:
+def list_copied_rows(counts: Sequence[int], num_copies: int) -> Tensor:
     """Return the image and row of each copied target, (2, K), copy by copy and image by image."""
     max_targets = max(counts)
     image = [i for i, count in enumerate(counts) for _ in range(count)] * num_copies

@@ -11,7 +11,7 @@ from vitkit.errors import ConfigError
 from vitkit.nn.queries import Queries, QueryHead
 from vitkit.registry import TRAINING_QUERIES
 from vitkit.structures import DetectionTarget, QuerySet
-from vitkit.training_queries.box_denoising import copied_rows, match_rows
+from vitkit.training_queries.box_denoising import list_copied_rows, match_rows
 
 
 @TRAINING_QUERIES.register
@@ -71,7 +71,7 @@ class MaskDenoising(nn.Module):
         num_copies = max(self.num_queries // max_targets, 1) if max_targets else 1
         labels = torch.cat([target["labels"] for target in targets]).repeat(num_copies)
         content = self.label_embed(self._add_noise(labels))
-        rows = tuple(copied_rows(counts, num_copies).to(labels.device, non_blocking=True))
+        rows = tuple(list_copied_rows(counts, num_copies).to(labels.device, non_blocking=True))
         content = content.new_zeros(len(targets), num_copies * max_targets, content.shape[1]).index_put(rows, content)
         query_set = QuerySet(
             name="dn",

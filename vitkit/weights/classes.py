@@ -23,7 +23,7 @@ class TrainedOn(NamedTuple):
     """Whether each class has instances; None if unknown."""
 
 
-def trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> TrainedOn:
+def read_trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> TrainedOn:
     """Return the classes that weights were trained on.
 
     A run's checkpoint holds them. For official files, which do not, they are the classes that the config's validation

@@ -37,7 +37,7 @@ def cache_folder() -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
-def cached_file(url: str, *, checksum: str | None = None, name: str | None = None, folder: Path | None = None) -> Path:
+def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None, folder: Path | None = None) -> Path:
     """Return the local copy of `url`, downloading it if needed. An interrupted download is continued.
 
     Args:
@@ -175,7 +175,7 @@ def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
     Args:
         file: the file to check.
         path: its path, now or once it is complete.
-        checksum: see `cached_file`.
+        checksum: see `fetch_file`.
     Raises:
         CheckpointError: the checksum differs.
     """

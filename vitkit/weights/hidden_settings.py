@@ -15,7 +15,7 @@ from torch import nn
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.protocols import child
 from vitkit.registry import BACKBONES, HEADS, NECKS, Spec, parameters_of
-from vitkit.weights.published import published_config
+from vitkit.weights.published import load_published_config
 
 logger = logging.getLogger("vitkit")
 
@@ -107,7 +107,7 @@ def _trained_spec(checkpoint: Mapping[str, Any], zoo_name: str | None) -> Mappin
     """Return the `model` section of the config that the weights were trained with; {} if it is unknown."""
     try:
         if zoo_name is not None:
-            spec = published_config(zoo_name, check=False)["model"]
+            spec = load_published_config(zoo_name, check=False)["model"]
         else:
             spec = json.loads(checkpoint["config"])["model"]
     except (KeyError, TypeError, ValueError):

@@ -12,7 +12,7 @@ from vitkit.errors import CheckpointError
 from vitkit.weights.marian import FILES as TOKEN_FILES
 from vitkit.weights.marian import TARGET_NUMBERS
 from vitkit.weights.tokenizer_files import LANGUAGE_MODELS, PROMPTED_MODELS, TOKENIZER
-from vitkit.weights.transformers_folder import CONFIG, INDEX_SUFFIX, WEIGHTS, files_in_index, read_object
+from vitkit.weights.transformers_folder import CONFIG, INDEX_SUFFIX, WEIGHTS, list_files_in_index, read_object
 
 logger = logging.getLogger("vitkit")
 
@@ -40,7 +40,7 @@ def is_hub_name(source: Any) -> bool:
     return isinstance(source, str) and source.startswith(PREFIX)
 
 
-def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) -> Path:
+def fetch_repository(source: str, check: Callable[[Path], Any] = lambda config: None) -> Path:
     """Return the local copy of a repository with a model of the transformers library, downloading it the first time.
 
     Args:
@@ -59,7 +59,7 @@ def hub_folder(source: str, check: Callable[[Path], Any] = lambda config: None) 
         raise CheckpointError(f"{source}: has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     repository.download(weights or WEIGHTS[0])
     if weights.endswith(INDEX_SUFFIX):
-        shards = files_in_index(folder / weights)
+        shards = list_files_in_index(folder / weights)
         for shard in shards:
             if repository.is_reachable and not repository.has(shard, folder):
                 raise CheckpointError(f"{source}: {weights} names {shard}, which the repository lacks.")

@@ -16,7 +16,7 @@ from vitkit.protocols import AdaptsState, Backbone, Model, child
 from vitkit.registry import Spec
 from vitkit.weights.contents import classes_of, state_dict_of
 from vitkit.weights.hidden_settings import check_hidden_settings
-from vitkit.weights.names import local_weights
+from vitkit.weights.names import fetch_weights
 from vitkit.weights.published import converters
 from vitkit.weights.reading import read_checkpoint
 
@@ -136,7 +136,7 @@ def load_weights(
     if isinstance(source, Mapping):
         checkpoint, name, zoo_name = source, "the given state dict", None
     else:
-        path, zoo_name = local_weights(source)
+        path, zoo_name = fetch_weights(source)
         checkpoint, name = read_checkpoint(path), str(path)
     state = stored = state_dict_of(checkpoint, name)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, find_config
 from vitkit.errors import ConfigError
 from vitkit.registry import unknown
-from vitkit.weights.hub import hub_folder, is_hub_name
+from vitkit.weights.hub import fetch_repository, is_hub_name
 from vitkit.weights.published import model_zoo
 from vitkit.weights.transformers_folder import is_transformers_folder
 
@@ -26,7 +26,7 @@ class LocalWeights(NamedTuple):
     """Their name in the model zoo's index, if they are listed there."""
 
 
-def local_weights(source: str | Path) -> LocalWeights:
+def fetch_weights(source: str | Path) -> LocalWeights:
     """Return the local copy of weights, which is downloaded the first time.
 
     Args:
@@ -35,7 +35,7 @@ def local_weights(source: str | Path) -> LocalWeights:
         CheckpointError: they cannot be downloaded.
     """
     if is_hub_name(source):
-        return LocalWeights(hub_folder(source), None)
+        return LocalWeights(fetch_repository(source), None)
     zoo = model_zoo()
     listed = None if not isinstance(source, str) or exists(source) else zoo.listed_name(source)
     if listed is not None:
@@ -62,7 +62,7 @@ def find_weights(source: str | Path) -> str | Path:
     if path.suffix in WEIGHTS_SUFFIXES or (isfile(path) and path.suffix not in CONFIG_SUFFIXES):
         return source
     if is_hub_name(source):
-        return hub_folder(source)
+        return fetch_repository(source)
     if isdir(path):
         return path if is_transformers_folder(path) else run_weights(path)
     zoo = model_zoo()

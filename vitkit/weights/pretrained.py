@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from vitkit.errors import CheckpointError
 from vitkit.protocols import Backbone, child
 from vitkit.registry import nearest
-from vitkit.weights.download import cached_file
-from vitkit.weights.hub import hub_folder, is_hub_name
+from vitkit.weights.download import fetch_file
+from vitkit.weights.hub import fetch_repository, is_hub_name
 from vitkit.weights.loading import load_weights
 from vitkit.weights.transformers_folder import is_transformers_folder
 
@@ -86,14 +86,14 @@ def _find(source: str) -> Path | Mapping[str, Any]:
     if source.startswith(("http://", "https://", "file://")):
         url, _, checksum = source.partition("#sha256=")
         try:
-            return cached_file(url, checksum=f"sha256:{checksum}" if checksum else "")
+            return fetch_file(url, checksum=f"sha256:{checksum}" if checksum else "")
         except CheckpointError as error:
             raise CheckpointError(
                 f"pretrained: the weights are missing: {error} Or give a file (model.backbone.pretrained=FILE), "
                 f"{_RANDOM_INSTEAD}"
             ) from error
     if is_hub_name(source):
-        return hub_folder(source)
+        return fetch_repository(source)
     if not isfile(source) and not is_transformers_folder(Path(source)):
         raise CheckpointError(
             f"pretrained: no file {source!r}. Give a file of weights, a URL ('https://...#sha256=PREFIX'), the "

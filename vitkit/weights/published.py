@@ -20,7 +20,7 @@ def converters() -> ModuleType:
     return importlib.import_module("vitkit.model_zoo.converters")
 
 
-def published_config(name: str, overrides: Sequence[str] = (), *, check: bool = True) -> Config:
+def load_published_config(name: str, overrides: Sequence[str] = (), *, check: bool = True) -> Config:
     """Return the config of a model in the index; other arguments are those of `load_config`."""
     entry = model_zoo().index()[name]
     own = entry.get("overrides", ())  # an official model that shares the config of another one

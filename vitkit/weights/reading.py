@@ -85,7 +85,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     return dict(_unpickle(path, mmap=_is_archive(path)))
 
 
-def shards_folder_of(path: Path) -> str | None:
+def find_shards_folder(path: Path) -> str | None:
     """Return the name of the folder that contains a checkpoint's shards, or None if it has none.
 
     Raises:

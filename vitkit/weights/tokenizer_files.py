@@ -17,7 +17,7 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 from vitkit.structures import EOS
 from vitkit.text.vocabulary import TokenizerVocabulary, has_tokenizers
-from vitkit.weights.download import cached_file
+from vitkit.weights.download import fetch_file
 from vitkit.weights.marian import Tokens
 
 TOKENIZER = "tokenizer.json"
@@ -81,7 +81,7 @@ def find_tokenizer(source: str | Path) -> TokenizerVocabulary:
         raise CheckpointError(f"tokenizer {source}: needs the package tokenizers: pip install tokenizers.")
     if source == BERT and not Path(source).exists():
         try:
-            path = cached_file(_BERT_URL, checksum=f"sha256:{_BERT_SHA256}", name=f"{BERT}-{VOCABULARY}")
+            path = fetch_file(_BERT_URL, checksum=f"sha256:{_BERT_SHA256}", name=f"{BERT}-{VOCABULARY}")
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error} This is the tokenizer's file: without a network, set model.tokenizer to a folder with it "

@@ -42,14 +42,14 @@ _NUM_RAW_IDS, _NUM_PANOPTIC_IDS = 91, 250
 """Numbers of classes of detectors that have one for each of COCO's raw category ids."""
 
 
-def weights_in(folder: Path) -> Path | None:
+def find_weights_in(folder: Path) -> Path | None:
     """Return the file or the index of a folder's weights, or None if it is not such a folder."""
     return next((folder / name for name in WEIGHTS if isfile(folder / name)), None)
 
 
 def is_transformers_folder(folder: Path) -> bool:
     """Whether a folder has the layout of the transformers library, unlike a run's folder."""
-    path, has_weights = folder / CONFIG, weights_in(folder) is not None
+    path, has_weights = folder / CONFIG, find_weights_in(folder) is not None
     if not isfile(path):
         return has_weights
     try:
@@ -79,11 +79,11 @@ def read_folder(folder: Path, read: ReadFile) -> dict[str, Any]:
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    path = weights_in(folder)
+    path = find_weights_in(folder)
     if path is None:
         raise CheckpointError(f"'{folder}' has no weights: expected {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     state = read_shards(path, read) if path.name.endswith(INDEX_SUFFIX) else read(path)
-    tokens = tokens_in(folder)
+    tokens = read_tokens_in(folder)
     if "source" in tokens:
         state = marian.renumber(state, tokens)
     elif tokens and read_object(folder / CONFIG)["model_type"] in tokenizer_files.LANGUAGE_MODELS:
@@ -97,10 +97,10 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file is damaged.
     """
-    return _metadata(folder, tokens_in(folder))
+    return _metadata(folder, read_tokens_in(folder))
 
 
-def tokens_in(folder: Path) -> dict[str, Tokens]:
+def read_tokens_in(folder: Path) -> dict[str, Tokens]:
     """Return a translation model's tokens, "source" and "target", or those that a language model or a text-prompted
     detector reads, "target"; an empty dict for other folders."""
     if not (folder / CONFIG).is_file():
@@ -114,7 +114,7 @@ def tokens_in(folder: Path) -> dict[str, Tokens]:
 def _metadata(folder: Path, tokens: Mapping[str, Tokens]) -> dict[str, Any]:
     if tokens:
         return {"vocabularies": {side: tokens[side].vocabulary.to_json() for side in tokens}}
-    return stated_classes(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    return read_stated_classes(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
 
 def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
     """
     files = _weight_map(index)
     state: dict[str, Tensor] = {}
-    for name in files_in_index(index):
+    for name in list_files_in_index(index):
         if not isfile(index.parent / name):  # Path.is_file raises for a name that is too long
             raise CheckpointError(f"{index}: lists {name}, which is not beside it. Download that file as well.")
         state |= read(index.parent / name)
@@ -136,7 +136,7 @@ def read_shards(index: Path, read: ReadFile) -> dict[str, Tensor]:
     return state
 
 
-def files_in_index(index: Path) -> list[str]:
+def list_files_in_index(index: Path) -> list[str]:
     """Return the names of the files that an index lists, sorted.
 
     Raises:
@@ -190,7 +190,7 @@ def _damage_error(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"{path}: truncated, damaged or not in safetensors format ({reason}). Get the file again.")
 
 
-def stated_classes(config: Path) -> dict[str, Any]:
+def read_stated_classes(config: Path) -> dict[str, Any]:
     """Return "classes" and, if known, "things" from a folder's `config.json`, in the form that checkpoints have.
 
     A file that names none has the library's default of two. COCO detectors have a class for each raw id, many without

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from vitkit import build_model
-from vitkit.apps.analysis.activations import count_activations, countable_device
+from vitkit.apps.analysis.activations import choose_countable_device, count_activations
 from vitkit.apps.analysis.memory import saved_bytes, training_memory
 from vitkit.engine.parallel import shard
 from vitkit.errors import ConfigError
@@ -51,7 +51,9 @@ def test_fake_tensors_save_as_much_as_real_ones(precision, checkpointing):
     assert (counted.recomputed > 0) == checkpointing
 
 
-@pytest.mark.skipif(countable_device() == "cpu", reason="this torch counts a GPU's kernels only where there is one")
+@pytest.mark.skipif(
+    choose_countable_device() == "cpu", reason="this torch counts a GPU's kernels only where there is one"
+)
 def test_a_fused_kernel_saves_no_attention_matrices_and_bf16_less_than_fp32():
     model = BACKBONES.build("vit_tiny_patch16", num_classes=3)
     shape, matrices = (4, 3, 224, 224), 4 * 12 * 3 * 197 * 197 * 4

@@ -5,7 +5,7 @@ import torch
 from helpers.transformers_models import BUILDERS, build_theirs, compare
 
 from vitkit import CheckpointError, load_config, load_weights
-from vitkit.apps.conversion.transformers_writing import config_json
+from vitkit.apps.conversion.transformers_writing import make_config_json
 from vitkit.apps.inference import Predictor, find_model
 from vitkit.engine.build import build_model
 from vitkit.model_zoo.converters import write_names
@@ -169,4 +169,4 @@ def test_models_missing_from_the_other_project_are_named():
 def test_deims_activation_is_not_the_librarys():
     spec = load_config("deim_dfine_n_coco")["model"]  # SiLU in all networks, while the library's setting is of one
     with pytest.raises(CheckpointError, match=r"model\.head\.activation='silu': the transformers library's"):
-        config_json(Predictor(build_model(spec), []), spec)
+        make_config_json(Predictor(build_model(spec), []), spec)

@@ -11,9 +11,9 @@ from torch import nn
 import vitkit
 from vitkit.apps.explanations import api
 from vitkit.apps.explanations.attention_locations import LocatedAttention
-from vitkit.apps.explanations.backbones import draw_class_token_masks, mass_masks
+from vitkit.apps.explanations.backbones import draw_class_token_masks, mask_mass
 from vitkit.apps.explanations.dense import explain_slots
-from vitkit.apps.explanations.explain_options import Explanation, Request, shown_image
+from vitkit.apps.explanations.explain_options import Explanation, Request, prepare_image_to_draw
 from vitkit.apps.inference import Predictor
 from vitkit.data.synthetic.world import World
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -74,7 +74,7 @@ def test_backbone_without_published_weights_says_how_to_give_some(image):
 )
 def test_names_of_dino_stand_for_its_weights(name, file, monkeypatch):
     sources = []
-    monkeypatch.setattr("vitkit.weights.pretrained.cached_file", lambda url, **_: sources.append(url) or "missing.pth")
+    monkeypatch.setattr("vitkit.weights.pretrained.fetch_file", lambda url, **_: sources.append(url) or "missing.pth")
     with torch.device("meta"), pytest.raises(CheckpointError, match="missing.pth"):
         load_pretrained(BACKBONES.build(dict(type=name, pretrained=True)))
     assert sources == [f"https://dl.fbaipublicfiles.com/dino/{file}/{file}.pth"]
@@ -106,7 +106,7 @@ def test_options_that_apply_to_nothing_are_errors(options, message):
 
 def test_masks_hold_the_largest_weights_with_the_share_of_the_mass():
     maps = torch.tensor([[[0.5, 0.2], [0.2, 0.1]], [[0.25, 0.25], [0.25, 0.25]], [[0.0, 0.0], [0.0, 9.0]]])
-    masks = mass_masks(maps)
+    masks = mask_mass(maps)
     # 0.5 by itself is below 0.6; 3 quarters are the minimum that reaches it.
     assert masks.flatten(1).sum(1).tolist() == [2, 3, 1]
     assert masks[0, 0, 0] and not masks[0, 1, 1] and masks[2, 1, 1]
@@ -140,7 +140,7 @@ def test_images_of_other_channels_are_explained(channels, image, unsaved):
     np.save("bands.npy", pixels)
     result = vitkit.explain(predictor, image="bands.npy", out="out", points=[(40, 3)], html=True)
     assert "bands_class_token_masks.png" in {path.name for path in result.files}
-    assert shown_image(predictor, pixels).shape == (32, 48, 3)
+    assert prepare_image_to_draw(predictor, pixels).shape == (32, 48, 3)
     with pytest.raises(DataError, match=f"has 3 channels .*; expected {channels}, by data.channels"):
         vitkit.explain(predictor, image=image, out="out")
 

@@ -4,12 +4,12 @@ import torch
 
 from vitkit import build_model
 from vitkit.apps.explanations import backbones
-from vitkit.apps.explanations.attention_locations import attention_names, located_attention, spread
+from vitkit.apps.explanations.attention_locations import attention_names, locate_attention, spread
 from vitkit.apps.explanations.backbones import (
     backbone_attention,
+    estimate_layer_bytes,
     is_large,
     keys_size,
-    layer_bytes,
     mean_distances,
     rollout_maps,
     seen_at,
@@ -47,7 +47,7 @@ def draw_image(height: int = 50, width: int = 70) -> torch.Tensor:
 @pytest.mark.parametrize("name", BACKBONES)
 def test_attention_of_a_point_sums_to_at_most_one_over_the_map(name):
     model, image = classifier(name), draw_image()
-    for layer in located_attention(model, image, names=spread(attention_names(model), 4)):
+    for layer in locate_attention(model, image, names=spread(attention_names(model), 4)):
         for point in ((3.0, 5.0), (60.0, 44.0)):
             sums = layer.at(point).sum((1, 2))
             # Weights on padding or on the class token are not on the map.
@@ -57,7 +57,7 @@ def test_attention_of_a_point_sums_to_at_most_one_over_the_map(name):
 
 
 def test_swin_attends_to_its_window_and_after_the_shift_to_another():
-    layers = located_attention(classifier("swin"), draw_image(64, 64))
+    layers = locate_attention(classifier("swin"), draw_image(64, 64))
     # Stride 4, windows of 4: 16 pixels; the second block's windows lie half of one further to the left and up.
     assert layers[0].window_at((41, 21)) == (32, 16, 48, 32)
     assert layers[1].window_at((41, 21)) == (40, 8, 56, 24)
@@ -70,7 +70,7 @@ def test_vit_maps_equal_the_recorded_rows():
     with torch.no_grad(), AttentionRecorder(model) as maps:
         model(image)
     expected = maps["backbone.blocks.1.attn"][0][0]  # 4 x 5 patches after the class token
-    layers = located_attention(model, image)
+    layers = locate_attention(model, image)
     assert torch.allclose(layers[1].class_token(), expected[:, 0, 1:].unflatten(-1, (4, 5)), atol=1e-6)
     assert torch.allclose(layers[1].at((33, 17)), expected[:, 1 + 5 + 2, 1:].unflatten(-1, (4, 5)), atol=1e-6)
     assert layers[1].covered == (64 / 50, 80 / 70)
@@ -80,7 +80,7 @@ def test_vit_maps_equal_the_recorded_rows():
 
 
 def test_local_kernel_surrounds_its_point_within_the_image():
-    layer = located_attention(classifier("lrnet"), draw_image(64, 64))[2]
+    layer = locate_attention(classifier("lrnet"), draw_image(64, 64))[2]
     assert layer.cell == 4 and layer.window_at((33, 33)) == (28, 28, 40, 40)
     assert layer.window_at((0, 0)) == (0, 0, 8, 8)
 
@@ -108,7 +108,7 @@ def record(monkeypatch) -> dict[str, str]:
 
 def test_memory_of_a_vits_weights_is_known_before_they_are_recorded(monkeypatch):
     model, image = classifier("vit"), draw_image(64, 64)
-    needed = 4 * sum(layer.weights[..., 1:, 1:].numel() for layer in located_attention(model, image))
+    needed = 4 * sum(layer.weights[..., 1:, 1:].numel() for layer in locate_attention(model, image))
     monkeypatch.setattr(backbones, "MAX_BYTES", needed)
     assert not is_large(model, image)
     monkeypatch.setattr(backbones, "MAX_BYTES", needed - 1)
@@ -117,7 +117,7 @@ def test_memory_of_a_vits_weights_is_known_before_they_are_recorded(monkeypatch)
 
 def test_figure_whose_weights_do_not_fit_for_a_single_layer_is_refused(monkeypatch):
     predictor, image = Predictor(classifier("vit"), list("abc")), draw_image()[0].permute(1, 2, 0).numpy()
-    needed = layer_bytes(predictor.model, predictor.prepare([image]).inputs["images"])
+    needed = estimate_layer_bytes(predictor.model, predictor.prepare([image]).inputs["images"])
     monkeypatch.setattr(backbones, "MAX_BYTES", needed)
     assert len(backbone_attention(predictor, image)) == 2
     monkeypatch.setattr(backbones, "MAX_BYTES", needed - 1)
@@ -157,12 +157,12 @@ def test_layers_are_labeled_by_stage_and_block():
         "nonlocal": [f"res{stage} after block {block}" for stage, block in ((3, 2), (3, 4), (4, 2), (4, 4), (4, 6))],
     }
     for name, labels in expected.items():
-        assert [layer.label for layer in located_attention(classifier(name), draw_image())] == labels
+        assert [layer.label for layer in locate_attention(classifier(name), draw_image())] == labels
 
 
 def test_keys_are_counted_after_pooling():
     # Maps of 7 x 9 and 4 x 5 locations, pooled by 2.
-    layers = located_attention(classifier("nonlocal"), draw_image())
+    layers = locate_attention(classifier("nonlocal"), draw_image())
     assert [keys_size(layer) for layer in (layers[0], layers[-1])] == [(3, 4), (2, 2)]
 
 

@@ -15,7 +15,7 @@ from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.io.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from vitkit.structures import ScoreThresholds
 from vitkit.weights import read_checkpoint, save_checkpoint
-from vitkit.weights.classes import trained_classes
+from vitkit.weights.classes import read_trained_classes
 
 pytestmark = pytest.mark.smoke
 
@@ -262,17 +262,17 @@ def test_model_that_does_not_predict_on_images_is_an_error():
 
 def test_classes_come_from_the_checkpoint_or_the_config_or_the_defaults():
     stated = {"model": "DETR", "data": {"val": {"type": "SemanticFolder", "classes": ["sky", "sea"]}}}
-    assert trained_classes({}, "official.pth", stated).classes == ["sky", "sea"]
-    assert len(trained_classes({}, "official.pth", {"model": "DETR"}).classes) == 80
-    panoptic = trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": {"type": "CocoPanoptic"}}})
+    assert read_trained_classes({}, "official.pth", stated).classes == ["sky", "sea"]
+    assert len(read_trained_classes({}, "official.pth", {"model": "DETR"}).classes) == 80
+    panoptic = read_trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": {"type": "CocoPanoptic"}}})
     assert len(panoptic.classes) == 133 and sum(panoptic.things) == 80
-    assert trained_classes({}, "official.pth", {"model": {"type": "Classifier"}}).classes[0].startswith("tench")
+    assert read_trained_classes({}, "official.pth", {"model": {"type": "Classifier"}}).classes[0].startswith("tench")
     streets = {"type": "CityscapesPanoptic", "classes": ["sky", "car", "road"], "things": ["car"]}
-    known = trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": streets}})
+    known = read_trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": streets}})
     assert known == (["sky", "car", "road"], [False, True, False])
-    known = trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": streets | {"task": "instance"}}})
+    known = read_trained_classes({}, "official.pth", {"model": "DETR", "data": {"val": streets | {"task": "instance"}}})
     assert known == (["car"], [True])
-    assert trained_classes({"classes": ["cat"], "things": [False]}, "run.pth", stated) == (["cat"], [False])
+    assert read_trained_classes({"classes": ["cat"], "things": [False]}, "run.pth", stated) == (["cat"], [False])
 
 
 def test_results_of_an_official_model_have_cocos_category_ids(run, tmp_path):

@@ -124,11 +124,11 @@ def test_a_video_is_predicted_frame_by_frame(model, files):
 def test_each_url_is_downloaded_once(model, files, monkeypatch):
     fetched = []
 
-    def cached_file(url, *, folder):
+    def fetch_file(url, *, folder):
         fetched.append(folder)
         return files / "street.png"
 
-    monkeypatch.setattr(inputs, "cached_file", cached_file)
+    monkeypatch.setattr(inputs, "fetch_file", fetch_file)
     assert scores([model("https://a.example/image.png")]) == [150]
     model("https://b.example/image.png")
     assert len(set(fetched)) == 2  # two of one name do not share a file
@@ -136,7 +136,7 @@ def test_each_url_is_downloaded_once(model, files, monkeypatch):
     def offline(url, *, folder):
         raise CheckpointError(f"cannot download {url}")
 
-    monkeypatch.setattr(inputs, "cached_file", offline)
+    monkeypatch.setattr(inputs, "fetch_file", offline)
     with pytest.raises(CheckpointError, match="cannot download https://a.example/image.png"):
         model("https://a.example/image.png")
 

@@ -12,7 +12,7 @@ from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.engine.build import build_model
 from vitkit.structures import BOS, EOS, PAD, UNK
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
-from vitkit.weights.transformers_folder import tokens_in
+from vitkit.weights.transformers_folder import read_tokens_in
 
 tokenizers = pytest.importorskip("tokenizers", reason="the comparison needs pip install tokenizers")
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
@@ -173,7 +173,7 @@ def test_damaged_files_and_unsupported_models_are_named(bert, gpt2):
     folder, _, _ = bert
     (folder / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: does not have the model's tokens"):
-        tokens_in(folder)
+        read_tokens_in(folder)
     folder, _, _ = gpt2
     path = folder / "config.json"
     config = json.loads(path.read_text())

@@ -9,7 +9,7 @@ import torch
 
 from vitkit import CheckpointError, load
 from vitkit.structures import BOS, EOS
-from vitkit.weights.transformers_folder import tokens_in
+from vitkit.weights.transformers_folder import read_tokens_in
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
 
@@ -77,7 +77,7 @@ def test_texts_are_tokenized_and_translated_as_in_the_library(folder):
     path, theirs, tokenizer = folder
     translator = load(path)
     assert (translator.model.decoding.method, translator.model.decoding.beams) == ("beam", 3)
-    of_source, of_target = tokens_in(path).values()
+    of_source, of_target = read_tokens_in(path).values()
     for text in TEXTS:
         expected = tokenizer(text).input_ids
         assert [of_source.numbers[i] for i in translator.vocabularies["source"].encode(text)] == expected[:-1]
@@ -102,7 +102,7 @@ def test_texts_are_tokenized_and_translated_as_in_the_library(folder):
 def test_saved_vocabularies_are_read_back_unchanged(folder):
     from vitkit.text.vocabulary import Vocabulary
 
-    for _, (vocabulary, _) in tokens_in(folder[0]).items():
+    for _, (vocabulary, _) in read_tokens_in(folder[0]).items():
         again = Vocabulary.from_json(vocabulary.to_json())
         assert again == vocabulary and again.encode(TEXTS[2]) == vocabulary.encode(TEXTS[2])
 

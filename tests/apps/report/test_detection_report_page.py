@@ -14,7 +14,7 @@ from vitkit.apps.training.results import score_file
 from vitkit.errors import ConfigError
 from vitkit.evaluation import CocoEvaluator
 from vitkit.evaluation.matching import confusion_matrix
-from vitkit.evaluation.score_thresholds import threshold_rows
+from vitkit.evaluation.score_thresholds import compute_threshold_rows
 from vitkit.tools import test as test_tool
 
 
@@ -38,7 +38,7 @@ def test_page_contains_the_numbers_and_is_self_contained(masks, tmp_path):
     assert all(image["url"].startswith("data:image/jpeg") for image in data["images"])
     assert ("masks" in data["images"][0]) == masks
     counts = data["curves"]["values"][0][40][9:]
-    (row,) = threshold_rows(evaluator.statistics().rankings(), [0.4])
+    (row,) = compute_threshold_rows(evaluator.statistics().rankings(), [0.4])
     assert counts == [row.true_positives, row.false_positives] and data["curves"]["values"][0][40][0] == round(
         row.precision, 3
     )
@@ -89,7 +89,7 @@ def test_report_follows_the_iou(tmp_path, monkeypatch):
         matrix = confusion_matrix(truth, results, [1, 2, 3], threshold=0.0, iou=iou)
         assert sum(matched) == matrix[:3, :3].sum()
         counts[iou] = data["curves"]["values"][0][0][9]
-        assert counts[iou] == threshold_rows(scored.evaluator.statistics().rankings(), [0.0])[0].true_positives
+        assert counts[iou] == compute_threshold_rows(scored.evaluator.statistics().rankings(), [0.0])[0].true_positives
         scores = scored.evaluator.statistics().scores(np.ones((1, len(truth["images"])))).overall
         metrics[iou] = {name: values[0] for name, values in scores.items()}
     assert counts[0.9] < counts[0.62] <= counts[0.5] <= counts[0.3]

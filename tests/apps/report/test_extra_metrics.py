@@ -12,7 +12,7 @@ from vitkit.apps.report.comparison import Compared, write_comparison
 from vitkit.apps.training.results import score_file
 from vitkit.errors import ConfigError
 from vitkit.evaluation import CocoEvaluator
-from vitkit.evaluation.score_thresholds import best_row
+from vitkit.evaluation.score_thresholds import find_best_row
 from vitkit.tools import compare as compare_tool
 from vitkit.visualization.curves import plot_runs
 
@@ -25,7 +25,7 @@ class CountingEvaluator(CocoEvaluator):
     def _compute(self):
         metrics = super()._compute()
         self.iou = 0.3
-        return metrics | {"bbox/F1_30": best_row(self.statistics("bbox").rankings()).f1}
+        return metrics | {"bbox/F1_30": find_best_row(self.statistics("bbox").rankings()).f1}
 
 
 @pytest.fixture

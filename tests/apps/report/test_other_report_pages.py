@@ -12,7 +12,7 @@ from helpers.plain_dataset import PlainDataset
 from vitkit import EVALUATORS, build_dataset
 from vitkit.apps.report import write_report
 from vitkit.apps.report.pages.panoptic import panoptic_pair, pixel_statistics
-from vitkit.apps.report.parts import shown_classes
+from vitkit.apps.report.parts import choose_shown_classes
 from vitkit.apps.report.sections import rank
 from vitkit.apps.training.results import score_file
 from vitkit.errors import VitkitError
@@ -142,7 +142,7 @@ def test_maps_are_read_back_as_they_were_predicted():
 def test_confusion_matrix_shows_the_most_confused_classes():
     matrix = np.diag([9, 9, 9, 9])
     matrix[2, 1] = 3
-    assert shown_classes(matrix, most=2) == [1, 2] and shown_classes(matrix) == [0, 1, 2, 3]
+    assert choose_shown_classes(matrix, most=2) == [1, 2] and choose_shown_classes(matrix) == [0, 1, 2, 3]
 
 
 def test_no_image_is_among_the_best_and_the_worst():

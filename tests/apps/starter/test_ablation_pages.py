@@ -16,7 +16,7 @@ def test_curves_are_of_the_last_evaluation_of_arms(tmp_path):
         {"arm": arm, "seed": seed, "evaluations": [{"metrics": {"top1": 0.0}}, {"metrics": {"top1": value}}]}
         for arm, seed, value in values
     ]
-    assert pages.last_values(ablation, rows) == {"ViT": {50: [0.2, 0.4], 100: [0.5]}, "Swin": {}}
+    assert pages.collect_last_values(ablation, rows) == {"ViT": {50: [0.2, 0.4], 100: [0.5]}, "Swin": {}}
     pages.plot(ablation, rows, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
@@ -27,7 +27,7 @@ def test_seeds_with_other_numbers_of_evaluations_are_averaged_from_the_last_one(
         return dict(arm="DINO", seed=seed, evaluations=points)
 
     ablation = sets.Ablation("base", ["AP"], {"DINO": {}})
-    curves = pages.values_over_training(ablation, [row(0, 0.1, 0.2, 0.3), row(1, 0.4, 0.5)], "epoch")
+    curves = pages.collect_values_over_training(ablation, [row(0, 0.1, 0.2, 0.3), row(1, 0.4, 0.5)], "epoch")
     assert curves == {"DINO": {3: [0.2, 0.4], 4: [0.3, 0.5]}} and list(curves["DINO"]) == [3, 4]
 
 

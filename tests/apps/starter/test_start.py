@@ -440,9 +440,9 @@ def test_smallest_size_is_used_if_an_epoch_fits_only_there(world, step_cost, mon
 
 
 def test_empty_folder_is_reused(tmp_path):
-    assert start.free_folder(tmp_path / "a") == start.free_folder(tmp_path / "a") == tmp_path / "a"
+    assert start.make_free_folder(tmp_path / "a") == start.make_free_folder(tmp_path / "a") == tmp_path / "a"
     (tmp_path / "a/config.py").touch()
-    assert start.free_folder(tmp_path / "a") == tmp_path / "a-2"
+    assert start.make_free_folder(tmp_path / "a") == tmp_path / "a-2"
 
 
 def test_epochs_are_fitted_to_what_steps_take_during_training(step_cost, world, monkeypatch, capsys):

@@ -6,7 +6,7 @@ import torch
 import vitkit
 from vitkit import build_dataset, build_model, load_config
 from vitkit.apps.inference import Tiling
-from vitkit.engine.validation import batches_to_draw
+from vitkit.engine.validation import choose_batches_to_draw
 from vitkit.errors import ConfigError
 from vitkit.weights import save_checkpoint
 
@@ -49,4 +49,4 @@ def test_tiles_are_refused_for_text(run):
 
 @pytest.mark.parametrize(("batches", "drawn"), [(101, [0, 14, 29, 43, 57, 71, 86, 100]), (3, [0, 1, 2]), (0, [])])
 def test_drawn_images_are_spread_over_the_data(batches, drawn):
-    assert batches_to_draw(batches) == drawn
+    assert choose_batches_to_draw(batches) == drawn

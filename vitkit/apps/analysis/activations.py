@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from vitkit.apps.analysis.memory import saved_by_part, saved_bytes
+from vitkit.apps.analysis.memory import count_saved_by_part, saved_bytes
 from vitkit.nn.layers import checkpointed_blocks, enable_activation_checkpointing
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,7 +28,7 @@ class Activations:
     """Bytes of the block with the most activations, while activation checkpointing recomputes it."""
 
 
-def countable_device() -> Literal["cpu", "cuda"]:
+def choose_countable_device() -> Literal["cpu", "cuda"]:
     """Return "cuda" if torch can count a GPU's kernels: without a GPU, 2.6 aborts the process, 2.15 does not."""
     needs_none = torch.version.cuda is not None and torch.__version__ >= (2, 15)
     return "cuda" if needs_none or torch.cuda.is_available() else "cpu"
@@ -47,13 +47,14 @@ def count_activations(
     Args:
         model: may be on "meta".
         shape: shape of the images or clips, (B, 3, ..., H, W).
-        device: the device whose kernels are assumed; on a GPU, attention is a fused kernel. None: `countable_device()`.
+        device: the device whose kernels are assumed; on a GPU, attention is a fused kernel. None: that of
+            `choose_countable_device()`.
         precision: the precision of autocast.
         checkpointing: whether blocks recompute their activations in the backward pass.
     Raises:
         ConfigError: with checkpointing, the model has no block that supports it.
     """
-    device = device or countable_device()
+    device = device or choose_countable_device()
     model = copy.deepcopy(model).to("meta").train()
     blocks = list(checkpointed_blocks(model))
     attention = FusedAttention() if device == "cuda" else nullcontext()
@@ -62,7 +63,7 @@ def count_activations(
         images = torch.zeros(shape, device=device)
         if not checkpointing:
             return Activations(saved_bytes(lambda: model(images), [model]))
-        by_block = saved_by_part(model, (images,), blocks)
+        by_block = count_saved_by_part(model, (images,), blocks)
         enable_activation_checkpointing(model)
         return Activations(saved_bytes(lambda: model(images), [model]), max(by_block.values(), default=0))
 

@@ -39,7 +39,7 @@ def count_macs_by_fvcore(model: nn.Module, *inputs: Tensor) -> FvcoreCount:
     level = tracer.level
     tracer.setLevel(logging.ERROR)  # it would list the uncounted operators and the unused modules
     # The tracer refuses outputs that are the same for all inputs, such as DINO's indices of levels.
-    handle = model.register_forward_hook(lambda *arguments: float_tensors(arguments[-1]))
+    handle = model.register_forward_hook(lambda *arguments: collect_float_tensors(arguments[-1]))
     try:
         with warnings.catch_warnings(), torch.no_grad(), use_kernels("plain"):
             warnings.simplefilter("ignore")  # torch.jit is deprecated, and tracing warns of every fixed shape
@@ -57,7 +57,7 @@ def count_macs_by_fvcore(model: nn.Module, *inputs: Tensor) -> FvcoreCount:
         model.train(was_training)
 
 
-def float_tensors(outputs: Any) -> list[Tensor]:
+def collect_float_tensors(outputs: Any) -> list[Tensor]:
     """Return the floating-point tensors in nested dicts and sequences, in order."""
     if isinstance(outputs, Tensor):
         return [outputs] if outputs.is_floating_point() else []
@@ -65,4 +65,4 @@ def float_tensors(outputs: Any) -> list[Tensor]:
         outputs = outputs.values()
     elif not isinstance(outputs, list | tuple):
         return []
-    return [tensor for output in outputs for tensor in float_tensors(output)]
+    return [tensor for output in outputs for tensor in collect_float_tensors(output)]

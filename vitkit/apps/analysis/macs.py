@@ -128,7 +128,7 @@ def count_call(model: nn.Module, call: Callable[[], Any], *, methods: Sequence[s
         with (
             torch.no_grad(),
             use_kernels("plain"),
-            running_modules(model, methods) as running,
+            track_running_modules(model, methods) as running,
             _MacCounter(running) as counter,
         ):
             call()
@@ -153,7 +153,7 @@ def count_step(step: Callable[[], Tensor]) -> int:
 
 
 @contextmanager
-def running_modules(model: nn.Module, methods: Sequence[str] = ()) -> Iterator[list[str]]:
+def track_running_modules(model: nn.Module, methods: Sequence[str] = ()) -> Iterator[list[str]]:
     """Yield a list that holds the names of the modules whose `forward` or `methods` are running, innermost last."""
     running: list[str] = []
     handles = []

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vitkit.apps.analysis.macs import running_modules
+from vitkit.apps.analysis.macs import track_running_modules
 from vitkit.devices import synchronize
 from vitkit.nn.attention import AttentionRecorder
 from vitkit.nn.layers import checkpointed_blocks
@@ -71,7 +71,7 @@ def attention_matrices(model: nn.Module, *inputs: Tensor) -> dict[str, Attention
     model.eval()
     try:
         with torch.no_grad():
-            with running_modules(model) as running, _FusedCalls(running) as calls:
+            with track_running_modules(model) as running, _FusedCalls(running) as calls:
                 model(*inputs)
             fused = calls.by_module
             with AttentionRecorder(model) as maps:
@@ -132,7 +132,7 @@ def measure(model: nn.Module, *inputs: Tensor, names: list[str], repeats: int = 
             peaks = _measure_memory(model, inputs, names)
             times = _measure_time(model, inputs, names, device, repeats)
         model.train(was_training)
-        saved = saved_by_part(model, inputs, names)
+        saved = count_saved_by_part(model, inputs, names)
     finally:
         model.train(was_training)
     return {name: Cost(statistics.median(times[name]), peaks[name], saved[name]) for name in names if name in times}
@@ -189,7 +189,7 @@ def _measure_memory(model: nn.Module, inputs: tuple, names: list[str]) -> Counte
     return peaks
 
 
-def saved_by_part(model: nn.Module, inputs: tuple, names: list[str]) -> Counter[str]:
+def count_saved_by_part(model: nn.Module, inputs: tuple, names: list[str]) -> Counter[str]:
     """Return the bytes that each part's forward pass saves for the backward pass.
 
     Args:

@@ -49,14 +49,14 @@ def write_folder(folder: Path, loaded: Predictor | TextModel, spec: str | Mappin
         CheckpointError: the library lacks the model or one of its parts, or the folder cannot be written.
     """
     result = write_names(loaded.model, "transformers")
-    values = config_json(loaded, spec)
+    values = make_config_json(loaded, spec)
     files = {CONFIG: _as_json(values)}
     if isinstance(loaded, LanguageModel):
         if isinstance(loaded.vocabulary, TokenizerVocabulary):
             files[TOKENIZER_FILE] = loaded.vocabulary.content.encode()
             result = result._replace(state=in_file_order(result.state, loaded.vocabulary))
     elif isinstance(loaded, Translator):
-        files |= token_files(loaded.vocabularies)
+        files |= make_token_files(loaded.vocabularies)
     else:
         files[PREPROCESSOR] = _as_json(_preprocessor(loaded, values["model_type"]))
         vocabulary = getattr(loaded.model, "vocabulary", None)  # of a text-prompted detector, in the file's order
@@ -72,7 +72,7 @@ def _as_json(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, indent=2, ensure_ascii=False).encode()
 
 
-def token_files(vocabularies: Mapping[str, Vocabulary]) -> dict[str, bytes]:
+def make_token_files(vocabularies: Mapping[str, Vocabulary]) -> dict[str, bytes]:
     """Return the files of the library's MarianTokenizer; none for words and characters, which it does not support."""
     source, target = vocabularies["source"], vocabularies["target"]
     if source.pieces_model is None or target.pieces_model is None:
@@ -88,7 +88,7 @@ def token_files(vocabularies: Mapping[str, Vocabulary]) -> dict[str, bytes]:
     return {FILES[0]: source.pieces_model, FILES[1]: target.pieces_model, TOKENIZER: _as_json(settings), **numbers}
 
 
-def config_json(loaded: Predictor | TextModel, spec: Mapping[str, Any]) -> Section:
+def make_config_json(loaded: Predictor | TextModel, spec: Mapping[str, Any]) -> Section:
     """Return the library's config of a model.
 
     Raises:

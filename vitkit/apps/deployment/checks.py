@@ -178,7 +178,7 @@ def _order(scores: Tensor) -> Tensor:
     return F.pad(differs, (1, 0), value=True) & F.pad(differs, (0, 1), value=False)
 
 
-def decoded_inputs(encoder: ExportGraph, step: ExportGraph, batches: Sequence[Inputs]) -> Iterator[Inputs]:
+def yield_decoded_inputs(encoder: ExportGraph, step: ExportGraph, batches: Sequence[Inputs]) -> Iterator[Inputs]:
     """Yield the inputs of the step for each token while the model decodes greedily."""
     for batch in batches:
         state = run_graph(encoder, batch)

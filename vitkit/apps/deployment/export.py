@@ -27,18 +27,18 @@ from vitkit.apps.deployment.checks import (
     Difference,
     Inputs,
     announced,
-    decoded_inputs,
     differences,
     image_inputs,
     image_size,
     run_graph,
     seconds,
     text_inputs,
+    yield_decoded_inputs,
 )
 from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.deployment.text import text_graphs
 from vitkit.apps.exported.graphs import Axes, ExportGraph, image_graph
-from vitkit.apps.exported.loading import METADATA, open_exported, optional_module
+from vitkit.apps.exported.loading import METADATA, import_optional_module, open_exported
 from vitkit.apps.exported.settings import FORMATS, TOLERANCES, ExportSettings
 from vitkit.apps.inference.inputs import find_images
 from vitkit.apps.inference.language import LanguageModel
@@ -200,7 +200,7 @@ def export_model(
         settings = replace(settings, size=image_size(predictor, settings.size))
     if settings.format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            optional_module(package)
+            import_optional_module(package)
     out.parent.mkdir(parents=True, exist_ok=True)
     parts = parts_of(predictor, settings, images)
     names = [f"{out.stem}{part.suffix}{out.suffix}" for part in parts]
@@ -279,16 +279,16 @@ def parts_of(predictor: Loaded, settings: ExportSettings, images: Sequence[np.nd
         example = batches[-1]
     else:
         batches = image_inputs(predictor, images, settings.size)
-        example = image_example(settings.size or TRACED_SIZE, predictor.channels)
+        example = make_image_example(settings.size or TRACED_SIZE, predictor.channels)
     if "text" not in model.returns:
         return [Part("", image_graph(model), batches, example)]
     encoder, step = text_graphs(model)
-    steps = list(decoded_inputs(encoder, step, batches))
+    steps = list(yield_decoded_inputs(encoder, step, batches))
     several = [inputs for inputs in steps if len(inputs["tokens"]) > 1]
     return [Part("", encoder, batches, example), Part(".step", step, steps, several[NUM_TOKENS - 1])]
 
 
-def image_example(size: tuple[int, int], channels: int | None = None) -> Inputs:
+def make_image_example(size: tuple[int, int], channels: int | None = None) -> Inputs:
     """Return two images of zeros, one of them padded: uint8 RGB, or with `channels` uint16."""
     padding_mask = torch.zeros(2, *size, dtype=torch.bool)
     padding_mask[1, :, size[1] // 2 :] = True
@@ -353,7 +353,7 @@ def write_onnx(
     Raises:
         ConfigError: ONNX does not support one of the program's operations.
     """
-    onnx = optional_module("onnx")
+    onnx = import_optional_module("onnx")
     # It warns of each node that it leaves as it is.
     logging.getLogger("onnxscript.optimizer._constant_folding").setLevel(logging.ERROR)
     try:
@@ -398,7 +398,7 @@ def name_axes(graph: Any, axes: Axes) -> None:
 
 def quantize(path: Path) -> None:
     """Quantize matrix products with weights to int8: weights per channel, activations dynamically by their range."""
-    onnx, quantization = optional_module("onnx"), optional_module("onnxruntime.quantization")
+    onnx, quantization = import_optional_module("onnx"), import_optional_module("onnxruntime.quantization")
     graph = onnx.load(path).graph
     vectors = {weight.name for weight in graph.initializer if len(weight.dims) != 2}
     # ONNX Runtime scales the product with a vector as if it had an axis of channels, and cannot open the file then.

@@ -116,7 +116,7 @@ def attention_names(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def located_attention(
+def locate_attention(
     model: nn.Module, images: Tensor, *, names: Sequence[str] | None = None, **inputs: Any
 ) -> list[LocatedAttention]:
     """Run a model on one image, and return the attention of its backbone, layer by layer.

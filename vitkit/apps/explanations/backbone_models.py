@@ -15,7 +15,7 @@ from vitkit.models.classifier import Classifier
 from vitkit.protocols import backbone_fact
 from vitkit.registry import BACKBONES
 from vitkit.weights import LoadReport, load_pretrained
-from vitkit.weights.hub import hub_folder, is_hub_name
+from vitkit.weights.hub import fetch_repository, is_hub_name
 from vitkit.weights.transformers_folder import CONFIG, is_transformers_folder, read_object
 
 IMAGE_SIZE = dict(short_side=480, max_size=640)
@@ -43,7 +43,7 @@ def dino_folder(model: Any) -> Path | None:
     """
     try:
         if is_hub_name(model):
-            return hub_folder(model, check=_require_dino)
+            return fetch_repository(model, check=_require_dino)
         if isinstance(model, str | Path) and (Path(model) / CONFIG).is_file() and is_transformers_folder(Path(model)):
             _require_dino(Path(model) / CONFIG)
             return Path(model)

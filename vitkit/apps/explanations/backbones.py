@@ -12,11 +12,11 @@ from vitkit.apps.explanations.attention_locations import (
     LocatedAttention,
     attention_names,
     image_fact,
-    located_attention,
+    locate_attention,
     spread,
 )
 from vitkit.apps.explanations.drawing import NUM_ARROWS
-from vitkit.apps.explanations.explain_options import Explanation, Point, Request, shown_image
+from vitkit.apps.explanations.explain_options import Explanation, Point, Request, prepare_image_to_draw
 from vitkit.apps.explanations.images import attention_layers
 from vitkit.apps.explanations.pages import backbone_page
 from vitkit.apps.explanations.panels import Panel, draw_rows
@@ -41,7 +41,7 @@ MAX_BYTES = 2 * 1024**3
 
 
 def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedAttention]:
-    """Return the attention of a model's backbone in an image as from `Predictor.to_array`; see `located_attention`.
+    """Return the attention of a model's backbone in an image as from `Predictor.to_array`; see `locate_attention`.
 
     For a large image only the first and the last layer are recorded, because all layers would take gigabytes.
 
@@ -50,24 +50,24 @@ def backbone_attention(predictor: Predictor, image: np.ndarray) -> list[LocatedA
     """
     inputs, names = predictor.prepare([image]).to(predictor.device).inputs, attention_names(predictor.model)
     height, width = inputs["images"].shape[-2:]
-    if (needed := layer_bytes(predictor.model, inputs["images"])) > MAX_BYTES:
+    if (needed := estimate_layer_bytes(predictor.model, inputs["images"])) > MAX_BYTES:
         raise DataError(
             f"The attention weights of a single layer take {needed / 1024**3:.1f} GiB for {width} x {height} pixels; "
             f"the limit is {MAX_BYTES / 1024**3:.0f} GiB. Give a smaller size."
         )
     if is_large(predictor.model, inputs["images"]):
         names = spread(names, 2)
-    return located_attention(predictor.model, names=names, **inputs)
+    return locate_attention(predictor.model, names=names, **inputs)
 
 
 def is_large(model: nn.Module, images: Tensor) -> bool:
     """Whether the attention weights of all layers would take too much memory for images (B, C, H, W)."""
-    if (one_layer := layer_bytes(model, images)) == 0:
+    if (one_layer := estimate_layer_bytes(model, images)) == 0:
         return images[0, 0].numel() > MAX_PIXELS
     return len(attention_names(model)) * one_layer > MAX_BYTES
 
 
-def layer_bytes(model: nn.Module, images: Tensor) -> int:
+def estimate_layer_bytes(model: nn.Module, images: Tensor) -> int:
     """Return the size of the attention weights of a ViT's layer in which every patch attends to all others; 0 for other
     backbones, which pool, or attend locally.
     """
@@ -113,7 +113,7 @@ def has_located_attention(model: nn.Module) -> bool:
 def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
     """Draw what points and the class token attend to in a model's backbone, and what else applies to it."""
     layers = backbone_attention(predictor, image)
-    model, shown = predictor.model, shown_image(predictor, image)
+    model, shown = predictor.model, prepare_image_to_draw(predictor, image)
     has_class_token = image_fact(model, "has_class_token")
     num_layers, backbone = len(attention_names(model)), child(model, "backbone") or model
     is_complete = len(layers) == num_layers
@@ -133,7 +133,7 @@ def explain_backbone(predictor: Predictor, image: np.ndarray, request: Request, 
     if has_class_token:
         draw_class_token(shown, drawn, result.file("class_token.png"), num_layers=num_layers)
         draw_class_token_masks(shown, layers[-1], result.file("class_token_masks.png"))
-        for head, mask in enumerate(mass_masks(layers[-1].class_token())):
+        for head, mask in enumerate(mask_mass(layers[-1].class_token())):
             name = f"class token, {layers[-1].label}, head {head}: share of the image with {MASS:.0%} of its attention"
             result.numbers[name] = float(mask.float().mean())
     else:
@@ -258,7 +258,7 @@ def _measured_title(region: Tensor | None) -> str:
     return "" if region is None else "; x: attention inside the outline, relative to uniform attention"
 
 
-def mass_masks(maps: Tensor, mass: float = MASS) -> Tensor:
+def mask_mass(maps: Tensor, mass: float = MASS) -> Tensor:
     """Return where each map's largest weights are that together have this fraction of its sum.
 
     Args:
@@ -276,7 +276,7 @@ def draw_class_token_masks(image: np.ndarray, layer: LocatedAttention, path: Pat
     """Save a PNG of the class token's attention in each head of a layer as in DINO's figures (Caron et al. 2021,
     https://arxiv.org/abs/2104.14294, figures 1, 3 and 4): its map, and the image where `MASS` of its attention is."""
     maps = layer.class_token()
-    masks, shown = mass_masks(maps), spread(range(len(maps)), MAX_HEADS)
+    masks, shown = mask_mass(maps), spread(range(len(maps)), MAX_HEADS)
     panels = [Panel(f"head {k}", maps[k], layer.covered) for k in shown]
     inside = [
         Panel(f"{masks[k].float().mean():.0%} of the image", image=_only_inside(image, masks[k], layer)) for k in shown
@@ -404,7 +404,7 @@ def mean_distances(predictor: Predictor, images: Iterable[ImageLike]) -> dict[st
         inputs = predictor.prepare([predictor.to_array(image)]).to(predictor.device).inputs
         # A large image takes a forward pass for each layer, so that only one layer's attention is in memory.
         for part in [[name] for name in names] if is_large(model, inputs["images"]) else [names]:
-            for layer in located_attention(model, names=part, **inputs):
+            for layer in locate_attention(model, names=part, **inputs):
                 located = layer.weights[:, :, layer.num_tokens :, layer.num_tokens :]
                 if (located < 0).any():
                     raise ConfigError(

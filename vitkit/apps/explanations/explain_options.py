@@ -62,7 +62,7 @@ Draw = Callable[[Predictor, np.ndarray, Request, Explanation], None]
 """Draws figures of a predictor's model for an image as from `Predictor.to_array`."""
 
 
-def shown_image(predictor: Predictor, image: np.ndarray) -> np.ndarray:
+def prepare_image_to_draw(predictor: Predictor, image: np.ndarray) -> np.ndarray:
     """Return an image as the model sees it after the validation transforms, for drawing: (H, W, 3) uint8 RGB."""
     return as_rgb(predictor.as_evaluated(image))
 

@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from vitkit.apps.explanations.drawing import draw_word_attention
-from vitkit.apps.explanations.explain_options import Explanation, Request, check_layer, shown_image
+from vitkit.apps.explanations.explain_options import Explanation, Request, check_layer, prepare_image_to_draw
 from vitkit.apps.explanations.pages import text_page, word_page
 from vitkit.apps.explanations.text import (
     TextAttention,
@@ -60,7 +60,7 @@ def file_stem(text: str) -> str:
 def explain_caption(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
     """Draw where a captioner looks for each word, its decoder's attention, expectations and beams."""
     model = predictor.model
-    shown = shown_image(predictor, image)
+    shown = prepare_image_to_draw(predictor, image)
     inputs = predictor.prepare([image]).to(predictor.device).inputs
     words, weights = word_attention(model, inputs)
     if words:

@@ -46,7 +46,7 @@ def is_exported(path: Any) -> bool:
     return isinstance(path, str | Path) and Path(path).suffix in (ONNX_SUFFIX, PROGRAM_SUFFIX)
 
 
-def optional_module(name: str) -> ModuleType:
+def import_optional_module(name: str) -> ModuleType:
     """Import a package of the extra "export".
 
     Raises:
@@ -85,7 +85,7 @@ class OnnxFile:
     """
 
     def __init__(self, path: str | Path):
-        runtime = optional_module("onnxruntime")
+        runtime = import_optional_module("onnxruntime")
         self.path = path
         _check_graph(path)
         options = runtime.SessionOptions()
@@ -121,7 +121,7 @@ def _check_graph(path: str | Path) -> None:
     Raises:
         CheckpointError: it has loops or functions, or is not an ONNX file.
     """
-    onnx = optional_module("onnx")
+    onnx = import_optional_module("onnx")
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # of protobuf or of files, depending on where it is damaged
@@ -149,7 +149,7 @@ class ProgramFile:
 
     def __init__(self, path: str | Path):
         self.path = path
-        self.metadata = program_metadata(path)
+        self.metadata = read_program_metadata(path)
         # torch.export unpickles inputs and constants, evaluates the text of shapes, and calls functions by their names,
         # so that a file cannot be shown to be harmless by its content.
         require_trust([ProgramCode(str(path))], path, kind="exported program")
@@ -173,7 +173,7 @@ class ProgramFile:
         return {name: value for name, value in values.items() if outputs is None or name in outputs}
 
 
-def program_metadata(path: str | Path) -> dict[str, Any]:
+def read_program_metadata(path: str | Path) -> dict[str, Any]:
     """Read the metadata of a program of torch.export, without running anything in the file.
 
     Raises:
@@ -207,7 +207,7 @@ def program_metadata(path: str | Path) -> dict[str, Any]:
 def trust_program(path: str | Path) -> None:
     """Record that the user trusts a program, and that of its decoding step."""
     programs = [Path(path)]
-    step = program_metadata(path).get("step")
+    step = read_program_metadata(path).get("step")
     if step is not None:
         programs.append(_beside(path, step))
     remember([ProgramCode(str(program)) for program in programs if program.is_file()])
@@ -319,14 +319,14 @@ def _refuse(path: str | Path, inputs: Mapping[str, Tensor], error: Exception) ->
     return DataError(f"{path}: cannot take {shapes} ({_first_line(error)}).")
 
 
-def checkpoint_of(path: str | Path) -> dict[str, Any]:
+def read_as_checkpoint(path: str | Path) -> dict[str, Any]:
     """Return an exported file's metadata in the form of a run's checkpoint without weights.
 
     Raises:
         CheckpointError, ConfigError: see `open_exported`.
     """
     is_program = Path(path).suffix == PROGRAM_SUFFIX
-    metadata = program_metadata(path) if is_program else _open(path, _modification_time(path)).metadata
+    metadata = read_program_metadata(path) if is_program else _open(path, _modification_time(path)).metadata
     measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
     names = ("classes", "category_ids", "things", "vocabularies")
     return {name: metadata[name] for name in names if metadata.get(name) is not None} | {
@@ -335,7 +335,7 @@ def checkpoint_of(path: str | Path) -> dict[str, Any]:
     }
 
 
-def exported_model(path: str | Path, model: nn.Module) -> nn.Module:
+def open_exported_model(path: str | Path, model: nn.Module) -> nn.Module:
     """Open an exported file in place of a model that was built from the same config.
 
     Raises:

@@ -24,7 +24,7 @@ from vitkit.io.folders import data_files, image_files
 from vitkit.io.image_files import FORMATS, MAX_PIXELS, decode_image, pillow_to_array, quiet_opencv, read_image
 from vitkit.io.video_files import VIDEO_EXTENSIONS, open_video
 from vitkit.text_format import unique_names
-from vitkit.weights.download import cache_folder, cached_file
+from vitkit.weights.download import cache_folder, fetch_file
 
 ImageLike = str | Path | bytes | io.IOBase | np.ndarray | Image.Image | Tensor
 """A file or its URL (https://…), an encoded image or an open file of one, an array (H, W, 3) uint8 RGB, a Pillow
@@ -110,7 +110,7 @@ def _videos_named(source: str) -> Inputs:
         inside = [(str(file), file) for file in files if file.suffix.lower() in VIDEO_EXTENSIONS]
         return Inputs(inside, "many", leaves_out_broken=True) if inside else Inputs([(source, path)], "one")
     # A folder of frames is a video, so folders may match.
-    return Inputs([(str(path), path) for path in paths_like(source)], "many", leaves_out_broken=True)
+    return Inputs([(str(path), path) for path in find_paths_like(source)], "many", leaves_out_broken=True)
 
 
 _EXPECTED = (
@@ -133,11 +133,11 @@ def _images_named(source: str, channels: int | None) -> Inputs:
         return Inputs(stream_frames(path), "stream")
     if exists(path) or not glob.has_magic(source):
         return Inputs([(source, path)], "one")
-    files = paths_like(source, folders=False)
+    files = find_paths_like(source, folders=False)
     return Inputs([(str(path), path) for path in files], "many", leaves_out_broken=True)
 
 
-def paths_like(pattern: str, *, folders: bool = True) -> list[Path]:
+def find_paths_like(pattern: str, *, folders: bool = True) -> list[Path]:
     """Return the files that match a pattern, and the folders if these are wanted, sorted.
 
     Raises:
@@ -175,7 +175,7 @@ def find_files(sources: Sequence[str], *, channels: int | None = None) -> tuple[
         elif text.isdecimal():
             paths[path] = f"camera_{text}"
         else:
-            paths |= {file: file.stem for file in paths_like(text, folders=False)}
+            paths |= {file: file.stem for file in find_paths_like(text, folders=False)}
     named = list(zip(paths, unique_names(paths.values())))
     videos = [pair for pair in named if pair[0].suffix.lower() in VIDEO_EXTENSIONS or is_camera(pair[0])]
     return [pair for pair in named if pair not in videos], videos
@@ -186,7 +186,7 @@ def is_camera(path: Path) -> bool:
     return path.name.isdecimal() and not path.exists()
 
 
-def frame_folders(sources: Sequence[str], images: Named, videos: Named) -> tuple[Named, Named]:
+def group_frame_folders(sources: Sequence[str], images: Named, videos: Named) -> tuple[Named, Named]:
     """Make each folder of images among the sources, including subfolders, one video in place of its images."""
     given = [Path(text) for text in sources if isdir(text)]
     inside = {path for path, _ in images if any(path.is_relative_to(folder) for folder in given)}
@@ -229,13 +229,13 @@ def is_url(text: str) -> bool:
 
 
 def download(url: str) -> Path:
-    """Download an image or a video once and return the path of the local copy; see `cached_file`.
+    """Download an image or a video once and return the path of the local copy; see `fetch_file`.
 
     Raises:
         CheckpointError: the URL cannot be reached.
     """
     # Many images are called image.jpg, so each URL gets its own folder.
-    return cached_file(url, folder=cache_folder().parent / "images" / hashlib.sha256(os.fsencode(url)).hexdigest())
+    return fetch_file(url, folder=cache_folder().parent / "images" / hashlib.sha256(os.fsencode(url)).hexdigest())
 
 
 class FrameStream(NamedTuple):

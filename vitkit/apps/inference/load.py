@@ -13,9 +13,9 @@ from vitkit.apps.exported.loading import (
     PROGRAM_SUFFIX,
     ExportedGenerator,
     ExportedModel,
-    checkpoint_of,
-    exported_model,
     is_exported,
+    open_exported_model,
+    read_as_checkpoint,
     trust_program,
 )
 from vitkit.apps.inference.language import MaskFiller, TextContinuer
@@ -25,7 +25,7 @@ from vitkit.apps.inference.videos import VideoPredictor
 from vitkit.apps.interop.transformers_configs import read_config, transformers_folder
 from vitkit.config import Config, config_names, find_config, load_config, load_saved_config
 from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, has_arguments
-from vitkit.data.datasets.video import sampling_of
+from vitkit.data.datasets.video import read_sampling
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
@@ -35,11 +35,11 @@ from vitkit.registry import MODELS, parameters_of, unknown
 from vitkit.structures import ImageSizes, ScoreThresholds
 from vitkit.text.vocabulary import vocabularies_from_json
 from vitkit.weights import LoadReport, load_weights
-from vitkit.weights.classes import category_ids_of, trained_classes
+from vitkit.weights.classes import category_ids_of, read_trained_classes
 from vitkit.weights.hub import is_hub_name
 from vitkit.weights.marian import FILES as TOKEN_FILES
 from vitkit.weights.names import RUN_CONFIG, WEIGHTS_SUFFIXES, packaged_or_name, run_weights
-from vitkit.weights.published import published_config
+from vitkit.weights.published import load_published_config
 from vitkit.weights.reading import read_metadata
 from vitkit.weights.tokenizer_files import TOKENIZER, find_tokenizer
 
@@ -65,7 +65,7 @@ def load(
         source: see `find_model`.
         weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`.
         overrides: `key.sub=value` changes to the config.
-        classes: names of the labels; None: those that it was trained on, see `trained_classes`.
+        classes: names of the labels; None: those that it was trained on, see `read_trained_classes`.
         things: for panoptic models, whether each class has instances; None: as it was trained.
         device: such as "cpu", "cuda" or "mps".
         precision: the precision of autocast, for models of images; an exported file keeps its own.
@@ -90,7 +90,7 @@ def load(
                 "pip install tokenizers). For token ids only, build the model (vitkit.apps.inference.find_model) and "
                 "load its weights (load_weights)."
             )
-        classes, trained_things = trained_classes(checkpoint, str(weights), config)
+        classes, trained_things = read_trained_classes(checkpoint, str(weights), config)
         things = trained_things if things is None else things
         _check_things(str(weights if isinstance(source, Mapping) else source), config, things)
     spec = config["model"]
@@ -98,7 +98,7 @@ def load(
         spec = {name: value for name, value in spec.items() if name != "training_queries"}
     model = build_model(spec, classes=classes, things=things, vocabularies=vocabularies)
     if is_exported(weights):
-        model, report = exported_model(weights, model), LoadReport(str(weights))
+        model, report = open_exported_model(weights, model), LoadReport(str(weights))
     else:
         report = load_weights(model, weights, classes=classes, spec=spec)
     if "source" in vocabularies:
@@ -113,7 +113,7 @@ def load(
         max_image_pixels=_section(config, "data").get("max_image_pixels", MAX_PIXELS),
         report=report,
     )
-    sampling = sampling_of(_section(config, "data").get("val"))
+    sampling = read_sampling(_section(config, "data").get("val"))
     if sampling is not None:
         return VideoPredictor(model.to(device), classes or (), sampling=sampling, **settings)
     return Predictor(
@@ -183,7 +183,7 @@ def own_checkpoint(weights: str | Path) -> dict[str, Any]:
     """Return what a checkpoint holds besides its weights; empty for a zoo name, whose files hold weights only."""
     if model_zoo.listed_name(str(weights)) and not exists(weights):
         return {}
-    return checkpoint_of(weights) if is_exported(weights) else read_metadata(weights)
+    return read_as_checkpoint(weights) if is_exported(weights) else read_metadata(weights)
 
 
 class FoundModel(NamedTuple):
@@ -255,7 +255,7 @@ def find_model(
             )
         return FoundModel(_config_in(path, overrides, trust), path)
     if listed := model_zoo.listed_name(name):
-        config = published_config(listed, overrides)
+        config = load_published_config(listed, overrides)
         return FoundModel(config, packaged_or_name(listed) if weights is None else weights)
     if find_config(name) is not None:
         return FoundModel(load_config(name, overrides), weights)

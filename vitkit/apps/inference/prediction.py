@@ -149,7 +149,7 @@ class Prediction:
         """
         fields, thresholds = dict(self.fields), self.thresholds
         if score is not None:
-            thresholds = requested_threshold(score)
+            thresholds = make_threshold(score)
         wanted = [classes] if isinstance(classes, str) else self.classes if classes is None else classes
         for name in wanted:
             if name not in self.classes:
@@ -354,7 +354,7 @@ class Prediction:
         ]
 
 
-def requested_threshold(score: float) -> ScoreThresholds:
+def make_threshold(score: float) -> ScoreThresholds:
     """Return a single threshold for all classes, as requested by a caller.
 
     Raises:

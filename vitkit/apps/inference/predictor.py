@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
-from vitkit.apps.inference.prediction import Prediction, requested_threshold
+from vitkit.apps.inference.prediction import Prediction, make_threshold
 from vitkit.apps.inference.tiles import predict_tiles
 from vitkit.apps.inference.tiling import TileResult, Tiling
 from vitkit.data.datasets.clip_sampling import ClipSampling
@@ -182,7 +182,7 @@ class Predictor:
             yield from predictor.stream(source, **options)
             return
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
-        thresholds = self.thresholds if threshold is None else requested_threshold(threshold)
+        thresholds = self.thresholds if threshold is None else make_threshold(threshold)
         inputs = self._find(source)
         failures = _Failures()
         on_failure = on_failure or (failures.leave_out if inputs.leaves_out_broken else None)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.apps.inference.inputs import Inputs, find_videos
-from vitkit.apps.inference.prediction import Prediction, requested_threshold
+from vitkit.apps.inference.prediction import Prediction, make_threshold
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.tiling import Tiling
 from vitkit.data.datasets.clip_sampling import ClipSampling
@@ -99,7 +99,7 @@ class VideoPredictor(Predictor):
             yield from self.with_prompt(prompt).stream(source, threshold=threshold, tiles=tiles)
             return
         if threshold is not None:
-            requested_threshold(threshold)
+            make_threshold(threshold)
         videos = self._find(source)
         if tiles is not None:
             raise ConfigError("tiles: the model classifies videos, which have no tiles.")

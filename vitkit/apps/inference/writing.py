@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from vitkit.apps.inference.inputs import Named, find_files, frame_folders, is_camera, open_frames
+from vitkit.apps.inference.inputs import Named, find_files, group_frame_folders, is_camera, open_frames
 from vitkit.apps.inference.labels import write_labels
 from vitkit.apps.inference.prediction import Prediction
 from vitkit.apps.inference.predictor import Predictor, failure_line
@@ -99,7 +99,7 @@ def predict_files(
             raise ConfigError("--tiles: the model classifies videos, which have no tiles.")
         if output.every != 1:
             raise ConfigError("--every: the model classifies clips, whose frames its config chooses. Leave it out.")
-        images, videos = frame_folders(inputs, images, videos)
+        images, videos = group_frame_folders(inputs, images, videos)
         if images:
             raise DataError(
                 f"'{images[0][0]}' is a single image, but the model classifies videos. Give a video's file, or the "

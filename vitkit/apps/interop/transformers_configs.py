@@ -17,16 +17,16 @@ from vitkit.config import Config, load_config, load_saved_config
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError
 from vitkit.registry import nearest
-from vitkit.weights.hub import GENERATION, PREPROCESSOR, hub_folder, is_hub_name
+from vitkit.weights.hub import GENERATION, PREPROCESSOR, fetch_repository, is_hub_name
 from vitkit.weights.transformers_folder import (
     CONFIG,
     INDEX_SUFFIX,
-    files_in_index,
+    find_weights_in,
     is_transformers_folder,
+    list_files_in_index,
     read_object,
-    stated_classes,
-    tokens_in,
-    weights_in,
+    read_stated_classes,
+    read_tokens_in,
 )
 
 KINDS: Mapping[str, Kind] = {
@@ -67,7 +67,7 @@ def transformers_folder(source: Any) -> Path | None:
         CheckpointError: the repository cannot be downloaded.
     """
     if is_hub_name(source):
-        return hub_folder(source, check=check_architecture)
+        return fetch_repository(source, check=check_architecture)
     is_folder = isinstance(source, str | Path) and isdir(source) and is_transformers_folder(Path(source))
     return Path(source) if is_folder else None
 
@@ -101,9 +101,9 @@ def config_of(folder: Path, name: str | None = None) -> Section:
     # The owner and the parent folders say nothing about the task.
     last_name = name.partition("@")[0].rpartition("/")[2] if name else folder.resolve().name
     base, model = KINDS[kind].read(settings, last_name)
-    if tokens_in(folder):  # the sizes and the mask token are those of the vocabularies
+    if read_tokens_in(folder):  # the sizes and the mask token are those of the vocabularies
         model = {name: value for name, value in model.items() if name not in ("source_size", "target_size", "mask_id")}
-    stated = stated_classes(path)
+    stated = read_stated_classes(path)
     things = settings.sub("vitkit").get("things")
     if things is not None and "tasks" in model:
         model["things"] = things
@@ -125,12 +125,12 @@ def _check_size(model: Section, folder: Path, classes: Sequence[str] | None) -> 
     Raises:
         ConfigError: it is, or a tensor cannot have one of its sizes.
     """
-    path = weights_in(folder)
+    path = find_weights_in(folder)
     if path is None:
         return
-    files = [folder / name for name in files_in_index(path)] if path.name.endswith(INDEX_SUFFIX) else [path]
+    files = [folder / name for name in list_files_in_index(path)] if path.name.endswith(INDEX_SUFFIX) else [path]
     available = sum(file.stat().st_size for file in files if isfile(file))
-    vocabularies = {side: tokens.vocabulary for side, tokens in tokens_in(folder).items()}
+    vocabularies = {side: tokens.vocabulary for side, tokens in read_tokens_in(folder).items()}
     things = None if classes is None else [True] * len(classes)
     try:
         with torch.device("meta"):  # tensors with sizes but no values

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 
 from vitkit.apps.report.images import LONG_SIDE, ImageBudget
-from vitkit.apps.report.parts import shown_classes
+from vitkit.apps.report.parts import choose_shown_classes
 from vitkit.apps.report.sections import LineChart
 from vitkit.evaluation.matching import ImageMatches
 from vitkit.io.segmentations import decode_segmentation
@@ -50,7 +50,7 @@ class Detections(NamedTuple):
     """Indices of all images, those with the most and the rarest confusions first."""
 
 
-def detections_data(detections: Detections, images: ImageBudget) -> dict[str, Any]:
+def collect_detections(detections: Detections, images: ImageBudget) -> dict[str, Any]:
     """Return the data for the page's script.
 
     Each image has `labels` and `crowd` of its objects, and `predicted` labels, `scores` and `matched` objects of its
@@ -70,7 +70,7 @@ def detections_data(detections: Detections, images: ImageBudget) -> dict[str, An
             entry |= _shapes(image, kept, detections.iou_type) | {"url": url}
     return {
         "classes": list(detections.class_names),
-        "in_matrix": shown_classes(detections.matrix[:-1]),
+        "in_matrix": choose_shown_classes(detections.matrix[:-1]),
         "curves": detections.curves,
         "best": detections.best,
         "min_score": min_score,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.evaluation.matching import overlaps_of
+from vitkit.evaluation.matching import compute_overlaps
 
 KINDS = ("missing", "extra", "class", "box")
 """No box where the model detects an object; a box where it detects none; another class; another location."""
@@ -90,7 +90,7 @@ class _Image:
     ):
         self.image_id = image_id
         ours, theirs = [results[k] for k in predictions], [annotations[k] for k in objects]
-        overlaps, crowd = overlaps_of(ours, theirs, "bbox", (0, 0))
+        overlaps, crowd = compute_overlaps(ours, theirs, "bbox", (0, 0))
         self.on_crowd = (overlaps[:, crowd] >= _SAME).any(axis=1)
         self.objects, self.predictions = np.array(objects, int)[~crowd], np.array(predictions, int)
         self.overlaps = overlaps[:, ~crowd]
@@ -98,7 +98,7 @@ class _Image:
         self.labels = np.array([result["category_id"] for result in ours], int)
         self.true = np.array([annotation["category_id"] for annotation in theirs], int)[~crowd]
         self.same = self.labels[:, None] == self.true
-        self.among, _ = overlaps_of(ours, [{**result, "iscrowd": 0} for result in ours], "bbox", (0, 0))
+        self.among, _ = compute_overlaps(ours, [{**result, "iscrowd": 0} for result in ours], "bbox", (0, 0))
 
     def correct(self) -> np.ndarray:
         """Return (N,) bool, whether each prediction is the best of its class on a labeled object."""

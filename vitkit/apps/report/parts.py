@@ -55,7 +55,7 @@ class Review(NamedTuple):
     """`classes`, `images`, `errors` and `corrections` for the script."""
 
 
-def shown_classes(matrix: np.ndarray, most: int = MAX_CLASSES) -> list[int]:
+def choose_shown_classes(matrix: np.ndarray, most: int = MAX_CLASSES) -> list[int]:
     """Return the rows of a (C, C…) matrix to show: all if they are few, else those with the most confusions."""
     num_classes = len(matrix)
     if num_classes <= most:
@@ -65,7 +65,9 @@ def shown_classes(matrix: np.ndarray, most: int = MAX_CLASSES) -> list[int]:
     return sorted(np.argsort(-wrong, kind="stable")[:most].tolist())
 
 
-def frequent_cells(matrix: np.ndarray, rows: Sequence[int], columns: Sequence[int], most: int) -> list[tuple[int, int]]:
+def find_frequent_cells(
+    matrix: np.ndarray, rows: Sequence[int], columns: Sequence[int], most: int
+) -> list[tuple[int, int]]:
     """Return the cells with the most confusions, followed by those on the diagonal."""
     cells = [(r, c) for r in rows for c in columns if matrix[r, c]]
     return sorted(cells, key=lambda cell: (cell[0] == cell[1], -matrix[cell]))[:most]
@@ -76,12 +78,12 @@ def show_matrix(part: ConfusionMatrix, images: ImageBudget) -> ShownMatrix:
     matrix = part.counts
     if not matrix[:, len(matrix) :].any():
         matrix = matrix[:, : len(matrix)]
-    rows = shown_classes(matrix)
+    rows = choose_shown_classes(matrix)
     columns = [*rows, *range(len(matrix), matrix.shape[1])]
     names = [*part.class_names, "(nothing)"]
     urls: list[str] = []
     cells: dict[str, list[tuple[int, str]]] = {}
-    for row, column in frequent_cells(matrix, rows, columns, part.max_cells):
+    for row, column in find_frequent_cells(matrix, rows, columns, part.max_cells):
         shown: list[tuple[int, str]] = []
         for image in part.images_of(row, column) if images.left > 0 else ():
             if len(shown) == part.max_images or images.left <= 0:

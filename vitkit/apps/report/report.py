@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.apps.report import charts
-from vitkit.apps.report.detections import Detections, detections_data
+from vitkit.apps.report.detections import Detections, collect_detections
 from vitkit.apps.report.images import ImageBudget
 from vitkit.apps.report.pages import extra_values, report_sections
 from vitkit.apps.report.parts import Review, show_gallery, show_matrix
@@ -127,7 +127,7 @@ def _show_section(section: Section, images: ImageBudget, groups: Iterator[str]) 
     parts = list(_show_parts(section.parts, images))
     for part in section.parts:
         if isinstance(part, Detections):
-            data, iou, group = detections_data(part, images), f"{part.iou:g}", next(groups)
+            data, iou, group = collect_detections(part, images), f"{part.iou:g}", next(groups)
             threshold = {"group": group, "data": data, "chart": part.chart}
             yield _Shown(section.title, _THRESHOLD.format(iou), [("Threshold", threshold), *parts], group)
             yield _Shown("Confusion matrix", _CONFUSION.format(iou), [("Confusions", None)], group)

@@ -100,12 +100,12 @@ def browse(
         seeds = [seed_of(seed, view, index) for view in range(views)]
         transform = dataset.batch_transforms
         if transform is not None and split == "train":
-            samples = mixed_views(dataset, transform, index, seeds)
+            samples = mix_views(dataset, transform, index, seeds)
         elif augment is not None:
             samples = [draw_augmented(dataset, augment, epoch, index, each) for each in seeds]
         else:
             samples = [dataset[(index, each)] for each in seeds]
-        cards += [card_of(sample, image_id, names, with_boxes=with_boxes) for sample in samples]
+        cards += [draw_card(sample, image_id, names, with_boxes=with_boxes) for sample in samples]
     out = Path(out)
     images_per_line = views + original if views + original > 1 else IMAGES_PER_LINE
     images_per_figure = max(1, IMAGES_PER_FIGURE // images_per_line) * images_per_line
@@ -164,9 +164,7 @@ def seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def mixed_views(
-    dataset: Dataset, transform: Callable[[Batch], Batch], index: int, seeds: Sequence[int]
-) -> list[Sample]:
+def mix_views(dataset: Dataset, transform: Callable[[Batch], Batch], index: int, seeds: Sequence[int]) -> list[Sample]:
     """Return views of a classifier's image after the batch transforms, each mixed with another image."""
     views = []
     for view, seed in enumerate(seeds, start=1):
@@ -185,7 +183,7 @@ def draw_augmented(dataset: Dataset, augment: BatchAugmentation, epoch: int, ind
     return augment([before, dataset[(index, seed)]], epoch, seed)[1]
 
 
-def card_of(sample: Sample, image_id: Any, names: Sequence[str], *, with_boxes: bool) -> Card:
+def draw_card(sample: Sample, image_id: Any, names: Sequence[str], *, with_boxes: bool) -> Card:
     """Draw a sample with its annotations."""
     height, width = sample["image"].shape[-2:]
     target = sample["target"]

@@ -15,7 +15,7 @@ from vitkit.data.datasets.panoptic import read_panoptic_file
 from vitkit.data.datasets.semantic import paired_files
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import SPLIT_NAMES, left_out_lines
-from vitkit.data.formats.class_files import ClassFile, class_file_near, parse_class_file, read_class_values
+from vitkit.data.formats.class_files import ClassFile, find_class_file, parse_class_file, read_class_values
 from vitkit.data.formats.splitting import split_dataset
 from vitkit.data.formats.writing import write_coco
 from vitkit.errors import DataError
@@ -126,7 +126,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
     suffixes = dict(image_suffix=_suffix_in(images), label_suffix=_suffix_in(labels))
     pairs = paired_files(images, labels, **suffixes)
     names = list(pairs)
-    class_file = class_file_near(labels)
+    class_file = find_class_file(labels)
     named, colors, _ = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
     maps = (read_class_values(labels / pair.labels, colors) for pair in pairs.values())
     values = [set(np.unique(label_map).tolist()) for label_map in maps]
@@ -147,7 +147,7 @@ def read_semantic(images: Path, labels: Path | None, fraction: float, out: Path)
             'in classes.json beside them: {"0": "background", "255": "object"}.'
         )
     ignored = sorted(({IGNORE_INDEX} | every_value) - classes.keys())
-    splits = folders_of_splits(names)
+    splits = find_split_folders(names)
     if splits is None:
         files = [pair.image for pair in pairs.values()]
         splits = split_images(images, files, [of_image & classes.keys() for of_image in values], fraction)
@@ -252,7 +252,7 @@ def print_notes(notes: Iterable[str], left_out: Mapping[str, Sequence[str]]) -> 
         print(f"  left out: {line}")
 
 
-def folders_of_splits(names: Sequence[str]) -> dict[str, list[int]] | None:
+def find_split_folders(names: Sequence[str]) -> dict[str, list[int]] | None:
     """Return the splits given by folders named train and val (or valid); None without both.
 
     Raises:

@@ -165,14 +165,14 @@ def start(
     device = default_device() if device == "auto" else device
     request = Request(task, Path(images), annotations, hours, val_fraction, device, tuple(overrides))
     load_config(f"start/{task}", overrides, check=False)  # a misspelt key is an error before the data are read
-    began, folder = time.monotonic(), free_folder(Path(run_dir))
+    began, folder = time.monotonic(), make_free_folder(Path(run_dir))
     data = read_own_data(task, request.images, annotations, fraction=val_fraction, out=folder / "data")
     print(f"data      {data.summary}", flush=True)
     if request.channels is not None:
         data = replace(data, config_lines=[*data.config_lines, *pixel_statistics(request, data, folder)])
     choice = choose(request, data, folder)
     later = ", which is measured again during training" * (not dry_run and is_paced(request))
-    print(f"chosen    {network_name(load_config(folder / CONFIG))}, {choice.text}{later}")
+    print(f"chosen    {describe_network(load_config(folder / CONFIG))}, {choice.text}{later}")
     others = "without the overrides: " * bool(request.values.keys() - {"model.backbone.pretrained", "train.epochs"})
     print(f"measured  {others}{RECIPES[task].evidence(choice.network, choice.steps, data)}")
     print(f"config    {folder / CONFIG}", flush=True)
@@ -185,7 +185,7 @@ def start(
     return Started(folder, folder / CONFIG, run, report_file)
 
 
-def network_name(config: Config) -> str:
+def describe_network(config: Config) -> str:
     """Return the name of a config's model and what it starts from: "DINO on ResNet-18 from random weights"."""
     model = config["model"]
     backbone = model.get("backbone")
@@ -261,7 +261,7 @@ def train_in_time(request: Request, data: OwnData, choice: Choice, folder: Path,
         pace = Pace(deadline, 3600 * request.hours, evaluation_seconds=pace.evaluation_seconds)
 
 
-def free_folder(path: Path) -> Path:
+def make_free_folder(path: Path) -> Path:
     """Make the folder to write into, with a number after its name if a folder with contents is in the way."""
     candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
     folder = next(candidate for candidate in candidates if is_free(candidate))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from vitkit.apps.exported.loading import exported_model, is_exported
+from vitkit.apps.exported.loading import is_exported, open_exported_model
 from vitkit.apps.inference import Predictor, Tiling, load
 from vitkit.apps.inference.load import own_checkpoint
 from vitkit.data.loading.loader import DataSettings, Split
@@ -93,7 +93,7 @@ def evaluate_model(
     model = build_model_for(config, dataset, vocabularies)
     is_text = "images" not in model.takes
     if is_exported(weights):
-        model, report = exported_model(weights, model), LoadReport(str(weights))
+        model, report = open_exported_model(weights, model), LoadReport(str(weights))
     else:
         with first_rank_first():
             report = load_weights(model, weights, classes=dataset.classes, spec=config["model"])

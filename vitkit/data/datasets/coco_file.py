@@ -83,7 +83,7 @@ class AnnotationSource:
             if not images:
                 raise DataError(f"{self.annotations.name}: no image's name matches any of names={list(self.names)}.")
             content = _with_images(content, images)
-        return first_images(content, self.first)
+        return keep_first_images(content, self.first)
 
 
 class Unchecked(NamedTuple):
@@ -158,7 +158,7 @@ def read_coco_file(
     return DetectionFile(content, folder, len(dropped), wrong)
 
 
-def first_images(content: dict[str, Any], count: int | None) -> dict[str, Any]:
+def keep_first_images(content: dict[str, Any], count: int | None) -> dict[str, Any]:
     """Return the content of an annotation file with only its first `count` images and their annotations; None: all.
 
     Raises:

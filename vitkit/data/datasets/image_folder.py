@@ -145,7 +145,7 @@ class ImageFolder(ListedFiles):
     """
 
     def __init__(self, folder: str | Path, *, transforms: Spec | Transforms | None = None):
-        classes = class_folders(Path(folder))
+        classes = list_class_folders(Path(folder))
         super().__init__(classes, transforms)
         label_of = {name: label for label, name in enumerate(classes)}
         start = len(Path(folder).parts)
@@ -170,7 +170,7 @@ def warn_of_empty_classes(folder: Path, names: Sequence[str], what: str, *, is_e
     logger.warning("%s The class stays; if it should not, remove the folder", message)
 
 
-def class_folders(folder: Path) -> list[str]:
+def list_class_folders(folder: Path) -> list[str]:
     """Return the sorted names of the class folders in a split's folder; raise a DataError if there is none."""
     if not folder.is_dir():
         raise DataError(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.datasets.base import ListedImages, require_folders
-from vitkit.data.datasets.coco_file import first_images
+from vitkit.data.datasets.coco_file import keep_first_images
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
 from vitkit.data.formats.exporters import find_listed_files
 from vitkit.data.loading.shared_memory import share_arrays
@@ -57,7 +57,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
     ):
         self.map_folder, self.annotation_file = Path(maps), Path(annotations)
         require_folders(images=images, maps=maps)
-        content = first_images(read_panoptic_file(self.annotation_file), first)
+        content = keep_first_images(read_panoptic_file(self.annotation_file), first)
         find_listed_files(content, Path(images))
         categories = sorted(content["categories"], key=lambda category: category["id"])
         SegmentationDataset.__init__(self, categories, task=task, transforms=transforms)

@@ -80,7 +80,7 @@ class SegmentationDataset(BaseImageDataset):
             number_of = {segment["id"]: number for number, segment in enumerate(segments, start=1)}
         segment_map = replace_values(ids, number_of, dtype=np.uint8 if len(labels) < 256 else np.uint16)
         annotated = self.transform(AnnotatedImage(image, segment_map=segment_map), seed)
-        return segmentation_sample(
+        return make_segmentation_sample(
             annotated, labels, image_id=int(self.image_ids[index]), original_size=image.shape[:2]
         )
 
@@ -116,7 +116,7 @@ def keep_segments(ids: np.ndarray, segments: Sequence[Mapping[str, Any]]) -> np.
     return replace_values(ids, {segment["id"]: segment["id"] for segment in segments}, dtype=np.int32)
 
 
-def segmentation_sample(
+def make_segmentation_sample(
     annotated: AnnotatedImage, labels: Sequence[int], *, image_id: Any, original_size: tuple[int, int]
 ) -> Sample:
     """Convert a transformed image with a segment map to a sample with the masks of all visible segments.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitkit.data.datasets.base import BaseImageDataset, new_labels, require_folders
-from vitkit.data.datasets.panoptic_segments import check_number_of_classes, segmentation_sample
+from vitkit.data.datasets.panoptic_segments import check_number_of_classes, make_segmentation_sample
 from vitkit.data.formats.class_files import parse_class_file, read_class_values
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
@@ -143,7 +143,7 @@ class SemanticFolder(BaseImageDataset):
             )
         # Class 0 becomes segment 1, and 255 (ignored) wraps around to 0, "no segment".
         annotated = self.transform(AnnotatedImage(image, segment_map=labels + np.uint8(1)), seed)
-        return segmentation_sample(
+        return make_segmentation_sample(
             annotated, range(len(self.classes)), image_id=self.image_ids[index], original_size=image.shape[:2]
         )
 

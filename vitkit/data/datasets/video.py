@@ -16,7 +16,12 @@ from torch import Tensor
 
 from vitkit.data.datasets.base import require_folders
 from vitkit.data.datasets.clip_sampling import ClipSampling, OnShort
-from vitkit.data.datasets.image_folder import ClassificationDataset, ListedFiles, class_folders, warn_of_empty_classes
+from vitkit.data.datasets.image_folder import (
+    ClassificationDataset,
+    ListedFiles,
+    list_class_folders,
+    warn_of_empty_classes,
+)
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, is_hidden
@@ -133,7 +138,7 @@ def read_clips(
     return clips.flatten(0, 1), frame.shape[:2]
 
 
-def sampling_of(spec: Any) -> ClipSampling | None:
+def read_sampling(spec: Any) -> ClipSampling | None:
     """Return the sampling in a dataset's spec, with one clip and no jitter; None if it is not a dataset of videos."""
     if not isinstance(spec, str | Mapping):
         return None
@@ -178,7 +183,7 @@ class VideoFolder(ListedVideos):
         on_short: OnShort = "pad",
         transforms: Spec | Transforms | None = None,
     ):
-        classes = class_folders(Path(folder))
+        classes = list_class_folders(Path(folder))
         sampling = ClipSampling(num_frames, sampling_rate, frame_rate, temporal_jitter, num_clips, on_short)
         super().__init__(classes, transforms, sampling)
         names, labels, empty = [], [], []

@@ -13,7 +13,7 @@ from vitkit.io.coco_schema import is_number
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden, log_unread, one_form, unread_images
 from vitkit.io.image_files import FORMATS, MAX_PIXELS, upright_size
 from vitkit.io.parsing import class_name
-from vitkit.io.segmentations import wrong_segmentation
+from vitkit.io.segmentations import describe_wrong_segmentation
 from vitkit.text_format import pluralize
 
 UNREADABLE = "images whose file cannot be read"
@@ -356,7 +356,7 @@ def _are_outside(polygons: Sequence[Any], width: int, height: int) -> bool:
         is_list = isinstance(polygon, list) and len(polygon) >= 6 and is_number(polygon[0]) and is_number(polygon[1])
         if is_list and 0 <= polygon[0] < width and 0 <= polygon[1] < height:
             return False
-        if wrong_segmentation([polygon], height, width):
+        if describe_wrong_segmentation([polygon], height, width):
             return False
         x, y, box_width, box_height = polygon_box([polygon])
         if x < width and y < height and x + box_width > 0 and y + box_height > 0:

@@ -106,7 +106,7 @@ def read_class_values(path: Path, colors: dict[int, int], *, max_pixels: int = M
     return values
 
 
-def class_file_near(folder: Path) -> Path | None:
+def find_class_file(folder: Path) -> Path | None:
     """Return the file of class names in a folder or up to two levels above it, or None if there is none."""
     files = (near / name for near in (folder, folder.parent, folder.parent.parent) for name in CLASS_FILES)
     return next((file for file in files if file.is_file()), None)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitkit.data.formats.annotated import AnnotationFormat
-from vitkit.data.formats.class_files import class_file_near, has_one_channel, parse_class_file
+from vitkit.data.formats.class_files import find_class_file, has_one_channel, parse_class_file
 from vitkit.data.formats.coco import is_coco_file, read_coco
 from vitkit.data.formats.csv_files import has_box_columns, read_csv
 from vitkit.data.formats.cvat import is_cvat_file, read_cvat
@@ -120,10 +120,10 @@ def _formats_of_label_images(folder: Path) -> dict[str, str]:
     evidence = paths[0].name
     if not all(map(has_one_channel, paths)):
         read_label_colors(paths[0])  # as JPEG, they are not label images
-        class_file = class_file_near(folder)
+        class_file = find_class_file(folder)
         return {"semantic_maps": evidence} if class_file and parse_class_file(class_file).colors else {}
     if any(read_label_map(path).max() >= CLASS_FACTOR for path in paths):
         return {"instance_maps": evidence}
-    if class_file_near(folder):
+    if find_class_file(folder):
         return {"semantic_maps": evidence}
     return {"semantic_maps": evidence, "instance_maps": evidence}

@@ -14,7 +14,7 @@ import numpy as np
 from vitkit.data.formats.annotated import UNREADABLE, AnnotatedImages, ImageFiles
 from vitkit.data.formats.class_files import (
     ClassFile,
-    class_file_near,
+    find_class_file,
     has_one_channel,
     parse_class_file,
     read_class_values,
@@ -66,7 +66,7 @@ def _read(format: str, annotations: Path, images: Path | None, *, regions: bool 
         raise DataError(f"images: label images in '{annotations}' also need the folder of their images. Give it.")
     labels, files = ImageFiles(annotations), ImageFiles(images)
     data = AnnotatedImages(format, annotations, images)
-    class_file = class_file_near(annotations)
+    class_file = find_class_file(annotations)
     names, colors, ignored = parse_class_file(class_file) if class_file else ClassFile({}, {}, None)
     takes_named = format == "semantic_maps" and bool(names)
     data.notes.append(f"classes from {class_file}" if class_file else "no classes.txt names the classes")

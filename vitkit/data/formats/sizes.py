@@ -16,7 +16,7 @@ from vitkit.data.formats.annotated import round_pixels
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import is_box, is_number
 from vitkit.io.image_files import MAX_PIXELS, upright_size
-from vitkit.io.segmentations import decode_segmentation, is_side, mask_annotation, wrong_run_lengths
+from vitkit.io.segmentations import decode_segmentation, describe_wrong_run_lengths, is_side, mask_annotation
 from vitkit.text_format import pluralize
 
 _MAX_MEASURED = 2000
@@ -165,7 +165,7 @@ def _scale(annotation: dict[str, Any], listed: tuple[int, int], size: tuple[int,
         are_numbers = [isinstance(polygon, list) and all(map(is_number, polygon)) for polygon in segmentation]
         if all(are_numbers):
             annotation["segmentation"] = [_scaled(polygon, scales) for polygon in segmentation]
-    elif wrong_run_lengths(segmentation, listed[1], listed[0]) is None and listed[0] * listed[1] <= MAX_PIXELS:
+    elif describe_wrong_run_lengths(segmentation, listed[1], listed[0]) is None and listed[0] * listed[1] <= MAX_PIXELS:
         mask = decode_segmentation(segmentation, listed[1], listed[0])
         fields = mask_annotation(_resize_mask(mask, size))
         annotation |= {"segmentation": fields["segmentation"], "area": fields["area"]}

@@ -89,8 +89,8 @@ class ShapesDetection(_Shapes, DetectionDataset):
         images, annotations = [], []
         for index, image_id in enumerate(self.image_ids):
             scene = self.scene(index)
-            images.append(image_record(image_id, scene))
-            annotations += instance_annotations(scene, image_id, len(annotations) + 1)
+            images.append(make_image_record(image_id, scene))
+            annotations += make_instance_annotations(scene, image_id, len(annotations) + 1)
         return {"images": images, "annotations": annotations, "categories": thing_categories()}
 
 
@@ -223,13 +223,13 @@ class ShapesCaptions(_Shapes, CaptionDataset):
         return f"{len(self)} images of {self.world}"
 
 
-def image_record(image_id: int, scene: Scene, suffix: str = ".png") -> dict[str, Any]:
+def make_image_record(image_id: int, scene: Scene, suffix: str = ".png") -> dict[str, Any]:
     """Return a scene's entry in `images` of a COCO file."""
     height, width = scene.image.shape[:2]
     return {"id": image_id, "file_name": f"{image_id:012d}{suffix}", "height": height, "width": width}
 
 
-def instance_annotations(scene: Scene, image_id: int, begin_id: int) -> list[dict[str, Any]]:
+def make_instance_annotations(scene: Scene, image_id: int, begin_id: int) -> list[dict[str, Any]]:
     """Return a scene's entries in `annotations` of a COCO instances file, with ids from `begin_id` on."""
     return [
         {"id": id_, "image_id": image_id, "category_id": label + 1, "iscrowd": 0, **mask_annotation(mask)}

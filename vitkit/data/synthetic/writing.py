@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from vitkit.data.synthetic.shapes import image_record, instance_annotations
+from vitkit.data.synthetic.shapes import make_image_record, make_instance_annotations
 from vitkit.data.synthetic.world import World, panoptic_categories, thing_categories
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.output import write_bytes, write_text
@@ -104,10 +104,10 @@ def write_split(out: Path, name: str, world: World, num_images: int, suffix: str
     for index in range(num_images):
         scene = world.scene(index)
         image_id = index + 1
-        record = image_record(image_id, scene, suffix)
+        record = make_image_record(image_id, scene, suffix)
         map_name = Path(record["file_name"]).with_suffix(".png").name
         images.append(record)
-        instances += instance_annotations(scene, image_id, len(instances) + 1)
+        instances += make_instance_annotations(scene, image_id, len(instances) + 1)
         captions.append({"id": image_id, "image_id": image_id, "caption": scene.caption})
         panoptic.append({"image_id": image_id, "file_name": map_name, "segments_info": scene.segments_info})
         write_image(image_folder / record["file_name"], scene.image)

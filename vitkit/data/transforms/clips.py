@@ -8,7 +8,7 @@ from torchvision import transforms as tv
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.classification import PillowTransforms
-from vitkit.data.transforms.crops import resized_size
+from vitkit.data.transforms.crops import compute_resized_size
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS
 
@@ -77,7 +77,7 @@ class _Crop(PillowTransforms):
         super().__init__([self._crop])
 
     def _crop(self, image: Image.Image) -> Image.Image:
-        height, width = resized_size(image.height, image.width, short_side=self.short_side, max_size=None)
+        height, width = compute_resized_size(image.height, image.width, short_side=self.short_side, max_size=None)
         scale_x, scale_y = image.width / width, image.height / height
         along, across = self.position, 0.5
         left = round((width - self.size) * (along if width >= height else across)) * scale_x

@@ -14,7 +14,7 @@ from vitkit.registry import ALBUMENTATIONS
 _CROP_TRIES = 10
 
 
-def resized_size(height: int, width: int, *, short_side: int, max_size: int | None) -> tuple[int, int]:
+def compute_resized_size(height: int, width: int, *, short_side: int, max_size: int | None) -> tuple[int, int]:
     """Return the size after resizing the short side to `short_side`, or less where the long one would exceed
     `max_size`.
 
@@ -162,7 +162,9 @@ class MultiScaleCrop(_CropAndResize):
         crop_height, crop_width = height, width
         box = (0, 0, width, height)
         if self.py_random.random() < self.crop_probability:
-            resized = resized_size(height, width, short_side=self.py_random.choice(self.crop_scales), max_size=None)
+            resized = compute_resized_size(
+                height, width, short_side=self.py_random.choice(self.crop_scales), max_size=None
+            )
             crop_width, crop_height = (self._draw_extent(resized[axis]) for axis in (1, 0))
             top = self.py_random.randint(0, resized[0] - crop_height)
             left = self.py_random.randint(0, resized[1] - crop_width)
@@ -170,7 +172,7 @@ class MultiScaleCrop(_CropAndResize):
             y0, y1 = _to_pixels(top, top + crop_height, resized[0], height)
             box = (x0, y0, x1, y1)
         short_side = self.py_random.choice(self.scales)
-        size = resized_size(crop_height, crop_width, short_side=short_side, max_size=self.max_size)
+        size = compute_resized_size(crop_height, crop_width, short_side=short_side, max_size=self.max_size)
         return Crop(box, size, padded_size=size)
 
     def _draw_extent(self, limit: int) -> int:
@@ -237,7 +239,7 @@ class JitteredCrop(_FixedSizeCrop):
 
 
 class ShortSideCrop(_FixedSizeCrop):
-    """Crop an image whose short side was resized to one of `short_sides`; see `resized_size`."""
+    """Crop an image whose short side was resized to one of `short_sides`; see `compute_resized_size`."""
 
     def __init__(
         self,
@@ -254,4 +256,4 @@ class ShortSideCrop(_FixedSizeCrop):
 
     def draw_size(self, height: int, width: int) -> tuple[int, int]:
         short_side = self.py_random.choice(self.short_sides)
-        return resized_size(height, width, short_side=short_side, max_size=self.max_size)
+        return compute_resized_size(height, width, short_side=short_side, max_size=self.max_size)

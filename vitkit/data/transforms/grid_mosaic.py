@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms
-from vitkit.data.transforms.crops import pad_value_of, resize_image, resized_size
-from vitkit.data.transforms.mosaic_mixup import Visibility, another_image
+from vitkit.data.transforms.crops import compute_resized_size, pad_value_of, resize_image
+from vitkit.data.transforms.mosaic_mixup import Visibility, load_another_image
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
@@ -105,7 +105,9 @@ class GridMosaic:
         transforms = self.otherwise
         if random.random() < self.probability:
             transforms = self.transforms
-            grid = make_grid([sample, *(another_image(source, random) for _ in range(3))], self.tile, self.pad_value)
+            grid = make_grid(
+                [sample, *(load_another_image(source, random) for _ in range(3))], self.tile, self.pad_value
+            )
             sample = move(grid, self._draw(*grid.image.shape[:2], random), self.visibility, self.pad_value)
         seed = int(random.integers(2**63))
         return sample if transforms is None else transforms(sample, seed=seed)
@@ -121,7 +123,7 @@ def make_grid(samples: list[AnnotatedImage], tile: int, pad_value: int) -> Annot
     """Put four images of a short side of `tile` pixels at the top left of the cells of a grid, row by row."""
     tiles = []
     for sample in samples:
-        size = resized_size(*sample.image.shape[:2], short_side=tile, max_size=None)
+        size = compute_resized_size(*sample.image.shape[:2], short_side=tile, max_size=None)
         tiles.append(sample.resized(resize_image(sample.image, size)))
     height, width = (max(each.image.shape[axis] for each in tiles) for axis in (0, 1))
     first = tiles[0].image

@@ -113,14 +113,14 @@ class MultiImageTransforms:
         """Transform an image together with others; see `vitkit.data.transforms.annotated_image.MixesImages`."""
         random = np.random.default_rng(seed)
         if random.random() < self.mosaic:
-            others = [another_image(source, random) for _ in range(3)]
+            others = [load_another_image(source, random) for _ in range(3)]
             sample = self._make_mosaic([sample, *others], random)
         sample = self._transform(sample, random)
         if random.random() < self.copy_paste:
-            other = self._transform(another_image(source, random), random)
+            other = self._transform(load_another_image(source, random), random)
             sample = paste_objects(sample, other, random.random(len(other.labels)) < _PASTED_SHARE, self.visibility)
         if random.random() < self.mixup:
-            other = self._transform(another_image(source, random), random)
+            other = self._transform(load_another_image(source, random), random)
             sample = blend(sample, other, random.beta(_MIXUP_ALPHA, _MIXUP_ALPHA), self.visibility)
         return sample
 
@@ -136,7 +136,7 @@ class MultiImageTransforms:
         return make_mosaic(ordered, (height, width), (x, y), scales, self.visibility, self.pad_value)
 
 
-def another_image(source: ImageSource, random: np.random.Generator) -> AnnotatedImage:
+def load_another_image(source: ImageSource, random: np.random.Generator) -> AnnotatedImage:
     """Load one of the images that are trained on."""
     indices = source.training_indices()
     return source.load_annotated(int(indices[random.integers(len(indices))]))

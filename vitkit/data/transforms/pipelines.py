@@ -10,7 +10,13 @@ from albumentations.core.type_definitions import Targets
 
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.color_distortion import ColorDistortion
-from vitkit.data.transforms.crops import JitteredCrop, MultiScaleCrop, ShortSideCrop, resize_antialiased, resized_size
+from vitkit.data.transforms.crops import (
+    JitteredCrop,
+    MultiScaleCrop,
+    ShortSideCrop,
+    compute_resized_size,
+    resize_antialiased,
+)
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import OPENCV_CHANNELS
 from vitkit.registry import ALBUMENTATIONS, TRANSFORMS, check_names, nearest
@@ -240,8 +246,8 @@ class EvalResize:
     """The resize of DETR's evaluation: antialiased bilinear by Pillow, as used for the published numbers.
 
     Args:
-        short_side, max_size: sizes of the result, in pixels; see `resized_size`. If both are equal, an image is fitted
-            into a square; max_size=None means no bound.
+        short_side, max_size: sizes of the result, in pixels; see `compute_resized_size`. If both are equal, an image is
+            fitted into a square; max_size=None means no bound.
         rounding: "detr" rounds as DETR does; "nearest" rounds both sides to the nearest pixel, as EoMT does.
         size: (height, width) of every result, whatever the proportions of the image, in place of the arguments above;
             None: the proportions are kept.
@@ -277,7 +283,7 @@ class EvalResize:
         if self.size is not None:
             return self.size
         if self.rounding == "detr":
-            return resized_size(height, width, short_side=self.short_side, max_size=self.max_size)
+            return compute_resized_size(height, width, short_side=self.short_side, max_size=self.max_size)
         scale = self.short_side / min(height, width)
         if self.max_size is not None:
             scale = min(scale, self.max_size / max(height, width))

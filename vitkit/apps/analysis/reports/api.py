@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitkit.apps.analysis.activations import Activations, count_activations, countable_device
+from vitkit.apps.analysis.activations import Activations, choose_countable_device, count_activations
 from vitkit.apps.analysis.fvcore_macs import count_macs_by_fvcore
 from vitkit.apps.analysis.macs import count_macs
 from vitkit.apps.analysis.memory import (
@@ -268,7 +268,7 @@ def step_memory(
         optimizer,
         precision,
         checkpointing,
-        countable_device(),
+        choose_countable_device(),
         saved_bytes=counted.saved,
         recomputed_bytes=counted.recomputed,
         **strategies,

@@ -15,7 +15,7 @@ from vitkit.apps.inference.load import FoundModel, own_checkpoint
 from vitkit.backbones.base import check_at_least_1
 from vitkit.config import config_names, find_config
 from vitkit.config.overrides import apply_override, split_override
-from vitkit.data.datasets.video import sampling_of
+from vitkit.data.datasets.video import read_sampling
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.engine.build import build_model
 from vitkit.engine.settings import require
@@ -103,7 +103,7 @@ class Subject:
         size_from = "as published" if self.name in published() else "the default"
         if self.found is not None:
             (height, width), size_from = validation_size(self.config) or ((height, width), "the default")
-            sampling = sampling_of((self.config.get("data") or {}).get("val"))
+            sampling = read_sampling((self.config.get("data") or {}).get("val"))
             clip = [] if sampling is None else [sampling.num_frames]
         if size is not None:
             (height, width), size_from = (size, size) if isinstance(size, int) else size, ""

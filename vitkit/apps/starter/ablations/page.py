@@ -53,7 +53,7 @@ def table(ablation: Ablation, path: Path, rows: Sequence[Row]) -> str:
     lines += _differences(ablation, rows)
     if ablation.power_law and rows:
         lines += ["", f"Power laws of {ablation.metrics[0]}, a x^-b; x is {ablation.x_label}:", ""]
-        lines += [f"- {name}: {law}" for name, law in power_laws(last_values(ablation, rows)).items()]
+        lines += [f"- {name}: {law}" for name, law in power_laws(collect_last_values(ablation, rows)).items()]
     if rows:
         versions = sorted({", ".join(f"{k} {v}" for k, v in row["versions"].items() if k in _SHOWN) for row in rows})
         threads = sorted({f"{row['threads']} thread(s) of {row['device']}" for row in rows})
@@ -100,12 +100,12 @@ def plot(ablation: Ablation, rows: Sequence[Row], path: Path) -> None:
     """Draw the first metric: the mean over seeds, with their range shaded; or the points and their power law, with its
     95 % interval shaded."""
     if ablation.curves:
-        curves, x = last_values(ablation, rows), ablation.x_label
+        curves, x = collect_last_values(ablation, rows), ablation.x_label
     else:
         # Runs of different numbers of epochs are compared at equal time.
         in_minutes = ablation.minutes or len({row["epochs"] for row in rows}) > 1
         x = "processor_minutes" if in_minutes else "epoch"
-        curves = values_over_training(ablation, rows, x)
+        curves = collect_values_over_training(ablation, rows, x)
     laws = power_laws(curves) if ablation.power_law else {}
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     axes = figure.add_subplot()
@@ -174,7 +174,7 @@ def power_laws(curves: Curves) -> dict[str, PowerLaw | str]:
     return laws
 
 
-def values_over_training(ablation: Ablation, rows: Sequence[Row], x: str) -> Curves:
+def collect_values_over_training(ablation: Ablation, rows: Sequence[Row], x: str) -> Curves:
     """Return a curve for each arm, with a point for each evaluation that all seeds have, counted from the last one; `x`
     is the mean over seeds."""
     metric, curves = ablation.metrics[0], {}
@@ -189,7 +189,7 @@ def values_over_training(ablation: Ablation, rows: Sequence[Row], x: str) -> Cur
     return curves
 
 
-def last_values(ablation: Ablation, rows: Sequence[Row]) -> Curves:
+def collect_last_values(ablation: Ablation, rows: Sequence[Row]) -> Curves:
     """Return the set's `curves`, without the arms that have not been run."""
     metric, values = ablation.metrics[0], {}
     for row in rows:
