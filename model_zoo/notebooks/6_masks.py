@@ -28,7 +28,7 @@ torch.manual_seed(0)
 # ## Semantic and panoptic ground truth
 #
 # The image shows two touching objects of the same class. In the semantic map, which assigns a class to each pixel, they
-# are one region; the panoptic map separates them.
+# are one region; the panoptic map separates them, as the two shades of the class's color show.
 
 # %%
 WORLD = dict(type="ShapesSegmentation", image_size=64, min_objects=2, max_objects=3, min_size=0.35, max_size=0.6)
@@ -183,10 +183,26 @@ draw_query_layers(attention, shape, out / "layers.png")
 show(out / "layers.png")
 
 # %% [markdown]
-# The attention of the queries of three segments in the last layer, by head: each query attends within its own segment.
+# The attention of the queries of three segments, by head. Layer 1 is shown, the only one that reads the finer map. The
+# gate is exact, but its locations are blocks of pixels, a part of which lies outside the segment: the coarser map has
+# 4 x 4 locations of 16 pixels, the finer one 8 x 8 of 8 pixels. The fraction of the attention within the outline of the
+# final mask, beside the mask's fraction of the image, says how much of it is on the segment itself:
 
 # %%
-draw_query_heads(attention, best[:3], out / "heads.png")
+for layer in attention.decoder_layers:
+    rows, columns = layer.maps.shape[-2:]
+    print(f"layer {layer.layer}, {rows} x {columns} locations:")
+    for query in best[:3]:
+        mask, allowed = attention.queries.region(query), layer.gates[query]
+        outside = float(layer.maps[query][~allowed].sum())
+        fraction = float(mask.float().mean())
+        ratio = float(layer.ratios(query, mask).mean())
+        name = classes[attention.queries.labels[query]]
+        print(
+            f"  {name:16} {fraction:.2f} of the image, {ratio * fraction:.2f} of the attention; in closed blocks {outside:.2f}"
+        )
+        assert outside < 1e-6
+draw_query_heads(image_attention(predictor, image, decoder_layer=1), best[:3], out / "heads.png")
 show(out / "heads.png")
 
 # %% [markdown]
