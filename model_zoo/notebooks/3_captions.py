@@ -76,8 +76,8 @@ assert len(mistakes) <= 25
 # + \lambda_r (r - b)\, \nabla_\theta \log p(s \mid a) + \lambda_e \nabla_\theta H[s].$$
 #
 # The paper's convolutional network was trained on ImageNet and is not trained further. Here it is the packaged
-# captioner's, which can tell the shapes apart; training one takes far longer than the rest of this notebook. Its map has
-# 8 x 8 locations. All other weights are initialized randomly.
+# captioner's, which can tell the shapes apart; training one takes far longer than the rest of this notebook. Its map
+# has 8 x 8 locations. All other weights are initialized randomly.
 
 # %%
 torch.save(packaged.model.backbone.state_dict(), out / "backbone.pth")
@@ -115,9 +115,9 @@ assert soft_run.metrics["exact_match"] > 0.5
 show(soft_run.path / "predictions.png")
 
 # %% [markdown]
-# The reference is above each image, the predicted caption below. After a minute of training, about seven of ten captions
-# are exact (`exact_match` above). With a backbone that is trained from random weights for as long, the model learns the
-# grammar, the grounds and the colors, but guesses the shapes, and three captions of a hundred are exact.
+# The reference is above each image, the predicted caption below. After a minute of training, about seven of ten
+# captions are exact (`exact_match` above). A run of this length whose backbone also started from random weights learned
+# the grammar, the grounds and the colors, but guessed the shapes: three of a hundred captions were exact.
 #
 # ## Soft attention
 #
@@ -162,10 +162,9 @@ print(f"{num_right} of 80 colors are right")
 assert means["names", "their own shape"] > 3 > 2 * means["names", "the other shape"]
 
 # %% [markdown]
-# The names attend to their shapes, five times as much as to the rest of the image. The colors do not: their attention is
-# mostly on the ground near the border, although 75 of 80 are right. A location of the backbone's map sees
-# beyond its 8 pixels, and the state of the LSTM begins with the mean of the whole map, so a color can be known without
-# looking at its shape. An attention map tells where a model reads, not where in the image the information was.
+# The names attend to their shapes, five times as much as uniform attention would. The colors do not: their attention
+# is mostly elsewhere, although 75 of 80 are right. A location of the backbone's map sees beyond its 8 pixels, and the
+# state of the LSTM begins with the mean of the whole map, so a color can be known without looking at its shape. An attention map tells where a model reads, not where in the image the information was.
 
 # %% [markdown]
 # Next, the probabilities that the model predicted for each word, the spaces before words written as ␣.

@@ -199,7 +199,8 @@ for layer in attention.decoder_layers:
         ratio = float(layer.ratios(query, mask).mean())
         name = classes[attention.queries.labels[query]]
         print(
-            f"  {name:16} {fraction:.2f} of the image, {ratio * fraction:.2f} of the attention; in closed blocks {outside:.2f}"
+            f"  {name:16} {fraction:.2f} of the image, {ratio * fraction:.2f} of the attention, "
+            f"{outside:.2f} of it where the query may not attend"
         )
         assert outside < 1e-6
 draw_query_heads(image_attention(predictor, image, decoder_layer=1), best[:3], out / "heads.png")
