@@ -164,7 +164,8 @@ assert means["names", "their own shape"] > 3 > 2 * means["names", "the other sha
 # %% [markdown]
 # The names attend to their shapes, five times as much as uniform attention would. The colors do not: their attention
 # is mostly elsewhere, although 75 of 80 are right. A location of the backbone's map sees beyond its 8 pixels, and the
-# state of the LSTM begins with the mean of the whole map, so a color can be known without looking at its shape. An attention map tells where a model reads, not where in the image the information was.
+# state of the LSTM begins with the mean of the whole map, so a color can be known without
+# looking at its shape. An attention map tells where a model reads, not where in the image the information was.
 
 # %% [markdown]
 # Next, the probabilities that the model predicted for each word, the spaces before words written as ␣.

@@ -167,8 +167,8 @@ assert again == 0
 
 # %% [markdown]
 # Duplicates are rare, not impossible. In image 5, two queries are on the small cross: one calls it a star, the other
-# one a cross, and neither is sure. Non-maximum suppression by class would keep both. As the loss lets only one query of an
-# object keep its score, there is no duplicate above a score of 0.9.
+# one a cross, and neither is sure. Non-maximum suppression by class would keep both. As the loss lets only one query of
+# an object keep its score, there is no duplicate above a score of 0.9.
 
 # %% [markdown]
 # ## A measure of what an attention map shows

@@ -175,7 +175,8 @@ show(out / "queries.png")
 #
 # (Scores are scaled as in notebook 1.) The first row shows the locations that the query may attend to in each layer,
 # the second row its attention, and the third row the predicted mask, which restricts the next layer. The layers use the
-# feature maps in turn, starting with the coarsest. Shown is the shape that the model is most sure of.
+# feature maps in turn, starting with the coarsest. Shown is the shape that the model is most sure of. The first region
+# comes from the query alone, before it has attended to the image, so it may lie elsewhere, as here.
 
 # %%
 shape = next(query for query in best if dataset.things[attention.queries.labels[query]])
@@ -205,6 +206,9 @@ for layer in attention.decoder_layers:
         assert outside < 1e-6
 draw_query_heads(image_attention(predictor, image, decoder_layer=1), best[:3], out / "heads.png")
 show(out / "heads.png")
+
+# %% [markdown]
+# In layer 1, nine tenths of the attention is on the segment itself; in layer 2, whose blocks are larger, half of a ring's.
 
 # %% [markdown]
 # ## A loss at points
