@@ -6,8 +6,9 @@ there is no augmentation.
 Run:  python tools/train.py configs/quickstart/captioning.py
       vitkit explain runs/captioning --image image.png
 Here: CIDEr-D 8.54 of 10, and 0.702 of 500 captions of unseen images exact, for seed 42; 3.6 processor minutes of an AMD
-      EPYC, one thread.
-      These weights are in the package: `vitkit predict shapes_captioner --input image.png`.
+      EPYC, one thread. Trained on, CIDEr-D 9.57 and 0.910, after 6.5 minutes more:
+      `vitkit train quickstart/captioning --init runs/captioning data.train.seed=1 train.epochs=3`.
+      Those weights are in the package: `vitkit predict shapes_captioner --input image.png`.
 """
 
 

@@ -2,8 +2,8 @@
 # # Captions with attention
 #
 # Show, Attend and Tell (Xu et al. 2015) writes a caption word by word, and attends to the image again for each word.
-# This notebook trains the model twice on vitkit's synthetic images, once with soft and once with hard attention, and
-# draws the attention maps.
+# This notebook trains the model twice on vitkit's synthetic images, once with soft and once with hard attention, on the
+# backbone of a captioner that comes with vitkit, and draws the attention maps.
 
 # %%
 from pathlib import Path
@@ -15,6 +15,7 @@ from vitkit.apps.explanations.drawing import draw_word_attention
 from vitkit.apps.explanations.regions import attention_ratio
 from vitkit.apps.explanations.text import caption_attention, draw_beam_tree, word_attention
 from vitkit.apps.explanations.text_drawing import draw_expected
+from vitkit.data.synthetic.world import COLORS, THINGS
 from vitkit.visualization.canvas import save_grid
 from vitkit.visualization.notebooks import show
 
@@ -27,12 +28,29 @@ out = Path("figures/captions")
 # The captions name the shapes from left to right, with how each lies to the next, and then the background.
 
 # %%
-WORLD = dict(type="ShapesCaptions", image_size=32, min_objects=2, max_objects=2, min_size=0.4, max_size=0.55)
+WORLD = dict(type="ShapesCaptions", image_size=64, min_objects=2, max_objects=2)
 val_set = vitkit.build_dataset(dict(WORLD, num_images=100, split="val"))
 images = [val_set.load_image(index) for index in range(8)]
-captions = [val_set.references(index)[0] for index in range(8)]
-save_grid(images, captions, out / "world.png")
+save_grid(images, [val_set.references(index)[0] for index in range(8)], out / "world.png")
 show(out / "world.png")
+
+# %% [markdown]
+# ## A trained captioner
+#
+# `vitkit.load("shapes_captioner")` is part of the package: a small ResNet and a Transformer, trained on 32 000 such
+# images for ten minutes (`configs/quickstart/captioning.py`). Its captions of the images above, and how many of the 100
+# captions are right to the word (of its validation images, half of which have one shape, 0.91 are):
+
+# %%
+packaged = vitkit.load("shapes_captioner")
+written = [packaged(val_set.load_image(index)).text for index in range(len(val_set))]
+mistakes = [index for index, text in enumerate(written) if text != val_set.references(index)[0]]
+save_grid(images, written[:8], out / "packaged.png")
+show(out / "packaged.png")
+print(f"{len(val_set) - len(mistakes)} of {len(val_set)} captions are exact; the first mistakes:")
+for index in mistakes[:3]:
+    print(f"  image {index}: {written[index]}, instead of {val_set.references(index)[0]}")
+assert len(mistakes) <= 25
 
 # %% [markdown]
 # ## The model
@@ -57,13 +75,18 @@ show(out / "world.png")
 # $$\nabla_\theta \approx \nabla_\theta \log p(y \mid s, a)
 # + \lambda_r (r - b)\, \nabla_\theta \log p(s \mid a) + \lambda_e \nabla_\theta H[s].$$
 #
-# The model attends to a map of 8 x 8 locations. All weights are initialized randomly, including those of the backbone.
+# The paper's convolutional network was trained on ImageNet and is not trained further. Here it is the packaged
+# captioner's, which can tell the shapes apart; training one takes far longer than the rest of this notebook. Its map
+# has 8 x 8 locations. All other weights are initialized randomly.
 
 # %%
+torch.save(packaged.model.backbone.state_dict(), out / "backbone.pth")
 MODEL = dict(
     type="ShowAttendTell",
-    backbone=dict(type="ResNet", depth=18, norm="bn", out_features=["res2"], pretrained=False),
-    freeze_backbone=False,
+    backbone=dict(
+        type="resnet18", base_channels=48, out_features=["res3"], pretrained=str((out / "backbone.pth").resolve())
+    ),
+    freeze_backbone=True,
     d_embedding=64,
     d_model=128,
     d_attention=64,
@@ -79,62 +102,73 @@ def train_captioner(attention, *, epochs, lr, init=None, **criterion):
         init=init,
         model=dict(MODEL, attention=attention),
         criterion=dict(type="CaptionLoss", doubly_stochastic=0.1, **criterion),
-        data=dict(train=dict(WORLD, num_images=4000), val=dict(WORLD, num_images=100, split="val"), images_per_gpu=32),
+        data=dict(train=dict(WORLD, num_images=6000), val=dict(WORLD, num_images=100, split="val"), images_per_gpu=32),
         optimizer=dict(lr=lr),
         train=dict(epochs=epochs, eval_every=epochs, reference_batch_size=32),
     )
-    print(attention, {name: round(run.metrics[name], 3) for name in ("BLEU-1", "BLEU-4", "CIDEr-D")})
+    print(attention, {name: round(run.metrics[name], 3) for name in ("exact_match", "BLEU-1", "BLEU-4", "CIDEr-D")})
     return run
 
 
-soft_run = train_captioner("soft", epochs=2, lr=2e-3)
+soft_run = train_captioner("soft", epochs=3, lr=4e-3)
+assert soft_run.metrics["exact_match"] > 0.5
 show(soft_run.path / "predictions.png")
 
 # %% [markdown]
-# The predicted caption is above each image, the reference below. After such a short training, the model has learned
-# the grammar, the backgrounds, the colors and their order from left to right. It still mostly guesses the shapes, as
-# the backbone needs many more images to tell a star from a cross. (`configs/quickstart/captioning.py` takes a quarter
-# of an hour and writes three of four captions without a mistake.)
+# The reference is above each image, the predicted caption below. After a minute of training, about seven of ten
+# captions are exact (`exact_match` above). A run of this length whose backbone also started from random weights learned
+# the grammar, the grounds and the colors, but guessed the shapes: three of a hundred captions were exact.
 #
 # ## Soft attention
 #
 # A caption with the attention map of each word; bright locations have a high weight, and the number is the largest
-# weight. For colors, attention is concentrated on the shapes, the left one first. Words such as *of* need no
-# information from the image, and their weights are spread out.
+# weight. Shown is the first validation image whose caption is exact.
 
 # %%
 soft = soft_run.load()
-image = images[0]
-print(soft(image))
+example = next(
+    index for index in range(len(val_set)) if soft(val_set.load_image(index)).text == val_set.references(index)[0]
+)
+image = val_set.load_image(example)
+print(f"image {example}: {soft(image)}")
 inputs = soft.prepare([image]).inputs
 words, weights = word_attention(soft.model, inputs)
 draw_word_attention(image, words, weights, out / "soft.png")
 show(out / "soft.png")
 
 # %% [markdown]
-# Does a color's attention lie on its shape? `attention_ratio` is the fraction of the attention in a mask, relative to
-# the mask's fraction of the image: 1 for attention that is spread evenly. The first color of a caption belongs to the
-# left shape, the second one to the right shape.
+# Does the attention of a shape's name lie on the shape? `attention_ratio` is the fraction of the attention in a mask,
+# relative to the mask's fraction of the image: 1 for attention that is spread evenly. The first name of a caption
+# belongs to the left shape, the second one to the right shape. The same for the colors:
 
 # %%
-ratios = {"its own shape": [], "the other shape": []}
+ratios, num_right = {}, 0
 for index in range(40):
     scene = val_set.scene(index)
     left, right = sorted(range(2), key=lambda k: scene.shapes[k].x)
+    true_colors = [scene.shapes[k].color for k in (left, right)]
     left, right = (torch.as_tensor(scene.masks[k]).bool() for k in (left, right))
     words, weights = word_attention(soft.model, soft.prepare([scene.image]).inputs)
-    colors = [k for k, word in enumerate(words) if word in {shape.color for shape in scene.shapes}]
-    for k, own, other in zip(colors, (left, right), (right, left)):
-        ratios["its own shape"].append(float(attention_ratio(weights[k], own)))
-        ratios["the other shape"].append(float(attention_ratio(weights[k], other)))
-means = {name: sum(values) / len(values) for name, values in ratios.items()}
-for name, mean in means.items():
-    print(f"attention of {len(ratios[name])} colors on {name}: {mean:.1f} x uniform")
-assert means["its own shape"] > 1.2 * max(1.0, means["the other shape"])
+    num_right += sum(map(str.__eq__, [word for word in words if word in COLORS], true_colors))
+    for kind, names in (("names", THINGS), ("colors", COLORS)):
+        positions = [k for k, word in enumerate(words) if word in names]
+        for k, own, other in zip(positions, (left, right), (right, left)):
+            for where, mask in (("their own shape", own), ("the other shape", other)):
+                ratios.setdefault((kind, where), []).append(float(attention_ratio(weights[k], mask)))
+means = {key: sum(values) / len(values) for key, values in ratios.items()}
+for (kind, where), mean in means.items():
+    print(f"attention of {len(ratios[kind, where])} {kind} on {where}: {mean:.1f} x uniform")
+print(f"{num_right} of 80 colors are right")
+assert means["names", "their own shape"] > 3 > 2 * means["names", "the other shape"]
 
 # %% [markdown]
-# Next, the probabilities that the model predicted for each word. It is certain about colors and grammar; for the
-# shapes, the probabilities show how uncertain it is.
+# The names attend to their shapes, five times as much as uniform attention would. The colors do not: their attention
+# is mostly elsewhere, although 75 of 80 are right. A location of the backbone's map sees beyond its 8 pixels, and the
+# state of the LSTM begins with the mean of the whole map, so a color can be known without
+# looking at its shape. An attention map tells where a model reads, not where in the image the information was.
+
+# %% [markdown]
+# Next, the probabilities that the model predicted for each word, the spaces before words written as ␣.
 
 # %%
 attention = caption_attention(soft.model, inputs)
@@ -145,9 +179,10 @@ show(out / "next_words.png")
 # ## Hard attention
 #
 # The same network now reads a single location for each word. It starts from the weights of the soft-attention model,
-# which already attends to the right locations. In training, half of the images still use the expectation, as in the
+# whose names already attend to their shapes. In training, half of the images still use the expectation, as in the
 # paper, which limits the variance of the gradient. In evaluation, the model reads the location with the largest weight,
-# and the figure shows only that location.
+# and the figure shows only that location. After this short training, fewer captions are exact than with soft attention,
+# and that of the figure has a wrong color.
 
 # %%
 hard_run = train_captioner("hard", epochs=1, lr=5e-4, init=soft_run.weights, reinforce=0.1, entropy=0.002)

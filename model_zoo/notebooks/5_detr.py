@@ -89,9 +89,9 @@ figure.savefig(out / "cost.png", dpi=110)
 show(out / "cost.png")
 
 # %% [markdown]
-# Query 0 is also close to the first object, but remains unmatched: it must learn to predict "no object". A model that has
-# learned this needs no non-maximum suppression. vitkit's matcher does the same for all decoder layers and images of a
-# batch at once:
+# Query 0 is also close to the first object, but remains unmatched: it must learn to predict "no object". A model that
+# has learned this needs no non-maximum suppression. vitkit's matcher does the same for all decoder layers and images of
+# a batch at once:
 
 # %%
 weights = dict(cost_labels=3.0, cost_l1=5.0, cost_giou=2.0)
@@ -166,9 +166,9 @@ for threshold in (0.5, SCORE, 0.9):
 assert again == 0
 
 # %% [markdown]
-# Duplicates are rare, not impossible. In image 5, two queries are on the small cross: one calls it a star, the other one
-# a cross, and neither is sure. Non-maximum suppression by class would keep both. As the loss lets only one query of an
-# object keep its score, there is no duplicate above a score of 0.9.
+# Duplicates are rare, not impossible. In image 5, two queries are on the small cross: one calls it a star, the other
+# one a cross, and neither is sure. Non-maximum suppression by class would keep both. As the loss lets only one query of
+# an object keep its score, there is no duplicate above a score of 0.9.
 
 # %% [markdown]
 # ## A measure of what an attention map shows

@@ -28,7 +28,7 @@ torch.manual_seed(0)
 # ## Semantic and panoptic ground truth
 #
 # The image shows two touching objects of the same class. In the semantic map, which assigns a class to each pixel, they
-# are one region; the panoptic map separates them.
+# are one region; the panoptic map separates them, as the two shades of the class's color show.
 
 # %%
 WORLD = dict(type="ShapesSegmentation", image_size=64, min_objects=2, max_objects=3, min_size=0.35, max_size=0.6)
@@ -175,7 +175,8 @@ show(out / "queries.png")
 #
 # (Scores are scaled as in notebook 1.) The first row shows the locations that the query may attend to in each layer,
 # the second row its attention, and the third row the predicted mask, which restricts the next layer. The layers use the
-# feature maps in turn, starting with the coarsest. Shown is the shape that the model is most sure of.
+# feature maps in turn, starting with the coarsest. Shown is the shape that the model is most sure of. The first region
+# comes from the query alone, before it has attended to the image, so it may lie elsewhere, as here.
 
 # %%
 shape = next(query for query in best if dataset.things[attention.queries.labels[query]])
@@ -183,11 +184,31 @@ draw_query_layers(attention, shape, out / "layers.png")
 show(out / "layers.png")
 
 # %% [markdown]
-# The attention of the queries of three segments in the last layer, by head: each query attends within its own segment.
+# The attention of the queries of three segments, by head. Layer 1 is shown, the only one that reads the finer map. The
+# gate is exact, but its locations are blocks of pixels, a part of which lies outside the segment: the coarser map has
+# 4 x 4 locations of 16 pixels, the finer one 8 x 8 of 8 pixels. The fraction of the attention within the outline of the
+# final mask, beside the mask's fraction of the image, says how much of it is on the segment itself:
 
 # %%
-draw_query_heads(attention, best[:3], out / "heads.png")
+for layer in attention.decoder_layers:
+    rows, columns = layer.maps.shape[-2:]
+    print(f"layer {layer.layer}, {rows} x {columns} locations:")
+    for query in best[:3]:
+        mask, allowed = attention.queries.region(query), layer.gates[query]
+        outside = float(layer.maps[query][~allowed].sum())
+        fraction = float(mask.float().mean())
+        ratio = float(layer.ratios(query, mask).mean())
+        name = classes[attention.queries.labels[query]]
+        print(
+            f"  {name:16} {fraction:.2f} of the image, {ratio * fraction:.2f} of the attention, "
+            f"{outside:.2f} of it where the query may not attend"
+        )
+        assert outside < 1e-6
+draw_query_heads(image_attention(predictor, image, decoder_layer=1), best[:3], out / "heads.png")
 show(out / "heads.png")
+
+# %% [markdown]
+# In layer 1, nine tenths of the attention is on the segment itself; in layer 2, whose blocks are larger, half of a ring's.
 
 # %% [markdown]
 # ## A loss at points

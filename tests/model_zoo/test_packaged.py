@@ -23,7 +23,7 @@ SLICE = {
     "shapes_vit": ("top1", 0.9),
     "shapes_detr": ("bbox/AP50", 0.8),
     "shapes_mask2former": ("PQ", 0.75),
-    "shapes_captioner": ("exact_match", 0.5),
+    "shapes_captioner": ("exact_match", 0.8),
 }
 """A metric of each model, and its least value on a few images."""
 
