@@ -39,12 +39,13 @@ def test_denoising_queries_equal_the_originals(monkeypatch, name, variant):
     counts = [len(target["labels"]) for target in targets]
     rows = tuple(list_copied_rows(counts, 2 * meta["groups"]))
     chance, labels, signs, shares = (inputs[f"{variant}/{part}"][rows] for part in ("chance", "new", "sign", "part"))
-    monkeypatch.setattr(denoising, "draw", lambda count, device: Noise(chance, labels, signs * 2 - 1, shares))
+    noise = chance, labels, signs * 2 - 1, shares
+    monkeypatch.setattr(denoising, "draw", lambda count, device: Noise(*(part.to(device) for part in noise)))
     (noised,) = denoising(head, targets, None)
 
     expected = {key: inputs[f"{variant}/{name}/{key}"] for key in ("labels", "boxes_unact", "attn_mask")}
     known = expected["labels"] < SETTINGS["num_classes"]
-    content = denoising.label_embed.weight[expected["labels"]] * known[..., None]
+    content = denoising.label_embed.weight.cpu()[expected["labels"]] * known[..., None]
     assert torch.equal(noised["queries"].content, content)
     assert noised["repeats"] == meta["groups"]
     boxes = expected["boxes_unact"].sigmoid()
