@@ -208,8 +208,8 @@ draw_query_heads(image_attention(predictor, image, decoder_layer=1), best[:3], o
 show(out / "heads.png")
 
 # %% [markdown]
-# In layer 1, nine tenths of the attention is on the segment itself; in layer 2, whose blocks are larger, half of a
-# ring's.
+# In layer 1, nine tenths of the attention is on the segment itself; in layer 2, whose blocks are larger, half of that
+# of a ring.
 
 # %% [markdown]
 # ## A loss at points
