@@ -21,6 +21,7 @@ from vitkit.config.overrides import apply_override, split_override
 from vitkit.config.schema import MISSING, TOP_LEVEL, join_key, plain_copy, slots_of
 from vitkit.config.trust import ImportedCode, remember, require_trust
 from vitkit.errors import ConfigError
+from vitkit.io.atomic import write_atomically
 from vitkit.registry import nearest, unknown
 
 _DATA_SUFFIXES = (".yaml", ".yml")
@@ -130,7 +131,8 @@ def _resolve(
 
 def save_config(cfg: Mapping[str, Any], path: str | Path) -> None:
     """Write a config as JSON (tuples become lists); `load_config` can read it."""
-    Path(path).write_text(json.dumps(cfg, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(cfg, indent=2) + "\n"
+    write_atomically(Path(path), lambda file: file.write(text.encode()), sync=False)
 
 
 def cfg_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vitkit.config.local_imports import find_specs
 from vitkit.errors import ConfigError
+from vitkit.io.atomic import write_atomically
 
 logger = logging.getLogger("vitkit")
 _trusted_here: set[str] = set()
@@ -132,11 +133,8 @@ def remember(code: Sequence[ImportedCode | ProgramCode], *, own: Sequence[Import
     if entries.keys() <= remembered.keys():
         return
     try:
-        path = trust_file()
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(remembered | entries, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)  # atomic, whichever of several processes comes last
+        text = json.dumps(remembered | entries, indent=2) + "\n"
+        write_atomically(trust_file(), lambda file: file.write(text.encode()), sync=False)
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
         logger.warning(
             "the code that this config imports cannot be remembered as trusted (%s: %s): later commands on the run "

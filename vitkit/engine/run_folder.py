@@ -29,6 +29,7 @@ from vitkit.devices import device_name, processor_name
 from vitkit.distributed import broadcast_object, is_main, world_size
 from vitkit.engine.checkpointing import CONFIG_NAME, LAST_NAME, find_newest_checkpoint
 from vitkit.errors import ConfigError
+from vitkit.io.atomic import write_atomically
 from vitkit.io.git_files import read_git_state
 from vitkit.logging import LOG_NAME
 
@@ -388,9 +389,8 @@ def record_start(run_dir: Path, device: torch.device) -> None:
             "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         },
     }
-    temporary = path.with_name(f"{RECORD_NAME}.tmp")
-    temporary.write_text(json.dumps({"starts": [*starts, start]}, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    text = json.dumps({"starts": [*starts, start]}, indent=2) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()), sync=False)
 
 
 def _versions() -> dict[str, str | None]:

@@ -243,8 +243,7 @@ def prepare_run_dir(
         return
     with writing_into(run_dir):
         mark_launch(run_dir, launches)
-        save_config(config, run_dir / f"{CONFIG_NAME}.tmp")
-        (run_dir / f"{CONFIG_NAME}.tmp").replace(run_dir / CONFIG_NAME)
+        save_config(config, run_dir / CONFIG_NAME)
         record_start(run_dir, device)
         console.begin(run_dir / CONSOLE_NAME)
 

@@ -17,6 +17,7 @@ import torch
 from torch.hub import tqdm
 
 from vitkit.errors import CheckpointError
+from vitkit.io.atomic import write_atomically
 
 logger = logging.getLogger("vitkit")
 
@@ -200,9 +201,7 @@ def _check(file: Path, path: Path, checksum: str | None, url: str) -> None:
                 f"delete {record.name} beside it."
             )
         return
-    temporary = record.with_name(f"{record.name}.{os.getpid()}.tmp")
-    temporary.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
-    os.replace(temporary, record)
+    write_atomically(record, lambda file: file.write(f"{digest}  {path.name}\n".encode()), sync=False)
     logger.info("%s: no checksum is published; its sha256 %s is recorded, and later downloads must agree", path, digest)
 
 

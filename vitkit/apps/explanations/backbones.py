@@ -101,7 +101,7 @@ def seen_at(predictor: Predictor, image: np.ndarray, point: Point) -> Point:
 
 
 def has_located_attention(model: nn.Module) -> bool:
-    """Whether `draw_backbone` draws anything for an image model.
+    """Whether `explain_backbone` draws anything for an image model.
 
     It draws nothing if queries are tokens of the backbone, whose attention is drawn as a decoder's.
     """

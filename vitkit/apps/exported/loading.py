@@ -237,7 +237,7 @@ def open_exported(path: str | Path) -> ExportedFile:
 
 @lru_cache(maxsize=1)
 def _open(path: str | Path, modified: int) -> ExportedFile:
-    """Open a file once for both its metadata and the model that is built from it; `modified` is from `_modified`."""
+    """Open a file once for both its metadata and the model that is built from it, unless it was `modified`."""
     return open_exported(path)
 
 

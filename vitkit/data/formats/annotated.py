@@ -27,6 +27,7 @@ _MAX_FOLDERS = 16
 _HEAD = 4096
 _BLANKS = "blanks around class names"
 _MAX_SHOWN = 500
+_CORNERS_OF_ELLIPSE = 32
 _DECIMALS = 3
 """Decimals of a box's pixels: finer than any annotation, and integer pixels survive a detour via other formats."""
 
@@ -391,6 +392,13 @@ def rotated_box(x0: float, y0: float, x1: float, y1: float, degrees: float) -> d
     center = (x0 + x1) / 2, (y0 + y1) / 2
     corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
     return polygon_fields([[value for corner in corners for value in rotate(corner, center, degrees)]])
+
+
+def ellipse_polygon(center: tuple[float, float], radii: tuple[float, float], degrees: float = 0.0) -> list[float]:
+    """Return a flat polygon with its corners on an ellipse, turned clockwise around its center."""
+    angles = [k * math.tau / _CORNERS_OF_ELLIPSE for k in range(_CORNERS_OF_ELLIPSE)]
+    edge = [(center[0] + radii[0] * math.cos(angle), center[1] + radii[1] * math.sin(angle)) for angle in angles]
+    return [value for point in edge for value in rotate(point, center, degrees)]
 
 
 def rotate(point: tuple[float, float], center: tuple[float, float], degrees: float) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 Points, lines, cuboids and tags are not objects and are left out. Rotated boxes become polygons.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,15 @@ from vitkit.data.formats.annotated import (
     AnnotatedImages,
     ImageFiles,
     check_mask_size,
+    ellipse_polygon,
     polygon_fields,
     read_head,
-    rotate,
     rotated_box,
     single_file,
 )
 from vitkit.errors import DataError
 from vitkit.io.parsing import check_count, coordinate, read_xml
 from vitkit.io.segmentations import is_side, region_annotation
-
-_CORNERS_OF_ELLIPSE = 32
 
 
 def is_cvat_file(path: Path) -> bool:
@@ -115,11 +112,8 @@ def _fields(shape: ElementTree.Element, image: Mapping[str, Any], path: Path) ->
         return polygon_fields([points])
     if shape.tag == "ellipse":
         x, y, radius_x, radius_y = map(number, ("cx", "cy", "rx", "ry"))
-        degrees, step = _number(shape, "rotation", path, default=0.0), 2 * math.pi / _CORNERS_OF_ELLIPSE
-        edge = [
-            (x + radius_x * math.cos(k * step), y + radius_y * math.sin(k * step)) for k in range(_CORNERS_OF_ELLIPSE)
-        ]
-        return polygon_fields([[v for point in edge for v in rotate(point, (x, y), degrees)]])
+        degrees = _number(shape, "rotation", path, default=0.0)
+        return polygon_fields([ellipse_polygon((x, y), (radius_x, radius_y), degrees)])
     return _mask(shape, image, path) if shape.tag == "mask" else None
 
 

@@ -5,10 +5,9 @@ annotations is an image that nobody has labeled and is left out, unless no task 
 Brush strokes and key points are left out.
 """
 
-import math
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -17,10 +16,13 @@ from vitkit.data.formats.annotated import (
     AnnotatedImages,
     ImageFiles,
     add_image_file,
+    ellipse_polygon,
     polygon_fields,
+    rotate,
     single_file,
 )
 from vitkit.errors import DataError
+from vitkit.io.folders import IMAGE_SUFFIXES
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
 
@@ -28,8 +30,6 @@ LOCAL_FILES = "/data/local-files/?d="
 """What Label Studio puts before the names of files that it reads from the disk."""
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(.+)")
 """Name of an uploaded file: Label Studio puts eight digits before it."""
-_CORNERS_OF_ELLIPSE = 32
-_IMAGE_ENDINGS = re.compile(r"\.(jpe?g|png|bmp|gif|webp|tiff?)$", re.IGNORECASE)
 
 
 def is_label_studio_file(path: Path) -> bool:
@@ -85,7 +85,7 @@ def _image_name(data: Mapping[str, Any], context: str) -> str:
     for text in texts:
         # "?d=" names a file below the server's folder of local files.
         name = parse_qs(urlsplit(text).query).get("d", [unquote(urlsplit(text).path) or text])[0]
-        if _IMAGE_ENDINGS.search(name):
+        if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES:
             return name.lstrip("/")
     raise DataError(f"{context}: its data names no image, but {str(texts)[:80]}. Export tasks of images.")
 
@@ -134,18 +134,12 @@ def _fields(kind: Any, value: Mapping[str, Any], image: Mapping[str, Any], conte
     if kind not in ("rectanglelabels", "ellipselabels"):
         return None
     x, y = percent(value.get("x"), "width"), percent(value.get("y"), "height")
-    angle = math.radians(coordinate(value.get("rotation") or 0, f"{context}: rotation"))
+    degrees = coordinate(value.get("rotation") or 0, f"{context}: rotation")
     if kind == "ellipselabels":  # x and y are its center
         radii = percent(value.get("radiusX"), "width"), percent(value.get("radiusY"), "height")
-        steps = [2 * math.pi * k / _CORNERS_OF_ELLIPSE for k in range(_CORNERS_OF_ELLIPSE)]
-        return polygon_fields([_turn(((radii[0] * math.cos(s), radii[1] * math.sin(s)) for s in steps), (x, y), angle)])
+        return polygon_fields([ellipse_polygon((x, y), radii, degrees)])
     width, height = percent(value.get("width"), "width"), percent(value.get("height"), "height")
-    if not angle:
+    if not degrees:
         return {"bbox": [x, y, width, height]}
-    return polygon_fields([_turn([(0, 0), (width, 0), (width, height), (0, height)], (x, y), angle)])
-
-
-def _turn(points: Iterable[tuple[float, float]], origin: tuple[float, float], angle: float) -> list[float]:
-    """Turn points clockwise on the screen about (0, 0), which is moved to `origin`; return a flat polygon."""
-    cos, sin = math.cos(angle), math.sin(angle)
-    return [v for x, y in points for v in (origin[0] + x * cos - y * sin, origin[1] + x * sin + y * cos)]
+    corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]  # turned about the first one
+    return polygon_fields([[v for corner in corners for v in rotate(corner, (x, y), degrees)]])

@@ -15,14 +15,20 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitkit.data.formats.annotated import AnnotatedImages, ImageFiles, add_image_file, check_mask_size, polygon_fields
+from vitkit.data.formats.annotated import (
+    AnnotatedImages,
+    ImageFiles,
+    add_image_file,
+    check_mask_size,
+    ellipse_polygon,
+    polygon_fields,
+)
 from vitkit.errors import DataError
 from vitkit.io.folders import data_files
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
 from vitkit.io.segmentations import is_side, region_annotation
 
-_CORNERS_OF_CIRCLE = 32
 _NO_OBJECTS = ("__ignore__", "_background_")
 _FOUR_POINTS = ("oriented_rectangle", "rotation", "quadrilateral")
 """Types of shapes with four corners; the last two are X-AnyLabeling's."""
@@ -116,10 +122,9 @@ def _points(points: Any, context: str) -> list[tuple[float, float]]:
 def _polygon(kind: str, points: list[tuple[float, float]]) -> list[float] | None:
     """Return the outline of a shape as a flat polygon; None if it encloses no area."""
     if kind == "circle" and len(points) == 2:
-        (x, y), edge = points
-        radius, step = math.dist((x, y), edge), 2 * math.pi / _CORNERS_OF_CIRCLE
-        points = [(x + radius * math.cos(k * step), y + radius * math.sin(k * step)) for k in range(_CORNERS_OF_CIRCLE)]
-    elif kind == "rectangle" and len(points) == 2:
+        radius = math.dist(*points)
+        return ellipse_polygon(points[0], (radius, radius))
+    if kind == "rectangle" and len(points) == 2:
         (x0, y0), (x1, y1) = points
         points = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
     elif kind not in ("polygon", "rectangle", *_FOUR_POINTS) or len(points) < 3:

@@ -14,8 +14,8 @@ from vitkit.data.formats.annotated import (
     AnnotatedImages,
     ImageFiles,
     add_image_file,
+    ellipse_polygon,
     polygon_fields,
-    rotate,
     single_file,
 )
 from vitkit.errors import DataError
@@ -25,7 +25,6 @@ from vitkit.io.parsing import class_name, coordinate
 SHAPES = "region_shape_attributes"
 """The column of VIA's table that holds the shapes."""
 _CLASS_NAMES = ("class", "label", "category", "name", "type", "object", "class_name", "object_name")
-_CORNERS = 32
 
 
 class _Region(NamedTuple):
@@ -163,9 +162,7 @@ def _ellipse(region: _Region) -> dict[str, Any]:
         _number(region, name) for name in ("rr" if region.shape["name"] == "circle" else ("rx", "ry"))
     )
     degrees = math.degrees(_number(region, "theta")) if "theta" in region.shape else 0.0
-    angles = [k * math.tau / _CORNERS for k in range(_CORNERS)]
-    edge = [(x + radius_x * math.cos(angle), y + radius_y * math.sin(angle)) for angle in angles]
-    return polygon_fields([[value for point in edge for value in rotate(point, (x, y), degrees)]])
+    return polygon_fields([ellipse_polygon((x, y), (radius_x, radius_y), degrees)])
 
 
 _FIELDS: dict[str, Callable[[_Region], dict[str, Any]]] = {
