@@ -12,6 +12,7 @@ MAPS = {name: FeatureInfo(32, stride) for name, stride in (("res2", 4), ("res3",
 PIXELS = {"mask_features": FeatureInfo(16, 4), "res4": FeatureInfo(32, 16), "res5": FeatureInfo(32, 32)}
 LAYERS = dict(d_model=32, num_heads=4, d_ffn=48, dropout=0.2)
 DEFORMABLE = dict(num_points=2, num_encoder_layers=1, num_decoder_layers=2)
+DENOISING = dict(num_queries=5, contrastive=False, label_noise=0.1, box_noise=0.2, mirror=True, eps=1e-5, padding=0.0)
 WORDS = {
     "DETRHead": dict(
         LAYERS, num_encoder_layers=1, num_decoder_layers=2, norm_first=True, activation="gelu", positions="learned"
@@ -92,8 +93,8 @@ WORDS = {
         dropout=0.2,
         isolate_padding=True,
     ),
-    "BoxDenoising": dict(num_queries=5, contrastive=False, label_noise=0.1, box_noise=0.2),
-    "TextDenoising": dict(num_queries=5, contrastive=False, label_noise=0.1, box_noise=0.2),
+    "BoxDenoising": DENOISING,
+    "TextDenoising": DENOISING,
     "MaskDenoising": dict(num_queries=5, label_flips=0.1, mask_flips=0.3),
     "QueryGroups": dict(groups=3),
     "OneToManyQueries": dict(num_queries=6, repeats=3),

@@ -21,7 +21,7 @@ def rf_detr(*, resolution, layers, queries=300, windows=2, patch=16, groups=13, 
 
 
 def dfine(size, *, num_classes=80, num_queries=300, activation="relu", **changes):
-    spec = dfine_model(size, activation) | changes
+    spec = dfine_model(size, activation, freezes=size in ("l", "x")) | changes
     # Float images are normalized by ImageNet's statistics.
     backbone = spec["backbone"] | dict(pretrained=False, pixel_mean=IMAGENET_MEAN, pixel_std=IMAGENET_STD)
     return build_model(spec | dict(backbone=backbone, num_classes=num_classes, num_queries=num_queries))

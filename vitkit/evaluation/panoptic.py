@@ -68,7 +68,8 @@ class PanopticEvaluator(SampleEvaluator):
 
     def measures(self, metric: str) -> bool:
         """Return whether the dataset has a segment, if it counts them."""
-        return getattr(self.dataset, "num_objects", 1) > 0
+        num_segments = getattr(self.dataset, "num_objects", None)
+        return num_segments is None or num_segments > 0
 
     def update(self, predictions: Sequence[PanopticPrediction], targets: Sequence[Mapping[str, Any]]) -> None:
         """Add one batch; images that were seen before are ignored.

@@ -92,7 +92,8 @@ def test_generated_program_names_unreadable_images_and_continues(run, tmp_path, 
 
 @pytest.mark.parametrize("channels", [None, 3])
 def test_generated_program_opens_the_formats_of_vitkit(channels, tmp_path):
-    assert onnx_runner.FORMATS == FORMATS
+    # Without those that only some installations of Pillow have.
+    assert tuple(f for f in FORMATS if f not in ("AVIF", "JPEG2000", "HEIF")) == onnx_runner.FORMATS
     path = tmp_path / "a.jpg"
     # Pillow would start Ghostscript to render it.
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n")

@@ -54,7 +54,8 @@ def test_every_registered_model_is_tested():
         classes = {registry.resolve(name)[0] for name in registry.names()}
         return {cls.__name__ for cls in classes if cls.__module__.startswith("vitkit.")}
 
-    assert classes_of(MODELS) == {name.split()[0] for name in (*DENSE, *TEXTS)} | {"Classifier"}
+    with_prompts = {"GroundingDINO"}  # explained by their prompts, see tests/models
+    assert classes_of(MODELS) == {name.split()[0] for name in (*DENSE, *TEXTS)} | {"Classifier"} | with_prompts
     assert classes_of(BACKBONES) == set(CLASSIFIERS)
 
 

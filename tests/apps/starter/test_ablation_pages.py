@@ -1,5 +1,7 @@
 """The table and the plot of a set of runs."""
 
+import shlex
+
 import pytest
 
 from vitkit.apps.starter.ablations import page as pages
@@ -60,8 +62,18 @@ def ablation():
     losses = {"narrow": lambda n: 5 * n**-0.25, "wide": lambda n: 3 * n**-0.5, "flat": lambda n: 1.0}
     losses["short"] = losses["wide"]
     run = dict(epochs=1, steps=1, processor_minutes=0.1, versions={}, threads=1, device="cpu")
+
+    def command(arm):
+        return shlex.join(pages.train_command(ablation, arm, ()))
+
     rows = [
-        run | {"arm": arm, "seed": seed, "evaluations": [{"metrics": {"nll": losses[width](n) * factor}}]}
+        run
+        | {
+            "arm": arm,
+            "seed": seed,
+            "command": command(arm),
+            "evaluations": [{"metrics": {"nll": losses[width](n) * factor}}],
+        }
         for width, points in ablation.curves.items()
         for n, arm in points.items()
         for seed, factor in enumerate((0.99, 1 / 0.99))
