@@ -197,7 +197,7 @@ def test_channels_of_data_and_model_that_differ_are_an_error(images, overrides, 
 
 @pytest.mark.parametrize("task", ["detection", "classification"])
 def test_start_trains_on_four_channels_and_measures_their_statistics(images, task, monkeypatch):
-    monkeypatch.setattr(starting, "time_steps", lambda command, folder, epoch_minutes: StepCost(1 / 60, 1 / 60, 1))
+    monkeypatch.setattr(starting, "time_steps", lambda *_, **__: StepCost(1 / 60, 1 / 60, 1))
     data, count = ["images", "train.json"], 8
     if task == "classification":
         count = 6  # folders of classes have no .npy files
