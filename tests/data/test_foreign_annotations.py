@@ -164,6 +164,16 @@ def test_sizes_that_are_wrong_although_the_boxes_fit_the_file_are_corrected_only
     assert boxes(read_annotations(coco(tmp_path, *fractions, size=(80, 40)), tmp_path)) == [[0.1, 0.2, 0.5, 0.5]] * 2
 
 
+@pytest.mark.parametrize("extent, count", [(22, 1), (30, 40)])  # a little beyond, and far beyond but one of many
+def test_a_box_beyond_its_listed_image_does_not_stop_the_others_from_being_scaled(tmp_path, extent, count):
+    draw(tmp_path / "a.png")
+    inexact = {"bbox": [10, 2, extent - 10, 5]}
+    file = coco(tmp_path, *[{"bbox": [2, 2, 10, 5]}] * count, inexact, size=(20, 10))
+    data = read_annotations(file, tmp_path)
+    assert boxes(data) == [[4, 4, 20, 10]] * count + [[20, 4, 2 * extent - 20, 10]]
+    assert "boxes, masks and keypoints are scaled" in data.notes[0]
+
+
 def test_fix_sizes_leaves_no_box_at_a_wrong_place(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw(tmp_path / "a.png")

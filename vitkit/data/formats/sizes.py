@@ -22,6 +22,10 @@ from vitkit.text_format import pluralize
 _MAX_MEASURED = 2000
 """Number of images above which only some are measured, unless all are asked for: 2000 take about two seconds."""
 _NUM_SAMPLED = 500
+_SLACK = 0.1
+"""How far an inexact box may extend beyond its listed image, as a fraction of the step to the file's size."""
+_MIN_BEYOND = 0.05
+"""Fraction of the boxes that must extend farther for all of them to be taken as the file's pixels."""
 _MAX_FRACTION = 1.01
 """Boxes without a larger number are fractions of their images."""
 
@@ -134,10 +138,11 @@ def _fit_file(
     objects: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> bool:
     """Whether the objects are in the pixels of the files, or are fractions, so that only the listed sizes are wrong."""
-    beyond_listed = beyond_file = 0
+    beyond_listed = beyond_file = num_boxes = 0
     largest = 0.0
     for id_, image in images.items():
         (width, height), (file_width, file_height) = _listed(image), sizes[id_]
+        right, bottom = width + 1 + _SLACK * (file_width - width), height + 1 + _SLACK * (file_height - height)
         for annotation in objects[id_]:
             segmentation = annotation.get("segmentation")
             if isinstance(segmentation, dict) and segmentation.get("size") == [file_height, file_width]:
@@ -145,9 +150,10 @@ def _fit_file(
             if is_box(annotation.get("bbox")):
                 x, y, box_width, box_height = annotation["bbox"]
                 largest = max(largest, *annotation["bbox"])
-                beyond_listed += x + box_width > width + 1 or y + box_height > height + 1
+                num_boxes += 1
+                beyond_listed += x + box_width > right or y + box_height > bottom
                 beyond_file += x + box_width > file_width + 1 or y + box_height > file_height + 1
-    return 0 < largest <= _MAX_FRACTION or (beyond_listed > 0 and not beyond_file)
+    return 0 < largest <= _MAX_FRACTION or (beyond_listed > _MIN_BEYOND * num_boxes and not beyond_file)
 
 
 def _scale(annotation: dict[str, Any], listed: tuple[int, int], size: tuple[int, int]) -> None:
