@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.real_runs import CONFIG, LAST_STEP, finish, log_of, start, wait_for_step
+from helpers.real_runs import CONFIG, LAST_STEP, finish, log_of, reached, start, wait_for_step
 
 from vitkit.weights import read_checkpoint
 
@@ -45,11 +45,11 @@ def test_only_one_of_two_runs_in_the_same_folder_trains(tmp_path):
 def test_only_one_of_two_processes_resuming_a_run_trains():
     first = start("tiny.py", "--run-dir", "run")
     wait_for_step("run", 2, first)
-    first[0].send_signal(signal.SIGSTOP)  # or it may end before the second one has started
+    os.kill(first[0].pid, signal.SIGSTOP)  # or it may end before the second one has started
     assert finish(start("--resume", "run")) == [1]
     assert f"--resume run: in use by process {first[0].pid} on " in messages()[0]
     first[0].kill()
-    assert finish(first) == [-signal.SIGKILL]
+    assert finish(first) == [-signal.SIGKILL] and reached("run") < LAST_STEP
     runs = [start("--resume", "run") for _ in range(2)]
     statuses = [finish(run)[0] for run in runs]
     # On a busy machine, the second may start after the first has ended, and find the run complete.
