@@ -89,3 +89,10 @@ def test_predictions_are_read_if_nothing_is_annotated(tmp_path):
 def test_errors_name_the_task(tasks, message, tmp_path):
     with pytest.raises(DataError, match=message):
         read(tmp_path, *tasks)
+
+
+def test_shapes_on_a_turned_image_are_counted_not_misplaced(tmp_path):
+    turned = box("cat", 10, 10, 20, 20) | {"image_rotation": 90}
+    data = read(tmp_path, task("1.png", turned, box("dog", 0, 0, 50, 50)))
+    assert [len(names) for reason, names in data.left_out.items() if "image_rotation" in reason] == [1]
+    assert len(data.annotations) == 1

@@ -127,3 +127,13 @@ def test_predict_writes_labels_that_a_detector_can_be_trained_on(tmp_path, capsy
     with pytest.raises(SystemExit):
         predict.main([*arguments, "--format", "cvt"])
     assert "'cvt': expected coco, yolo, voc, cvat, label-studio" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", ["cvat", "label-studio"])
+def test_polygons_end_at_the_border(format, tmp_path):
+    data = as_annotations(predictions(tmp_path)["images"], CLASSES)
+    data.annotations[:] = data.annotations[:1]
+    data.annotations[0] |= {"bbox": [-20, 10, 60, 20], "segmentation": [[-20, 10, 40, 10, 40, 30, -20, 30]]}
+    WRITERS[format](data, tmp_path / "out", {})
+    (found,) = read_annotations(tmp_path / "out").annotations
+    assert found["bbox"] == [0, 10, 40, 20] and found["area"] == 800

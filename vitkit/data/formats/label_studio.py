@@ -103,6 +103,9 @@ def _add_task(
         value = result.get("value") if isinstance(result, dict) else None
         if not isinstance(value, dict):
             raise DataError(f"{context}: a result is {result!r:.80}; expected an object with a value. Export it again.")
+        if result.get("image_rotation"):
+            data.leave_out("shapes on an image that was turned in Label Studio (image_rotation)", image["file_name"])
+            continue
         kind = result.get("type")
         labels = value.get(kind) if isinstance(kind, str) else None
         fields = _fields(kind, value, image, context)

@@ -170,12 +170,12 @@ def write_cvat(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
 def _cvat_shape(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> tuple[str, dict[str, Any]]:
     """Return the element and its attributes: a polygon, a mask or, for an empty mask as well, a box."""
     segmentation = annotation.get("segmentation")
-    if not segmentation or not outlines(segmentation, image["height"], image["width"]):
+    if not (polygons := visible_outlines(segmentation, image["height"], image["width"])):
         x, y, width, height = _clip(annotation, image, lost)
         box = {"xtl": x, "ytl": y, "xbr": x + width, "ybr": y + height}
         return "box", {key: round_pixels(value) for key, value in box.items()}
     if isinstance(segmentation, list) and len(segmentation) == 1:
-        pairs = zip(segmentation[0][::2], segmentation[0][1::2])
+        pairs = zip(polygons[0][::2], polygons[0][1::2])
         return "polygon", {"points": ";".join(f"{round_pixels(x)},{round_pixels(y)}" for x, y in pairs)}
     mask = decode_segmentation(segmentation, image["height"], image["width"])
     x, y, width, height = cv2.boundingRect(mask)
@@ -227,7 +227,7 @@ def _label_studio_results(
     """Return an object's results: a polygon for each part of its mask, or a box."""
     width, height = image["width"], image["height"]
     segmentation = annotation.get("segmentation")
-    if segmentation and (polygons := outlines(segmentation, height, width)):
+    if polygons := visible_outlines(segmentation, height, width):
         kind = "PolygonLabels"
         if len(polygons) > 1:
             lost.setdefault("parts and holes, which become separate objects", []).append(str(annotation.get("id")))
@@ -390,6 +390,12 @@ def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
     doubled = mask[y : y + part_height, x : x + part_width].repeat(2, axis=0).repeat(2, axis=1)
     contours, _ = cv2.findContours(doubled, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     return [((contour.reshape(-1, 2) + 1) // 2 + (x, y)).ravel().astype(float).tolist() for contour in contours]
+
+
+def visible_outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
+    """Return `outlines` cut at the image's border; empty if there is no mask, or nothing of it is visible."""
+    polygons = outlines(segmentation, height, width) if segmentation else []
+    return [part for polygon in polygons if (part := cut_polygon(polygon, height, width))]
 
 
 def join_polygons(polygons: list[list[float]]) -> list[float]:
