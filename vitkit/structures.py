@@ -273,7 +273,7 @@ class ImageSizes:
         return sizes
 
 
-class UncompiledTargets(Sequence):
+class UncompiledTargets(Sequence[Any]):
     """Targets of a batch that torch.compile does not look into: it would recompile for other numbers of objects."""
 
     def __init__(self, targets: Sequence[Any]):
@@ -300,7 +300,7 @@ class Batch:
     """
 
     inputs: dict[str, Tensor]
-    targets: list[dict[str, Any]]
+    targets: Sequence[Mapping[str, Any]]
 
     @classmethod
     def collate(cls, samples: Sequence[Sample]) -> "Batch":
@@ -337,7 +337,7 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        def convert(values: dict[str, Any]) -> dict[str, Any]:
+        def convert(values: Mapping[str, Any]) -> dict[str, Any]:
             return {name: function(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 
         return Batch(convert(self.inputs), [convert(target) for target in self.targets])

@@ -88,8 +88,9 @@ def train(
         raise ConfigError("train: resume continues a run in its own folder: it takes neither init nor run_dir.")
     if resume is not None:
         check_resumable(Path(resume))
-    source = Path(resume) / CONFIG_NAME if resume is not None else config
-    resolved = _resolve(source, _as_overrides(overrides), trust=trust)
+        config = Path(resume) / CONFIG_NAME
+    assert config is not None
+    resolved = _resolve(config, _as_overrides(overrides), trust=trust)
     with _process_group(device, verbose=verbose) as rank_device:
         try:
             folder = run_training(
