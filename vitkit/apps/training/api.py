@@ -143,6 +143,7 @@ def test(
     if isinstance(model, Mapping):
         model, texts = _resolve(model, texts, trust=trust), []
     config, weights = find_trained(model, weights, overrides=texts, trust=trust)
+    assert weights is not None
     with _process_group(device) as rank_device:
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         result = evaluate_model(config, weights, rank_device, tiling=tiling, split=split)
