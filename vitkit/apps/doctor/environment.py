@@ -12,10 +12,22 @@ import vitkit
 from vitkit.devices import accelerators, device_name, has_bfloat16, processor_name, total_memory
 from vitkit.io.git_files import read_git_state
 
-PACKAGES = (
-    "torchvision timm numpy scipy pillow opencv-python-headless av pycocotools albumentations fvcore onnx onnxruntime "
-    "transformers tokenizers"
-).split()
+PACKAGES = [
+    "torchvision",
+    "timm",
+    "numpy",
+    "scipy",
+    "pillow",
+    "opencv-python-headless",
+    "av",
+    "pycocotools",
+    "albumentations",
+    "fvcore",
+    "onnx",
+    "onnxruntime",
+    "transformers",
+    "tokenizers",
+]
 """Packages whose versions a bug may depend on, beside torch."""
 _VARIABLES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VITKIT_")
 """Beginnings of the environment variables that change how models compute."""
@@ -74,4 +86,3 @@ def _settings() -> list[str]:
     """Return NAME=value of the variables, only the name where the value is a path."""
     shown = [name for name in sorted(os.environ) if name.startswith(_VARIABLES)]
     return [name if os.sep in os.environ[name] else f"{name}={os.environ[name]}" for name in shown]
-
