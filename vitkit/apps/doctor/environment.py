@@ -12,22 +12,10 @@ import vitkit
 from vitkit.devices import accelerators, device_name, has_bfloat16, processor_name, total_memory
 from vitkit.io.git_files import read_git_state
 
-PACKAGES = [
-    "torchvision",
-    "timm",
-    "numpy",
-    "scipy",
-    "pillow",
-    "opencv-python-headless",
-    "av",
-    "pycocotools",
-    "albumentations",
-    "fvcore",
-    "onnx",
-    "onnxruntime",
-    "transformers",
-    "tokenizers",
-]
+PACKAGES = (
+    *("torchvision", "timm", "numpy", "scipy", "pillow", "opencv-python-headless", "av", "pycocotools"),
+    *("albumentations", "fvcore", "onnx", "onnxruntime", "transformers", "tokenizers"),
+)
 """Packages whose versions a bug may depend on, beside torch."""
 _VARIABLES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VITKIT_")
 """Beginnings of the environment variables that change how models compute."""
