@@ -168,6 +168,12 @@ def test_dataset_option_draws_every_image_once(detr, monkeypatch, tmp_path, caps
     assert "wrote runs/explain/query_slots.png" in capsys.readouterr().out
 
 
+def test_earlier_figures_stay(detr):
+    for folder in ("runs/explain", "runs/explain-2"):
+        run(*detr[:2], "--dataset", "--queries", 3)
+        assert [path.name for path in Path(folder).iterdir()] == ["query_slots.png"]
+
+
 def test_deformable_detr_draws_a_figure_per_query(deformable, monkeypatch, tmp_path, capsys):
     sampling = drawn(monkeypatch, "draw_sampling_points")
     run(*deformable, "--queries", 4, 7)

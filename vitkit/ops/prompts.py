@@ -40,16 +40,3 @@ def phrase_tokens(blocks: Tensor, is_word: Tensor, phrases: Tensor) -> Tensor:
         (..., P, S) bool.
     """
     return (blocks[..., None, :] == phrases[..., None]) & is_word[..., None, :]
-
-
-def blocks_of(tokens: Tensor, separators: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `blocks` and `is_word` of tokens that were not made phrase by phrase, such as a sentence's.
-
-    Args:
-        tokens: (B, S) int64.
-        separators: (K,) int64, the tokens that end a phrase.
-        outside: (M,) int64, those that belong to no phrase: the first, the last, and padding.
-    """
-    ends, is_outside = torch.isin(tokens, separators), torch.isin(tokens, outside)
-    blocks = ends.cumsum(1) - ends.long()  # the separators before each token
-    return blocks.masked_fill(is_outside, -1), ~(ends | is_outside)
