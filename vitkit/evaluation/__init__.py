@@ -7,6 +7,7 @@ from vitkit.evaluation.captions import CaptionEvaluator
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.combined import CombinedEvaluator
+from vitkit.evaluation.lvis import LvisEvaluator
 from vitkit.evaluation.panoptic import PanopticEvaluator
 from vitkit.evaluation.semantic import SemanticEvaluator
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
@@ -17,6 +18,7 @@ __all__ = [
     "CocoEvaluator",
     "CombinedEvaluator",
     "LanguageModelEvaluator",
+    "LvisEvaluator",
     "PanopticEvaluator",
     "SemanticEvaluator",
     "TextEvaluator",

@@ -7,7 +7,7 @@ import logging
 import math
 import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,12 +35,6 @@ MAX_DETS = (1, 10, 100)
 IOU_TYPES = ("bbox", "segm")
 TITLES = {"bbox": "boxes", "segm": "masks"}
 """IoU type -> what the IoU is of."""
-_TRUTH = {
-    "images": ("id",),
-    "categories": ("id", "name"),
-    "annotations": ("id", "image_id", "category_id", "bbox", "area", "iscrowd"),
-}
-"""The parts of `ground_truth()`, and the fields of their entries that pycocotools reads."""
 _SEE_TRUTH = "See Dataset.ground_truth in vitkit/protocols.py."
 _AREAS = {"s": (0, 32**2), "m": (32**2, 96**2), "l": (96**2, math.inf)}
 """End of a metric's name -> the areas of its objects in pixels."""
@@ -52,7 +46,7 @@ def metric_names(max_dets: Sequence[int] = MAX_DETS) -> tuple[str, ...]:
     return ("AP", "AP50", "AP75", "APs", "APm", "APl", *(f"AR{limit}" for limit in max_dets), "ARs", "ARm", "ARl")
 
 
-class _Predictions(NamedTuple):
+class Predictions(NamedTuple):
     """The predictions for one image."""
 
     category_ids: np.ndarray
@@ -63,6 +57,11 @@ class _Predictions(NamedTuple):
     """(N,) float32."""
     masks: list[dict[str, Any]] | None
     """N masks as compressed run lengths; None if masks are not evaluated."""
+
+    def take(self, indices: np.ndarray) -> "Predictions":
+        """Return the predictions at (M,) int64 indices."""
+        masks = None if self.masks is None else [self.masks[index] for index in indices.tolist()]
+        return Predictions(self.category_ids[indices], self.boxes_xywh[indices], self.scores[indices], masks)
 
 
 @EVALUATORS.register
@@ -88,6 +87,12 @@ class CocoEvaluator(SampleEvaluator):
     """
 
     needs_dataset = ("image_ids", "classes", "category_ids", "ground_truth")
+    truth_fields: Mapping[str, Sequence[str]] = {
+        "images": ("id",),
+        "categories": ("id", "name"),
+        "annotations": ("id", "image_id", "category_id", "bbox", "area", "iscrowd"),
+    }
+    """The parts of `ground_truth()`, and the fields of their entries that are read."""
 
     def __init__(
         self,
@@ -120,7 +125,7 @@ class CocoEvaluator(SampleEvaluator):
     def check_dataset(self) -> None:
         """Check the content of `ground_truth()`; raises a DataError that names what is wrong with it."""
         name, truth = f"dataset {type(self.dataset).__name__}: ground_truth()", self.dataset.ground_truth()
-        for part, fields in _TRUTH.items():
+        for part, fields in self.truth_fields.items():
             entries = truth.get(part) if isinstance(truth, dict) else None
             if not isinstance(entries, list):
                 raise DataError(f"{name} has no list of {part!r}. {_SEE_TRUTH}")
@@ -178,7 +183,7 @@ class CocoEvaluator(SampleEvaluator):
                         f"{', '.join(prediction)}. Choose ['bbox'], or a model and task with masks."
                     )
                 masks = masks_to_rle(prediction["masks"])
-            self.answers[image_id] = _Predictions(self._category_ids[labels], boxes_xywh, scores, masks)
+            self.answers[image_id] = Predictions(self._category_ids[labels], boxes_xywh, scores, masks)
 
     def _compute(self) -> dict[str, float]:
         """Return bbox/AP, bbox/AP50, … segm/ARl in 0..1; -1, as in pycocotools, where there is no object of that size.
@@ -187,7 +192,7 @@ class CocoEvaluator(SampleEvaluator):
             DataError: masks are evaluated, but an annotation has none.
         """
         truth = self.dataset.ground_truth()
-        results = self.results()
+        results = self.evaluated_results(truth)
         metrics = {}
         self._evaluations_at_iou.clear()
         for iou_type in self.iou_types:
@@ -195,8 +200,16 @@ class CocoEvaluator(SampleEvaluator):
             numbers = zip(self.metric_names, evaluation.stats, strict=True)
             metrics |= {f"{iou_type}/{name}": float(value) for name, value in numbers}
             # pycocotools computes this one only at a limit of 100, and reports -1 at any other.
-            metrics[f"{iou_type}/AP"] = _mean_of_valid(evaluation.eval["precision"][:, :, :, 0, -1])
+            metrics[f"{iou_type}/AP"] = mean_of_valid(evaluation.eval["precision"][:, :, :, 0, -1])
         return metrics
+
+    def make_evaluation(self, truth: COCO, results: COCO, iou_type: str) -> COCOeval:
+        """Return what matches predictions with objects, and accumulates precision and recall."""
+        return COCOeval(truth, results, iou_type)
+
+    def evaluated_results(self, truth: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the predictions that the metrics are computed from, in COCO's result format."""
+        return self.results()
 
     def _evaluate(
         self, iou_type: str, truth: dict[str, Any], results: list[dict[str, Any]], *, iou: float | None = None
@@ -215,7 +228,7 @@ class CocoEvaluator(SampleEvaluator):
             results = [{**result, "area": result["bbox"][2] * result["bbox"][3]} for result in results]
         results = [{**result, "iscrowd": 0} for result in results]
         with contextlib.redirect_stdout(io.StringIO()):
-            evaluation = COCOeval(_index(truth, truth["annotations"]), _index(truth, results), iou_type)
+            evaluation = self.make_evaluation(_index(truth, truth["annotations"]), _index(truth, results), iou_type)
             evaluation.params.imgIds = [int(image_id) for image_id in self.dataset.image_ids]
             evaluation.params.catIds = self._category_ids.tolist()
             evaluation.params.maxDets = list(self.max_dets)
@@ -269,7 +282,7 @@ class CocoEvaluator(SampleEvaluator):
             k = evaluation.params.catIds.index(category_id)
             by_class[name] = _numbers(precision[:, :, k, 0, -1], recall[:, k, 0, -1])
             for size, title in enumerate(("APs", "APm", "APl"), start=1):
-                by_class[name][title] = _mean_of_valid(precision[:, :, k, size, -1])
+                by_class[name][title] = mean_of_valid(precision[:, :, k, size, -1])
             by_class[name]["objects"] = num_objects[category_id]
         by_size = {}
         for size, title in enumerate(("small", "medium", "large"), start=1):
@@ -288,9 +301,9 @@ class CocoEvaluator(SampleEvaluator):
         evaluation, at_iou = self._evaluations[iou_type], self._evaluations_at_iou
         if self.iou not in IOUS:
             if (iou_type, self.iou) not in at_iou:
-                at_iou[iou_type, self.iou] = self._evaluate(
-                    iou_type, self.dataset.ground_truth(), self.results(), iou=self.iou
-                )
+                truth = self.dataset.ground_truth()
+                results = self.evaluated_results(truth)
+                at_iou[iou_type, self.iou] = self._evaluate(iou_type, truth, results, iou=self.iou)
             evaluation = at_iou[iou_type, self.iou]
         return DetectionStatistics(evaluation, self._category_ids.tolist(), self.dataset.classes, iou=self.iou)
 
@@ -320,15 +333,7 @@ class CocoEvaluator(SampleEvaluator):
 
         Category ids are the dataset's raw ones, boxes are xywh in pixels, and masks are run lengths.
         """
-        results = []
-        for image_id, predictions in sorted(self.answers.items()):
-            columns = (column.tolist() for column in predictions[:3])
-            for position, (category_id, box, score) in enumerate(zip(*columns)):
-                result = {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
-                if predictions.masks is not None:
-                    result["segmentation"] = predictions.masks[position]
-                results.append(result)
-        return results
+        return to_results(self.answers)
 
     def write_results(self, path: str | Path) -> None:
         """Write `results()` as JSON, which pycocotools' `loadRes` and COCO's server read."""
@@ -368,7 +373,7 @@ class CocoEvaluator(SampleEvaluator):
                 result["bbox"] if "bbox" in result else coco_mask.toBbox(masks[position]).tolist()
                 for position, result in enumerate(image_results)
             ]
-            self.answers[image_id] = _Predictions(
+            self.answers[image_id] = Predictions(
                 np.array([result["category_id"] for result in image_results], np.int64),
                 np.array(boxes, np.float64),
                 np.array([result["score"] for result in image_results], np.float64),
@@ -376,17 +381,30 @@ class CocoEvaluator(SampleEvaluator):
             )
 
 
+def to_results(answers: Mapping[int, Predictions]) -> list[dict[str, Any]]:
+    """Return predictions by image id in COCO's result format, sorted by image."""
+    results = []
+    for image_id, predictions in sorted(answers.items()):
+        columns = (column.tolist() for column in predictions[:3])
+        for position, (category_id, box, score) in enumerate(zip(*columns)):
+            result = {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
+            if predictions.masks is not None:
+                result["segmentation"] = predictions.masks[position]
+            results.append(result)
+    return results
+
+
 def _numbers(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
     """Average (IoU, ...) precisions and recalls, ignoring entries of -1, which have no objects."""
     return {
-        "AP": _mean_of_valid(precision),
-        "AP50": _mean_of_valid(precision[0]),
-        "AP75": _mean_of_valid(precision[5]),
-        "AR": _mean_of_valid(recall),
+        "AP": mean_of_valid(precision),
+        "AP50": mean_of_valid(precision[0]),
+        "AP75": mean_of_valid(precision[5]),
+        "AR": mean_of_valid(recall),
     }
 
 
-def _mean_of_valid(values: np.ndarray) -> float:
+def mean_of_valid(values: np.ndarray) -> float:
     valid = values[values > -1]
     return float(valid.mean()) if valid.size else -1.0
 
