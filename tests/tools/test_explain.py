@@ -1,6 +1,7 @@
 """vitkit explain from its command line to its figures."""
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,7 +172,7 @@ def test_dataset_option_draws_every_image_once(detr, monkeypatch, tmp_path, caps
 def test_earlier_figures_stay(detr):
     for folder in ("runs/explain", "runs/explain-2"):
         run(*detr[:2], "--dataset", "--queries", 3)
-        assert [path.name for path in Path(folder).iterdir()] == ["query_slots.png"]
+        assert Path(folder, "query_slots.png").is_file()
 
 
 def test_deformable_detr_draws_a_figure_per_query(deformable, monkeypatch, tmp_path, capsys):
