@@ -280,7 +280,8 @@ class Dataset(ABC):
     """What its samples are called, in the plural."""
     annotations: Sequence[str] = ()
     """What can be loaded of the ground truth: "label" (a class for each sample), "objects" (by `ground_truth`),
-    "panoptic" (by `load_panoptic`), "semantic" (by `load_semantic`), "captions" (by `references`)."""
+    "panoptic" (by `load_panoptic`), "semantic" (by `load_semantic`), "captions" (by `references`), "regions" of a text
+    (by `located`)."""
     annotation_file: Path | None = None
     """The file that lists the samples."""
     file_kind: Literal["objects", "panoptic", "captions"] | None = None
@@ -345,6 +346,10 @@ class Dataset(ABC):
 
     def lengths(self) -> np.ndarray | None:
         """Return the number of tokens of every sample, (len(self), sides), for batching text."""
+        return None
+
+    def sample_weights(self) -> np.ndarray | None:
+        """Return how often each sample occurs in an epoch on average, float64 (len(self),); None: once."""
         return None
 
     def image_classes(self) -> tuple[np.ndarray, np.ndarray] | None:

@@ -7,6 +7,7 @@ from vitkit.evaluation.captions import CaptionEvaluator
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.combined import CombinedEvaluator
+from vitkit.evaluation.grounding import GroundingEvaluator
 from vitkit.evaluation.lvis import LvisEvaluator
 from vitkit.evaluation.panoptic import PanopticEvaluator
 from vitkit.evaluation.semantic import SemanticEvaluator
@@ -17,6 +18,7 @@ __all__ = [
     "ClassificationEvaluator",
     "CocoEvaluator",
     "CombinedEvaluator",
+    "GroundingEvaluator",
     "LanguageModelEvaluator",
     "LvisEvaluator",
     "PanopticEvaluator",
