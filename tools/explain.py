@@ -68,9 +68,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
     parser.add_argument("--image", help="the image to explain; resized like the validation data")
-    text = "what a model that takes a prompt looks for in the image"
-    parser.add_argument("--prompt", metavar="TEXT", help=text)
-    parser.add_argument("--text", metavar="SENTENCE", help="the sentence that a text model reads")
+    text = "the sentence that a text model reads; or what a text-prompted model looks for in --image: 'a cat. a dog.'"
+    parser.add_argument("--text", metavar="TEXT", help=text)
     parser.add_argument("--video", type=Path, help="the video to explain; its middle clip is taken")
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="folder of images to average attention distances over"

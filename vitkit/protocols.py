@@ -141,10 +141,10 @@ class Model(nn.Module):
     for a model's class: it says by `takes` and `returns`, on the class or in the constructor, what kind it is.
     """
 
-    takes: Sequence[Literal["images", "prompt", "source", "tokens"]] = ("images",)
-    """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "prompt", a list with a
-    text for each image that names what to look for, or with its phrases; "source", the tokens of a text that another is
-    written from; "tokens", those of a text that is continued or whose masks are filled."""
+    takes: Sequence[Literal["images", "text", "source", "tokens"]] = ("images",)
+    """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "text", a list with
+    what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption`; "source", the tokens of a
+    text that another is written from; "tokens", those of a text that is continued or whose masks are filled."""
     returns: Sequence[
         Literal["boxes_xyxy", "masks", "semantic", "panoptic", "class_scores", "phrases", "text", "masked_tokens"]
     ] = ()
@@ -159,6 +159,10 @@ class Model(nn.Module):
     """The tasks that a segmentation model is configured for, out of "semantic", "instance" and "panoptic"."""
     classifies_masks: bool = False
     """Whether its queries predict a class and a mask each, and no box (mask classification)."""
+    score_threshold: float = 0.5
+    """The lowest score of objects that are shown, where no evaluation has measured better ones."""
+    vocabulary: Any = None
+    """The `Vocabulary` that its text is read with; None for a model that reads no text, or only numbers of tokens."""
     image_size: tuple[int, int] | None = None
     """The (height, width) that it pads smaller images to, the only one that its exported file takes; None: any."""
     mask_multiple: int = 1
@@ -181,14 +185,19 @@ class Model(nn.Module):
         """Return where its attention lies; none by default, besides that of its backbone."""
         return AttentionLayers()
 
-    def prompt_words(self, prompt: str) -> list[str]:
-        """Return the words of a prompt as the model reads them: the columns of its `pred_logits` (B, Q, words), a
-        sigmoid each, and of its attention to the prompt."""
-        return prompt.split()
+    def prompt_words(self, text: Any) -> list[str]:
+        """Return the words of a text to look for as the model reads them: the columns of its `pred_logits`
+        (B, Q, words), a sigmoid each, and of its attention to the prompt."""
+        return text.split()
 
-    def prompt_phrases(self, prompt: str) -> list[str]:
-        """Return what a prompt names, the classes of what is detected; its words, if the model has no phrases."""
-        return self.prompt_words(prompt)
+    def prompt_phrases(self, text: Any) -> list[str]:
+        """Return what a text names, the classes of what is detected: its words, if the model has no phrases; nothing,
+        if they differ from image to image, as for a caption.
+
+        Raises:
+            DataError: the model cannot read the text.
+        """
+        return self.prompt_words(text)
 
     def postprocess_settings(self) -> dict[str, Any] | None:
         """Return the settings of the post-processing that an exported file leaves to its reader, as plain values; None

@@ -293,7 +293,7 @@ class Batch:
     For images, `inputs` holds
         images: (B, 3, H, W) uint8 RGB, or (B, C, H, W) uint16, zero-padded at the right and bottom to a common size,
         padding_mask: (B, H, W) bool, True = padding,
-        prompt: only for a model that takes one, a list with a text for each image; or in its place, as in training,
+        text: only for a text-prompted model, a list with what to look for in each image; or in its place, in training,
         tokens, blocks, is_word: (B, T), its tokens, see `vitkit.ops.prompts`.
     For clips, which all have one size within a batch, `inputs` holds
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.

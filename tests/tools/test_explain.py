@@ -279,7 +279,7 @@ def test_usage_errors_name_what_is_missing(detr, capsys):
         name = option[0].removeprefix("--").replace("-", "_")
         assert f"{name}: applies only to {sources}" in fails(*detr[:2], "--dataset", *option)
     assert "queries: applies only to image or dataset" in fails("runs/a", "--text", "b", "--queries", "1")
-    assert "image, text: a text or a video is explained by itself" in fails(*detr, "--text", "b")
+    assert "text, video: a text or a video is explained by itself" in fails(*detr[:1], "--video", "a", "--text", "b")
     assert "words: applies only to text" in fails(*detr, "--words")
     assert "'12' is not a point x,y" in usage_error(capsys, *detr, "--points", "12")
     assert "overrides go before --queries" in usage_error(capsys, *detr, "--queries", "1", "model.num_queries=10")

@@ -70,7 +70,7 @@ IMAGE_FIGURES = (
 """All figures of images, by kind of model; a model gets all that apply to it."""
 
 _SOURCES = {
-    "prompt": ("image",),
+    "text": ("image",),
     "points": ("image", "video"),
     "frame": ("video",),
     "queries": ("image", "dataset"),
@@ -91,8 +91,7 @@ def explain(
     weights: str | Path | None = None,
     *,
     image: ImageLike | None = None,
-    prompt: str | None = None,
-    text: str | None = None,
+    text: str | Sequence[str] | None = None,
     video: str | Path | None = None,
     images: str | Path | None = None,
     max_images: int | None = None,
@@ -122,8 +121,7 @@ def explain(
         weights: the weights of a config or a backbone. A backbone's need not have a classifier's head; None: its
             published ones.
         image: the image to explain, in any form that a `Predictor` takes.
-        prompt: what a model that takes a prompt looks for in the image.
-        text: the sentence that a model of text reads.
+        text: the sentence that a model of text reads; or with an image, what a text-prompted model looks for in it.
         video: the file or folder of frames of which a model of clips explains the middle clip.
         images: a folder of images to average attention distances over.
         max_images: only the first of these images, in alphabetical order; None: all.
@@ -149,9 +147,11 @@ def explain(
         CheckpointError: the weights cannot be read, or do not fit.
         DataError: an input cannot be read, or a point is outside of it.
     """
-    inputs = {"image": image, "text": text, "video": video, "images": images, "dataset": dataset or None}
+    # With an image, a text says what to look for.
+    sentence, sought = (text, None) if image is None else (None, text)
+    inputs = {"image": image, "text": sentence, "video": video, "images": images, "dataset": dataset or None}
     options = {
-        "prompt": prompt,
+        "text": sought,
         "points": points or None,
         "frame": frame,
         "queries": queries or None,
@@ -199,14 +199,14 @@ def explain(
         html=html,
         words=words,
     )
-    if text is not None:
+    if sentence is not None:
         if isinstance(loaded, Predictor):
             raise ConfigError(f"text: {type(loaded.model).__name__} reads no text. Give an image or a video.")
-        explain_text(loaded, text, request, result)
+        explain_text(loaded, sentence, request, result)
         return result
     predictor = _resize(_of_images(loaded), size)
-    if prompt is not None:
-        predictor = predictor.with_prompt(prompt)
+    if sought is not None:
+        predictor = predictor.with_text(sought)
     if video is not None:
         result.stem = Path(video).stem
         explain_clip(predictor, video, request, result)
@@ -289,8 +289,8 @@ def explain_image(
             "backbone with attention (ViT, also timm's, Swin, SwinV2, MViT, LRNet, NonLocalResNet)."
         )
     accepted = {"html", "size"}.union(*(part.options for part in figures))
-    if "prompt" in model.takes:
-        accepted.add("prompt")
+    if "text" in model.takes:
+        accepted.add("text")
     if unused := [option for option in options if option not in accepted | {"compare", "max_images"}]:
         raise ConfigError(
             f"{', '.join(unused)}: not for {name}, whose figures take {', '.join(sorted(accepted))}. Leave this out."
