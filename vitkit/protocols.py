@@ -122,6 +122,10 @@ class AttentionLayers(NamedTuple):
     """Modules in which queries attend to the image: to every location, or to sampled points."""
     prompt: Sequence[nn.Module] = ()
     """Modules in which queries or locations attend to the words of the prompt."""
+    fusion: Sequence[nn.Module] = ()
+    """Modules in which the image and the words of the prompt attend to each other. A recorder gets two entries for each
+    call: the weights of the locations of all of the neck's maps, fine to coarse, over the words, (B, heads, S, words),
+    then those of the words over the locations."""
     level_names: Sequence[str] = ()
     """Names of the neck's maps that the decoder's modules attend to in turn; empty: only the coarsest."""
     masked: Sequence[nn.Module] = ()
@@ -198,6 +202,19 @@ class Model(nn.Module):
             DataError: the model cannot read the text.
         """
         return self.prompt_words(text)
+
+    def phrases_of_words(self, prompt: str) -> list[int]:
+        """Return for each of a prompt's words the number of its phrase; -1 for one of none, such as a separator."""
+        return list(range(len(self.prompt_words(prompt))))
+
+    def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
+        """Return the score of each class for each query, (B, Q, num_classes) float32 in 0..1.
+
+        Queries are in the order of the outputs, which `postprocess` may sort. By default, logits with an extra column,
+        for "no object", go through a softmax, and others through a sigmoid.
+        """
+        logits = outputs["pred_logits"].float()
+        return logits.softmax(-1)[..., :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
 
     def postprocess_settings(self) -> dict[str, Any] | None:
         """Return the settings of the post-processing that an exported file leaves to its reader, as plain values; None
