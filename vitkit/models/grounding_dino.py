@@ -145,13 +145,21 @@ class GroundingDINO(Detector):
             text_padding: (B, T) bool, True = padding.
             and the prompts' `blocks` and `is_word`.
         Raises:
-            ConfigError: there is neither a prompt nor tokens.
+            ConfigError: there is neither a prompt nor tokens, one of the three is missing, or there are too many
+                tokens.
             DataError: a prompt is not one, or too long.
         """
         if tokens is None:
             if prompt is None:
                 raise ConfigError("GroundingDINO looks for what a prompt names, and has none: give prompt or tokens.")
             tokens, blocks, is_word = (x.to(images.device) for x in self.encode(prompt).values())
+        if blocks is None or is_word is None:
+            raise ConfigError("GroundingDINO: got tokens without blocks or is_word; expected all three of a prompt.")
+        if tokens.shape[1] > self.max_tokens and not torch.compiler.is_exporting():
+            raise ConfigError(
+                f"GroundingDINO: a prompt has {tokens.shape[1]} tokens; expected at most model.max_tokens="
+                f"{self.max_tokens}. Look for fewer phrases at a time (data.prompts.max_tokens in training)."
+            )
         images, padding_mask = self.prepare(images, padding_mask)
         features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
         text = self.encode_text(tokens, blocks)
