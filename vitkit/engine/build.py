@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -203,18 +204,34 @@ def check_prompts(model: nn.Module, dataset: Dataset) -> None:
         raise ConfigError(f"data.prompts: {type(model).__name__} reads no prompts. Leave it out.")
 
 
-def build_criterion(spec: Spec, classes: Sequence[str] | None) -> Criterion:
+def build_criterion(spec: Spec, classes: Sequence[str] | None, dataset: Dataset | None = None) -> Criterion:
     """Build a config's `criterion` section; its `class_weights` may be by name.
 
     Args:
         classes: names of the dataset's classes; None if it has none.
+        dataset: the training dataset, whose images are counted by class for `federated_classes`.
     Raises:
         ConfigError: the section is invalid, or `class_weights` are not for these classes.
     """
-    weights = spec.get("class_weights") if isinstance(spec, Mapping) else None
-    if weights is None:
+    if not isinstance(spec, Mapping):
         return CRITERIA.build(spec)
-    return CRITERIA.build({**spec, "class_weights": _in_class_order(weights, classes or ())})
+    if spec.get("class_weights") is not None:
+        spec = {**spec, "class_weights": _in_class_order(spec["class_weights"], classes or ())}
+    if dataset is not None and spec.get("federated_classes") is not None and spec.get("image_counts") is None:
+        spec = {**spec, "image_counts": _count_images(dataset)}
+    return CRITERIA.build(spec)
+
+
+def _count_images(dataset: Dataset) -> list[int]:
+    """Return the number of training images that show each class."""
+    if (pairs := dataset.image_classes()) is None:
+        raise ConfigError(
+            f"criterion.federated_classes: {type(dataset).__name__} does not list the classes in its images. Give "
+            "criterion.image_counts, the number of images of each class."
+        )
+    images, labels = pairs
+    counted = labels[np.isin(images, dataset.training_indices())]
+    return np.bincount(counted, minlength=len(dataset.classes)).tolist()
 
 
 def _in_class_order(weights: Any, classes: Sequence[str]) -> list[float]:
@@ -236,13 +253,13 @@ def _in_class_order(weights: Any, classes: Sequence[str]) -> list[float]:
     return list(weights)
 
 
-def build_criterion_for(config: Mapping[str, Any], model: Model, classes: Sequence[str] | None = None) -> Criterion:
-    """Build a config's criterion, for a model and the names of the dataset's classes.
+def build_criterion_for(config: Mapping[str, Any], model: Model, dataset: Dataset | None = None) -> Criterion:
+    """Build a config's criterion, for a model and the training dataset.
 
     Raises:
         ConfigError: the `criterion` section is invalid, or its class loss is for other logits than the model's.
     """
-    criterion = build_criterion(config["criterion"], classes)
+    criterion = build_criterion(config["criterion"], dataset.classes if dataset else None, dataset)
     if None in (model.class_activation, criterion.class_activation):
         return criterion
     if criterion.class_activation != model.class_activation:

@@ -231,8 +231,10 @@ class CocoDetection(ListedImages, DetectionDataset):
         with gc_paused():
             content = self._read(log=False).content
             if self._id_of_raw:
+                entries = {self._id_of_raw.get(category["id"]): category for category in content["categories"]}
                 names = zip(self.category_ids, self.classes)
-                content = {**content, "categories": [{"id": raw, "name": name} for raw, name in names]}
+                categories = [{**entries.get(raw, {}), "id": raw, "name": name} for raw, name in names]
+                content = {**content, "categories": categories}
             annotations = []
             for position, annotation in enumerate(content["annotations"]):
                 raw = annotation["category_id"]

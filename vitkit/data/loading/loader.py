@@ -226,6 +226,8 @@ class DataSettings:
         weights = groups = None
         if self.sampler is not None:
             weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
+        if (own := dataset.sample_weights()) is not None:
+            weights = own * (1.0 if weights is None else weights)
         indices = dataset.training_indices()
         if len(indices) < len(dataset):
             weights = np.bincount(indices, minlength=len(dataset)) * (1.0 if weights is None else weights)
