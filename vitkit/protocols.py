@@ -122,6 +122,10 @@ class AttentionLayers(NamedTuple):
     """Modules in which queries attend to the image: to every location, or to sampled points."""
     prompt: Sequence[nn.Module] = ()
     """Modules in which queries or locations attend to the words of the prompt."""
+    fusion: Sequence[nn.Module] = ()
+    """Modules in which the image and the words of the prompt attend to each other. A recorder gets two entries for each
+    call: the weights of the locations of all of the neck's maps, fine to coarse, over the words, (B, heads, S, words),
+    then those of the words over the locations."""
     level_names: Sequence[str] = ()
     """Names of the neck's maps that the decoder's modules attend to in turn; empty: only the coarsest."""
     masked: Sequence[nn.Module] = ()
@@ -141,10 +145,10 @@ class Model(nn.Module):
     for a model's class: it says by `takes` and `returns`, on the class or in the constructor, what kind it is.
     """
 
-    takes: Sequence[Literal["images", "prompt", "source", "tokens"]] = ("images",)
-    """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "prompt", a list with a
-    text for each image that names what to look for, or with its phrases; "source", the tokens of a text that another is
-    written from; "tokens", those of a text that is continued or whose masks are filled."""
+    takes: Sequence[Literal["images", "text", "source", "tokens"]] = ("images",)
+    """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "text", a list with
+    what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption`; "source", the tokens of a
+    text that another is written from; "tokens", those of a text that is continued or whose masks are filled."""
     returns: Sequence[
         Literal["boxes_xyxy", "masks", "semantic", "panoptic", "class_scores", "phrases", "text", "masked_tokens"]
     ] = ()
@@ -159,6 +163,10 @@ class Model(nn.Module):
     """The tasks that a segmentation model is configured for, out of "semantic", "instance" and "panoptic"."""
     classifies_masks: bool = False
     """Whether its queries predict a class and a mask each, and no box (mask classification)."""
+    score_threshold: float = 0.5
+    """The lowest score of objects that are shown, where no evaluation has measured better ones."""
+    vocabulary: Any = None
+    """The `Vocabulary` that its text is read with; None for a model that reads no text, or only numbers of tokens."""
     image_size: tuple[int, int] | None = None
     """The (height, width) that it pads smaller images to, the only one that its exported file takes; None: any."""
     mask_multiple: int = 1
@@ -181,14 +189,32 @@ class Model(nn.Module):
         """Return where its attention lies; none by default, besides that of its backbone."""
         return AttentionLayers()
 
-    def prompt_words(self, prompt: str) -> list[str]:
-        """Return the words of a prompt as the model reads them: the columns of its `pred_logits` (B, Q, words), a
-        sigmoid each, and of its attention to the prompt."""
-        return prompt.split()
+    def prompt_words(self, text: Any) -> list[str]:
+        """Return the words of a text to look for as the model reads them: the columns of its `pred_logits`
+        (B, Q, words), a sigmoid each, and of its attention to the prompt."""
+        return text.split()
 
-    def prompt_phrases(self, prompt: str) -> list[str]:
-        """Return what a prompt names, the classes of what is detected; its words, if the model has no phrases."""
-        return self.prompt_words(prompt)
+    def prompt_phrases(self, text: Any) -> list[str]:
+        """Return what a text names, the classes of what is detected: its words, if the model has no phrases; nothing,
+        if they differ from image to image, as for a caption.
+
+        Raises:
+            DataError: the model cannot read the text.
+        """
+        return self.prompt_words(text)
+
+    def phrases_of_words(self, prompt: str) -> list[int]:
+        """Return for each of a prompt's words the number of its phrase; -1 for one of none, such as a separator."""
+        return list(range(len(self.prompt_words(prompt))))
+
+    def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
+        """Return the score of each class for each query, (B, Q, num_classes) float32 in 0..1.
+
+        Queries are in the order of the outputs, which `postprocess` may sort. By default, logits with an extra column,
+        for "no object", go through a softmax, and others through a sigmoid.
+        """
+        logits = outputs["pred_logits"].float()
+        return logits.softmax(-1)[..., :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
 
     def postprocess_settings(self) -> dict[str, Any] | None:
         """Return the settings of the post-processing that an exported file leaves to its reader, as plain values; None

@@ -273,7 +273,7 @@ class ImageSizes:
         return sizes
 
 
-class UncompiledTargets(Sequence):
+class UncompiledTargets(Sequence[Any]):
     """Targets of a batch that torch.compile does not look into: it would recompile for other numbers of objects."""
 
     def __init__(self, targets: Sequence[Any]):
@@ -293,14 +293,14 @@ class Batch:
     For images, `inputs` holds
         images: (B, 3, H, W) uint8 RGB, or (B, C, H, W) uint16, zero-padded at the right and bottom to a common size,
         padding_mask: (B, H, W) bool, True = padding,
-        prompt: only for a model that takes one, a list with a text for each image; or in its place, as in training,
+        text: only for a text-prompted model, a list with what to look for in each image; or in its place, in training,
         tokens, blocks, is_word: (B, T), its tokens, see `vitkit.ops.prompts`.
     For clips, which all have one size within a batch, `inputs` holds
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.
     """
 
     inputs: dict[str, Tensor]
-    targets: list[dict[str, Any]]
+    targets: Sequence[Mapping[str, Any]]
 
     @classmethod
     def collate(cls, samples: Sequence[Sample]) -> "Batch":
@@ -337,7 +337,7 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        def convert(values: dict[str, Any]) -> dict[str, Any]:
+        def convert(values: Mapping[str, Any]) -> dict[str, Any]:
             return {name: function(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 
         return Batch(convert(self.inputs), [convert(target) for target in self.targets])

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from helpers.grounding_models import OUTSIDE, SEPARATORS, bert_tokenizer, build_grounding, library_grounding
+from helpers.grounding_models import OUTSIDE, SEPARATORS, bert_tokenizer, blocks_of, build_grounding, library_grounding
 
 import vitkit
 from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import find_model
-from vitkit.ops.prompts import blocks_of, prompt_layout
+from vitkit.ops.prompts import prompt_layout
 from vitkit.weights import load_weights
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
@@ -125,9 +125,9 @@ def test_a_folder_is_read_with_its_tokens_and_written(variant, tmp_path, same_cl
     theirs.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(bert_tokenizer())
     predictor = vitkit.load(folder)
-    assert predictor.with_prompt("cat . red dog .").classes == ["cat", "red dog"]
+    assert predictor.with_text("cat . red dog .").classes == ["cat", "red dog"]
     image = torch.randint(256, (96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).numpy()
-    prediction = predictor(image, prompt=["cat", "red dog"], threshold=0.0)
+    prediction = predictor(image, text=["cat", "red dog"], threshold=0.0)
     assert set(prediction.names) == {"cat", "red dog"}
 
     config = find_model(folder).config

@@ -1,16 +1,15 @@
 """LVIS's box and mask metrics (Gupta et al. 2019, https://arxiv.org/abs/1908.03195), and fixed AP (Dave et al. 2021,
 https://arxiv.org/abs/2102.01066)."""
 
-import copy
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
-from vitkit.evaluation.coco import CocoEvaluator, Predictions, mean_of_valid, to_results
+from vitkit.evaluation.base import SampleEvaluator
+from vitkit.evaluation.coco import CocoEvaluator, mean_of_valid, to_results
+from vitkit.evaluation.detection_matches import Predictions
+from vitkit.evaluation.matching import IOUS
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.protocols import Dataset
 from vitkit.registry import EVALUATORS
@@ -58,18 +57,27 @@ class LvisEvaluator(CocoEvaluator):
         """Return the predictions within the limit, see `CocoEvaluator`."""
         return to_results(self._within_limit())
 
-    def evaluated_results(self, truth: dict[str, Any]) -> list[dict[str, Any]]:
+    def incomplete_classes(self, image: Mapping[str, Any]) -> Sequence[int]:
+        """Return the category ids whose objects are not all annotated in an image."""
+        return image[ANNOTATED_CLASSES[1]]
+
+    def evaluated_answers(self, truth: Mapping[str, Any]) -> dict[int, Predictions]:
         """Return the predictions within the limit of classes that their images are annotated for."""
         annotated = {image["id"]: {*image[ANNOTATED_CLASSES[0]]} for image in truth["images"]}
         for annotation in truth["annotations"]:
             annotated[annotation["image_id"]].add(annotation["category_id"])
         # Among millions of predictions for more than a thousand classes, few are of these.
-        return to_results(
-            {
-                image_id: predictions.take(np.flatnonzero(np.isin(predictions.category_ids, [*annotated[image_id]])))
-                for image_id, predictions in self._within_limit().items()
-            }
-        )
+        return {
+            image_id: predictions.take(np.flatnonzero(np.isin(predictions.category_ids, [*annotated[image_id]])))
+            for image_id, predictions in self._within_limit().items()
+        }
+
+    def gather(self) -> None:
+        """Move the answers of all ranks to the main process; see `CocoEvaluator`."""
+        if self.fixed_ap:  # which predictions count is known only when all are
+            SampleEvaluator.gather(self)
+        else:
+            super().gather()
 
     def _within_limit(self) -> dict[int, Predictions]:
         """Return the best predictions of each image, or of each class."""
@@ -87,19 +95,15 @@ class LvisEvaluator(CocoEvaluator):
         ends = np.cumsum([len(self.answers[k].scores) for k in image_ids], dtype=np.int64)
         return {k: self.answers[k].take(np.flatnonzero(part)) for k, part in zip(image_ids, np.split(kept, ends[:-1]))}
 
-    def make_evaluation(self, truth: COCO, results: COCO, iou_type: str) -> COCOeval:
-        """Return what matches predictions with objects, image by image."""
-        return _PartlyAnnotated(truth, results, iou_type)
-
     def _compute(self) -> dict[str, float]:
         """Return the metrics of `CocoEvaluator`, and bbox/APr, bbox/APc, bbox/APf ..."""
         metrics = super()._compute()
+        groups = {entry["id"]: entry.get("frequency") for entry in self.dataset.ground_truth()["categories"]}
         for iou_type in self.iou_types:
-            evaluation = self._evaluations[iou_type]
-            groups = [evaluation.cocoGt.cats[k].get("frequency") for k in evaluation.params.catIds]
+            precision, _ = self._curves[iou_type]
             for frequency in FREQUENCIES:
-                rows = [row for row, group in enumerate(groups) if group == frequency]
-                metrics[f"{iou_type}/AP{frequency}"] = mean_of_valid(evaluation.eval["precision"][:, :, rows, 0, -1])
+                labels = [label for label, raw in enumerate(self.dataset.category_ids) if groups.get(raw) == frequency]
+                metrics[f"{iou_type}/AP{frequency}"] = mean_of_valid(precision[: len(IOUS), :, labels, 0])
         return metrics
 
     def limit_line(self) -> str:
@@ -107,42 +111,6 @@ class LvisEvaluator(CocoEvaluator):
         if self.fixed_ap:
             return f"fixed AP: at most {PER_CLASS} detections of a class in all images count (fixed_ap)"
         return f"at most {PER_IMAGE} detections in an image count"
-
-
-class _PartlyAnnotated(COCOeval):
-    """COCOeval that looks only at the classes which an image has objects or predictions of: of a thousand, a few."""
-
-    def evaluate(self) -> None:
-        """Match the predictions with the objects."""
-        params = self.params
-        params.imgIds, params.catIds = np.unique(params.imgIds).tolist(), np.unique(params.catIds).tolist()
-        self._gts, self._dts = self._by_pair(self.cocoGt), self._by_pair(self.cocoDt)
-        column = {image_id: k for k, image_id in enumerate(params.imgIds)}
-        row = {category_id: k for k, category_id in enumerate(params.catIds)}
-        self.evalImgs = [None] * (len(row) * len(params.areaRng) * len(column))
-        for image_id, category_id in sorted({*self._gts, *self._dts}):
-            self.ious[image_id, category_id] = self.computeIoU(image_id, category_id)
-            for size, areas in enumerate(params.areaRng):
-                position = (row[category_id] * len(params.areaRng) + size) * len(column) + column[image_id]
-                self.evalImgs[position] = self.evaluateImg(image_id, category_id, areas, params.maxDets[-1])
-        self._paramsEval = copy.deepcopy(params)
-
-    def _by_pair(self, coco: COCO) -> dict[tuple[int, int], list[dict[str, Any]]]:
-        """Return the annotations of each image and class."""
-        pairs = defaultdict(list)
-        for annotation in coco.dataset["annotations"]:
-            if self.params.iouType == "segm":
-                annotation["segmentation"] = coco.annToRLE(annotation)
-            annotation["ignore"] = annotation["iscrowd"]
-            pairs[annotation["image_id"], annotation["category_id"]].append(annotation)
-        return pairs
-
-    def evaluateImg(self, imgId: int, catId: int, aRng: Sequence[float], maxDet: int) -> dict[str, Any] | None:
-        """Match the predictions of a class in an image, where unmatched ones may be objects that are not annotated."""
-        result = super().evaluateImg(imgId, catId, aRng, maxDet)
-        if catId in self.cocoGt.imgs[imgId][ANNOTATED_CLASSES[1]]:
-            result["dtIgnore"] |= result["dtMatches"] == 0
-        return result
 
 
 def _best(scores: np.ndarray, limit: int) -> np.ndarray:

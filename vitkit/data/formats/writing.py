@@ -18,7 +18,7 @@ import yaml
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, round_pixels
 from vitkit.data.formats.label_studio import LOCAL_FILES
 from vitkit.data.formats.odvg import LABEL_MAP
-from vitkit.data.formats.sizes import size_difference
+from vitkit.data.formats.sizes import check_size
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.image_files import path_inside, upright_size
@@ -292,17 +292,6 @@ def image_files(data: AnnotatedImages) -> dict[int, Path]:
         files[image["id"]] = path_inside(data.folder, image["file_name"], data.source.name)
         check_size(image, upright_size(files[image["id"]]))
     return files
-
-
-def check_size(image: Mapping[str, Any], size: tuple[int, int]) -> None:
-    """Raise DataError unless an image has the annotated size; `size` is the file's (width, height)."""
-    if size == (image["height"], image["width"]) and size[0] != size[1]:
-        raise DataError(
-            f"image {image['file_name']!r} is {size[0]}x{size[1]} pixels (width x height) and annotated as "
-            f"{image['width']}x{image['height']}. Fix it: vitkit data convert … --fix sizes"
-        )
-    if size != (image["width"], image["height"]):
-        raise DataError(size_difference(image, size))
 
 
 def check_names(data: AnnotatedImages, *, stripped: bool = False) -> None:

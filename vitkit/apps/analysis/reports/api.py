@@ -26,8 +26,8 @@ from vitkit.errors import ConfigError
 
 FLOAT32 = 4
 
-PROMPT = "a person. a red car. a dog."
-"""What a model that takes a prompt looks for while its costs are counted."""
+TEXT = "a person. a red car. a dog."
+"""What a text-prompted model looks for while its costs are counted."""
 
 
 @dataclass(frozen=True)
@@ -162,12 +162,12 @@ def analyze(
     module = subject.build("cpu" if macs or time or fvcore else "meta")
     shape, size_from = subject.input_shape(module, size=size, frames=frames, batch_size=batch_size)
     names, parameters = parts(module, depth), count_parameters(module)
-    prompt = {}
-    if "prompt" in getattr(module, "takes", ()):
+    text = {}
+    if "text" in getattr(module, "takes", ()):
         if time or fvcore:
-            raise ConfigError("--time, --fvcore: not for models that take a prompt. Leave them out.")
-        prompt = {"prompt": [PROMPT] * batch_size}
-    counted = count_macs(module, torch.zeros(shape), **prompt) if macs else None
+            raise ConfigError("--time, --fvcore: not for text-prompted models. Leave them out.")
+        text = {"text": [TEXT] * batch_size}
+    counted = count_macs(module, torch.zeros(shape), **text) if macs else None
     by_fvcore = count_macs_by_fvcore(module, torch.zeros(shape)).total if fvcore else None
     measured = {}
     if time:
