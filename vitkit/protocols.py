@@ -9,6 +9,7 @@ submodules, which `nn.Module` keeps in tables of its own; see `child`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
@@ -328,10 +329,12 @@ class Dataset(ABC):
     is_video: bool = False
     """Whether its samples are videos, see `load_frames`."""
     has_vocabularies: bool = False
-    """Whether it has text. It then has `target_vocabulary` and, if the model reads text, `source_vocabulary`, which may
+    """Whether it has text. It then has `target_vocabulary` and, if the model translates, `source_vocabulary`, which may
     be built when they are first used."""
+    prompts: Any = None
+    """How prompts for a text-prompted detector are made of its classes, `vitkit.data.text.prompts.Prompts`; None: it
+    has none. `DataSettings` sets it, and that the dataset has a vocabulary."""
     source_vocabulary: Any = None
-    target_vocabulary: Any = None
     sides: Sequence[Sequence[str]] = ()
     """The lines of its text: those of the source and of the target, or only one side."""
     num_objects: int | None = None
@@ -344,6 +347,11 @@ class Dataset(ABC):
     """Function that joins its samples into a `Batch`; None: `Batch.collate`."""
     batch_transforms: Callable[[Batch], Batch] | None = None
     """Transforms training batches on the model's device."""
+
+    @cached_property
+    def target_vocabulary(self) -> Any:
+        """The vocabulary of what the model writes, or of prompts, by default learned from them; None: no text."""
+        return None if self.prompts is None else self.prompts.learn_vocabulary(self)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -419,9 +427,16 @@ class Dataset(ABC):
         """
         self._lacks(f"classes that can be chosen, here {', '.join(classes)[:200]}")
 
+    def phrases(self) -> Iterable[str] | None:
+        """Return all phrases of its samples' targets, from which a vocabulary may be learned; None if they have none,
+        so that prompts are made of its classes."""
+        return None
+
     def use_vocabularies_of(self, other: "Dataset") -> None:
         """Encode with the vocabularies of another dataset, such as the training dataset."""
-        self._lacks("vocabularies")
+        if self.prompts is None:
+            self._lacks("vocabularies")
+        self.target_vocabulary = other.target_vocabulary
 
     def _lacks(self, what: str) -> NoReturn:
         raise DataError(f"dataset {type(self).__name__} has no {what}. Choose another dataset, or another task.")

@@ -166,7 +166,7 @@ def build_run(
     seed_everything(settings.seed)
 
     train_set, val_set = build.build_datasets(data)
-    vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init)
+    vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init, config["model"])
     loader = build.build_train_loader(data, train_set, settings.seed, device)
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)

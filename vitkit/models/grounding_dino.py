@@ -182,7 +182,7 @@ class GroundingDINO(Detector):
             If the prompts are read in parts, there are only `blocks` and `chunks`, a list with the outputs of each part
             and its `first_phrase`, see `split_prompts`.
         Raises:
-            ConfigError: there is neither text nor tokens.
+            ConfigError: there is neither text nor tokens, or one of the three is missing.
             DataError: a text is not a prompt, or a prompt is too long.
         """
         captions = None
@@ -195,6 +195,8 @@ class GroundingDINO(Detector):
             else:
                 encoded = self.encode(text)
             tokens, blocks, is_word = (x.to(images.device) for x in encoded.values())
+        if blocks is None or is_word is None:
+            raise ConfigError("GroundingDINO: got tokens without blocks or is_word; expected all three of a prompt.")
         images, padding_mask = self.prepare(images, padding_mask)
         if self.training:
             if tokens.shape[1] > self.max_tokens:
