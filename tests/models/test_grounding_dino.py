@@ -248,6 +248,16 @@ def test_official_names_both_ways(mm, shared, levels):
         torch.testing.assert_close(value, other, msg=key)
 
 
+def test_llmdets_language_model_is_left_out():
+    state = write_names(build_grounding(mm=True, shared=False), "official").state
+    more = ("lmm.model.layers.0.weight", "connector.0.bias", "region_connector.0.weight", "image_seperate.weight")
+    state |= {name: torch.zeros(2) for name in (*more, "ref_point_head.layers.0.weight")}
+    model = build_grounding(mm=True, shared=False)
+    load_weights(model, {"state_dict": state})
+    for name, value in write_names(model, "official").state.items():
+        assert torch.equal(value, state[name]), name
+
+
 def test_names_are_those_of_the_official_files():
     """Some names of each part, as in the official code (GroundingDINO 856dde2, mmdet 3.3.0)."""
     names = write_names(build_grounding(), "official").state

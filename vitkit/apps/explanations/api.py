@@ -13,8 +13,8 @@ from vitkit.apps.explanations.backbone_models import is_backbone, load_backbone
 from vitkit.apps.explanations.backbones import explain_backbone, has_located_attention, mean_distances
 from vitkit.apps.explanations.clips import explain_clip
 from vitkit.apps.explanations.dense import explain_attention, explain_sampling, explain_slots
-from vitkit.apps.explanations.explain_options import Draw, Explanation, Point, Request, check_points
-from vitkit.apps.explanations.images import attention_layers, decoder_layers, encoder_layers, samples_points
+from vitkit.apps.explanations.explain_options import Draw, Explanation, Request, check_points
+from vitkit.apps.explanations.images import Point, attention_layers, decoder_layers, encoder_layers, samples_points
 from vitkit.apps.explanations.prompts import explain_prompt
 from vitkit.apps.explanations.text_figures import explain_caption, explain_text
 from vitkit.apps.inference import Loaded, Predictor, find_trained, images_in, load
