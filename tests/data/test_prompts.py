@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.grounding_models import bert_tokenizer
 
+from vitkit.data.loading.batch_augmentation import mix
 from vitkit.data.loading.loader import BatchLoader, DataSettings, match_classes
 from vitkit.data.loading.samplers import EvalBatches, TrainBatches
 from vitkit.data.text.prompts import Prompts, PromptStep, fitting
@@ -320,3 +321,16 @@ def test_evaluation_batches_have_all_classes_and_the_boxes_of_each_class():
     for batch in loader:
         assert all(target["phrases"] == PHRASES for target in batch.targets)
         assert batch.inputs.keys() == {"images", "padding_mask", "tokens", "blocks", "is_word"}
+
+
+def test_samples_whose_phrases_cannot_be_encoded_are_replaced_and_named(caplog):
+    dataset = Boxes([CAPTION, CAPTION | {"phrases": ["zzz", "dogs"]}], classes=())
+    dataset.target_vocabulary = Vocabulary.train("word", ["a cat on mat two dogs play ."])
+    batches = TrainBatches(2, batch_size=2, seed=0)
+    with pytest.raises(DataError, match="knows no piece of the phrase 'zzz'"):
+        list(BatchLoader(dataset, batches, DataSettings(num_workers=0), training=True))
+    with caplog.at_level(logging.ERROR, logger="vitkit"):
+        (batch,) = BatchLoader(dataset, batches, DataSettings(num_workers=0, on_error="skip"), training=True)
+    assert [target["image_id"] for target in batch.targets] == [0, 0] and "the phrase 'zzz'" in caplog.text
+    with pytest.raises(ConfigError, match="data.mixup: mixes images whose labels are classes, and these have phrases"):
+        mix(dataset[0, 0], dataset[0, 0], 0.5)
