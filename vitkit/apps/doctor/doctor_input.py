@@ -103,10 +103,10 @@ class Case:
             return None, []
         dataset, classes = self.train.dataset, self.train.classes or None
         try:
+            check_prompts(self.config["model"], dataset)
             model = build_model(
                 self.config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies_of(dataset)
             )
-            check_prompts(model, dataset)
         except VitkitError as error:
             return None, [Issue("model", "fail", str(error))]
         try:

@@ -170,6 +170,8 @@ def mix(sample: Sample, other: Sample, share: float) -> Sample:
     target = dict(sample["target"])
     if "boxes_cxcywh" not in target:
         raise ConfigError("data.mixup: mixes images with boxes, and these have none. Leave it out.")
+    if "phrases" in target or "phrases" in other["target"]:
+        raise ConfigError("data.mixup: mixes images whose labels are classes, and these have phrases. Leave it out.")
     for name in {"labels", "boxes_cxcywh", "masks"} & target.keys():
         target[name] = torch.cat([target[name], other["target"][name]])
     image = cv2.addWeighted(sample["image"].numpy(), share, other["image"].numpy(), 1 - share, 0.0)

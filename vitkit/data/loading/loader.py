@@ -453,7 +453,10 @@ class _BatchedDataset:
         """Load a sample; if its file is to be skipped, append the error and load another one, drawn by its seed."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                return self.dataset[index]
+                sample = self.dataset[index]
+                if self.prompt is not None:
+                    self.prompt.check(sample)
+                return sample
             except DataError as error:
                 if not self.skip_errors:
                     raise
