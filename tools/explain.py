@@ -39,7 +39,6 @@ from vitkit.tools.common import (
     errors_in_one_line,
     fraction,
     image_size,
-    new_file,
     positive,
     sort_model,
 )
@@ -112,7 +111,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--compare: expected a model, or a config and its weights")
     if not (args.image or args.images or args.video or args.dataset or args.text is not None):
         parser.error("nothing to explain: give --image, --text, --video, --images or --dataset")
-    args.out = args.out or new_file("runs/explain")
     return args
 
 

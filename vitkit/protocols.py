@@ -9,6 +9,7 @@ submodules, which `nn.Module` keeps in tables of its own; see `child`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
@@ -122,6 +123,10 @@ class AttentionLayers(NamedTuple):
     """Modules in which queries attend to the image: to every location, or to sampled points."""
     prompt: Sequence[nn.Module] = ()
     """Modules in which queries or locations attend to the words of the prompt."""
+    fusion: Sequence[nn.Module] = ()
+    """Modules in which the image and the words of the prompt attend to each other. A recorder gets two entries for each
+    call: the weights of the locations of all of the neck's maps, fine to coarse, over the words, (B, heads, S, words),
+    then those of the words over the locations."""
     level_names: Sequence[str] = ()
     """Names of the neck's maps that the decoder's modules attend to in turn; empty: only the coarsest."""
     masked: Sequence[nn.Module] = ()
@@ -198,6 +203,19 @@ class Model(nn.Module):
             DataError: the model cannot read the text.
         """
         return self.prompt_words(text)
+
+    def phrases_of_words(self, prompt: str) -> list[int]:
+        """Return for each of a prompt's words the number of its phrase; -1 for one of none, such as a separator."""
+        return list(range(len(self.prompt_words(prompt))))
+
+    def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
+        """Return the score of each class for each query, (B, Q, num_classes) float32 in 0..1.
+
+        Queries are in the order of the outputs, which `postprocess` may sort. By default, logits with an extra column,
+        for "no object", go through a softmax, and others through a sigmoid.
+        """
+        logits = outputs["pred_logits"].float()
+        return logits.softmax(-1)[..., :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
 
     def postprocess_settings(self) -> dict[str, Any] | None:
         """Return the settings of the post-processing that an exported file leaves to its reader, as plain values; None
@@ -289,7 +307,8 @@ class Dataset(ABC):
     """What its samples are called, in the plural."""
     annotations: Sequence[str] = ()
     """What can be loaded of the ground truth: "label" (a class for each sample), "objects" (by `ground_truth`),
-    "panoptic" (by `load_panoptic`), "semantic" (by `load_semantic`), "captions" (by `references`)."""
+    "panoptic" (by `load_panoptic`), "semantic" (by `load_semantic`), "captions" (by `references`), "regions" of a text
+    (by `located`)."""
     annotation_file: Path | None = None
     """The file that lists the samples."""
     file_kind: Literal["objects", "panoptic", "captions"] | None = None
@@ -310,10 +329,12 @@ class Dataset(ABC):
     is_video: bool = False
     """Whether its samples are videos, see `load_frames`."""
     has_vocabularies: bool = False
-    """Whether it has text. It then has `target_vocabulary` and, if the model reads text, `source_vocabulary`, which may
+    """Whether it has text. It then has `target_vocabulary` and, if the model translates, `source_vocabulary`, which may
     be built when they are first used."""
+    prompts: Any = None
+    """How prompts for a text-prompted detector are made of its classes, `vitkit.data.text.prompts.Prompts`; None: it
+    has none. `DataSettings` sets it, and that the dataset has a vocabulary."""
     source_vocabulary: Any = None
-    target_vocabulary: Any = None
     sides: Sequence[Sequence[str]] = ()
     """The lines of its text: those of the source and of the target, or only one side."""
     num_objects: int | None = None
@@ -326,6 +347,11 @@ class Dataset(ABC):
     """Function that joins its samples into a `Batch`; None: `Batch.collate`."""
     batch_transforms: Callable[[Batch], Batch] | None = None
     """Transforms training batches on the model's device."""
+
+    @cached_property
+    def target_vocabulary(self) -> Any:
+        """The vocabulary of what the model writes, or of prompts, by default learned from them; None: no text."""
+        return None if self.prompts is None else self.prompts.learn_vocabulary(self)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -354,6 +380,10 @@ class Dataset(ABC):
 
     def lengths(self) -> np.ndarray | None:
         """Return the number of tokens of every sample, (len(self), sides), for batching text."""
+        return None
+
+    def sample_weights(self) -> np.ndarray | None:
+        """Return how often each sample occurs in an epoch on average, float64 (len(self),); None: once."""
         return None
 
     def image_classes(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -397,9 +427,16 @@ class Dataset(ABC):
         """
         self._lacks(f"classes that can be chosen, here {', '.join(classes)[:200]}")
 
+    def phrases(self) -> Iterable[str] | None:
+        """Return all phrases of its samples' targets, from which a vocabulary may be learned; None if they have none,
+        so that prompts are made of its classes."""
+        return None
+
     def use_vocabularies_of(self, other: "Dataset") -> None:
         """Encode with the vocabularies of another dataset, such as the training dataset."""
-        self._lacks("vocabularies")
+        if self.prompts is None:
+            self._lacks("vocabularies")
+        self.target_vocabulary = other.target_vocabulary
 
     def _lacks(self, what: str) -> NoReturn:
         raise DataError(f"dataset {type(self).__name__} has no {what}. Choose another dataset, or another task.")

@@ -19,6 +19,9 @@ MASKS = QUERIES | {"masks"}
 CHANNELS = dict(type="ChannelProjection", out_channels=16)
 DETR = dict(type="DETRHead", num_encoder_layers=1, num_decoder_layers=2, **LAYERS)  # one encoder layer is enough
 
+PROMPT = "a . b c ."
+"""What a model that takes a prompt looks for."""
+
 # Model -> its spec and its figures, or the reason why it has none.
 DENSE = {
     "DETR": (dict(neck=CHANNELS, head=DETR), QUERIES | {"encoder", "encoder_heads"}),
@@ -39,6 +42,14 @@ DENSE = {
             head=dict(type="DINOHead", num_encoder_layers=1, num_decoder_layers=2, **LAYERS),
         ),
         {"query0"},
+    ),
+    "GroundingDINO": (
+        dict(
+            neck=dict(type="PyramidProjection", out_channels=16, num_levels=4, num_groups=4),
+            head=dict(type="GroundingDINOHead", num_encoder_layers=1, num_decoder_layers=2, **LAYERS),
+            text_encoder=dict(type="TransformerTextEncoder", num_layers=1, d_model=8, num_heads=1, d_ffn=8),
+        ),
+        {"query0", "box_words", "prompt_heads", "word_locations"},
     ),
     "RTDETR": (
         dict(
@@ -159,12 +170,15 @@ def dense_model(name: str) -> nn.Module:
     torch.manual_seed(0)
     spec, expected = DENSE[name]
     kind = name.split()[0]
-    vocabularies = {"target": Vocabulary.train("word", ["a b c"])} if "words" in expected else {}
-    queries = {} if vocabularies else {"num_queries": 4, "num_classes": 3}
+    reads_words = "words" in expected or kind == "GroundingDINO"
+    vocabularies = {"target": Vocabulary.train("word", ["a b c ."])} if reads_words else {}
+    queries = {} if "words" in expected else {"num_queries": 4, "num_classes": 3}
     if kind == "PerPixelClassification":
         del queries["num_queries"]
+    if kind == "GroundingDINO":
+        del queries["num_classes"]
     model = build_model(dict(type=kind, backbone=RESNET) | queries | spec, vocabularies=vocabularies)
-    if vocabularies:
+    if "words" in expected:
         model.decoding = DecodingSettings(max_length=4, min_length=2)
     return model
 

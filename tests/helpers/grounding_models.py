@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.engine.build import build_model
 from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
@@ -90,3 +90,16 @@ def bert_tokenizer(*more: str) -> str:
 def bert_vocabulary(*more: str) -> TokenizerVocabulary:
     """Return the vocabulary of `bert_tokenizer`."""
     return TokenizerVocabulary(bert_tokenizer(*more), [0, 100, 101, 102, 103])
+
+
+def blocks_of(tokens: Tensor, separators: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `blocks` and `is_word`, see `vitkit.ops.prompts`, of tokens not made phrase by phrase, such as a text's.
+
+    Args:
+        tokens: (B, S) int64.
+        separators: (K,) int64, the tokens that end a phrase.
+        outside: (M,) int64, those that belong to no phrase: the first, the last, and padding.
+    """
+    ends, is_outside = torch.isin(tokens, separators), torch.isin(tokens, outside)
+    blocks = ends.cumsum(1) - ends.long()  # the separators before each token
+    return blocks.masked_fill(is_outside, -1), ~(ends | is_outside)

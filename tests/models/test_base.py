@@ -13,6 +13,7 @@ from vitkit.models.base import DensePredictionModel
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, pixel_statistics
 from vitkit.registry import MODELS
 from vitkit.structures import FeatureInfo
+from vitkit.text.vocabulary import Vocabulary
 from vitkit.weights import load_pretrained
 
 RESNET = dict(type="ResNet", depth=18, pretrained=False)
@@ -57,6 +58,16 @@ DENSE_MODELS = {
         head=dict(
             type="DINOHead", d_model=32, num_heads=2, num_points=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2
         ),
+        num_queries=6,
+    ),
+    "grounding_dino": dict(
+        type="GroundingDINO",
+        neck=dict(type="PyramidProjection", out_channels=32, num_levels=3, num_groups=4, in_features=["res3", "res4"]),
+        head=dict(
+            type="GroundingDINOHead", d_model=32, num_heads=2, d_ffn=32, num_encoder_layers=1, num_decoder_layers=2
+        ),
+        text_encoder=dict(type="TransformerTextEncoder", num_layers=1, d_model=16, num_heads=2, d_ffn=16, dropout=0.0),
+        target_vocabulary=Vocabulary.train("word", ["a b c ."]),
         num_queries=6,
     ),
     "rt_detr": dict(
@@ -134,13 +145,17 @@ DENSE_MODELS = {
 
 def build(name, **changes):
     torch.manual_seed(0)
-    model = build_model({**DENSE_MODELS[name], "backbone": RESNET, "num_classes": 3, **changes}).eval()
+    classes = {} if name == "grounding_dino" else {"num_classes": 3}
+    model = build_model({**DENSE_MODELS[name], "backbone": RESNET, **classes, **changes}).eval()
     for module in model.modules():  # norms and biases also get distinct values
         if isinstance(module, nn.GroupNorm | nn.LayerNorm):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.uniform_(module.bias, -0.5, 0.5)
         elif isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
             nn.init.uniform_(module.bias, -0.3, 0.3)
+    if "prompt" in model.takes:
+        forward = model.forward
+        model.forward = lambda images, mask=None: forward(images, mask, prompt=["a . b c ."] * len(images))
     return model
 
 
@@ -165,13 +180,12 @@ def assert_same(alone, together):
 def test_every_dense_model_is_tested():
     constructors = {name: MODELS.resolve(name)[0] for name in MODELS.names()}
     with_a_neck = {name for name, model in constructors.items() if issubclass(model, DensePredictionModel)}
-    with_prompts = {"GroundingDINO"}  # see test_grounding_dino.py
-    assert {spec["type"] for spec in DENSE_MODELS.values()} | with_prompts == with_a_neck
+    assert {spec["type"] for spec in DENSE_MODELS.values()} == with_a_neck
 
 
 @pytest.mark.parametrize(("height", "width"), [(69, 51), (64, 96), (32, 40)])
-# DINO's positions are those of boxes in the padded maps, as published, so they depend on the amount of padding.
-@pytest.mark.parametrize("name", [name for name in DENSE_MODELS if name != "dino"])
+# Positions of both DINOs are those of boxes in the padded maps, as published, so they depend on the amount of padding.
+@pytest.mark.parametrize("name", [name for name in DENSE_MODELS if "dino" not in name])
 def test_isolated_images_have_the_same_results_in_any_batch(name, height, width):
     model = build(name, isolate_padding=True)
     image = torch.randint(256, (3, height, width), dtype=torch.uint8)

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from helpers.grounding_models import BERT_TOKENS, OUTSIDE, SEPARATORS, build_grounding, build_small, grounding_config
+from helpers.grounding_models import (
+    BERT_TOKENS,
+    OUTSIDE,
+    SEPARATORS,
+    blocks_of,
+    build_grounding,
+    build_small,
+    grounding_config,
+)
 
 from vitkit.config import load_config
 from vitkit.engine.build import build_model
@@ -10,7 +18,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.model_zoo.converters import write_names
 from vitkit.models.grounding_dino import with_phrase_features
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.ops.prompts import blocks_of, phrase_tokens, prompt_layout
+from vitkit.ops.prompts import phrase_tokens, prompt_layout
 from vitkit.registry import CRITERIA
 from vitkit.text.prompts import encode_phrases, split_phrases
 from vitkit.text.vocabulary import Vocabulary

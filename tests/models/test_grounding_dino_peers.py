@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from helpers.grounding_models import OUTSIDE, SEPARATORS, bert_tokenizer, build_grounding, library_grounding
+from helpers.grounding_models import OUTSIDE, SEPARATORS, bert_tokenizer, blocks_of, build_grounding, library_grounding
 
 import vitkit
 from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import find_model
-from vitkit.ops.prompts import blocks_of, prompt_layout
+from vitkit.ops.prompts import prompt_layout
 from vitkit.weights import load_weights
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")

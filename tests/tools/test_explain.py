@@ -1,6 +1,7 @@
 """vitkit explain from its command line to its figures."""
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -166,6 +167,12 @@ def test_dataset_option_draws_every_image_once(detr, monkeypatch, tmp_path, caps
     area = slots[0]["boxes_cxcywh"][..., 2:].prod(-1) * 64**2
     assert torch.equal(slots[1]["kinds"], (area >= 32**2).long() + (area >= 96**2))
     assert "wrote runs/explain/query_slots.png" in capsys.readouterr().out
+
+
+def test_earlier_figures_stay(detr):
+    for folder in ("runs/explain", "runs/explain-2"):
+        run(*detr[:2], "--dataset", "--queries", 3)
+        assert Path(folder, "query_slots.png").is_file()
 
 
 def test_deformable_detr_draws_a_figure_per_query(deformable, monkeypatch, tmp_path, capsys):

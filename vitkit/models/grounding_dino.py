@@ -98,8 +98,10 @@ class GroundingDINO(Detector):
         self.num_detections, self.nms_iou = num_detections, nms_iou
 
     def attention_layers(self) -> AttentionLayers:
-        """Return the decoder's attention to the image and to the prompt."""
-        return super().attention_layers()._replace(prompt=attention_in(child(self.head, "decoder"), "text_attn"))
+        """Return the decoder's attention to the image and to the prompt, and that between these two."""
+        encoder, decoder = child(self.head, "encoder"), child(self.head, "decoder")
+        fusion = [layer.attn for layer in child(encoder, "fusion_layers")]
+        return super().attention_layers()._replace(prompt=attention_in(decoder, "text_attn"), fusion=fusion)
 
     def encode(self, texts: Sequence[Prompt]) -> dict[str, Tensor]:
         """Return `tokens`, `blocks` and `is_word`, (B, T), of a text for each image.
@@ -139,6 +141,15 @@ class GroundingDINO(Detector):
         ids = {number: index for index, number in reversed(list(enumerate(vocabulary.numbers)))}
         return vocabulary.token_texts([ids[number] for number in tokens])
 
+    def phrases_of_words(self, prompt: Prompt) -> list[int]:
+        """Return for each token the number of its phrase; -1 for a dot, and for the first and the last token."""
+        encoded = self.encode([prompt])
+        return encoded["blocks"].masked_fill(~encoded["is_word"], -1)[0].tolist()
+
+    def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
+        """Return the score of each phrase for each query, see `phrase_scores`."""
+        return phrase_scores(outputs["pred_logits"], outputs["blocks"], outputs["is_word"])
+
     def encode_text(self, tokens: Tensor, blocks: Tensor) -> Text:
         """Encode prompts, which does not depend on the images: `tokens` and `blocks` are (B, T)."""
         return Text(self.text_projection(self.text_encoder(tokens, blocks)), tokens == PAD, blocks)
@@ -171,7 +182,7 @@ class GroundingDINO(Detector):
             If the prompts are read in parts, there are only `blocks` and `chunks`, a list with the outputs of each part
             and its `first_phrase`, see `split_prompts`.
         Raises:
-            ConfigError: there is neither text nor tokens.
+            ConfigError: there is neither text nor tokens, or one of the three is missing.
             DataError: a text is not a prompt, or a prompt is too long.
         """
         captions = None
@@ -184,6 +195,8 @@ class GroundingDINO(Detector):
             else:
                 encoded = self.encode(text)
             tokens, blocks, is_word = (x.to(images.device) for x in encoded.values())
+        if blocks is None or is_word is None:
+            raise ConfigError("GroundingDINO: got tokens without blocks or is_word; expected all three of a prompt.")
         images, padding_mask = self.prepare(images, padding_mask)
         if self.training:
             if tokens.shape[1] > self.max_tokens:

@@ -94,16 +94,3 @@ def split_prompts(
         parts.append(PromptPart(*(field.gather(1, order) for field in fields), first[:, 0]))
         first = last
     return parts
-
-
-def blocks_of(tokens: Tensor, separators: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `blocks` and `is_word` of tokens that were not made phrase by phrase, such as a sentence's.
-
-    Args:
-        tokens: (B, S) int64.
-        separators: (K,) int64, the tokens that end a phrase.
-        outside: (M,) int64, those that belong to no phrase: the first, the last, and padding.
-    """
-    ends, is_outside = torch.isin(tokens, separators), torch.isin(tokens, outside)
-    blocks = ends.cumsum(1) - ends.long()  # the separators before each token
-    return blocks.masked_fill(is_outside, -1), ~(ends | is_outside)

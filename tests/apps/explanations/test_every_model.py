@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.every_model import CLASSIFIERS, CLIPS, DENSE, IMAGE, MASKS, TEXTS, dense_model, text_model
+from helpers.every_model import CLASSIFIERS, CLIPS, DENSE, IMAGE, MASKS, PROMPT, TEXTS, dense_model, text_model
 from matplotlib.figure import Figure
 
 from vitkit import build_model
@@ -54,8 +54,7 @@ def test_every_registered_model_is_tested():
         classes = {registry.resolve(name)[0] for name in registry.names()}
         return {cls.__name__ for cls in classes if cls.__module__.startswith("vitkit.")}
 
-    with_prompts = {"GroundingDINO"}  # explained by their prompts, see tests/models
-    assert classes_of(MODELS) == {name.split()[0] for name in (*DENSE, *TEXTS)} | {"Classifier"} | with_prompts
+    assert classes_of(MODELS) == {name.split()[0] for name in (*DENSE, *TEXTS)} | {"Classifier"}
     assert classes_of(BACKBONES) == set(CLASSIFIERS)
 
 
@@ -66,13 +65,17 @@ def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path):
     queries = [] if "words" in expected or name.startswith("PerPixelClassification") else [0]
     asked = request(queries=queries, criterion=criterion)
     predictor = Predictor(dense_model(name), list("abc"))
+    if "text" in predictor.model.takes:
+        predictor = predictor.with_text(PROMPT)
     result = check(lambda result: explain_image(predictor, IMAGE, asked, result), expected, tmp_path)
     notes = "\n".join(result.notes) if result else ""
     assert ("no figures of masks" in notes) == (name == "DETRSegmentation")
     assert ("no figure of a panoptic map: the model's tasks are semantic" in notes) == (name == "MaskFormer")
     without_points = expected != MASKS | {"panoptic", "loss_points", "points"} and "masks" in expected
     assert ("no figure of the loss's points" in notes) == without_points
-    pages = 0 if isinstance(expected, str) else 1 + ("loss_points" in expected)  # queries, and the backbone
+    pages = (
+        0 if isinstance(expected, str) else 1 + ("loss_points" in expected) + ("prompt_heads" in expected)
+    )  # queries, backbone
     assert len(list(tmp_path.glob("*.html"))) == pages
 
 

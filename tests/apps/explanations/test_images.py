@@ -9,7 +9,6 @@ from torch import nn
 from vitkit.apps.explanations.images import (
     QueryPredictions,
     cell_of,
-    class_scores,
     covered_by,
     decoder_layers,
     encoder_layers,
@@ -200,13 +199,6 @@ def test_point_is_mapped_to_its_cell_of_the_feature_map():
     assert cell_of((25.5, 10), (50, 70), (5, 7), (1.0, 1.0)) == 7 + 2
     assert cell_of((69.9, 49.9), (50, 70), (5, 7), (1.0, 1.0)) == 34
     assert cell_of((69.9, 49.9), (50, 70), (5, 7), (2.0, 2.0)) == 2 * 7 + 3
-
-
-def test_class_scores_exclude_the_no_object_column_if_there_is_one():
-    logits = torch.tensor([[[0.0, 1.0, 2.0]]])
-    softmax = class_scores({"pred_logits": logits}, 2)
-    assert softmax == pytest.approx(logits[0].softmax(-1)[:, :2])
-    assert class_scores({"pred_logits": logits}, 3) == pytest.approx(logits[0].sigmoid())
 
 
 def test_padded_image_size_includes_the_padding():

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitkit import Model
 from vitkit.apps.explanations import masks as mask_figures
 from vitkit.apps.explanations import queries
 from vitkit.apps.explanations.drawing import overlay_attention
@@ -94,17 +95,17 @@ def test_masks_loss_points_and_merging_are_drawn(monkeypatch, tmp_path):
         pred_logits=probabilities.clamp(min=1e-6).log()[None], pred_masks=masks[None], input_size=(2, 4),
         image_sizes=torch.tensor([[2, 4]]),
     )  # fmt: skip
-    view = View(image, outputs, {}, {}, (2, 4), (2, 4))
+    view = View(Model(), ["a", "b"], image, outputs, {}, {}, (2, 4), (2, 4))
     criterion = MaskCriterion(dict(type="HungarianMaskMatcher", cost_labels=1, cost_mask=1, cost_dice=1),
                               dict(labels=1, mask=1, dice=1), no_object_weight=0.1, num_points=20)  # fmt: skip
 
-    class Model:
+    class Panoptic:
         panoptic_rules, things = PanopticRules(), [True, True]
 
     paths = [
         draw_queries(view, ["a", "b"], [0, 1, 2], tmp_path / "masks.png"),
         draw_loss_points(view, criterion, [0, 1], tmp_path / "points.png"),
-        draw_merging(view, Model(), ["a", "b"], tmp_path / "panoptic.png"),
+        draw_merging(view, Panoptic(), ["a", "b"], tmp_path / "panoptic.png"),
     ]
     pixels = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
     assert all(image.std() > 20 for image in pixels)
@@ -113,6 +114,6 @@ def test_masks_loss_points_and_merging_are_drawn(monkeypatch, tmp_path):
 
     drawn = []
     monkeypatch.setattr(mask_figures, "draw_rows", lambda image, rows, *_, **__: drawn.extend(rows))
-    draw_merging(view, Model(), ["a", "b"], tmp_path / "panoptic.png")
+    draw_merging(view, Panoptic(), ["a", "b"], tmp_path / "panoptic.png")
     for _, (_, assigned, _) in drawn[1:]:
         assert assigned.title.startswith(f"gets {int(assigned.weights.sum())} pixels")

@@ -12,9 +12,10 @@ from torch import nn
 from vitkit.apps.explanations.backbone_models import is_backbone, load_backbone
 from vitkit.apps.explanations.backbones import explain_backbone, has_located_attention, mean_distances
 from vitkit.apps.explanations.clips import explain_clip
-from vitkit.apps.explanations.dense import explain_attention, explain_prompt, explain_sampling, explain_slots
-from vitkit.apps.explanations.explain_options import Draw, Explanation, Point, Request, check_points
-from vitkit.apps.explanations.images import attention_layers, decoder_layers, encoder_layers, samples_points
+from vitkit.apps.explanations.dense import explain_attention, explain_sampling, explain_slots
+from vitkit.apps.explanations.explain_options import Draw, Explanation, Request, check_points
+from vitkit.apps.explanations.images import Point, attention_layers, decoder_layers, encoder_layers, samples_points
+from vitkit.apps.explanations.prompts import explain_prompt
 from vitkit.apps.explanations.text_figures import explain_caption, explain_text
 from vitkit.apps.inference import Loaded, Predictor, find_trained, images_in, load
 from vitkit.apps.inference.inputs import ImageLike
@@ -23,6 +24,7 @@ from vitkit.data.loading.loader import DataSettings
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
+from vitkit.io.output import make_new_folder
 from vitkit.protocols import child
 from vitkit.visualization.curves import plot_distances
 
@@ -106,7 +108,7 @@ def explain(
     compare: Sequence[str | Path] = (),
     html: bool = False,
     words: bool = False,
-    out: str | Path = "runs/explain",
+    out: str | Path | None = None,
     overrides: Sequence[str] = (),
     trust: bool = False,
     device: str | torch.device = "cpu",
@@ -137,7 +139,7 @@ def explain(
         compare: another model, or a config or backbone and its weights, whose attention distances are drawn alongside.
         html: also write an HTML page that shows what attends to what under the mouse pointer.
         words: draw attention among words, each joined from its subwords, in place of tokens.
-        out: folder to write.
+        out: folder to write; None: a new one, runs/explain, with a number if that exists.
         overrides: `key.sub=value` changes to the config; for a backbone's name `key=value`, its arguments.
         trust: see `vitkit.load`.
         device: such as "cpu", "cuda" or "mps".
@@ -166,8 +168,7 @@ def explain(
     options = _check_inputs(_names(inputs), _names(options))
     if max_images is not None and max_images < 1:
         raise ConfigError(f"max_images: got {max_images}; expected at least 1.")
-    result = Explanation(Path(out))
-    if result.folder.exists() and not result.folder.is_dir():
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
         raise ConfigError(f"out: '{out}' is a file; expected a folder to write into.")
     config, classes, split = {}, None, None
     if not isinstance(model, str | Path | Mapping):
@@ -185,6 +186,7 @@ def explain(
             classes = split.classes
         loaded = load(config, weights, classes=classes, device=device)
     check_not_exported(loaded, "explain")
+    result = Explanation(make_new_folder(Path("runs/explain")) if out is None else Path(out))
     if loaded.report is not None:
         result.notes.append(str(loaded.report))
     request = Request(

@@ -98,7 +98,7 @@ function show(i, isClick) {
   showHeads();
   spans("rows", layer.rows, point);
   spans("columns", layer.columns);
-  canvas.hidden = !data.image || !(layer.rows.grid || layer.columns.grid);
+  canvas.hidden = !data.image || !(layer.rows.grid || layer.columns.grid || layer.boxes.length);
   draw();
 }
 function at(event) {

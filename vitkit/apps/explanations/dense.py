@@ -9,27 +9,24 @@ from torchvision.ops import nms
 
 from vitkit.apps.explanations.backbones import has_located_attention
 from vitkit.apps.explanations.drawing import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
-from vitkit.apps.explanations.explain_options import Explanation, Point, Request, check_layer, check_queries
+from vitkit.apps.explanations.explain_options import Explanation, Request, check_layer, check_queries
 from vitkit.apps.explanations.images import (
     ImageAttention,
+    Point,
     QueryPredictions,
-    attention_layers,
     decoder_layers,
     encoder_layers,
     image_attention,
     image_sampling,
-    record,
 )
 from vitkit.apps.explanations.masks import draw_loss_points, draw_merging, draw_queries
 from vitkit.apps.explanations.pages import MAX_QUERIES, query_page, sampling_page
 from vitkit.apps.explanations.queries import draw_point_heads, draw_query_heads, draw_query_layers
-from vitkit.apps.explanations.text_drawing import draw_heads
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.data.loading.loader import BatchLoader
 from vitkit.errors import ConfigError
 from vitkit.logging import ProgressLines
 from vitkit.losses.mask_criterion import MaskCriterion
-from vitkit.nn.attention import AttentionRecorder
 from vitkit.protocols import child
 from vitkit.structures import ScoreThresholds
 
@@ -145,22 +142,6 @@ def explain_masks(predictor: Predictor, attention: ImageAttention, request: Requ
         draw_merging(view, model, predictor.classes, result.file("panoptic.png"))
     else:
         result.notes.append(f"no figure of a panoptic map: the model's tasks are {', '.join(model.tasks)}")
-
-
-def explain_prompt(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:
-    """Draw how much the best queries attend to each word of the prompt, by layer and head."""
-    modules = attention_layers(predictor.model).prompt
-    view = record(predictor, image, AttentionRecorder(nn.ModuleList(modules)))
-    queries, words = QueryPredictions.of(view, len(predictor.classes)), predictor.classes
-    layers = [view.records[str(i)][0][0].float().cpu() for i in range(len(modules))]
-    of_queries = [weights for weights in layers if weights.shape[1] == len(queries.scores)]
-    if not of_queries:
-        result.notes.append("no figure of the prompt: only locations attend to its words, not queries")
-        return
-    chosen = choose_queries(predictor, queries, request, result, MAX_BOXES)
-    rows = [f"query {k}: {words[queries.labels[k]]}" for k in chosen]
-    weights = [layer[:, chosen].numpy() for layer in of_queries]
-    draw_heads(weights, rows, words, result.file("prompt_heads.png"), title="What queries attend to in the prompt")
 
 
 def explain_sampling(predictor: Predictor, image: np.ndarray, request: Request, result: Explanation) -> None:

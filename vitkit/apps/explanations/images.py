@@ -18,7 +18,6 @@ from vitkit.apps.explanations.drawing import (
     draw_encoder_attention,
     draw_sampling_points,
 )
-from vitkit.apps.explanations.explain_options import Point
 from vitkit.apps.explanations.regions import attention_ratio, box_region, sampling_ratio
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import ConfigError
@@ -33,12 +32,16 @@ from vitkit.structures import ScoreThresholds
 
 Size = tuple[int, int]
 """(height, width)."""
+Point = tuple[float, float]
+"""(x, y) in pixels of the image."""
 
 
 @dataclass(frozen=True)
 class View:
     """A model's outputs for one image, and what a recorder kept of the forward pass."""
 
+    model: Model
+    classes: Sequence[str]
     image: np.ndarray
     """(H, W, 3) uint8 RGB, the image."""
     outputs: dict[str, Any]
@@ -55,6 +58,16 @@ class View:
     def covered(self) -> tuple[float, float]:
         """Height and width of the backbone's input relative to those of the image in it; 1 without padding."""
         return self.padded_size[0] / self.image_size[0], self.padded_size[1] / self.image_size[1]
+
+    def class_scores(self, layer: Mapping[str, Any] | None = None) -> Tensor:
+        """Return the queries' class scores, (Q, classes) in 0..1, in the order of the queries.
+
+        Args:
+            layer: the outputs of an earlier layer; None: the model's own.
+        """
+        # What is the same in all layers, such as the prompt, stands only in the model's outputs.
+        outputs = {**self.outputs, **(layer or {})}
+        return self.model.query_scores(outputs, len(self.classes))[0].cpu()
 
     def crop(self, masks: Tensor) -> Tensor:
         """Crop maps (..., h, w) over the backbone's input to the image, in float32 on the CPU."""
@@ -103,7 +116,8 @@ def record(predictor: Predictor, image: np.ndarray, recorder: AttentionRecorder 
     feature_sizes = {name: tuple(feature.shape[-2:]) for name, feature in maps.items()}
     outputs = outputs if isinstance(outputs, Mapping) else {}
     image_size = tuple(batch.inputs["images"].shape[-2:])
-    return View(as_rgb(image), dict(outputs), records, feature_sizes, image_size, padded_sizes[0])
+    sizes = feature_sizes, image_size, padded_sizes[0]
+    return View(model, predictor.classes, as_rgb(image), dict(outputs), records, *sizes)
 
 
 def attention_layers(model: nn.Module) -> AttentionLayers:
@@ -145,16 +159,6 @@ def samples_points(model: nn.Module) -> bool:
     return bool(decoder) and isinstance(decoder[0], MultiScaleDeformableAttention)
 
 
-def class_scores(outputs: Mapping[str, Any], num_classes: int) -> Tensor:
-    """Return the first image's class scores, (Q, num_classes) in 0..1.
-
-    Logits with an extra column for "no object" go through a softmax, others through a sigmoid. Rows are in the order of
-    the queries, while a model's `postprocess` may sort them or leave some out.
-    """
-    logits = outputs["pred_logits"][0].float().cpu()
-    return logits.softmax(dim=-1)[:, :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
-
-
 class QueryPredictions(NamedTuple):
     """What each query predicted in one image, in the order of the queries."""
 
@@ -170,9 +174,9 @@ class QueryPredictions(NamedTuple):
     """(height, width) of the image in pixels."""
 
     @classmethod
-    def of(cls, view: View, num_classes: int) -> "QueryPredictions":
+    def of(cls, view: View) -> "QueryPredictions":
         """Read the queries' predictions from a model's outputs."""
-        scores, labels = class_scores(view.outputs, num_classes).max(dim=-1)
+        scores, labels = view.class_scores().max(dim=-1)
         size = view.image.shape[:2]
         masks = None
         if "pred_masks" in view.outputs:
@@ -264,7 +268,7 @@ class ImageAttention:
             return []
         predictions = []
         for layer in layers:
-            score, label = class_scores(layer, len(self.classes))[query].max(dim=-1)
+            score, label = self.view.class_scores(layer)[query].max(dim=-1)
             box = mask = None
             if "pred_boxes" in layer:
                 box_xyxy = cxcywh_to_xyxy(layer["pred_boxes"][:1, query : query + 1].float().cpu())
@@ -390,7 +394,7 @@ def image_attention(
         predictor.classes,
         attended("encoder", encoder_layer) if encoder else None,
         next((layer for layer in layers if layer.layer == decoder_layer), None),
-        QueryPredictions.of(view, len(predictor.classes)) if layers else None,
+        QueryPredictions.of(view) if layers else None,
         layers,
         view,
     )
@@ -447,7 +451,7 @@ class ImageSampling:
         outputs = [*self.view.outputs["aux_outputs"], self.view.outputs][-len(self.levels) :]
         for i, output in enumerate(outputs):
             locations, weights = (x[0, query].float().cpu() for x in self.view.records[f"layers.{i}.cross_attn"][0])
-            score, label = class_scores(output, len(self.classes))[query].max(dim=-1)
+            score, label = self.view.class_scores(output)[query].max(dim=-1)
             layers.append(
                 QueryLayer(
                     locations=locations * covered[self.levels[i]][:, None],
@@ -485,5 +489,5 @@ def image_sampling(predictor: Predictor, image: np.ndarray) -> ImageSampling:
     levels = [attention.levels for attention in decoder_layers(model)]
     rounds = attention_layers(model).rounds_padding
     covered = [view.covered_at(name) if rounds else view.covered for name in view.feature_sizes]
-    queries = QueryPredictions.of(view, len(predictor.classes))
+    queries = QueryPredictions.of(view)
     return ImageSampling(view.image, predictor.classes, queries, strides, levels, covered, view)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.apps.explanations.images import View, class_scores
+from vitkit.apps.explanations.images import View
 from vitkit.apps.explanations.panels import Panel, draw_rows
 from vitkit.losses.mask_criterion import MaskCriterion
 from vitkit.models.mask_results import MaskResults
@@ -28,7 +28,7 @@ PER_ROW = 6
 
 def draw_queries(view: View, classes: Sequence[str], queries: Sequence[int], path: Path) -> Path:
     """Save a PNG with the class and mask of each query: the mask's probability, and where it is above one half."""
-    scores, labels = class_scores(view.outputs, len(classes)).max(dim=-1)
+    scores, labels = view.class_scores().max(dim=-1)
     probabilities = view.crop(view.outputs["pred_masks"][0]).sigmoid()
     panels = [
         Panel(

@@ -9,6 +9,7 @@ from torch import Tensor
 from vitkit.apps.explanations.attention_locations import LocatedAttention
 from vitkit.apps.explanations.html_page import PageLayer
 from vitkit.apps.explanations.images import ImageAttention, ImageSampling, QueryPredictions
+from vitkit.apps.explanations.prompt_attention import PromptAttention
 from vitkit.apps.explanations.text import TextAttention
 from vitkit.text.vocabulary import SPACE
 
@@ -94,6 +95,24 @@ def sampling_page(sampling: ImageSampling, queries: Sequence[int]) -> list[PageL
             weights = query.weights.flatten(1) * is_inside
             maps[:, k].scatter_add_(1, cells[..., 1] * size[1] + cells[..., 0], weights)
         page.append(PageLayer(f"decoder {number}", maps, names, tuple(size), boxes_xyxy=boxes))
+    return page
+
+
+def prompt_page(attention: PromptAttention, queries: QueryPredictions, shown: Sequence[int]) -> list[PageLayer]:
+    """Return what queries read in a prompt, layer by layer, where its words look, and what locations read in it."""
+    names, boxes = _name_queries(queries, attention.phrases, shown)
+    words = [f"{k}: {word}" for k, word in enumerate(attention.words)]  # a word may be there twice
+    page = [
+        PageLayer(f"words read, decoder {i}", heads[:, shown], names, words, boxes_xyxy=boxes)
+        for i, heads in enumerate(attention.reads)
+    ]
+    for level, layer in enumerate(attention.looks):
+        maps, covered = pool_maps(layer.heads, layer.covered)
+        page.append(PageLayer(f"words look, map {level}", maps.flatten(2), words, tuple(maps.shape[-2:]), covered))
+    if attention.located is not None:
+        grid = tuple(attention.located.heads.shape[-2:])
+        weights, covered = attention.location_reads, attention.located.covered
+        page.append(PageLayer("words that locations read", weights, grid, words, covered))
     return page
 
 
