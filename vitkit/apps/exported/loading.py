@@ -1,5 +1,6 @@
 """Open exported files: as functions of named tensors, and in place of their models."""
 
+import hashlib
 import importlib
 import inspect
 import json
@@ -26,6 +27,7 @@ from vitkit.ops.images import unpadded_sizes
 from vitkit.protocols import DenseModel, Model
 from vitkit.registry import nearest_file
 from vitkit.seq2seq.decoding import State, TextGenerator
+from vitkit.text.vocabulary import VOCABULARY_FORMAT
 
 NEW = "new_"
 """Prefix of the outputs of a step that replace its inputs, as ONNX requires inputs and outputs to differ by name."""
@@ -205,22 +207,20 @@ def read_program_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def trust_program(path: str | Path) -> None:
-    """Record that the user trusts a program, and that of its decoding step."""
-    programs = [Path(path)]
-    step = read_program_metadata(path).get("step")
-    if step is not None:
-        programs.append(_beside(path, step))
+    """Record that the user trusts a program, and that of its decoding step or text encoder."""
+    metadata = read_program_metadata(path)
+    programs = [Path(path), *(beside(path, metadata[name]) for name in ("step", "text") if name in metadata)]
     remember([ProgramCode(str(program)) for program in programs if program.is_file()])
 
 
-def _beside(path: str | Path, name: Any) -> Path:
+def beside(path: str | Path, name: Any) -> Path:
     """Return the path of a file in the same folder.
 
     Raises:
         CheckpointError: the name is not that of a file.
     """
     if not isinstance(name, str) or Path(name).name != name:
-        raise CheckpointError(f"{path}: its metadata names the decoding step {name!r}; expected the name of a file.")
+        raise CheckpointError(f"{path}: its metadata names {name!r} beside it; expected the name of a file.")
     return Path(path).with_name(name)
 
 
@@ -329,10 +329,34 @@ def read_as_checkpoint(path: str | Path) -> dict[str, Any]:
     metadata = read_program_metadata(path) if is_program else _open(path, _modification_time(path)).metadata
     measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
     names = ("classes", "category_ids", "things", "vocabularies")
+    if isinstance(metadata.get("tokenizer"), dict):
+        metadata = metadata | {"vocabularies": {"target": read_tokenizer(path, metadata["tokenizer"])}}
     return {name: metadata[name] for name in names if metadata.get(name) is not None} | {
         "config": json.dumps(metadata["config"]),
         "measured": measured,
     }
+
+
+def read_tokenizer(path: str | Path, entry: Mapping[str, Any]) -> str:
+    """Return the JSON of the vocabulary whose tokenizer's file lies beside an exported one.
+
+    Args:
+        entry: "tokenizer" of the exported file's metadata.
+    Raises:
+        CheckpointError: the file is missing, or is another one than was exported.
+    """
+    file = beside(path, entry.get("file"))
+    try:
+        content = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: its tokenizer's file {file.name} cannot be read beside it ({error!s:.100}). Copy it there, or "
+            "export the model again."
+        ) from error
+    if hashlib.sha256(content.encode()).hexdigest() != entry.get("sha256"):
+        raise CheckpointError(f"{file}: is not the tokenizer's file that was exported with {Path(path).name}.")
+    special = {"special": entry.get("special"), "tokenizer": content}
+    return json.dumps({"format": VOCABULARY_FORMAT, "kind": "tokenizer", **special})
 
 
 def open_exported_model(path: str | Path, model: nn.Module) -> nn.Module:
@@ -343,6 +367,10 @@ def open_exported_model(path: str | Path, model: nn.Module) -> nn.Module:
     """
     file = _open(path, _modification_time(path))
     _open.cache_clear()  # otherwise the file would stay in memory as long as the process
+    if "prompt" in model.takes:
+        from vitkit.apps.exported.prompted import ExportedPromptedModel  # it derives from ExportedModel
+
+        return ExportedPromptedModel(file, model)
     return ExportedGenerator(file, model) if "text" in model.returns else ExportedModel(file, model)
 
 
@@ -363,10 +391,14 @@ class ExportedModel(Model):
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Return the outputs that `postprocess` reads; the arguments are those of the model."""
+        return self.run_file(images, padding_mask)
+
+    def run_file(self, images: Tensor, padding_mask: Tensor | None, **others: Tensor) -> dict[str, Any]:
+        """Return the outputs of `forward` for images, and for the other inputs of the file by name."""
         if padding_mask is None:
             padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
         image_sizes = unpadded_sizes(images, padding_mask)
-        inputs = dict(images=images, padding_mask=padding_mask, image_sizes=image_sizes)
+        inputs = dict(images=images, padding_mask=padding_mask, image_sizes=image_sizes, **others)
         size = self.file.metadata["size"]
         if size is not None:
             inputs = inputs | self._pad(images, padding_mask, size)
@@ -407,6 +439,14 @@ class ExportedModel(Model):
         """Return each image's predictions as the model does."""
         return self.model.postprocess(outputs, image_sizes)
 
+    def prompt_words(self, prompt: Any) -> list[str]:
+        """Return those of the model."""
+        return self.model.prompt_words(prompt)
+
+    def prompt_phrases(self, prompt: Any) -> list[str]:
+        """Return those of the model."""
+        return self.model.prompt_phrases(prompt)
+
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
@@ -438,7 +478,7 @@ class ExportedGenerator(TextGenerator):
         self.model = model
         self.takes = model.takes
         self.encoder = encoder
-        self.stepper = open_exported(_beside(encoder.path, encoder.metadata.get("step")))
+        self.stepper = open_exported(beside(encoder.path, encoder.metadata.get("step")))
 
     def start(self, **inputs: Tensor) -> ExportedState:
         """Encode a batch's inputs."""
