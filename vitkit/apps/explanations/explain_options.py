@@ -3,22 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
 
 from vitkit.apps.explanations.html_page import PageLayer, write_explain_page
+from vitkit.apps.explanations.prompt_attention import PromptAttention
+from vitkit.apps.explanations.regions import Point
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import as_rgb
 from vitkit.losses.mask_criterion import MaskCriterion
-
-if TYPE_CHECKING:
-    from vitkit.apps.explanations.prompt_attention import PromptAttention
-
-Point = tuple[float, float]
-"""(x, y) in pixels of the image."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ class Explanation:
     """What is not drawn and why, a sentence each."""
     numbers: dict[str, float] = field(default_factory=dict)
     """Measurements by name, such as a query's attention in its box relative to uniform attention."""
-    prompt: "PromptAttention | None" = None
+    prompt: PromptAttention | None = None
     """What queries read in the prompt, the probability of each of its words, and where they look; None without one."""
     stem: str = ""
     """The beginning of the names of the files that are written next."""

@@ -18,8 +18,7 @@ from vitkit.apps.explanations.drawing import (
     draw_encoder_attention,
     draw_sampling_points,
 )
-from vitkit.apps.explanations.explain_options import Point
-from vitkit.apps.explanations.regions import attention_ratio, box_region, sampling_ratio
+from vitkit.apps.explanations.regions import Point, attention_ratio, box_region, sampling_ratio
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import ConfigError
 from vitkit.io.channel_files import as_rgb

@@ -37,12 +37,13 @@ class Runner:
     dots separate them. They are its labels; without a text, the classes that it was trained on.
     """
 
+    prompts = None  # reads texts to look for
+
     def __init__(self, path, threshold=None):
         self.session, self.threshold = open_session(path), threshold
         self.info = {k: json.loads(v) for k, v in self.session.get_modelmeta().custom_metadata_map.items()}
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.step = open_session(Path(path).with_name(self.info["step"])) if "step" in self.info else None
-        self.classes, self.prompts = self.info.get("classes"), None
         if "text" in self.info:
             self.prompts = PromptReader(Path(path), self.info)
 
@@ -55,8 +56,8 @@ class Runner:
         if self.step is not None:
             return {"text": self.write(inputs)}
         if self.prompts is not None:
-            self.classes, read = self.prompts(text)
-            inputs |= read
+            classes, read = self.prompts(text)
+            self.info, inputs = self.info | {"classes": classes}, inputs | read
         elif text is not None:
             raise ValueError("--text: the model takes no text. Leave it out.")
         outputs = {name: values[0] for name, values in run(self.session, inputs).items()}
@@ -125,7 +126,7 @@ class Runner:
         return result
 
     def named(self, labels, scores):
-        return {"labels": labels, "names": [self.classes[label] for label in labels], "scores": scores}
+        return {"labels": labels, "names": [self.info["classes"][label] for label in labels], "scores": scores}
 
     def objects(self, outputs, mask_of, settings):
         """Return the objects that reach their threshold, the highest score first."""
@@ -133,7 +134,7 @@ class Runner:
         thresholds = self.info["thresholds"]
         named = thresholds["by_class"] if self.threshold is None else {}
         default = thresholds["overall"] if self.threshold is None else self.threshold
-        lowest = np.array([named.get(self.classes[label], default) for label in labels])
+        lowest = np.array([named.get(self.info["classes"][label], default) for label in labels])
         keep, masks = (scores >= lowest) & (labels >= 0), {}
         if "instance" in settings["tasks"]:
             if settings["masks"] == "bilinear":  # Mask2Former: also scored by their masks' confidence, at most 1
