@@ -299,6 +299,12 @@ class Criterion(nn.Module):
     """The fields of the model's outputs that it always reads, checked on the first batch, before training."""
     needs_targets: Sequence[str] = ()
     """The fields of each target that it always reads, checked likewise."""
+    step_share: Tensor | None = None
+    """In a run with `train.images_per_step`: the mean `count` of all batches of the step, divided by this batch's."""
+
+    def count(self, targets: Sequence[Mapping[str, Any]]) -> float:
+        """Return the number that its losses over these targets are divided by, such as that of objects or words."""
+        return len(targets)
 
 
 class Dataset(ABC):
