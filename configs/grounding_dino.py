@@ -7,6 +7,11 @@ matching by the whole prompt's focal loss. The recipe of the original is that of
 published none: matching weights 1, 5, 2 and a loss weight of 2 for classes. Both train with denoising queries that start
 from the text of their class, where MM has a learned vector for its place in the prompt, and the original none.
 
+As in MM's fine-tuning, every prompt has all classes (negatives=None); data.prompts.negatives=85 samples them, as in its
+training on many datasets, and is for data with more classes than a prompt holds. "frozen" trains neither backbone nor
+text encoder, for few classes of one's own: data.train.images=DIR data.train.annotations=FILE, and so data.val;
+data.prompts.phrases="{'WBC': 'white blood cell'}" tells what a name means.
+
 Run:       torchrun --nproc-per-node 16 tools/train.py mm_grounding_dino_swin_tiny --init mm_grounding_dino_swin_tiny_o365_goldg
 Reference: the two original READMEs; "zero-shot" is COCO without training on it. Here: not yet run.
 """  # noqa: E501
@@ -73,7 +78,7 @@ def config(
             weights=dict(labels=1.0 if is_mm else 2.0, l1=5.0, giou=2.0),
             matcher=dict(type="TokenMatcher", **costs, cost_l1=5.0, cost_giou=2.0),
         ),
-        data=coco_detection(images_per_gpu=4),
+        data=dict(coco_detection(images_per_gpu=4), prompts=dict(negatives=None)),
         optimizer=dict(
             type="AdamW", lr=lr, backbone_lr=0.0 if frozen else 0.1 * lr, weight_decay=1e-4,
             lr_multipliers={} if frozen else rates,

@@ -1,6 +1,7 @@
 """The content of an installed copy."""
 
 import configparser
+import email
 import subprocess
 import sys
 import zipfile
@@ -14,31 +15,9 @@ from vitkit import model_zoo
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def declared() -> configparser.ConfigParser:
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
-    return parser
-
-
 def python_files(folder: Path) -> list[Path]:
     """Return the files below a folder that are part of a package, which notebooks are not."""
     return [file for file in folder.rglob("*.py") if file.parent.name != "notebooks"]
-
-
-def packages_in(folder: Path, name: str) -> set[str]:
-    """Return the package names of the folder and of all folders below it that have a Python file."""
-    folders = {file.parent for file in python_files(folder)}
-    return {".".join([name, *path.relative_to(folder).parts]) for path in folders}
-
-
-def test_every_folder_with_code_is_a_declared_package():
-    options = declared()["options"]
-    there = packages_in(ROOT / "vitkit", "vitkit")
-    for line in options["package_dir"].split("\n"):
-        name, _, folder = line.partition("=")
-        if name.strip() not in ("", "vitkit"):
-            there |= packages_in(ROOT / folder.strip(), name.strip())
-    assert sorted(options["packages"].split()) == sorted(there)
 
 
 def test_every_package_has_an_init_file():
@@ -94,3 +73,20 @@ def test_wheel_installs_the_vitkit_command(wheel):
     entries = configparser.ConfigParser()
     entries.read_string(wheel.read(name).decode())
     assert dict(entries["console_scripts"]) == {"vitkit": "vitkit.tools.cli:main"}
+
+
+def test_wheel_contains_neither_notebooks_nor_lab_records_nor_tests_and_stays_small(wheel):
+    names = wheel.namelist()
+    assert not [name for name in names if "notebooks/" in name or "test_" in name or name.endswith("measurements.md")]
+    assert sum(entry.compress_size for entry in wheel.infolist()) < 14e6
+    assert max(entry.file_size for entry in wheel.infolist()) < 3.2e6
+
+
+def test_wheel_is_typed_and_says_what_it_is(wheel):
+    assert "vitkit/py.typed" in wheel.namelist()
+    (name,) = [name for name in wheel.namelist() if name.endswith("/METADATA")]
+    metadata = email.message_from_string(wheel.read(name).decode())
+    assert metadata["Version"] == vitkit.__version__ and metadata["License-Expression"] in ("Apache-2.0", None)
+    assert "Typing :: Typed" in metadata.get_all("Classifier") and metadata["Keywords"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {vitkit.__version__}\n" in citation

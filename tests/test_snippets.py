@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.documents import DOCUMENTS, ROOT, name_of
+from helpers.grounding_models import build_small
 from helpers.video_files import write_video
 from PIL import Image
 from torch import nn
@@ -22,6 +23,7 @@ from vitkit.data.synthetic.writing import write_shapes
 from vitkit.engine.build import build_model
 from vitkit.protocols import Model
 from vitkit.registry import CRITERIA, DATASETS
+from vitkit.text.vocabulary import Vocabulary
 
 SNIPPETS = [
     (name_of(path), number, code)
@@ -185,11 +187,20 @@ def test_predictions_of_images_and_videos(names, capsys):
     assert len(names["cars"]) == 1 and Path("cars.jpg").exists()
 
 
+def test_objects_that_a_text_names(names, monkeypatch):
+    vocabulary = Vocabulary.train("word", ["a dog chases the red ball . car"])
+    model = build_small(vocabulary)
+    monkeypatch.setattr(
+        vitkit, "load", lambda name: Predictor(model, (), transforms=dict(type="EvalResize", short_side=96))
+    )
+    run("vitkit/apps/inference/README.md", 2, names)
+
+
 def test_a_model_is_compiled_as_cuda_graphs(names, monkeypatch):
     modes = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, mode: modes.append(mode))
     monkeypatch.setattr(vitkit, "load", lambda name, device, precision: SimpleNamespace(model=TwoObjects()))
-    run("vitkit/apps/inference/README.md", 2, names)
+    run("vitkit/apps/inference/README.md", 3, names)
     assert modes == ["reduce-overhead"]
 
 

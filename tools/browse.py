@@ -18,15 +18,7 @@ import argparse
 from pathlib import Path
 
 from vitkit.text_format import pluralize
-from vitkit.tools.common import (
-    MODEL_HELP,
-    add_overwrite,
-    add_trust,
-    errors_in_one_line,
-    new_file,
-    positive,
-    split_weights,
-)
+from vitkit.tools.common import MODEL_HELP, add_overwrite, add_trust, errors_in_one_line, positive, split_weights
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -69,11 +61,11 @@ def main(argv: list[str] | None = None) -> None:
 
     with errors_in_one_line():
         setup_logging()
-        out = args.out or new_file("runs/browse")
-        check_out(out, overwrite=args.overwrite)
+        if args.out is not None:
+            check_out(args.out, overwrite=args.overwrite)
         browsed = browse(
             args.model,
-            out,
+            args.out,
             overrides=args.overrides,
             split=args.split,
             max_images=args.max_images,

@@ -8,7 +8,8 @@ Examples:
     vitkit doctor configs/detr_r50.py data.root=data/coco --gpus 8 --memory 24 --skip overfit
     vitkit doctor configs/detr_r50.py --init detr_r50 data.train.annotations=own.json --json > report.json
     vitkit doctor configs/quickstart/detr.py --only queries learning_rate step_budget
-    vitkit doctor --list    (the checks)
+    vitkit doctor --list           (the checks)
+    vitkit doctor --environment    (versions, devices and processor features, for a bug report)
 """
 
 import argparse
@@ -38,12 +39,14 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="CHECK", help="run only these checks")
     parser.add_argument("--skip", nargs="+", metavar="CHECK", default=[], help="skip these checks")
     parser.add_argument("--list", action="store_true", help="print the checks, and stop")
+    text = "print versions, devices and processor features, and stop"
+    parser.add_argument("--environment", action="store_true", help=text)
     parser.add_argument("--strict", action="store_true", help="exit with status 1 also after a warning")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_trust(parser)
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
-    if args.config is None and not args.list:
+    if args.config is None and not (args.list or args.environment):
         parser.error("a config is needed, such as quickstart/dino")
     if args.memory is not None and args.memory <= 0:
         parser.error("--memory is above 0")
@@ -57,6 +60,11 @@ def main(argv: list[str] | None = None) -> int:
 
     if args.list:
         print("\n".join(f"{name:<22}{(check.__doc__ or '').splitlines()[0]}" for name, check in CHECKS.items()))
+        return 0
+    if args.environment:
+        from vitkit.apps.doctor.environment import describe_environment
+
+        print(describe_environment())
         return 0
     setup_logging()
     # The issues repeat what datasets log while they are built. The progress of the checks goes to standard error.

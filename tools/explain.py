@@ -39,7 +39,6 @@ from vitkit.tools.common import (
     errors_in_one_line,
     fraction,
     image_size,
-    new_file,
     positive,
     sort_model,
 )
@@ -69,9 +68,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
     parser.add_argument("--image", help="the image to explain; resized like the validation data")
-    text = "what a model that takes a prompt looks for in the image"
-    parser.add_argument("--prompt", metavar="TEXT", help=text)
-    parser.add_argument("--text", metavar="SENTENCE", help="the sentence that a text model reads")
+    text = "the sentence that a text model reads; or what a text-prompted model looks for in --image: 'a cat. a dog.'"
+    parser.add_argument("--text", metavar="TEXT", help=text)
     parser.add_argument("--video", type=Path, help="the video to explain; its middle clip is taken")
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="folder of images to average attention distances over"
@@ -113,7 +111,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--compare: expected a model, or a config and its weights")
     if not (args.image or args.images or args.video or args.dataset or args.text is not None):
         parser.error("nothing to explain: give --image, --text, --video, --images or --dataset")
-    args.out = args.out or new_file("runs/explain")
     return args
 
 

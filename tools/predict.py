@@ -19,6 +19,7 @@ Examples:
     vitkit predict configs/detr_r50.py weights.pth --input street.jpg "holiday/*.jpg" --threshold 0.7
     vitkit predict detr_r50 --input drive.mp4 --batch-size 8 --precision bf16 --device cuda
     vitkit predict runs/cells --input unlabeled --format cvat        # a first draft of labels, for people to correct
+    vitkit predict grounding_dino_swin_tiny --input photos --text "a red car . a dog ."
     vitkit predict runs/roofs --input aerial.tif --tiles 800 --tile-overlap 200
 """
 
@@ -54,8 +55,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--input", nargs="+", required=True, metavar="INPUT", help=text)
     text = "folder to write (default: runs/predict, or runs/predict-2 if it exists)"
     parser.add_argument("--out", type=Path, help=text)
-    text = "what to look for, for a model that takes a prompt: 'a red car. a dog.'"
-    parser.add_argument("--prompt", metavar="TEXT", help=text)
+    text = "what a text-prompted model looks for: 'a red car. a dog.', or several phrases, each in quotes"
+    parser.add_argument("--text", nargs="+", metavar="PHRASE", help=text)
+    text = "take --text for a caption, whose words of at least this probability name an object (the original: 0.25)"
+    parser.add_argument("--text-threshold", type=fraction, metavar="SCORE", help=text)
     text = "minimum score of the objects that are drawn (default: the model's own, or 0.5)"
     parser.add_argument("--threshold", type=fraction, metavar="SCORE", help=text)
     text = "minimum score of the objects in the JSON (default: the same)"
@@ -82,6 +85,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args.input = [word for word in args.input if not is_override(word)]
     if not args.input:
         parser.error("--input: expected images or videos")
+    if args.text is not None:
+        args.overrides += [word for word in args.text if is_override(word)]
+        args.text = [word for word in args.text if not is_override(word)]
+        args.text = args.text[0] if len(args.text) == 1 else args.text
+    elif args.text_threshold is not None:
+        parser.error("--text-threshold: is for the words of a caption; give one, --text 'a dog chases the ball'")
     return args
 
 
@@ -103,8 +112,9 @@ def main(argv: list[str] | None = None) -> None:
             precision=args.precision,
         )
         require_images(predictor, args.model)
-        if args.prompt is not None:
-            predictor = predictor.with_prompt(args.prompt)
+        if args.text is not None:
+            predictor = predictor.with_text(args.text, text_threshold=args.text_threshold)
+        predictor.check_text()
         print(predictor.report)
         output = Output(
             folder=args.out,

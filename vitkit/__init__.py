@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from vitkit.apps.conversion.convert import convert
     from vitkit.apps.deployment.export import export
     from vitkit.apps.doctor import diagnose
-    from vitkit.apps.explanations.api import Explanation, explain
-    from vitkit.apps.inference import load
+    from vitkit.apps.explanations.api import explain
+    from vitkit.apps.explanations.explain_options import Explanation
+    from vitkit.apps.inference.load import load
     from vitkit.apps.starter.start import start
     from vitkit.apps.training.api import test, train
     from vitkit.apps.training.comparing import compare

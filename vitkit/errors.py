@@ -43,7 +43,8 @@ def place_in_own_code(error: BaseException) -> str | None:
     folder = os.path.dirname(__file__)
     # In a checkout, the tools, configs and model zoo stand beside the package.
     packages += [folder, *(os.path.join(os.path.dirname(folder), name) for name in ("tools", "configs", "model_zoo"))]
-    place, cause = None, error
+    place: str | None = None
+    cause: BaseException | None = error
     while cause is not None and place is None:
         frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
         # torch.export gives the lines of the code that it traced in its message.

@@ -9,6 +9,7 @@ submodules, which `nn.Module` keeps in tables of its own; see `child`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
@@ -145,10 +146,10 @@ class Model(nn.Module):
     for a model's class: it says by `takes` and `returns`, on the class or in the constructor, what kind it is.
     """
 
-    takes: Sequence[Literal["images", "prompt", "source", "tokens"]] = ("images",)
-    """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "prompt", a list with a
-    text for each image that names what to look for, or with its phrases; "source", the tokens of a text that another is
-    written from; "tokens", those of a text that is continued or whose masks are filled."""
+    takes: Sequence[Literal["images", "text", "source", "tokens"]] = ("images",)
+    """The inputs that a prediction is made from, by their names in `batch.inputs`: "images"; "text", a list with
+    what to look for in each image: a text, its phrases, or a `vitkit.text.prompts.Caption`; "source", the tokens of a
+    text that another is written from; "tokens", those of a text that is continued or whose masks are filled."""
     returns: Sequence[
         Literal["boxes_xyxy", "masks", "semantic", "panoptic", "class_scores", "phrases", "text", "masked_tokens"]
     ] = ()
@@ -163,6 +164,10 @@ class Model(nn.Module):
     """The tasks that a segmentation model is configured for, out of "semantic", "instance" and "panoptic"."""
     classifies_masks: bool = False
     """Whether its queries predict a class and a mask each, and no box (mask classification)."""
+    score_threshold: float = 0.5
+    """The lowest score of objects that are shown, where no evaluation has measured better ones."""
+    vocabulary: Any = None
+    """The `Vocabulary` that its text is read with; None for a model that reads no text, or only numbers of tokens."""
     image_size: tuple[int, int] | None = None
     """The (height, width) that it pads smaller images to, the only one that its exported file takes; None: any."""
     mask_multiple: int = 1
@@ -185,14 +190,19 @@ class Model(nn.Module):
         """Return where its attention lies; none by default, besides that of its backbone."""
         return AttentionLayers()
 
-    def prompt_words(self, prompt: str) -> list[str]:
-        """Return the words of a prompt as the model reads them: the columns of its `pred_logits` (B, Q, words), a
-        sigmoid each, and of its attention to the prompt."""
-        return prompt.split()
+    def prompt_words(self, text: Any) -> list[str]:
+        """Return the words of a text to look for as the model reads them: the columns of its `pred_logits`
+        (B, Q, words), a sigmoid each, and of its attention to the prompt."""
+        return text.split()
 
-    def prompt_phrases(self, prompt: str) -> list[str]:
-        """Return what a prompt names, the classes of what is detected; its words, if the model has no phrases."""
-        return self.prompt_words(prompt)
+    def prompt_phrases(self, text: Any) -> list[str]:
+        """Return what a text names, the classes of what is detected: its words, if the model has no phrases; nothing,
+        if they differ from image to image, as for a caption.
+
+        Raises:
+            DataError: the model cannot read the text.
+        """
+        return self.prompt_words(text)
 
     def phrases_of_words(self, prompt: str) -> list[int]:
         """Return for each of a prompt's words the number of its phrase; -1 for one of none, such as a separator."""
@@ -200,7 +210,7 @@ class Model(nn.Module):
 
     def example_prompts(self, batch_size: int) -> dict[str, Any]:
         """Return the inputs, besides images, with which the costs of a model that takes a prompt are counted."""
-        return {"prompt": ["a person. a red car. a dog."] * batch_size}
+        return {"text": ["a person. a red car. a dog."] * batch_size}
 
     def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
         """Return the score of each class for each query, (B, Q, num_classes) float32 in 0..1.
@@ -301,7 +311,8 @@ class Dataset(ABC):
     """What its samples are called, in the plural."""
     annotations: Sequence[str] = ()
     """What can be loaded of the ground truth: "label" (a class for each sample), "objects" (by `ground_truth`),
-    "panoptic" (by `load_panoptic`), "semantic" (by `load_semantic`), "captions" (by `references`)."""
+    "panoptic" (by `load_panoptic`), "semantic" (by `load_semantic`), "captions" (by `references`), "regions" of a text
+    (by `located`)."""
     annotation_file: Path | None = None
     """The file that lists the samples."""
     file_kind: Literal["objects", "panoptic", "captions"] | None = None
@@ -322,10 +333,12 @@ class Dataset(ABC):
     is_video: bool = False
     """Whether its samples are videos, see `load_frames`."""
     has_vocabularies: bool = False
-    """Whether it has text. It then has `target_vocabulary` and, if the model reads text, `source_vocabulary`, which may
+    """Whether it has text. It then has `target_vocabulary` and, if the model translates, `source_vocabulary`, which may
     be built when they are first used."""
+    prompts: Any = None
+    """How prompts for a text-prompted detector are made of its classes, `vitkit.data.text.prompts.Prompts`; None: it
+    has none. `DataSettings` sets it, and that the dataset has a vocabulary."""
     source_vocabulary: Any = None
-    target_vocabulary: Any = None
     sides: Sequence[Sequence[str]] = ()
     """The lines of its text: those of the source and of the target, or only one side."""
     num_objects: int | None = None
@@ -338,6 +351,11 @@ class Dataset(ABC):
     """Function that joins its samples into a `Batch`; None: `Batch.collate`."""
     batch_transforms: Callable[[Batch], Batch] | None = None
     """Transforms training batches on the model's device."""
+
+    @cached_property
+    def target_vocabulary(self) -> Any:
+        """The vocabulary of what the model writes, or of prompts, by default learned from them; None: no text."""
+        return None if self.prompts is None else self.prompts.learn_vocabulary(self)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -366,6 +384,10 @@ class Dataset(ABC):
 
     def lengths(self) -> np.ndarray | None:
         """Return the number of tokens of every sample, (len(self), sides), for batching text."""
+        return None
+
+    def sample_weights(self) -> np.ndarray | None:
+        """Return how often each sample occurs in an epoch on average, float64 (len(self),); None: once."""
         return None
 
     def image_classes(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -409,9 +431,16 @@ class Dataset(ABC):
         """
         self._lacks(f"classes that can be chosen, here {', '.join(classes)[:200]}")
 
+    def phrases(self) -> Iterable[str] | None:
+        """Return all phrases of its samples' targets, from which a vocabulary may be learned; None if they have none,
+        so that prompts are made of its classes."""
+        return None
+
     def use_vocabularies_of(self, other: "Dataset") -> None:
         """Encode with the vocabularies of another dataset, such as the training dataset."""
-        self._lacks("vocabularies")
+        if self.prompts is None:
+            self._lacks("vocabularies")
+        self.target_vocabulary = other.target_vocabulary
 
     def _lacks(self, what: str) -> NoReturn:
         raise DataError(f"dataset {type(self).__name__} has no {what}. Choose another dataset, or another task.")

@@ -20,6 +20,8 @@ from vitkit.errors import ConfigError, VitkitError
 Spec = str | Mapping[str, Any]
 """The specification of an object: a registered name, or a dict with `type` and constructor arguments."""
 
+Constructor = Callable[..., Any]
+"""A class, or a function that returns an object."""
 
 MAX_NAMES = 40
 """The maximum number of names that an error message lists."""
@@ -60,21 +62,21 @@ def unknown(name: str, names: Collection[str], message: str) -> str:
     return f"{message}.{nearest_file(path) if len(path.parts) == 1 else ''} {nearest(installed.as_posix(), names)}"
 
 
-def parameters_of(constructor: Callable) -> dict[str, inspect.Parameter]:
+def parameters_of(constructor: Constructor) -> dict[str, inspect.Parameter]:
     """Return a constructor's named arguments, in order; a class's `**kwargs` stand for those of its base class."""
-    parameters = {}
+    parameters: dict[str, inspect.Parameter] = {}
     for accepting in constructors_in(constructor):
         for p in _list_named(accepting):
             parameters.setdefault(p.name, p)
     return parameters
 
 
-def _list_named(constructor: Callable) -> list[inspect.Parameter]:
+def _list_named(constructor: Constructor) -> list[inspect.Parameter]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p for p in inspect.signature(constructor).parameters.values() if p.kind in kinds]
 
 
-def constructors_in(constructor: Callable) -> list[Callable]:
+def constructors_in(constructor: Constructor) -> list[Constructor]:
     """Return a constructor and, if it is a class whose `__init__` takes `**kwargs`, the base classes that get them."""
     constructors = [constructor]
     if isinstance(constructor, type):
@@ -86,7 +88,7 @@ def constructors_in(constructor: Callable) -> list[Callable]:
     return constructors
 
 
-def takes_keywords(constructor: Callable) -> bool:
+def takes_keywords(constructor: Constructor) -> bool:
     """Whether a callable takes keyword arguments of any name."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(constructor).parameters.values())
 
@@ -107,11 +109,11 @@ class Registry:
         self.in_errors = in_errors
         self._packages = packages
         self._base = base
-        self._constructors: dict[str, Callable] = {}
-        self._variants: dict[str, tuple[Callable, dict[str, Any]]] = {}
-        self._prefixes: dict[str, tuple[Callable, str]] = {}
+        self._constructors: dict[str, Constructor] = {}
+        self._variants: dict[str, tuple[Constructor, dict[str, Any]]] = {}
+        self._prefixes: dict[str, tuple[Constructor, str]] = {}
 
-    def register(self, target: Callable | None = None, *, name: str | None = None) -> Callable:
+    def register(self, target: Constructor | None = None, *, name: str | None = None) -> Constructor:
         """Register a constructor, as a decorator: `@BACKBONES.register` or `@BACKBONES.register(name="other_name")`.
 
         Raises:
@@ -125,13 +127,13 @@ class Registry:
         self._constructors[name or target.__name__] = target
         return target
 
-    def register_variants(self, constructor: Callable, table: Mapping[str, Mapping[str, Any]]) -> None:
+    def register_variants(self, constructor: Constructor, table: Mapping[str, Mapping[str, Any]]) -> None:
         """Register each row of `table` (variant name -> constructor arguments) as a name."""
         for name, arguments in table.items():
             self._claim(name, constructor)
             self._variants[name] = (constructor, dict(arguments))
 
-    def register_prefix(self, prefix: str, constructor: Callable, *, argument: str) -> None:
+    def register_prefix(self, prefix: str, constructor: Constructor, *, argument: str) -> None:
         """Let every name that begins with `prefix` stand for `constructor`, with the rest of the name as `argument`.
 
         A constructor that takes only certain names rejects the others in `check_arguments`, with which configs are
@@ -139,7 +141,7 @@ class Registry:
         """
         self._prefixes[prefix] = (constructor, argument)
 
-    def _claim(self, name: str, constructor: Callable) -> None:
+    def _claim(self, name: str, constructor: Constructor) -> None:
         taken = self._constructors.get(name) or self._variants.get(name, (None,))[0]
         # A user's file that is imported twice, also as a file and as a module, registers the same class again, which is
         # not a conflict.
@@ -169,7 +171,7 @@ class Registry:
         self.load_packages()
         return name in self._constructors or name in self._variants or name.startswith(tuple(self._prefixes))
 
-    def resolve(self, spec: Spec, key: str | None = None) -> tuple[Callable, dict[str, Any]]:
+    def resolve(self, spec: Spec, key: str | None = None) -> tuple[Constructor, dict[str, Any]]:
         """Return the constructor that a spec names, and its arguments (a variant's, overridden by the spec's).
 
         Args:
@@ -235,13 +237,13 @@ class Registry:
             raise ConfigError(f"{self.kind} {constructor.__name__}: {reason}") from error
 
 
-def _source(constructor: Callable) -> tuple[str, str]:
+def _source(constructor: Constructor) -> tuple[str, str]:
     """Return the file (or the module, without one) that defines a constructor, and its name there."""
     module = sys.modules.get(constructor.__module__)
     return getattr(module, "__file__", None) or constructor.__module__, constructor.__qualname__
 
 
-def check_names(constructor: Callable, arguments: Iterable[str], owner: str) -> None:
+def check_names(constructor: Constructor, arguments: Iterable[str], owner: str) -> None:
     """Check that a constructor takes arguments with these names.
 
     Raises:

@@ -58,6 +58,15 @@ class DetectionTarget(TypedDict, total=False):
     positive_map: Tensor
     """(N, up to T) bool, the tokens of the prompt that name each object; only for prompts whose phrases overlap, as in
     captions. Without it, labels are numbers of the image's phrases."""
+    phrases: list[str]
+    """The phrases of the image's prompt, which labels then number. A dataset whose samples have them has its own
+    prompts; with `data.prompts`, other samples get them from their classes, see `vitkit.data.text.prompts`."""
+    phrase_spans: list[list[tuple[int, int]]]
+    """From a dataset, only beside `phrases`: for each object, the characters [begin, end) of its phrase, such as a
+    sentence, that name it; they become `positive_map`. Without them all of the phrase does."""
+    negative_labels: Sequence[int]
+    """From a dataset, only without `phrases`: the classes that a prompt may have besides those that the image shows, as
+    it surely lacks them. Without them all others."""
 
 
 def describe_image(index: int, target: DetectionTarget) -> str:
@@ -273,7 +282,7 @@ class ImageSizes:
         return sizes
 
 
-class UncompiledTargets(Sequence):
+class UncompiledTargets(Sequence[Any]):
     """Targets of a batch that torch.compile does not look into: it would recompile for other numbers of objects."""
 
     def __init__(self, targets: Sequence[Any]):
@@ -293,14 +302,14 @@ class Batch:
     For images, `inputs` holds
         images: (B, 3, H, W) uint8 RGB, or (B, C, H, W) uint16, zero-padded at the right and bottom to a common size,
         padding_mask: (B, H, W) bool, True = padding,
-        prompt: only for a model that takes one, a list with a text for each image; or in its place, as in training,
-        tokens, blocks, is_word: (B, T), its tokens, see `vitkit.ops.prompts`.
+        text: only for a text-prompted model, a list with what to look for in each image; or in its place, with
+            `data.prompts`, tokens, blocks, is_word: (B, T), its tokens, see `vitkit.ops.prompts`.
     For clips, which all have one size within a batch, `inputs` holds
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.
     """
 
     inputs: dict[str, Tensor]
-    targets: list[dict[str, Any]]
+    targets: Sequence[Mapping[str, Any]]
 
     @classmethod
     def collate(cls, samples: Sequence[Sample]) -> "Batch":
@@ -337,7 +346,7 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        def convert(values: dict[str, Any]) -> dict[str, Any]:
+        def convert(values: Mapping[str, Any]) -> dict[str, Any]:
             return {name: function(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 
         return Batch(convert(self.inputs), [convert(target) for target in self.targets])

@@ -1,13 +1,17 @@
 """Polygons that extend beyond their image are written as the visible part of their masks."""
 
+import json
+
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages, polygon_fields
-from vitkit.data.formats.writing import write_yolo
-from vitkit.io.segmentations import cut_polygon, decode_segmentation, overlap
+from vitkit.data.formats.writing import write_voc, write_yolo
+from vitkit.io.segmentations import cut_polygon, decode_segmentation, overlap, visible_box
 
 WIDTH, HEIGHT = 90, 60
 SHAPES = {
@@ -71,3 +75,34 @@ def test_cut_polygons_agree_with_the_masks_of_random_ones():
         wrong = int((decode_segmentation([cut], HEIGHT, WIDTH) != mask).sum())
         outline = np.abs(points - np.roll(points, 1, axis=0)).sum()
         assert wrong <= 4 + 0.15 * outline
+
+
+def test_the_box_of_a_cut_polygon_is_that_of_its_visible_part(tmp_path):
+    # Cut at the left, the triangle is 10 pixels high there, and the box of the whole one would be 60 pixels high.
+    polygon = [-60.0, 0.0, 12.0, 30.0, -60.0, 60.0]
+    Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "a.png")
+    data = AnnotatedImages("coco", tmp_path / "a.json", tmp_path)
+    data.add_object(data.add_image("a.png", WIDTH, HEIGHT), "cat", **polygon_fields([polygon]))
+    (tmp_path / "a.json").write_text(json.dumps(data.content))
+    dataset = CocoDetection(tmp_path, tmp_path / "a.json", masks=True)
+    sample = dataset.load_annotated(0)
+    np.testing.assert_allclose(sample.boxes_xyxy, [[0, 25, 12, 35]], atol=1e-5)
+    write_voc(data, tmp_path / "voc", lost := {})
+    assert read_annotations(tmp_path / "voc").annotations[0]["bbox"] == [0, 25, 12, 10]
+    assert lost["parts of boxes outside their image"] == ["1"]
+    # A box that is not its polygon's, such as one of a partly hidden object, is only cut.
+    annotation = {"bbox": [-60, 0, 80, 60], "segmentation": [polygon]}
+    assert visible_box(annotation, HEIGHT, WIDTH) == [0, 0, 20, 60]
+
+
+def test_visible_boxes_agree_with_the_masks_of_random_polygons():
+    rng, scale = np.random.default_rng(1), 16
+    for _ in range(200):
+        angles = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(3, 9)))
+        center, radii = rng.uniform(0, [WIDTH, HEIGHT]), rng.uniform(20, 120, len(angles))
+        points = center + radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        mask = decode_segmentation([(scale * points).ravel().tolist()], scale * HEIGHT, scale * WIDTH)
+        if mask.any():
+            expected = [side / scale for side in cv2.boundingRect(mask)]
+            box = visible_box(polygon_fields([points.ravel().tolist()]), HEIGHT, WIDTH)
+            np.testing.assert_allclose(box, expected, atol=0.5)

@@ -91,8 +91,17 @@ def test_errors_name_the_task(tasks, message, tmp_path):
         read(tmp_path, *tasks)
 
 
-def test_shapes_on_a_turned_image_are_counted_not_misplaced(tmp_path):
-    turned = box("cat", 10, 10, 20, 20) | {"image_rotation": 90}
-    data = read(tmp_path, task("1.png", turned, box("dog", 0, 0, 50, 50)))
-    assert [len(names) for reason, names in data.left_out.items() if "image_rotation" in reason] == [1]
-    assert len(data.annotations) == 1
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_shapes_on_an_image_that_was_turned_on_the_screen_are_stored_as_on_the_image(degrees, tmp_path):
+    turned = box("cat", 12.5, 50, 25, 25) | {"image_rotation": degrees, "original_width": 60, "original_height": 80}
+    data = read(tmp_path, task("1.png", turned))
+    assert data.annotations[0]["bbox"] == [10, 30, 20, 15]
+    assert not data.left_out
+
+
+def test_an_image_that_was_annotated_with_another_shape_is_an_error(tmp_path):
+    scaled = box("cat", 12.5, 50, 25, 25) | {"original_width": 160, "original_height": 120}
+    assert read(tmp_path, task("1.png", scaled)).annotations[0]["bbox"] == [10, 30, 20, 15]
+    other = scaled | {"original_height": 160}
+    with pytest.raises(DataError, match=r"task 7: image '1.png' is 80x60 pixels .* and annotated as 160x160\. Give"):
+        read(tmp_path, task("1.png", other))

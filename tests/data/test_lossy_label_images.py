@@ -55,6 +55,17 @@ def test_masks_of_classes(masks, colored):
             read_annotations(folder, images, **({} if form is None else {"format": form}))
 
 
+def test_masks_beside_the_folder_of_their_images(masks):
+    folder, suffix = masks
+    with pytest.raises(DataError, match=rf"masks/0{suffix}': {MESSAGE}"):
+        read_annotations(folder.parent)
+    for path in folder.iterdir():
+        Image.open(path).convert("L").point(lambda value: value > 128).save(path.with_suffix(".png"))
+        path.unlink()
+    with pytest.raises(DataError, match="has label images in 'masks'. Give '.*/masks' as the annotations, and the"):
+        read_annotations(folder.parent)
+
+
 def test_maps_of_segments(masks):
     folder, suffix = masks
     content = {

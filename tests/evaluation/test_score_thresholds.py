@@ -7,6 +7,7 @@ from helpers.plain_dataset import PlainDataset
 from pycocotools import mask as coco_mask
 
 from vitkit.evaluation.coco import CocoEvaluator
+from vitkit.evaluation.detection_matches import Predictions
 from vitkit.evaluation.matching import confusion_matrix
 from vitkit.evaluation.score_thresholds import compute_threshold_rows, find_best_row
 
@@ -49,9 +50,13 @@ class Detected(PlainDataset):
 
 
 def rankings(content, results, *, iou_type="bbox", iou=0.5):
-    """Return the rankings of both classes after COCOeval has matched the results."""
+    """Return the rankings of both classes after the results were matched."""
     evaluator = CocoEvaluator(Detected(content), iou_types=[iou_type], iou=iou)
-    evaluator.results = lambda: results
+    for image_id in {result["image_id"] for result in results}:
+        rows = [result for result in results if result["image_id"] == image_id]
+        ids, boxes, scores = (np.array([row[key] for row in rows]) for key in ("category_id", "bbox", "score"))
+        masks = [row["segmentation"] for row in rows] if iou_type == "segm" else None
+        evaluator.answers[image_id] = Predictions(ids, boxes, scores, masks)
     evaluator.compute()
     return evaluator.statistics().rankings()
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.engine.build import build_model
+from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 
 SEPARATORS, OUTSIDE = torch.tensor([1012, 1029]), torch.tensor([101, 102, 0])
 """BERT's numbers of "." and "?"; of [CLS], [SEP] and [PAD]."""
@@ -31,6 +32,18 @@ def grounding_config(*, mm: bool = False, shared: bool = True, levels: int = 4, 
 def build_grounding(**options: Any) -> nn.Module:
     """Return the model of `grounding_config` with random weights."""
     return build_model(grounding_config(**options))
+
+
+def small_config(**options: Any) -> dict[str, Any]:
+    """Return the `model` section of a small Grounding DINO whose text encoder is trained from nothing."""
+    encoder = dict(type="TransformerTextEncoder", num_layers=1, d_model=16, num_heads=2, d_ffn=32, dropout=0.0)
+    return grounding_config(text_encoder=encoder, **options)
+
+
+def build_small(vocabulary: Vocabulary, **options: Any) -> nn.Module:
+    """Return the model of `small_config` with random weights."""
+    torch.manual_seed(0)
+    return build_model(small_config(**options), vocabularies={"target": vocabulary})
 
 
 def library_grounding(transformers: Any, *, mm: bool = False, shared: bool = True, levels: int = 4) -> nn.Module:
@@ -66,8 +79,27 @@ BERT_TOKENS = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 1
 """Some of the tokens of bert-base-uncased, the special ones with their numbers there."""
 
 
-def bert_tokenizer() -> str:
-    """Return the content of a `tokenizer.json` with `BERT_TOKENS`."""
+def bert_tokenizer(*more: str) -> str:
+    """Return the content of a `tokenizer.json` with `BERT_TOKENS` and more of them."""
     from tokenizers import BertWordPieceTokenizer
 
-    return BertWordPieceTokenizer(BERT_TOKENS, lowercase=True).to_str()
+    tokens = BERT_TOKENS | {token: 3000 + number for number, token in enumerate(more)}
+    return BertWordPieceTokenizer(tokens, lowercase=True).to_str()
+
+
+def bert_vocabulary(*more: str) -> TokenizerVocabulary:
+    """Return the vocabulary of `bert_tokenizer`."""
+    return TokenizerVocabulary(bert_tokenizer(*more), [0, 100, 101, 102, 103])
+
+
+def blocks_of(tokens: Tensor, separators: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `blocks` and `is_word`, see `vitkit.ops.prompts`, of tokens not made phrase by phrase, such as a text's.
+
+    Args:
+        tokens: (B, S) int64.
+        separators: (K,) int64, the tokens that end a phrase.
+        outside: (M,) int64, those that belong to no phrase: the first, the last, and padding.
+    """
+    ends, is_outside = torch.isin(tokens, separators), torch.isin(tokens, outside)
+    blocks = ends.cumsum(1) - ends.long()  # the separators before each token
+    return blocks.masked_fill(is_outside, -1), ~(ends | is_outside)

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from helpers.grounding_models import BERT_TOKENS, OUTSIDE, SEPARATORS, build_grounding, grounding_config
+from helpers.grounding_models import (
+    BERT_TOKENS,
+    OUTSIDE,
+    SEPARATORS,
+    blocks_of,
+    build_grounding,
+    build_small,
+    grounding_config,
+)
 
 import vitkit
 from vitkit.apps.analysis.reports.api import attention_memory, step_memory
@@ -12,7 +20,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.model_zoo.converters import write_names
 from vitkit.models.grounding_dino import with_phrase_features
 from vitkit.nn.attention import AttentionRecorder
-from vitkit.ops.prompts import blocks_of, phrase_tokens, prompt_layout
+from vitkit.ops.prompts import phrase_tokens, prompt_layout
 from vitkit.registry import CRITERIA
 from vitkit.text.prompts import encode_phrases, split_phrases
 from vitkit.text.vocabulary import Vocabulary
@@ -29,13 +37,6 @@ DENOISING = [dict(type="TextDenoising", num_queries=10)]
 @pytest.fixture(scope="module")
 def vocabulary():
     return Vocabulary.train("word", WORDS)
-
-
-def build_small(vocabulary, **options):
-    """Return a model whose text encoder is trained from nothing."""
-    encoder = dict(type="TransformerTextEncoder", num_layers=1, d_model=16, num_heads=2, d_ffn=32, dropout=0.0)
-    torch.manual_seed(0)
-    return build_model(grounding_config(text_encoder=encoder, **options), vocabularies={"target": vocabulary})
 
 
 @pytest.fixture
@@ -112,8 +113,8 @@ def test_phrases_that_the_tokenizer_does_not_know_and_long_prompts_are_refused(v
 @torch.no_grad()
 def test_a_prompt_is_read_alike_alone_and_beside_a_longer_one(vocabulary, images):
     model = build_small(vocabulary).eval()
-    both = model(images, prompt=["red star . a cat .", ["cat"]])
-    alone = model(images[1:], prompt=["cat ."])
+    both = model(images, text=["red star . a cat .", ["cat"]])
+    alone = model(images[1:], text=["cat ."])
     torch.testing.assert_close(both["pred_logits"][1:, :, :4], alone["pred_logits"], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(both["pred_boxes"][1:], alone["pred_boxes"], atol=1e-4, rtol=1e-4)
     assert (both["pred_logits"][1, :, 4:] == -torch.inf).all() and both["pred_logits"][0].isfinite().all()
@@ -122,7 +123,7 @@ def test_a_prompt_is_read_alike_alone_and_beside_a_longer_one(vocabulary, images
 @torch.no_grad()
 def test_labels_are_phrases_and_scores_the_mean_of_their_tokens(vocabulary, images):
     model = build_small(vocabulary, num_detections=40).eval()
-    outputs = model(images, prompt=["red star . a cat .", "cat ."])
+    outputs = model(images, text=["red star . a cat .", "cat ."])
     first, second = model.postprocess(outputs, [(96, 128), (48, 64)])
     assert set(first["labels"].tolist()) == {0, 1} and set(second["labels"].tolist()) == {0}
     assert len(first["scores"]) == 40 and len(second["scores"]) == 20  # each query once
@@ -138,7 +139,7 @@ def test_labels_are_phrases_and_scores_the_mean_of_their_tokens(vocabulary, imag
 def test_both_softmaxes_of_the_fusion_and_attention_to_words_are_recorded(vocabulary, images):
     model = build_small(vocabulary).eval()
     with AttentionRecorder(model) as maps:
-        model(images, prompt=["cat .", "red star ."])
+        model(images, text=["cat .", "red star ."])
     to_text, to_image = maps["head.encoder.fusion_layers.1.attn"]
     assert to_text.shape[1:] == (2, to_image.shape[-1], 5) and to_image.shape[1:3] == (2, 5)
     for weights in (to_text, to_image):
@@ -222,10 +223,10 @@ def test_a_frozen_text_encoder_stays_as_it_is():
 
 def test_errors_without_prompt_or_vocabulary(images):
     model = build_grounding()
-    with pytest.raises(ConfigError, match="looks for what a prompt names, and has none: give prompt or tokens"):
+    with pytest.raises(ConfigError, match="looks for what a text names, and has none: give text or tokens"):
         model(images)
-    with pytest.raises(ConfigError, match="no vocabulary to read a prompt with. Set model.tokenizer to bert-base"):
-        model(images, prompt=["cat ."] * 2)
+    with pytest.raises(ConfigError, match="no vocabulary to read a text with. Set model.tokenizer to bert-base"):
+        model(images, text=["cat ."] * 2)
 
 
 @pytest.mark.parametrize("levels", [4, 5])
@@ -247,6 +248,16 @@ def test_official_names_both_ways(mm, shared, levels):
         else:
             other = expected[key]
         torch.testing.assert_close(value, other, msg=key)
+
+
+def test_llmdets_language_model_is_left_out():
+    state = write_names(build_grounding(mm=True, shared=False), "official").state
+    more = ("lmm.model.layers.0.weight", "connector.0.bias", "region_connector.0.weight", "image_seperate.weight")
+    state |= {name: torch.zeros(2) for name in (*more, "ref_point_head.layers.0.weight")}
+    model = build_grounding(mm=True, shared=False)
+    load_weights(model, {"state_dict": state})
+    for name, value in write_names(model, "official").state.items():
+        assert torch.equal(value, state[name]), name
 
 
 def test_names_are_those_of_the_official_files():

@@ -4,9 +4,8 @@ import pytest
 import torch
 from golden.weights import compare, load_case
 from helpers.detection_batches import padded
-from helpers.grounding_models import OUTSIDE, SEPARATORS, build_grounding, grounding_config
+from helpers.grounding_models import OUTSIDE, SEPARATORS, blocks_of, build_grounding, grounding_config
 
-from vitkit.ops.prompts import blocks_of
 from vitkit.weights import load_weights
 
 

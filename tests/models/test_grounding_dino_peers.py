@@ -8,6 +8,7 @@ from helpers.grounding_models import (
     OUTSIDE,
     SEPARATORS,
     bert_tokenizer,
+    blocks_of,
     build_grounding,
     grounding_config,
     library_grounding,
@@ -17,7 +18,7 @@ import vitkit
 from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import find_model
 from vitkit.engine.build import build_model
-from vitkit.ops.prompts import blocks_of, prompt_layout
+from vitkit.ops.prompts import prompt_layout
 from vitkit.weights import load_weights, save_checkpoint
 from vitkit.weights.tokenizer_files import find_tokenizer
 
@@ -136,9 +137,9 @@ def test_a_folder_is_read_with_its_tokens_and_written(variant, tmp_path, same_cl
     theirs.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(bert_tokenizer())
     predictor = vitkit.load(folder)
-    assert predictor.with_prompt("cat . red dog .").classes == ["cat", "red dog"]
+    assert predictor.with_text("cat . red dog .").classes == ["cat", "red dog"]
     image = torch.randint(256, (96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).numpy()
-    prediction = predictor(image, prompt=["cat", "red dog"], threshold=0.0)
+    prediction = predictor(image, text=["cat", "red dog"], threshold=0.0)
     assert set(prediction.names) == {"cat", "red dog"}
 
     config = find_model(folder).config
@@ -176,6 +177,6 @@ def test_a_converted_checkpoint_is_prepared_and_run_by_the_library(mm, tmp_path)
     theirs = transformers.AutoModelForZeroShotObjectDetection.from_pretrained(tmp_path / "copy").eval()
     image = torch.randint(256, (96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     inputs = processor(images=image.numpy(), text="cat. hot dog.", return_tensors="pt")
-    ours = vitkit.load(tmp_path / "a.pth").model(image.permute(2, 0, 1)[None], prompt=["cat. hot dog."])
+    ours = vitkit.load(tmp_path / "a.pth").model(image.permute(2, 0, 1)[None], text=["cat. hot dog."])
     assert inputs["pixel_values"].shape == (1, 3, 96, 128)
     torch.testing.assert_close(theirs(**inputs).pred_boxes, ours["pred_boxes"], atol=1e-3, rtol=1e-3)

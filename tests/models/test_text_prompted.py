@@ -1,4 +1,4 @@
-"""A detector that takes a prompt needs no file but its own: it is loaded, predicts, is explained and analyzed."""
+"""A text-prompted detector needs no file but its own: it is loaded, predicts, is explained and analyzed."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ PROMPT = "car red dog"
 class PromptedDetector(ModelOnBackbone):
     """Queries that attend to the image and to the words of a prompt, and score each word."""
 
-    takes = ("images", "prompt")
+    takes = ("images", "text")
     returns = ("boxes_xyxy", "phrases")
 
     def __init__(self, backbone, *, num_queries=5, d_model=16):
@@ -37,15 +37,15 @@ class PromptedDetector(ModelOnBackbone):
         self.image_attn, self.word_attn = MultiHeadAttention(d_model, 2), MultiHeadAttention(d_model, 2)
         self.box = nn.Linear(d_model, 4)
 
-    def forward(self, images, padding_mask=None, prompt=()):
+    def forward(self, images, padding_mask=None, text=()):
         (features,) = self.backbone(normalize_images(images, padding_mask)).values()
         memory = features.flatten(2).transpose(1, 2)
-        numbers = [[sum(word.encode()) % 256 for word in self.prompt_words(text)] for text in prompt]
+        numbers = [[sum(word.encode()) % 256 for word in self.prompt_words(sought)] for sought in text]
         words = self.words(torch.tensor(numbers, device=memory.device))
         queries = self.queries.weight.expand(len(images), -1, -1)
         queries = queries + self.image_attn(queries, memory, memory)
         queries = queries + self.word_attn(queries, words, words)
-        self_prompt = [self.prompt_words(text) for text in prompt]
+        self_prompt = [self.prompt_words(sought) for sought in text]
         logits = queries @ words.transpose(1, 2)
         return {"pred_logits": logits, "pred_boxes": self.box(queries).sigmoid(), "words": self_prompt}
 
@@ -78,37 +78,37 @@ def weights(tmp_path_factory):
     patch.undo()
 
 
-def test_prompt_names_what_is_detected(weights):
+def test_text_names_what_is_detected(weights):
     predictor = load(CONFIG, weights)
     assert predictor.classes == [] and predictor.finds_objects
-    prediction = predictor(IMAGE, prompt=PROMPT, threshold=0.0)
+    prediction = predictor(IMAGE, text=PROMPT, threshold=0.0)
     assert len(prediction) == 5 and set(prediction.names) <= set(PROMPT.split())
     assert prediction.draw().dtype == np.uint8 and prediction.summary().startswith("image")
-    other = predictor.with_prompt("tree")(IMAGE, threshold=0.0)
+    other = predictor.with_text("tree")(IMAGE, threshold=0.0)
     assert set(other.names) == {"tree"}
-    with pytest.raises(ConfigError, match="PromptedDetector looks for what a prompt names, and has none"):
+    with pytest.raises(ConfigError, match="text: not given, and PromptedDetector looks for what it names"):
         predictor(IMAGE)
     with pytest.raises(ConfigError, match="tiles: the phrases of PromptedDetector are not merged"):
-        predictor(IMAGE, prompt=PROMPT, tiles=32)
+        predictor(IMAGE, text=PROMPT, tiles=32)
 
 
-def test_other_models_take_no_prompt(tmp_path):
+def test_other_models_take_no_text(tmp_path):
     model = dict(type="Classifier", backbone=dict(CONFIG["model"]["backbone"]), num_classes=2)
     save_checkpoint(tmp_path / "weights.pth", {"model": build_model(model).state_dict(), "classes": ["a", "b"]})
     predictor = load(dict(model=model), tmp_path / "weights.pth")
-    with pytest.raises(ConfigError, match="prompt: Classifier takes no prompt"):
-        predictor(IMAGE, prompt=PROMPT)
+    with pytest.raises(ConfigError, match="text: Classifier takes no text to look for. Leave it out."):
+        predictor(IMAGE, text=PROMPT)
 
 
 def test_attention_to_image_and_words_is_explained(weights, tmp_path):
-    explanation = vitkit.explain(CONFIG, weights, image=IMAGE, prompt=PROMPT, threshold=0.0, html=True, out=tmp_path)
+    explanation = vitkit.explain(CONFIG, weights, image=IMAGE, text=PROMPT, threshold=0.0, html=True, out=tmp_path)
     names = {path.name for path in explanation.files}
     assert {"image_decoder.png", "image_prompt_heads.png", "image_queries.html", "image_points.png"} <= names
     assert all(path.is_file() for path in explanation.files)
 
 
 def test_its_file_needs_a_graph_of_its_own(weights):
-    predictor = load(CONFIG, weights).with_prompt(PROMPT)
+    predictor = load(CONFIG, weights).with_text(PROMPT)
     metadata = describe(predictor, CONFIG, name="prompted", license=None)
     assert metadata["type"] == "PromptedDetector" and metadata["postprocessing"] is None
     with pytest.raises(ConfigError, match="no graph is defined for PromptedDetector.*export_graph"):

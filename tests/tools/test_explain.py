@@ -1,6 +1,7 @@
 """vitkit explain from its command line to its figures."""
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -168,6 +169,12 @@ def test_dataset_option_draws_every_image_once(detr, monkeypatch, tmp_path, caps
     assert "wrote runs/explain/query_slots.png" in capsys.readouterr().out
 
 
+def test_earlier_figures_stay(detr):
+    for folder in ("runs/explain", "runs/explain-2"):
+        run(*detr[:2], "--dataset", "--queries", 3)
+        assert Path(folder, "query_slots.png").is_file()
+
+
 def test_deformable_detr_draws_a_figure_per_query(deformable, monkeypatch, tmp_path, capsys):
     sampling = drawn(monkeypatch, "draw_sampling_points")
     run(*deformable, "--queries", 4, 7)
@@ -272,7 +279,7 @@ def test_usage_errors_name_what_is_missing(detr, capsys):
         name = option[0].removeprefix("--").replace("-", "_")
         assert f"{name}: applies only to {sources}" in fails(*detr[:2], "--dataset", *option)
     assert "queries: applies only to image or dataset" in fails("runs/a", "--text", "b", "--queries", "1")
-    assert "image, text: a text or a video is explained by itself" in fails(*detr, "--text", "b")
+    assert "text, video: a text or a video is explained by itself" in fails(*detr[:1], "--video", "a", "--text", "b")
     assert "words: applies only to text" in fails(*detr, "--words")
     assert "'12' is not a point x,y" in usage_error(capsys, *detr, "--points", "12")
     assert "overrides go before --queries" in usage_error(capsys, *detr, "--queries", "1", "model.num_queries=10")

@@ -2,7 +2,12 @@ import contextlib
 import errno
 import hashlib
 import http.server
+import signal
+import subprocess
+import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -67,6 +72,43 @@ def test_interrupted_download_continues_where_it_stopped(url, tmp_path):
     path = fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     assert path.read_bytes() == CONTENT
     assert _Server.ranges == [None, f"bytes={have}-"]
+
+
+def test_simultaneous_downloads_share_one_request(tmp_path):
+    class Slow(_Server):
+        def do_GET(self):
+            time.sleep(0.3)
+            super().do_GET()
+
+    _Server.broken, _Server.ranges = set(), []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/weights.pth"
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(lambda _: fetch_file(url, folder=tmp_path), range(4)))
+    server.shutdown()
+    server.server_close()
+    assert {path.read_bytes() for path in paths} == {CONTENT}
+    assert len(_Server.ranges) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["weights.pth"]
+
+
+def test_download_of_a_killed_process_is_continued(url, tmp_path):
+    program = f"""
+import os, signal
+from vitkit.weights import download
+
+def half(response, part, done):
+    part.write_bytes(response.read(1000))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+download._receive = half
+download.fetch_file({url + "/weights.pth"!r}, checksum="sha256:{DIGEST[:8]}", folder=download.Path({str(tmp_path)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    path = fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert _Server.ranges == [None, "bytes=1000-"]
 
 
 def test_a_wrong_checksum_is_an_error_and_leaves_nothing_in_the_cache(url, tmp_path):

@@ -1,8 +1,8 @@
 """Convert a dataset's annotations to another format, or repair them.
 
-SOURCE is a file or a folder of COCO, YOLO (Ultralytics, Roboflow), Pascal VOC, LabelMe, CVAT, Label Studio, CSV, or
-label maps. The numbers before and after are printed, and what was left out or lost and why; a sheet of images, of those
-that were repaired if any were, is drawn for a visual check. --fix repairs what vitkit doctor finds:
+SOURCE is a file or a folder of COCO, YOLO (Ultralytics, Roboflow), Pascal VOC, LabelMe, CVAT, Label Studio, VIA, CSV,
+or label images. The numbers before and after are printed, and what was left out or lost and why; a sheet of images, of
+those that were repaired if any were, is drawn for a visual check. --fix repairs what vitkit doctor finds:
 
   fractions             boxes are fractions of their images
   xyxy, cxcywh, xywh    boxes are corners; center and size; corner and size

@@ -7,7 +7,7 @@ from pathlib import Path
 from vitkit.tools.common import add_overwrite, one_of
 
 SOURCE_HELP = (
-    "annotations: a file or a folder of COCO, YOLO, Pascal VOC, LabelMe, CVAT, Label Studio, CSV or label maps"
+    "annotations: a file or a folder of COCO, YOLO, Pascal VOC, LabelMe, CVAT, Label Studio, VIA, CSV or label images"
 )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,6 +24,7 @@ from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
+from vitkit.weights.tokenizer_files import find_tokenizer
 
 logger = logging.getLogger("vitkit")
 
@@ -48,10 +50,16 @@ def build_train_loader(data: DataSettings, train_set: Dataset, seed: int, device
     return loader if transforms is None else TransformedLoader(loader, transforms, device)
 
 
-def share_vocabularies(train_set: Dataset, val_set: Dataset, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
+def share_vocabularies(
+    train_set: Dataset, val_set: Dataset, checkpoint: str | Path | None, spec: Spec
+) -> dict[str, Vocabulary]:
     """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
 
-    They come from the checkpoint that provides the weights, or else are built from the training text by the first rank.
+    They come from the checkpoint that provides the weights, or are the tokenizer of a text-prompted detector, or else
+    are built from the training text by the first rank.
+
+    Args:
+        spec: the config's `model` section, which may name the tokenizer.
     """
     if not train_set.has_vocabularies:
         return {}
@@ -59,6 +67,8 @@ def share_vocabularies(train_set: Dataset, val_set: Dataset, checkpoint: str | P
     if is_main():
         if checkpoint and Path(checkpoint).is_file():
             saved = read_checkpoint(checkpoint).get("vocabularies")
+        if not saved:
+            use_tokenizer(train_set, spec)
         saved = saved or {side: vocabulary.to_json() for side, vocabulary in vocabularies_of(train_set).items()}
     vocabularies = vocabularies_from_json(broadcast_object(saved))
     for dataset in (train_set, val_set):
@@ -66,18 +76,37 @@ def share_vocabularies(train_set: Dataset, val_set: Dataset, checkpoint: str | P
     return vocabularies
 
 
-def use_saved_vocabularies(dataset: Dataset, checkpoint: Mapping[str, Any], name: str) -> dict[str, Vocabulary]:
+def use_tokenizer(dataset: Dataset, spec: Spec) -> bool:
+    """Make a dataset with prompts encode with the tokenizer that a config's `model` section names, if it names one;
+    return whether it does.
+
+    Raises:
+        CheckpointError: the tokenizer's file is missing or damaged.
+    """
+    tokenizer = spec.get("tokenizer") if isinstance(spec, Mapping) else None
+    if dataset.prompts is None or tokenizer is None:
+        return False
+    dataset.target_vocabulary = find_tokenizer(tokenizer)
+    return True
+
+
+def use_saved_vocabularies(
+    dataset: Dataset, checkpoint: Mapping[str, Any], name: str, spec: Spec
+) -> dict[str, Vocabulary]:
     """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
 
     Args:
         checkpoint: what the checkpoint holds besides its weights.
         name: its name, for errors.
+        spec: the config's `model` section, which may name the tokenizer of published weights.
     Raises:
         CheckpointError: the checkpoint contains no vocabularies.
     """
     if not dataset.has_vocabularies:
         return {}
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies"), name)
+    if not vocabularies and use_tokenizer(dataset, spec):
+        return vocabularies_of(dataset)
     if not vocabularies:
         raise CheckpointError(f"{name}: contains no vocabularies; expected a checkpoint of a model of text.")
     set_vocabularies(dataset, vocabularies)
@@ -148,6 +177,7 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
                 "the dataset's classes size the model."
             )
     model = build_model(config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies)
+    check_prompts(model, dataset)
     backbone, channels = child(model, "backbone"), config["data"].get("channels")
     if backbone is not None and in_channels(backbone) != (channels or 3):
         raise ConfigError(
@@ -157,18 +187,51 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
     return model
 
 
-def build_criterion(spec: Spec, classes: Sequence[str] | None) -> Criterion:
+def check_prompts(model: nn.Module, dataset: Dataset) -> None:
+    """Check that a dataset has prompts if the model reads them, and only then.
+
+    Raises:
+        ConfigError: `data.prompts` is missing, or should be.
+    """
+    reads_prompts = "is_word" in parameters_of(model.forward)
+    if reads_prompts and dataset.prompts is None and dataset.collate is None:
+        raise ConfigError(
+            f"data.prompts: not set, and {type(model).__name__} looks for what prompts name. Set "
+            "data.prompts=dict(negatives=85) to make them of each image's classes and some others, or negatives=None "
+            "for all classes in every prompt (see vitkit/data/README.md)."
+        )
+    if dataset.prompts is not None and not reads_prompts:
+        raise ConfigError(f"data.prompts: {type(model).__name__} reads no prompts. Leave it out.")
+
+
+def build_criterion(spec: Spec, classes: Sequence[str] | None, dataset: Dataset | None = None) -> Criterion:
     """Build a config's `criterion` section; its `class_weights` may be by name.
 
     Args:
         classes: names of the dataset's classes; None if it has none.
+        dataset: the training dataset, whose images are counted by class for `federated_classes`.
     Raises:
         ConfigError: the section is invalid, or `class_weights` are not for these classes.
     """
-    weights = spec.get("class_weights") if isinstance(spec, Mapping) else None
-    if weights is None:
+    if not isinstance(spec, Mapping):
         return CRITERIA.build(spec)
-    return CRITERIA.build({**spec, "class_weights": _in_class_order(weights, classes or ())})
+    if spec.get("class_weights") is not None:
+        spec = {**spec, "class_weights": _in_class_order(spec["class_weights"], classes or ())}
+    if dataset is not None and spec.get("federated_classes") is not None and spec.get("image_counts") is None:
+        spec = {**spec, "image_counts": _count_images(dataset)}
+    return CRITERIA.build(spec)
+
+
+def _count_images(dataset: Dataset) -> list[int]:
+    """Return the number of training images that show each class."""
+    if (pairs := dataset.image_classes()) is None:
+        raise ConfigError(
+            f"criterion.federated_classes: {type(dataset).__name__} does not list the classes in its images. Give "
+            "criterion.image_counts, the number of images of each class."
+        )
+    images, labels = pairs
+    counted = labels[np.isin(images, dataset.training_indices())]
+    return np.bincount(counted, minlength=len(dataset.classes)).tolist()
 
 
 def _in_class_order(weights: Any, classes: Sequence[str]) -> list[float]:
@@ -190,13 +253,13 @@ def _in_class_order(weights: Any, classes: Sequence[str]) -> list[float]:
     return list(weights)
 
 
-def build_criterion_for(config: Mapping[str, Any], model: Model, classes: Sequence[str] | None = None) -> Criterion:
-    """Build a config's criterion, for a model and the names of the dataset's classes.
+def build_criterion_for(config: Mapping[str, Any], model: Model, dataset: Dataset | None = None) -> Criterion:
+    """Build a config's criterion, for a model and the training dataset.
 
     Raises:
         ConfigError: the `criterion` section is invalid, or its class loss is for other logits than the model's.
     """
-    criterion = build_criterion(config["criterion"], classes)
+    criterion = build_criterion(config["criterion"], dataset.classes if dataset else None, dataset)
     if None in (model.class_activation, criterion.class_activation):
         return criterion
     if criterion.class_activation != model.class_activation:

@@ -63,7 +63,8 @@ def evaluate(
                     loss = sum(losses.values())
                     loss_sum += len(batch) * torch.stack([loss, torch.ones_like(loss)]).to(loss_sum.dtype)
                 if takes_outputs:
-                    predictions = [{name: value[i] for name, value in outputs.items()} for i in range(len(batch))]
+                    tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+                    predictions = [{name: value[i] for name, value in tensors.items()} for i in range(len(batch))]
                 elif generates:
                     predictions = model.generate(batch.inputs)
                 else:

@@ -166,7 +166,7 @@ def build_run(
     seed_everything(settings.seed)
 
     train_set, val_set = build.build_datasets(data)
-    vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init)
+    vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init, config["model"])
     loader = build.build_train_loader(data, train_set, settings.seed, device)
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)
@@ -178,7 +178,7 @@ def build_run(
             for split, path in files.items():
                 config["data"][split]["features"] = path  # for a resumed run
     model = build.prepare_model(model, settings, device)
-    criterion = build.build_criterion_for(config, model, train_set.classes).to(device)
+    criterion = build.build_criterion_for(config, model, train_set).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
         seed_everything(settings.seed + rank())
     optimizer = OPTIMIZERS.build(config["optimizer"], model=model)

@@ -7,6 +7,8 @@ from vitkit.evaluation.captions import CaptionEvaluator
 from vitkit.evaluation.classification import ClassificationEvaluator
 from vitkit.evaluation.coco import CocoEvaluator
 from vitkit.evaluation.combined import CombinedEvaluator
+from vitkit.evaluation.grounding import GroundingEvaluator
+from vitkit.evaluation.lvis import LvisEvaluator
 from vitkit.evaluation.panoptic import PanopticEvaluator
 from vitkit.evaluation.semantic import SemanticEvaluator
 from vitkit.evaluation.text import LanguageModelEvaluator, TextEvaluator
@@ -16,7 +18,9 @@ __all__ = [
     "ClassificationEvaluator",
     "CocoEvaluator",
     "CombinedEvaluator",
+    "GroundingEvaluator",
     "LanguageModelEvaluator",
+    "LvisEvaluator",
     "PanopticEvaluator",
     "SemanticEvaluator",
     "TextEvaluator",

@@ -1,32 +1,37 @@
-"""COCO's box and mask metrics, computed by pycocotools (Lin et al. 2014, https://arxiv.org/abs/1405.0312)."""
+"""COCO's box and mask metrics (Lin et al. 2014, https://arxiv.org/abs/1405.0312)."""
 
-import contextlib
-import io
 import json
 import logging
-import math
 import reprlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from pycocotools import mask as coco_mask
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
+from vitkit.distributed import gather_dicts, world_size
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.base import SampleEvaluator, check_image_ids, read_results, require_annotations
-from vitkit.evaluation.detection_statistics import DetectionStatistics
-from vitkit.evaluation.matching import IOUS, check_iou
+from vitkit.evaluation.detection_matches import (
+    AREAS,
+    DetectionMatches,
+    ImageMatches,
+    Predictions,
+    group_objects,
+    match_image,
+    objects_at,
+    shapes_of,
+)
+from vitkit.evaluation.detection_statistics import SIZES, DetectionStatistics
+from vitkit.evaluation.matching import IOUS, IouType, check_iou
 from vitkit.evaluation.score_thresholds import robust_threshold
 from vitkit.io.coco_schema import raise_issues, result_issues
 from vitkit.io.output import write_text
 from vitkit.io.segmentations import encode_segmentation
 from vitkit.protocols import Dataset
-from vitkit.registry import EVALUATORS
+from vitkit.registry import EVALUATORS, nearest
 from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds
 
 logger = logging.getLogger("vitkit")
@@ -35,15 +40,7 @@ MAX_DETS = (1, 10, 100)
 IOU_TYPES = ("bbox", "segm")
 TITLES = {"bbox": "boxes", "segm": "masks"}
 """IoU type -> what the IoU is of."""
-_TRUTH = {
-    "images": ("id",),
-    "categories": ("id", "name"),
-    "annotations": ("id", "image_id", "category_id", "bbox", "area", "iscrowd"),
-}
-"""The parts of `ground_truth()`, and the fields of their entries that pycocotools reads."""
 _SEE_TRUTH = "See Dataset.ground_truth in vitkit/protocols.py."
-_AREAS = {"s": (0, 32**2), "m": (32**2, 96**2), "l": (96**2, math.inf)}
-"""End of a metric's name -> the areas of its objects in pixels."""
 _CHUNK = 16  # number of masks that are run-length encoded at once
 
 
@@ -52,25 +49,12 @@ def metric_names(max_dets: Sequence[int] = MAX_DETS) -> tuple[str, ...]:
     return ("AP", "AP50", "AP75", "APs", "APm", "APl", *(f"AR{limit}" for limit in max_dets), "ARs", "ARm", "ARl")
 
 
-class _Predictions(NamedTuple):
-    """The predictions for one image."""
-
-    category_ids: np.ndarray
-    """(N,) int64 raw category ids."""
-    boxes_xywh: np.ndarray
-    """(N, 4) float32, in pixels."""
-    scores: np.ndarray
-    """(N,) float32."""
-    masks: list[dict[str, Any]] | None
-    """N masks as compressed run lengths; None if masks are not evaluated."""
-
-
 @EVALUATORS.register
 class CocoEvaluator(SampleEvaluator):
     """The twelve COCO metrics of detected boxes, of instance masks, or of both.
 
-    Every image of the dataset counts; all objects of an image without predictions are missed. Masks are stored as run
-    lengths.
+    The numbers are those of pycocotools' COCOeval. Every image of the dataset counts; all objects of an image without
+    predictions are missed. Masks are stored as run lengths. Each rank matches its own images.
 
     Args:
         dataset: the evaluated dataset; `ground_truth()` is in COCO's format, every annotation with area and iscrowd
@@ -82,12 +66,19 @@ class CocoEvaluator(SampleEvaluator):
         iou: the IoU with an object of its class from which a prediction is correct, above 0.1, in all that is computed
             at a score threshold: `score_thresholds`, and the report's precision, recall, F1, confusions,
             kinds of errors and calibration. COCO's metrics have their own.
+        groups: name -> classes whose mean AP is a metric of its own, such as bbox/AP_unseen for "unseen".
     Raises:
-        ConfigError: an IoU type or the IoU is unknown, the limits are not three ascending numbers, or the dataset has
-            no boxes or masks of objects.
+        ConfigError: an IoU type, the IoU or a class of a group is unknown, the limits are not three ascending numbers,
+            or the dataset has no boxes or masks of objects.
     """
 
     needs_dataset = ("image_ids", "classes", "category_ids", "ground_truth")
+    truth_fields: Mapping[str, Sequence[str]] = {
+        "images": ("id",),
+        "categories": ("id", "name"),
+        "annotations": ("id", "image_id", "category_id", "bbox", "area", "iscrowd"),
+    }
+    """The parts of `ground_truth()`, and the fields of their entries that are read."""
 
     def __init__(
         self,
@@ -96,6 +87,7 @@ class CocoEvaluator(SampleEvaluator):
         iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",),
         max_dets: int | Sequence[int] = MAX_DETS,
         iou: float = 0.5,
+        groups: Mapping[str, Sequence[str]] | None = None,
     ):
         if not iou_types or not set(iou_types) <= set(IOU_TYPES):
             raise ConfigError(f"CocoEvaluator: got iou_types={list(iou_types)}; expected 'bbox', 'segm' or both.")
@@ -112,15 +104,27 @@ class CocoEvaluator(SampleEvaluator):
         self.max_dets = limits
         self.iou = iou
         self.metric_names = metric_names(limits)
+        for name, classes in (groups or {}).items():
+            unknown = [each for each in classes if each not in dataset.classes]
+            if unknown or not classes:
+                what = f"the data have no class {unknown[0]!r}" if unknown else "has no classes"
+                hint = nearest(str(unknown[0]), dataset.classes) if unknown else ""
+                raise ConfigError(f"CocoEvaluator: groups.{name}: {what}. {hint}".rstrip())
+        self.groups = {name: list(classes) for name, classes in (groups or {}).items()}
+        of_groups = (f"{iou_type}/AP_{name}" for iou_type in self.iou_types for name in self.groups)
+        self.extra_metrics = [*self.extra_metrics, *of_groups]
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
-        self._evaluations: dict[str, COCOeval] = {}
-        self._evaluations_at_iou: dict[tuple[str, float], COCOeval] = {}
-        """By IoU type and an IoU that is not among COCO's."""
+        self._ious = IOUS if iou in IOUS else (*IOUS, iou)
+        self._image_matches: dict[str, dict[int, ImageMatches]] = {}
+        """Of the images that the ranks have matched, by IoU type."""
+        self._matches: dict[str, DetectionMatches] = {}
+        self._curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        """Precision and recall of the last `compute()`, by IoU type."""
 
     def check_dataset(self) -> None:
         """Check the content of `ground_truth()`; raises a DataError that names what is wrong with it."""
         name, truth = f"dataset {type(self.dataset).__name__}: ground_truth()", self.dataset.ground_truth()
-        for part, fields in _TRUTH.items():
+        for part, fields in self.truth_fields.items():
             entries = truth.get(part) if isinstance(truth, dict) else None
             if not isinstance(entries, list):
                 raise DataError(f"{name} has no list of {part!r}. {_SEE_TRUTH}")
@@ -141,7 +145,7 @@ class CocoEvaluator(SampleEvaluator):
         iou_type, _, name = metric.partition("/")
         if iou_type not in self.iou_types or name not in self.metric_names:
             return True
-        low, high = _AREAS.get(name[2:], (0, math.inf))
+        low, high = AREAS.get(name[2:], AREAS[""])
         objects = (a for a in self.dataset.ground_truth()["annotations"] if not a["iscrowd"])
         return any(low <= annotation["area"] <= high for annotation in objects)
 
@@ -178,7 +182,16 @@ class CocoEvaluator(SampleEvaluator):
                         f"{', '.join(prediction)}. Choose ['bbox'], or a model and task with masks."
                     )
                 masks = masks_to_rle(prediction["masks"])
-            self.answers[image_id] = _Predictions(self._category_ids[labels], boxes_xywh, scores, masks)
+            self.answers[image_id] = Predictions(self._category_ids[labels], boxes_xywh, scores, masks)
+
+    def gather(self) -> None:
+        """Match the images of each rank, and move answers and matches to the main process."""
+        if world_size() > 1:
+            truth = self.dataset.ground_truth()
+            answers = self.evaluated_answers(truth)
+            for iou_type in self.iou_types:
+                self._image_matches[iou_type] = gather_dicts(self._match(iou_type, truth, answers))
+        super().gather()
 
     def _compute(self) -> dict[str, float]:
         """Return bbox/AP, bbox/AP50, … segm/ARl in 0..1; -1, as in pycocotools, where there is no object of that size.
@@ -187,21 +200,51 @@ class CocoEvaluator(SampleEvaluator):
             DataError: masks are evaluated, but an annotation has none.
         """
         truth = self.dataset.ground_truth()
-        results = self.results()
+        answers = self.evaluated_answers(truth)
         metrics = {}
-        self._evaluations_at_iou.clear()
         for iou_type in self.iou_types:
-            evaluation = self._evaluations[iou_type] = self._evaluate(iou_type, truth, results)
-            numbers = zip(self.metric_names, evaluation.stats, strict=True)
-            metrics |= {f"{iou_type}/{name}": float(value) for name, value in numbers}
-            # pycocotools computes this one only at a limit of 100, and reports -1 at any other.
-            metrics[f"{iou_type}/AP"] = _mean_of_valid(evaluation.eval["precision"][:, :, :, 0, -1])
+            matches = self._match(iou_type, truth, answers, known=self._image_matches.get(iou_type, {}))
+            self._matches[iou_type] = DetectionMatches(
+                sorted(int(image_id) for image_id in self.dataset.image_ids),
+                self._category_ids.tolist(),
+                answers,
+                matches,
+                truth,
+                iou_type=iou_type,
+                max_dets=self.max_dets,
+                ious=self._ious,
+                incomplete={image["id"]: self.incomplete_classes(image) for image in truth["images"]},
+            )
+            precision, recall = self._curves[iou_type] = self._matches[iou_type].precision_and_recall()
+            by_id = np.argsort(self._category_ids)  # the order in which pycocotools averages
+            numbers = _summarize(precision[: len(IOUS), :, by_id], recall[: len(IOUS), by_id])
+            metrics |= {f"{iou_type}/{name}": value for name, value in zip(self.metric_names, numbers, strict=True)}
+            for name, classes in self.groups.items():
+                columns = [self.dataset.classes.index(each) for each in classes]
+                metrics[f"{iou_type}/AP_{name}"] = mean_of_valid(precision[: len(IOUS), :, columns, 0])
         return metrics
 
-    def _evaluate(
-        self, iou_type: str, truth: dict[str, Any], results: list[dict[str, Any]], *, iou: float | None = None
-    ) -> COCOeval:
-        """Return COCOeval's matches and curves at COCO's IoUs, and last at `iou`; without it, also its statistics."""
+    def incomplete_classes(self, image: Mapping[str, Any]) -> Sequence[int]:
+        """Return the category ids whose objects are not all annotated in an image."""
+        return ()
+
+    def evaluated_answers(self, truth: Mapping[str, Any]) -> dict[int, Predictions]:
+        """Return the predictions that the metrics are computed from."""
+        return self.answers
+
+    def evaluated_results(self) -> list[dict[str, Any]]:
+        """Return the predictions that the metrics are computed from, in COCO's result format, sorted by image."""
+        return to_results(self.evaluated_answers(self.dataset.ground_truth()))
+
+    def _match(
+        self,
+        iou_type: IouType,
+        truth: Mapping[str, Any],
+        answers: Mapping[int, Predictions],
+        *,
+        known: Mapping[int, ImageMatches] | None = None,
+    ) -> dict[int, ImageMatches]:
+        """Return the matches of each image that has predictions; those that are `known` are not computed again."""
         if iou_type == "segm":
             unmasked = [a for a in truth["annotations"] if not a.get("segmentation")]
             if unmasked:
@@ -209,23 +252,23 @@ class CocoEvaluator(SampleEvaluator):
                     f"{len(unmasked)} of {len(truth['annotations'])} annotations have no segmentation, such as "
                     f"{unmasked[0]['id']} (image {unmasked[0]['image_id']}). To evaluate masks, every object needs one."
                 )
-            _check_mask_sizes(truth, results)
-            results = [{**result, "area": int(coco_mask.area(result["segmentation"]))} for result in results]
-        else:
-            results = [{**result, "area": result["bbox"][2] * result["bbox"][3]} for result in results]
-        results = [{**result, "iscrowd": 0} for result in results]
-        with contextlib.redirect_stdout(io.StringIO()):
-            evaluation = COCOeval(_index(truth, truth["annotations"]), _index(truth, results), iou_type)
-            evaluation.params.imgIds = [int(image_id) for image_id in self.dataset.image_ids]
-            evaluation.params.catIds = self._category_ids.tolist()
-            evaluation.params.maxDets = list(self.max_dets)
-            if iou is not None:
-                evaluation.params.iouThrs = np.array([*IOUS, iou])
-            evaluation.evaluate()
-            evaluation.accumulate()
-            if iou is None:  # COCO's numbers are means over all IoUs
-                evaluation.summarize()
-        return evaluation
+        matches, of_image = dict(known or {}), group_objects(truth)
+        sizes = {image["id"]: (image.get("height"), image.get("width")) for image in truth["images"]}
+        for image_id, predictions in answers.items():
+            if image_id in matches:
+                continue
+            if iou_type == "segm":
+                _check_mask_sizes(predictions, image_id, sizes[image_id])
+            objects = of_image.get(image_id, [])
+            matches[image_id] = match_image(
+                predictions,
+                objects_at(truth, objects),
+                shapes_of(truth, objects, iou_type, sizes.get(image_id, (None, None))),
+                iou_type=iou_type,
+                max_dets=self.max_dets[-1],
+                ious=self._ious,
+            )
+        return matches
 
     def _table_lines(self) -> list[str]:
         """Return a line for each IoU type, below the limit on detections and the names of the metrics."""
@@ -257,25 +300,25 @@ class CocoEvaluator(SampleEvaluator):
             class name -> metrics, including APs, APm and APl; "small", "medium", "large" -> metrics; each with
             `objects`, the number of objects. -1 where there is no object; empty on other processes.
         """
-        if not self._evaluations:
+        if not self._curves:
             return {}, {}
-        iou_type = "segm" if "segm" in self._evaluations else "bbox"
-        evaluation = self._evaluations[iou_type]
-        precision, recall = evaluation.eval["precision"], evaluation.eval["recall"]  # (IoU, recall, class, size, 3)
-        objects = [annotation for annotation in evaluation.cocoGt.dataset["annotations"] if not annotation["iscrowd"]]
-        num_objects = Counter(annotation["category_id"] for annotation in objects)
+        iou_type = self._main_iou_type()
+        precision, recall = (values[: len(IOUS)] for values in self._curves[iou_type])  # (IoU, recall, class, size)
+        matches = self._matches[iou_type]
+        counted, sizes = ~matches.objects.crowd, list(AREAS)[1:]
+        num_objects = np.bincount(matches.object_labels[counted], minlength=len(self._category_ids)).tolist()
         by_class = {}
-        for name, category_id in zip(self.dataset.classes, self._category_ids.tolist()):
-            k = evaluation.params.catIds.index(category_id)
-            by_class[name] = _numbers(precision[:, :, k, 0, -1], recall[:, k, 0, -1])
-            for size, title in enumerate(("APs", "APm", "APl"), start=1):
-                by_class[name][title] = _mean_of_valid(precision[:, :, k, size, -1])
-            by_class[name]["objects"] = num_objects[category_id]
+        for label, name in enumerate(self.dataset.classes):
+            by_class[name] = _numbers(precision[:, :, label, 0], recall[:, label, 0, -1])
+            for k, size in enumerate(sizes, start=1):
+                by_class[name][f"AP{size}"] = mean_of_valid(precision[:, :, label, k])
+            by_class[name]["objects"] = num_objects[label]
         by_size = {}
-        for size, title in enumerate(("small", "medium", "large"), start=1):
-            by_size[title] = _numbers(precision[:, :, :, size, -1], recall[:, :, size, -1])
-            min_area, max_area = evaluation.params.areaRng[size]
-            by_size[title]["objects"] = sum(min_area <= annotation["area"] <= max_area for annotation in objects)
+        for k, (size, title) in enumerate(zip(sizes, SIZES), start=1):
+            low, high = AREAS[size]
+            by_size[title] = _numbers(precision[:, :, :, k], recall[:, :, k, -1])
+            within = (low <= matches.objects.areas) & (matches.objects.areas <= high)
+            by_size[title]["objects"] = int((within & counted).sum())
         return by_class, by_size
 
     def statistics(self, iou_type: str | None = None) -> DetectionStatistics:
@@ -284,15 +327,11 @@ class CocoEvaluator(SampleEvaluator):
         Args:
             iou_type: None: masks if they were evaluated, else boxes.
         """
-        iou_type = iou_type or ("segm" if "segm" in self.iou_types else "bbox")
-        evaluation, at_iou = self._evaluations[iou_type], self._evaluations_at_iou
-        if self.iou not in IOUS:
-            if (iou_type, self.iou) not in at_iou:
-                at_iou[iou_type, self.iou] = self._evaluate(
-                    iou_type, self.dataset.ground_truth(), self.results(), iou=self.iou
-                )
-            evaluation = at_iou[iou_type, self.iou]
-        return DetectionStatistics(evaluation, self._category_ids.tolist(), self.dataset.classes, iou=self.iou)
+        iou_type = iou_type or self._main_iou_type()
+        return DetectionStatistics(self._matches[iou_type], self.dataset.classes, iou=self.iou)
+
+    def _main_iou_type(self) -> str:
+        return "segm" if "segm" in self.iou_types else "bbox"
 
     def named_statistics(self) -> dict[str, DetectionStatistics]:
         """Return the statistics of boxes and, last, of masks, if they were evaluated, as "bbox" and "segm"."""
@@ -306,7 +345,7 @@ class CocoEvaluator(SampleEvaluator):
         correct prediction get no threshold of their own. Returns None if no prediction is correct, and on other
         processes.
         """
-        if not self._evaluations:
+        if not self._matches:
             return None
         rankings = self.statistics().rankings()
         overall = robust_threshold(rankings)
@@ -320,15 +359,7 @@ class CocoEvaluator(SampleEvaluator):
 
         Category ids are the dataset's raw ones, boxes are xywh in pixels, and masks are run lengths.
         """
-        results = []
-        for image_id, predictions in sorted(self.answers.items()):
-            columns = (column.tolist() for column in predictions[:3])
-            for position, (category_id, box, score) in enumerate(zip(*columns)):
-                result = {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
-                if predictions.masks is not None:
-                    result["segmentation"] = predictions.masks[position]
-                results.append(result)
-        return results
+        return to_results(self.answers)
 
     def write_results(self, path: str | Path) -> None:
         """Write `results()` as JSON, which pycocotools' `loadRes` and COCO's server read."""
@@ -351,6 +382,7 @@ class CocoEvaluator(SampleEvaluator):
         raise_issues(
             result_issues(results, image_ids, set(self._category_ids.tolist()), masks=has_masks), f"results '{path}'"
         )
+        self._image_matches.clear()
         by_image: dict[int, list[dict[str, Any]]] = {}
         for result in results:
             by_image.setdefault(result["image_id"], []).append(result)
@@ -368,7 +400,7 @@ class CocoEvaluator(SampleEvaluator):
                 result["bbox"] if "bbox" in result else coco_mask.toBbox(masks[position]).tolist()
                 for position, result in enumerate(image_results)
             ]
-            self.answers[image_id] = _Predictions(
+            self.answers[image_id] = Predictions(
                 np.array([result["category_id"] for result in image_results], np.int64),
                 np.array(boxes, np.float64),
                 np.array([result["score"] for result in image_results], np.float64),
@@ -376,30 +408,49 @@ class CocoEvaluator(SampleEvaluator):
             )
 
 
+def to_results(answers: Mapping[int, Predictions]) -> list[dict[str, Any]]:
+    """Return predictions by image id in COCO's result format, sorted by image."""
+    results = []
+    for image_id, predictions in sorted(answers.items()):
+        columns = (column.tolist() for column in predictions[:3])
+        for position, (category_id, box, score) in enumerate(zip(*columns)):
+            result = {"image_id": image_id, "category_id": category_id, "bbox": box, "score": score}
+            if predictions.masks is not None:
+                result["segmentation"] = predictions.masks[position]
+            results.append(result)
+    return results
+
+
 def _numbers(precision: np.ndarray, recall: np.ndarray) -> dict[str, float]:
     """Average (IoU, ...) precisions and recalls, ignoring entries of -1, which have no objects."""
     return {
-        "AP": _mean_of_valid(precision),
-        "AP50": _mean_of_valid(precision[0]),
-        "AP75": _mean_of_valid(precision[5]),
-        "AR": _mean_of_valid(recall),
+        "AP": mean_of_valid(precision),
+        "AP50": mean_of_valid(precision[0]),
+        "AP75": mean_of_valid(precision[5]),
+        "AR": mean_of_valid(recall),
     }
 
 
-def _mean_of_valid(values: np.ndarray) -> float:
+def mean_of_valid(values: np.ndarray) -> float:
     valid = values[values > -1]
     return float(valid.mean()) if valid.size else -1.0
 
 
-def _check_mask_sizes(truth: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    """Check that predicted masks have the sizes of their images: otherwise pycocotools would never return."""
-    sizes = {image["id"]: [image["height"], image["width"]] for image in truth["images"]}
-    for result in results:
-        got, expected = result["segmentation"]["size"], sizes[result["image_id"]]
-        if got != expected:
+def _summarize(precision: np.ndarray, recall: np.ndarray) -> list[float]:
+    """Return COCO's twelve numbers from (IoU, recall, class, size) precision and (IoU, class, size, limit) recall."""
+    sizes = range(1, len(AREAS))
+    precisions = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0], *(precision[..., k] for k in sizes)]
+    recalls = [*(recall[:, :, 0, limit] for limit in range(3)), *(recall[:, :, k, -1] for k in sizes)]
+    return [mean_of_valid(values) for values in (*precisions, *recalls)]
+
+
+def _check_mask_sizes(predictions: Predictions, image_id: int, size: Sequence[Any]) -> None:
+    """Check that predicted masks have the size of their image: otherwise pycocotools would never return."""
+    for mask in predictions.masks or ():
+        if list(mask["size"]) != list(size):
             raise DataError(
-                f"image {result['image_id']}: a predicted mask has the size {got}, [height, width]; expected "
-                f"{expected}, that of the image. Predict in the sizes of the original images."
+                f"image {image_id}: a predicted mask has the size {list(mask['size'])}, [height, width]; expected "
+                f"{list(size)}, that of the image. Predict in the sizes of the original images."
             )
 
 
@@ -411,13 +462,3 @@ def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:
         columns = chunk.transpose(1, 2).contiguous().cpu().numpy().view(np.uint8)
         encoded += coco_mask.encode(columns.transpose(2, 1, 0))
     return [{"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")} for rle in encoded]
-
-
-def _index(truth: dict[str, Any], annotations: list[dict[str, Any]]) -> COCO:
-    """Return pycocotools' index of annotations; its own `loadRes` fails on an empty list."""
-    coco = COCO()
-    # Copies, since COCOeval writes into them; ids start from 1, since it takes id 0 for "not matched".
-    numbered = [{**annotation, "id": number} for number, annotation in enumerate(annotations, start=1)]
-    coco.dataset = {"images": truth["images"], "categories": truth["categories"], "annotations": numbered}
-    coco.createIndex()
-    return coco

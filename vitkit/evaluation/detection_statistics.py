@@ -1,20 +1,18 @@
-"""COCO's metrics of resampled images, computed from a single matching by COCOeval.
+"""COCO's metrics of resampled images, computed from a single matching.
 
-COCOeval matches each image by itself, and only then sorts the predictions of all images. So the matches can be kept,
-and the average precision of any resample is accumulated from them.
+Each image is matched by itself, and only then are the predictions of all images sorted. So the average precision of any
+resample is accumulated from the same matches.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from pycocotools.cocoeval import COCOeval
 
 from vitkit.evaluation.bootstrap import Scores, Values, mean_of_finite
+from vitkit.evaluation.detection_matches import RECALLS, ClassMatches, DetectionMatches
 from vitkit.evaluation.matching import IOUS
 
-RECALLS = np.linspace(0.0, 1.0, 101)
-"""The recalls at which COCO averages precision, computed as in pycocotools."""
 SIZES = ("small", "medium", "large")
 THRESHOLDS = np.round(np.linspace(0.0, 1.0, 101), 2)
 """Scores at which precision, recall and F1 are computed."""
@@ -65,29 +63,22 @@ class DetectionStatistics:
     """The contribution of each image to COCO's metrics; see `SampleStatistics`.
 
     Args:
-        evaluation: COCOeval after its `evaluate`.
-        category_ids: raw category ids in the order of the classes.
+        matches: the matches of all images.
         class_names: names of the C classes.
-        iou: the IoU of `rankings` and of everything that is computed at a score threshold; one at which the
-            evaluation has matched.
+        iou: the IoU of `rankings` and of everything that is computed at a score threshold; one at which the images were
+            matched.
     """
 
-    def __init__(
-        self, evaluation: COCOeval, category_ids: Sequence[int], class_names: Sequence[str], *, iou: float = 0.5
-    ):
-        matched = np.asarray(evaluation.params.iouThrs)
-        self.iou, self.iou_index = iou, int(abs(matched - iou).argmin())
-        self.evaluation = evaluation
-        self.iou_type = evaluation.params.iouType
+    def __init__(self, matches: DetectionMatches, class_names: Sequence[str], *, iou: float = 0.5):
+        self.matches = matches
+        self.iou, self.iou_index = iou, int(abs(np.asarray(matches.ious) - iou).argmin())
+        self.iou_type = matches.iou_type
         # COCO's metrics are means over its IoUs; the matches may be at another one as well.
-        self.num_matched, self.ious = len(matched), matched[: len(IOUS)]
-        self.max_dets = tuple(evaluation.params.maxDets)
+        self.ious = matches.ious[: len(IOUS)]
+        self.max_dets = matches.max_dets
         self.class_names = list(class_names)
-        self.sample_ids = list(evaluation.params.imgIds)
-        order = list(evaluation.params.catIds)
-        self._positions = [order.index(raw) for raw in category_ids]
-        self._images_of: dict[tuple[int, int], list] = {}
-        self._matches_of: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
+        self.sample_ids = matches.image_ids
+        self._ranked: dict[tuple[int, int], tuple[ClassMatches, np.ndarray]] = {}
 
     def rankings(self, labels: Sequence[int] | None = None) -> list[Ranking]:
         """Return the predictions of each of these classes, None: of all, at the IoU of these statistics."""
@@ -98,39 +89,19 @@ class DetectionStatistics:
         """Return the predictions of a class.
 
         Args:
-            iou: index of an IoU at which the evaluation has matched; COCO's come first.
+            iou: index of an IoU at which the images were matched; COCO's come first.
             size: 0 for objects of all sizes, 1 to 3 for `SIZES`.
         """
-        if (label, size) not in self._matches_of:
-            self._matches_of[label, size] = self._matches(label, size)
-        scores, image, correct, counts, num_objects = self._matches_of[label, size]
-        kept = counts[iou]
-        return Ranking(scores[kept], image[kept], correct[iou, kept], num_objects)
+        found, order = self._matches(label, size)
+        kept = order[found.counted[iou, order]]
+        return Ranking(found.scores[kept], found.image[kept], found.correct[iou, kept], found.num_objects)
 
-    def _matches(self, label: int, size: int) -> tuple[np.ndarray, ...]:
-        """Return a class's predictions, best first: scores, images, (IoUs, D) correct and counted; objects by image."""
-        num_objects = np.zeros(len(self.sample_ids))
-        none = np.zeros((self.num_matched, 0), bool)
-        scores, image, correct, counts = [np.zeros(0)], [np.zeros(0, np.int64)], [none], [none]
-        for position, entry in self.images_of(label, size):
-            num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
-            scores.append(np.asarray(entry["dtScores"], np.float64))
-            image.append(np.full(len(entry["dtScores"]), position))
-            correct.append(entry["dtMatches"] > 0)
-            counts.append(~entry["dtIgnore"].astype(bool))
-        scores, image = np.concatenate(scores), np.concatenate(image)
-        order = np.argsort(-scores, kind="mergesort")
-        correct, counts = (np.concatenate(parts, axis=1)[:, order] for parts in (correct, counts))
-        return scores[order], image[order], correct, counts, num_objects
-
-    def images_of(self, label: int, size: int = 0) -> list[tuple[int, dict]]:
-        """Return the indices and matches of the images in which a class occurs or is predicted."""
-        if (label, size) not in self._images_of:
-            count, sizes = len(self.sample_ids), len(self.evaluation.params.areaRng)
-            start = (self._positions[label] * sizes + size) * count  # ordered by class, size and image
-            entries = enumerate(self.evaluation.evalImgs[start : start + count])
-            self._images_of[label, size] = [(k, entry) for k, entry in entries if entry is not None]
-        return self._images_of[label, size]
+    def _matches(self, label: int, size: int) -> tuple[ClassMatches, np.ndarray]:
+        """Return the predictions of a class, and their order, best first."""
+        if (label, size) not in self._ranked:
+            found = self.matches.of_class(label, size)
+            self._ranked[label, size] = found, np.argsort(-found.scores, kind="mergesort")
+        return self._ranked[label, size]
 
     def average_precisions(self, weights: np.ndarray, size: int = 0) -> np.ndarray:
         """Return (R, C, IoUs) average precisions; NaN where there is no object."""
@@ -143,16 +114,17 @@ class DetectionStatistics:
     def recalls(self, weights: np.ndarray, size: int = 0, max_dets: int | None = None) -> np.ndarray:
         """Return (R, C) recalls, averaged over IoUs, with at most `max_dets` predictions of a class in an image.
 
-        Without it, the predictions that COCOeval has matched count, up to its last limit.
+        Without it, the predictions that were matched count, up to the last limit.
         """
         result = np.full((len(weights), len(self.class_names)), np.nan)
         for label in range(len(self.class_names)):
-            detected, num_objects = np.zeros((2, len(self.sample_ids)))
-            for position, entry in self.images_of(label, size):
-                num_objects[position] = np.count_nonzero(~np.asarray(entry["gtIgnore"], bool))
-                matches, ignored = (entry[name][: len(self.ious), :max_dets] for name in ("dtMatches", "dtIgnore"))
-                detected[position] = ((matches > 0) & ~ignored.astype(bool)).sum() / len(self.ious)
-            total = weights @ num_objects
+            found, _ = self._matches(label, size)
+            right = found.correct & found.counted
+            right = right[: len(self.ious)].sum(axis=0)
+            if max_dets is not None:
+                right = right * (found.rank < max_dets)
+            detected = np.bincount(found.image, right, len(self.sample_ids)) / len(self.ious)
+            total = weights @ found.num_objects
             np.divide(weights @ detected, total, out=result[:, label], where=total > 0)
         return result
 

@@ -54,7 +54,7 @@ class ErrorBreakdown:
 
     Args:
         statistics: statistics of the evaluation.
-        results: the evaluated predictions in COCO's result format, in the order in which COCOeval numbered them.
+        results: the evaluated predictions in COCO's result format, sorted by image.
         truth: the annotations.
         category_ids: raw category ids in the order of the classes.
     """
@@ -125,7 +125,8 @@ class ErrorBreakdown:
         for number, annotation in enumerate(annotations):
             if not annotation.get("iscrowd") and annotation["image_id"] in position_of:
                 objects_in.setdefault(position_of[annotation["image_id"]], []).append(number)
-        owner = self._matches()  # result -> annotation, -1 where it is wrong
+        # result -> annotation, -1 where it is wrong; ignored results are left out
+        owner = dict(self.statistics.matches.owners(self.statistics.iou_index))
         results_in: dict[int, list[int]] = {}
         for number in owner:
             results_in.setdefault(position_of[results[number]["image_id"]], []).append(number)
@@ -160,20 +161,6 @@ class ErrorBreakdown:
             np.array(numbers, int),
         )
         return predictions, objects
-
-    def _matches(self) -> dict[int, int]:
-        """Return result -> annotation matched by COCOeval, -1 for none; ignored results are left out.
-
-        Both are indices from 0, whereas COCOeval numbers them from 1.
-        """
-        owner = {}
-        for label in range(self._num_classes):
-            for _, entry in self.statistics.images_of(label):
-                ignored, matches = (entry[name][self.statistics.iou_index] for name in ("dtIgnore", "dtMatches"))
-                for number, annotation, ignore in zip(entry["dtIds"], matches, ignored):
-                    if not ignore:
-                        owner[int(number) - 1] = int(annotation) - 1
-        return owner
 
 
 def error_kind(overlaps: np.ndarray, same_class: np.ndarray, iou: float = 0.5) -> tuple[int, int]:

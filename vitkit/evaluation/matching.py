@@ -63,21 +63,40 @@ def match_detections(
     Returns:
         (N,) int64 index of each prediction's object; -1 for none.
     """
-    iou = min(iou, 1 - 1e-10)  # pycocotools' margin for rounding
     ignored = crowd if ignored is None else crowd | ignored
-    free = np.ones(len(crowd), bool)
+    order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
     matched = np.full(len(overlaps), -1)
-    near = (overlaps >= iou).any(axis=1)
-    for i in np.argsort(-np.asarray(scores, np.float64), kind="stable").tolist():
-        if not near[i]:
-            continue
-        for candidates in (free & ~ignored, free & ignored):
-            row = np.where(candidates, overlaps[i], -1.0)
-            best = len(row) - 1 - int(row[::-1].argmax())  # the last of equal ones, as in pycocotools
-            if row[best] >= iou:
-                matched[i] = best
-                free[best] = crowd[best]
-                break
+    matched[order] = match_in_order(overlaps[order], crowd, ignored=ignored[None], ious=[iou])[:, 0, 0]
+    return matched
+
+
+def match_in_order(
+    overlaps: np.ndarray, crowd: np.ndarray, *, ignored: np.ndarray, ious: Sequence[float]
+) -> np.ndarray:
+    """Match the predictions of one image, best first; see `match_detections`.
+
+    Args:
+        overlaps: (N, M) IoU of predictions and objects; negative for pairs that must not be matched.
+        crowd: (M,) bool.
+        ignored: (A, M) bool, whether each object does not have to be detected, in each of A ways of counting.
+        ious: T minimum IoUs of a match.
+    Returns:
+        (N, A, T) int64 index of each prediction's object; -1 for none.
+    """
+    limits = np.minimum(ious, 1 - 1e-10)[:, None]  # pycocotools' margin for rounding
+    matched = np.full((len(overlaps), len(ignored), len(limits)), -1)
+    free = np.ones((len(ignored), len(limits), len(crowd)), bool)
+    ignored = ignored[:, None]
+    for i in np.flatnonzero((overlaps >= limits.min()).any(axis=1)).tolist():
+        row = overlaps[i]
+        possible = free & (row >= limits)
+        wanted = possible & ~ignored
+        candidates = np.where(wanted.any(axis=-1, keepdims=True), wanted, possible)
+        # The last of equal ones, as in pycocotools.
+        best = len(row) - 1 - np.where(candidates, row, -1.0)[..., ::-1].argmax(axis=-1)
+        matched[i] = np.where(candidates.any(axis=-1), best, -1)
+        way, iou = np.nonzero((matched[i] >= 0) & ~crowd[best])
+        free[way, iou, best[way, iou]] = False
     return matched
 
 

@@ -20,9 +20,13 @@ _BOX_LIMIT = 2**31
 _NAME_LIMIT = 1024
 _NAME_BYTES = 255
 """Longest name of a file or folder, in bytes, on today's file systems."""
+ANNOTATED_CLASSES = ("neg_category_ids", "not_exhaustive_category_ids")
+"""Lists of category ids that LVIS's images have: those that the image certainly does not show, and those of which not
+every object is annotated."""
 _ABSENT = object()
 _CORRECT = "Correct it."
 _REMOVE_FIELD = "Correct it, or remove the field."
+_GIVE_LVIS = "Give LVIS's file (lvis_v1_train.json), or read it as CocoDetection."
 _OTHER_DATASET = "Give results of the config's data.val."
 
 
@@ -169,6 +173,19 @@ def detection_issues(content: Any) -> list[FileIssue]:
     annotations = annotation_entries(content)
     references = _references(content, image_id="images", category_id="categories")
     return [*_listed_issues(content, IMAGE, CATEGORY), *annotations.field_issues(references | ANNOTATION)]
+
+
+def lvis_issues(content: Mapping[str, Any]) -> list[FileIssue]:
+    """Check the fields that LVIS adds, in a file that has no `detection_issues`: which classes each image is annotated
+    for, and how frequent each class is."""
+    ids = {category["id"] for category in content["categories"]}
+
+    def are_classes(value: Any) -> bool:
+        return isinstance(value, list) and all(type(category_id) is int and category_id in ids for category_id in value)
+
+    classes = Field(are_classes, f"a list of the {len(ids)} ids in 'categories'", _GIVE_LVIS)
+    frequency = Field(lambda value: value in ("r", "c", "f"), "'r', 'c' or 'f' (rare, common, frequent)", _GIVE_LVIS)
+    return list(_listed_issues(content, dict.fromkeys(ANNOTATED_CLASSES, classes), {"frequency": frequency}))
 
 
 def bad_box_issues(content: Mapping[str, Any]) -> list[FileIssue]:

@@ -57,6 +57,38 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
         raise DataError(f"{path.name}: '{path}' contains a number that is too long ({error}). Correct it.") from error
 
 
+def read_json_lines(path: str | Path, *, key: str = "annotations") -> Iterator[tuple[int, Any]]:
+    """Read a file with a JSON value in each line, and yield the number of each line and its value; blank lines count.
+
+    Args:
+        key: what the file is called in the config or the command, for messages.
+    Raises:
+        DataError: there is no such file, or a line is not readable as JSON.
+    """
+    path = Path(path)
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if text := line.strip():
+                    yield number, json.loads(text, object_pairs_hook=_object)
+    except OSError as error:
+        raise DataError(f"{key}: cannot read '{path}' ({error.strerror}). Correct the path.") from error
+    except _RepeatedKey as error:
+        raise DataError(
+            f"{path.name} line {number}: an object has the key {str(error)!r:.100} twice. Keep one."
+        ) from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path.name} line {number}: not valid JSON at column {error.colno}: {error.msg}. Expected an object in "
+            "each line; a truncated download ends within one."
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{path.name} line {number}: nests lists too deeply to be read. Correct it.") from error
+    except ValueError as error:
+        raise DataError(f"{path.name} line {number}: {error}. Expected a JSON object as UTF-8 text.") from error
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of a JSON file, unless it would lose a value."""
     content = dict(pairs)

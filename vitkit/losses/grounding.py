@@ -34,7 +34,7 @@ class GroundingCriterion(SetCriterion):
     """
 
     mask_terms = ()
-    needs_outputs = ("pred_logits", "pred_boxes", "text_padding", "blocks", "is_word")
+    needs_outputs = ("blocks",)  # and those of `forward`, which are in `chunks` if prompts are read in parts
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class GroundingCriterion(SetCriterion):
         Args:
             outputs: pred_logits (B, Q, T) for the tokens of each prompt; pred_boxes (B, Q, 4) cxcywh in 0..1;
                 text_padding (B, T) bool; optionally aux_outputs and training_outputs, see `SetCriterion`. Also the
-                prompts' `blocks` and `is_word`, see `vitkit.ops.prompts`.
+                prompts' `blocks` and `is_word`, see `vitkit.ops.prompts`. Or those of the prompts' parts, `chunks`, of
+                which the losses are averaged.
             targets: B targets, whose labels are numbers of the phrases in their prompts. One with a `positive_map`,
                 (N, up to T) bool, has its objects' tokens there, as in captions whose phrases overlap.
         Returns:
@@ -60,6 +61,9 @@ class GroundingCriterion(SetCriterion):
         Raises:
             DataError: a label is not one of the prompt's phrases, or a positive map does not fit the prompt.
         """
+        if "chunks" in outputs:
+            chunks = [self(chunk, targets_of_part(targets, outputs["blocks"], chunk)) for chunk in outputs["chunks"]]
+            return {name: torch.stack([losses[name] for losses in chunks]).mean() for name in chunks[0]}
         return super().forward(outputs, with_positive_maps(targets, outputs["blocks"], outputs["is_word"]))
 
     def _set_losses(self, queries: SetLayers) -> dict[str, Tensor]:
@@ -82,6 +86,28 @@ class GroundingCriterion(SetCriterion):
         box_losses = self.box_losses(boxes, target_boxes)
         terms = {name: values.sum(1) / normalizer for name, values in box_losses.items()}
         return queries.named_losses({"labels": labels, **terms}, self.weights)
+
+
+def targets_of_part(
+    targets: Sequence[DetectionTarget], blocks: Tensor, part: Mapping[str, Any]
+) -> list[DetectionTarget]:
+    """Return the targets whose phrases are in one part of the prompts, labeled by their numbers in it.
+
+    Args:
+        blocks: (B, T), of the whole prompts.
+        part: see `vitkit.ops.prompts.PromptPart`.
+    """
+    chosen = []
+    for target, first, whole, own in zip(targets, part["first_phrase"], blocks, part["blocks"]):
+        labels, numbers = target["labels"] - first, whole - first
+        kept = (labels >= 0) & (labels <= own.max())
+        of_part = {**target, "labels": labels[kept], "boxes_cxcywh": target["boxes_cxcywh"][kept]}
+        if (positive := target.get("positive_map")) is not None:
+            positive = F.pad(positive, (0, len(whole) - positive.shape[1]))[kept]
+            of_part["positive_map"] = positive.new_zeros(len(positive), len(own))
+            of_part["positive_map"][:, own >= 0] = positive[:, (numbers >= 0) & (numbers <= own.max())]
+        chosen.append(of_part)
+    return chosen
 
 
 def with_positive_maps(targets: Sequence[DetectionTarget], blocks: Tensor, is_word: Tensor) -> list[DetectionTarget]:

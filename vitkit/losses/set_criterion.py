@@ -10,6 +10,7 @@ from vitkit.errors import ConfigError
 from vitkit.kernels.whole_mask_losses import whole_mask_losses
 from vitkit.losses.class_losses import sigmoid_loss, sigmoid_settings
 from vitkit.losses.class_weights import ClassWeights
+from vitkit.losses.federated import NOT_COUNTED, make_class_frequencies, sample_classes
 from vitkit.losses.matched import MatchedCriterion, MatchedLayers, SetLayers, normalizers
 from vitkit.ops.boxes import box_iou, cxcywh_to_xyxy, generalized_box_iou
 from vitkit.ops.masks import pad_masks
@@ -38,6 +39,10 @@ class SetCriterion(MatchedCriterion):
         focal_gamma: exponent by which a sigmoid loss down-weights well classified examples; if None 2, or 1.5 for mal.
         class_weights: how much a query that is matched with each class weighs in the class loss, see `ClassWeights`;
             None: 1.
+        federated_classes: with a sigmoid loss, the number of classes that count in the class loss of a training step:
+            those of the batch's targets, and others drawn at random (see `federated`). None: all.
+        image_counts: the number of training images of each class; classes are drawn in proportion to its square root.
+            A run counts the images of data.train. None: all are drawn equally often.
     Raises:
         ConfigError: the class loss or a term is unknown, a term is missing, no_object_weight or a class weight is not
             positive, the class loss does not have an argument that is set, or the matcher's costs are for other logits.
@@ -57,6 +62,8 @@ class SetCriterion(MatchedCriterion):
         focal_alpha: float | None = None,
         focal_gamma: float | None = None,
         class_weights: ClassWeights | None = None,
+        federated_classes: int | None = None,
+        image_counts: Sequence[int] | None = None,
     ):
         self.check_arguments(weights)
         super().__init__(matcher, weights, no_object_weight or 0, class_weights)
@@ -80,6 +87,13 @@ class SetCriterion(MatchedCriterion):
             )
         self.needs_targets = ("labels", "boxes_cxcywh", *(["masks"] if "mask" in weights else []))
         self.class_loss = class_loss
+        if federated_classes is not None and (class_loss == "cross_entropy" or federated_classes < 1):
+            raise ConfigError(
+                f"federated_classes={federated_classes}: expected a number from 1, and a sigmoid loss of every class; "
+                f"class_loss is {class_loss!r}."
+            )
+        self.federated_classes = federated_classes
+        self.register_buffer("class_frequencies", make_class_frequencies(image_counts), persistent=False)
 
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Match queries to targets, and compute the losses of every layer.
@@ -128,7 +142,7 @@ class SetCriterion(MatchedCriterion):
             ious = box_iou(cxcywh_to_xyxy(boxes.detach()), cxcywh_to_xyxy(target_boxes))
             class_losses = sigmoid_loss(
                 self.class_loss,
-                matched.logits,
+                self._counted_logits(matched, sets),
                 matched.indices,
                 matched.labels,
                 ious,
@@ -139,6 +153,21 @@ class SetCriterion(MatchedCriterion):
         box_losses = self.box_losses(boxes, target_boxes)
         terms = {name: values.sum(1) / box_normalizer for name, values in box_losses.items()}
         return {"labels": class_losses, **terms}
+
+    def _counted_logits(self, matched: MatchedLayers, sets: SetLayers) -> Tensor:
+        """Return the logits, of which those of classes that do not count in this step are such that their loss is 0."""
+        logits = matched.logits
+        if self.federated_classes is None or not self.training or sets.class_agnostic:
+            return logits
+        frequencies = self.class_frequencies
+        if frequencies is None:
+            frequencies = logits.new_ones(logits.shape[-1])
+        if len(frequencies) != logits.shape[-1]:
+            raise ConfigError(
+                f"image_counts: got {len(frequencies)} numbers of images; the model has {logits.shape[-1]} classes."
+            )
+        labels = torch.cat([target["labels"] for target in sets.targets])
+        return logits.masked_fill(~sample_classes(labels, frequencies, self.federated_classes), NOT_COUNTED)
 
     def _mask_losses(self, outputs: Mapping[str, Any], sets: SetLayers) -> dict[str, Tensor]:
         """Return the weighted mask terms of the main queries' last layer, for full masks at the input's size."""

@@ -6,26 +6,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, DataError
 from vitkit.heads.grounding_dino import Text
 from vitkit.models.base import Detector, attention_in, check_detections
 from vitkit.nn.queries import training_queries_of
-from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, suppress_duplicates
-from vitkit.ops.prompts import phrase_tokens, words_and_padding
+from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
+from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, joined_detections, suppress_duplicates
+from vitkit.ops.prompts import phrase_tokens, split_prompts, words_and_padding
 from vitkit.protocols import AttentionLayers, child
 from vitkit.registry import MODELS, TEXT_ENCODERS, Spec
-from vitkit.structures import PAD, Detections, DetectionTarget
-from vitkit.text.prompts import MAX_TOKENS, Prompt, collate_prompts, encode_phrases, split_phrases
+from vitkit.structures import PAD, Detections, DetectionTarget, PhraseDetections
+from vitkit.text.prompts import (
+    MAX_TOKENS,
+    Caption,
+    EncodedCaption,
+    Prompt,
+    collate_prompts,
+    encode_caption,
+    encode_phrases,
+    name_objects,
+    split_phrases,
+)
 from vitkit.text.vocabulary import Vocabulary
 
 
 @MODELS.register
 class GroundingDINO(Detector):
-    """A detector that finds what the phrases of a prompt name: the label of a detection is the number of its phrase.
+    """A detector that finds what the phrases of a text name: the label of a detection is the number of its phrase.
 
     In training, a batch's `inputs` have `tokens`, `blocks` and `is_word` (see `vitkit.ops.prompts`, and
     `vitkit.text.prompts`, which makes them), and the labels of its targets are numbers of the image's phrases. An
-    image's prompt may have any phrases, also such that it does not show.
+    image's prompt may have any phrases, also such that it does not show. In evaluation it may be of any length: its
+    parts are read one after the other, from maps of the image that the backbone computes once.
 
     Args:
         backbone, neck, head: spec or module.
@@ -33,17 +45,20 @@ class GroundingDINO(Detector):
         target_vocabulary: the vocabulary that prompts are tokenized with; a run sets its dataset's.
         tokenizer: where the vocabulary is found if none is given: "bert-base-uncased", or the path of its file or
             folder; see `vitkit.weights.tokenizer_files.find_tokenizer`.
-        max_tokens: the largest number of tokens of a prompt, which is also the number of label embeddings of
+        max_tokens: the largest number of tokens that are read at once, which is also the number of label embeddings of
             denoising queries by place.
+        chunk_size: in evaluation, the largest number of phrases that are read at once; None: as many as `max_tokens`
+            hold. MM-Grounding-DINO evaluates LVIS with 40.
         num_queries: number of boxes predicted per image.
-        num_detections: number of detections per image.
+        num_detections: number of detections per image, and of a prompt that is read in parts for each of them.
         nms_iou, training_queries, isolate_padding: see `DINO`.
     Raises:
         ConfigError: a number is out of range; see `DensePredictionModel`.
     """
 
-    takes = ("images", "prompt")
+    takes = ("images", "text")
     class_activation = "sigmoid"
+    score_threshold = 0.35  # of boxes, in the original's demo
 
     def __init__(
         self,
@@ -55,6 +70,7 @@ class GroundingDINO(Detector):
         target_vocabulary: Vocabulary | None = None,
         tokenizer: str | None = None,
         max_tokens: int = MAX_TOKENS,
+        chunk_size: int | None = None,
         num_queries: int = 900,
         num_detections: int = 300,
         nms_iou: float | None = None,
@@ -63,6 +79,8 @@ class GroundingDINO(Detector):
     ):
         if max_tokens < 4:
             raise ConfigError(f"max_tokens={max_tokens}: expected at least 4, for a word, its dot and both ends.")
+        if chunk_size is not None and chunk_size < 1:
+            raise ConfigError(f"chunk_size={chunk_size}: expected at least 1 phrase, or None for as many as possible.")
         super().__init__(
             backbone, neck, head, num_classes=None, num_queries=num_queries, isolate_padding=isolate_padding
         )
@@ -75,7 +93,8 @@ class GroundingDINO(Detector):
         nn.init.xavier_uniform_(self.text_projection.weight)
         nn.init.zeros_(self.text_projection.bias)
         self.add_training_queries(training_queries, num_classes=max_tokens)
-        self.vocabulary, self.tokenizer, self.max_tokens = target_vocabulary, tokenizer, max_tokens
+        self.vocabulary, self.tokenizer = target_vocabulary, tokenizer
+        self.max_tokens, self.chunk_size = max_tokens, chunk_size
         self.num_detections, self.nms_iou = num_detections, nms_iou
 
     def attention_layers(self) -> AttentionLayers:
@@ -84,36 +103,41 @@ class GroundingDINO(Detector):
         fusion = [layer.attn for layer in child(encoder, "fusion_layers")]
         return super().attention_layers()._replace(prompt=attention_in(decoder, "text_attn"), fusion=fusion)
 
-    def encode(self, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Return `tokens`, `blocks` and `is_word`, (B, T), of a prompt for each image.
+    def encode(self, texts: Sequence[Prompt]) -> dict[str, Tensor]:
+        """Return `tokens`, `blocks` and `is_word`, (B, T), of a text for each image.
 
         Raises:
             ConfigError: the model has no vocabulary.
-            DataError: a prompt is not one, or too long; see `vitkit.text.prompts`.
+            DataError: a text is not a prompt; see `vitkit.text.prompts`.
         """
-        encoded = {}
-        for prompt in prompts:
-            phrases = tuple(split_phrases(prompt))
-            if phrases not in encoded:
-                encoded[phrases] = encode_phrases(self._known_vocabulary(), phrases, max_tokens=self.max_tokens)
-        return collate_prompts([encoded[tuple(split_phrases(prompt))] for prompt in prompts])
+        prompts = [tuple(split_phrases(text)) for text in texts]
+        vocabulary = self._known_vocabulary()
+        encoded = {phrases: encode_phrases(vocabulary, phrases, max_tokens=None) for phrases in set(prompts)}
+        return collate_prompts([encoded[phrases] for phrases in prompts])
+
+    def _encode_caption(self, caption: Caption) -> EncodedCaption:
+        return encode_caption(self._known_vocabulary(), caption.text, max_tokens=self.max_tokens)
 
     def _known_vocabulary(self) -> Vocabulary:
         if self.vocabulary is None:
             raise ConfigError(
-                "GroundingDINO has no vocabulary to read a prompt with. Set model.tokenizer to bert-base-uncased or "
+                "GroundingDINO has no vocabulary to read a text with. Set model.tokenizer to bert-base-uncased or "
                 "to the folder of its files and load the model (vitkit.load), or give tokens and blocks."
             )
         return self.vocabulary
 
-    def prompt_phrases(self, prompt: Prompt) -> list[str]:
-        """Return the phrases of a prompt, the classes of what is detected."""
-        return split_phrases(prompt)
+    def prompt_phrases(self, text: Prompt | Caption) -> list[str]:
+        """Return the phrases of a text, the classes of what is detected; see `Model`."""
+        if isinstance(text, Caption):
+            self._encode_caption(text)
+            return []
+        split_prompts(**self.encode([text]), max_tokens=self.max_tokens)
+        return split_phrases(text)
 
-    def prompt_words(self, prompt: Prompt) -> list[str]:
-        """Return the tokens of a prompt as text: the columns of `pred_logits`."""
+    def prompt_words(self, text: Prompt) -> list[str]:
+        """Return the tokens of a text's phrases as text: the columns of `pred_logits`."""
         vocabulary = self._known_vocabulary()
-        tokens = encode_phrases(vocabulary, split_phrases(prompt), max_tokens=self.max_tokens).tokens
+        tokens = encode_phrases(vocabulary, split_phrases(text), max_tokens=self.max_tokens).tokens
         ids = {number: index for index, number in reversed(list(enumerate(vocabulary.numbers)))}
         return vocabulary.token_texts([ids[number] for number in tokens])
 
@@ -145,14 +169,14 @@ class GroundingDINO(Detector):
         blocks: Tensor | None = None,
         is_word: Tensor | None = None,
         *,
-        prompt: Sequence[Prompt] | None = None,
+        text: Sequence[Prompt | Caption] | None = None,
         targets: Sequence[DetectionTarget] | None = None,
     ) -> dict[str, Any]:
         """Predict a box per query, and a logit for each token of the image's prompt.
 
         Args:
             tokens, blocks, is_word: (B, T), the prompts, see `vitkit.ops.prompts`.
-            prompt: the prompts as text or phrases, in place of the three.
+            text: in their place the prompts as text or phrases; or a caption for each image, not in training.
             targets: only in training, see `uses_targets`.
         Returns:
             the head's outputs:
@@ -161,17 +185,56 @@ class GroundingDINO(Detector):
             aux_outputs: the same two for each decoder layer but the last, first layer first.
             training_outputs: of the first stage, and of training queries if there are any: a list, see `QuerySet`.
             text_padding: (B, T) bool, True = padding.
-            and the prompts' `blocks` and `is_word`.
+            and the prompts' `blocks` and `is_word`; `captions` if these are given.
+            If the prompts are read in parts, there are only `blocks` and `chunks`, a list with the outputs of each part
+            and its `first_phrase`, see `split_prompts`.
         Raises:
-            ConfigError: there is neither a prompt nor tokens.
-            DataError: a prompt is not one, or too long.
+            ConfigError: there is neither text nor tokens, or one of the three is missing.
+            DataError: a text is not a prompt, or a prompt is too long.
         """
+        captions = None
         if tokens is None:
-            if prompt is None:
-                raise ConfigError("GroundingDINO looks for what a prompt names, and has none: give prompt or tokens.")
-            tokens, blocks, is_word = (x.to(images.device) for x in self.encode(prompt).values())
+            if text is None:
+                raise ConfigError("GroundingDINO looks for what a text names, and has none: give text or tokens.")
+            if isinstance(text[0], Caption):
+                captions = [(self._encode_caption(caption), caption.threshold) for caption in text]
+                encoded = collate_prompts([caption.prompt for caption, _ in captions])
+            else:
+                encoded = self.encode(text)
+            tokens, blocks, is_word = (x.to(images.device) for x in encoded.values())
+        if blocks is None or is_word is None:
+            raise ConfigError("GroundingDINO: got tokens without blocks or is_word; expected all three of a prompt.")
         images, padding_mask = self.prepare(images, padding_mask)
+        if self.training:
+            if tokens.shape[1] > self.max_tokens:
+                raise DataError(
+                    f"a prompt has {tokens.shape[1]} tokens, and the model trains with at most {self.max_tokens}. Set "
+                    f"data.prompts.max_tokens={self.max_tokens}, so that each image's prompt has fewer negatives."
+                )
+            features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
+            return self._read(features, padding_mask, tokens, blocks, is_word, targets)
+        parts = [(tokens, blocks, is_word)]
+        is_long = self.chunk_size is not None or tokens.shape[1] > self.max_tokens
+        if is_long and not torch.compiler.is_exporting():
+            limits = dict(max_tokens=self.max_tokens, max_phrases=None if captions else self.chunk_size)
+            parts = split_prompts(tokens, blocks, is_word, **limits)
         features = self.neck(self.backbone_maps(images, padding_mask), padding_mask)
+        outputs = [self._read(features, padding_mask, *part[:3]) for part in parts]
+        if len(outputs) > 1:
+            chunks = [one | {"first_phrase": part.first_phrase} for one, part in zip(outputs, parts)]
+            return {"blocks": blocks, "chunks": chunks}
+        return outputs[0] if captions is None else outputs[0] | {"captions": captions}
+
+    def _read(
+        self,
+        features: Mapping[str, Tensor],
+        padding_mask: Tensor | None,
+        tokens: Tensor,
+        blocks: Tensor,
+        is_word: Tensor,
+        targets: Sequence[DetectionTarget] | None = None,
+    ) -> dict[str, Any]:
+        """Return the outputs of `forward` for the neck's maps and prompts."""
         text = self.encode_text(tokens, blocks)
         if targets is None:
             outputs = self.head(features, padding_mask, text=text)
@@ -181,22 +244,49 @@ class GroundingDINO(Detector):
             outputs = added.separate(self.head(features, padding_mask, text=text, added=added), self.head)
         return outputs | {"blocks": blocks, "is_word": is_word}
 
-    def detections(self, outputs: Mapping[str, Tensor]) -> BatchDetections:
+    def detections(self, outputs: Mapping[str, Any]) -> BatchDetections:
         """Return the best pairs of a query and a phrase, best first; a query may be returned with several phrases.
 
         The score of a phrase is the mean of its tokens' probabilities. A batch whose prompts differ in length has pairs
-        with phrases that an image's prompt does not have; their score is 0.
+        with phrases that an image's prompt does not have; their score is 0. Of a prompt that is read in parts, it
+        returns the best pairs of each of them, whose queries are numbered on.
         """
+        if "chunks" in outputs:
+            parts = [self.detections(chunk) for chunk in outputs["chunks"]]
+            firsts = [chunk["first_phrase"] for chunk in outputs["chunks"]]
+            count = outputs["chunks"][0]["pred_boxes"].shape[1]
+            return joined_detections(
+                part._replace(labels=part.labels + first[:, None], queries=part.queries + index * count)
+                for index, (part, first) in enumerate(zip(parts, firsts))
+            )
         scores = phrase_scores(outputs["pred_logits"], outputs["blocks"], outputs["is_word"])
         best = best_scores(scores, outputs["pred_boxes"], self.num_detections)
         return suppress_duplicates(best, self.nms_iou)
 
-    def postprocess(self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[Detections]:
-        """Return the detections of each image, in pixels of the original image, labeled by their phrases' numbers."""
+    def postprocess(
+        self, outputs: dict[str, Any], image_sizes: Sequence[tuple[int, int]]
+    ) -> list[Detections] | list[PhraseDetections]:
+        """Return the detections of each image, in pixels of the original image, labeled by their phrases' numbers; or
+        with the words of a caption, see `name_objects`, in place of labels."""
+        if "captions" in outputs:
+            return self._named(outputs, image_sizes)
         results = in_pixels(self.detections(outputs), image_sizes)
         counts = (outputs["blocks"].amax(1) + 1).tolist()
         kept = [result["labels"] < count for result, count in zip(results, counts)]
         return [{name: value[rows] for name, value in result.items()} for result, rows in zip(results, kept)]
+
+    def _named(self, outputs: Mapping[str, Any], image_sizes: Sequence[tuple[int, int]]) -> list[PhraseDetections]:
+        boxes_xyxy = scale_boxes(cxcywh_to_xyxy(outputs["pred_boxes"].float()), image_sizes)
+        results = []
+        for logits, boxes, (caption, threshold) in zip(outputs["pred_logits"], boxes_xyxy, outputs["captions"]):
+            scores, words, names = name_objects(logits.float().sigmoid(), caption, threshold)
+            scores, order = scores.topk(min(self.num_detections, len(scores)))
+            best = BatchDetections(scores[None], words[order][None], boxes[order][None], order[None])
+            scores, _, boxes, order = (field[0] for field in suppress_duplicates(best, self.nms_iou))
+            results.append(
+                PhraseDetections(scores=scores, phrases=[names[i] for i in order.tolist()], boxes_xyxy=boxes)
+            )
+        return results
 
 
 def phrase_scores(logits: Tensor, blocks: Tensor, is_word: Tensor, phrases: Tensor | None = None) -> Tensor:

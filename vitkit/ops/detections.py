@@ -1,6 +1,6 @@
 """From class logits and boxes of queries to detections: selection, suppression of duplicates, scaling to pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -70,6 +70,13 @@ def suppress_duplicates(detections: BatchDetections, iou: float | None) -> Batch
     scores, labels, boxes_xyxy, queries = detections
     scores = scores.masked_fill(duplicates(boxes_xyxy, labels, iou=iou), 0.0)
     scores, order = scores.topk(scores.shape[1], dim=1)
+    return BatchDetections(scores, labels.gather(1, order), _gather_boxes(boxes_xyxy, order), queries.gather(1, order))
+
+
+def joined_detections(parts: Iterable[BatchDetections]) -> BatchDetections:
+    """Return the detections of several parts together, best first."""
+    scores, labels, boxes_xyxy, queries = (torch.cat(fields, dim=1) for fields in zip(*parts))
+    scores, order = scores.sort(dim=1, descending=True, stable=True)
     return BatchDetections(scores, labels.gather(1, order), _gather_boxes(boxes_xyxy, order), queries.gather(1, order))
 
 

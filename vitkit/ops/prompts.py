@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitkit.errors import DataError
+from vitkit.structures import PAD
+
 
 class PromptLayout(NamedTuple):
     """How the tokens of prompts relate to each other."""
@@ -52,14 +55,51 @@ def words_and_padding(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return is_inside & (following == blocks), index > end
 
 
-def blocks_of(tokens: Tensor, separators: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `blocks` and `is_word` of tokens that were not made phrase by phrase, such as a sentence's.
+class PromptPart(NamedTuple):
+    """Consecutive phrases of each prompt of a batch, as prompts of their own; of a prompt that has no more, only its
+    ends."""
+
+    tokens: Tensor
+    """(B, T), padded to the longest."""
+    blocks: Tensor
+    """(B, T), counted from the part's first phrase."""
+    is_word: Tensor
+    """(B, T)."""
+    first_phrase: Tensor
+    """(B,) int64, the number of the part's first phrase in its prompt."""
+
+
+def split_prompts(
+    tokens: Tensor, blocks: Tensor, is_word: Tensor, *, max_tokens: int, max_phrases: int | None = None
+) -> list[PromptPart]:
+    """Split prompts, (B, S), between phrases into as few parts as hold them.
 
     Args:
-        tokens: (B, S) int64.
-        separators: (K,) int64, the tokens that end a phrase.
-        outside: (M,) int64, those that belong to no phrase: the first, the last, and padding.
+        tokens: (B, S) int64 of which `PAD` is padding.
+        max_tokens: the largest number of tokens of a part, its first and last included.
+        max_phrases: the largest number of its phrases; None: any.
+    Raises:
+        DataError: a single phrase has too many tokens.
     """
-    ends, is_outside = torch.isin(tokens, separators), torch.isin(tokens, outside)
-    blocks = ends.cumsum(1) - ends.long()  # the separators before each token
-    return blocks.masked_fill(is_outside, -1), ~(ends | is_outside)
+    count, capacity = blocks.amax(1, keepdim=True) + 1, max_tokens - 2
+    lengths = torch.zeros(len(blocks), int(count.max()) + 1, dtype=torch.int64, device=blocks.device)
+    lengths = lengths.scatter_add_(1, blocks + 1, torch.ones_like(blocks))[:, 1:]  # of tokens outside of phrases first
+    if (lengths > capacity).any():
+        _, phrase = (lengths > capacity).nonzero()[0].tolist()
+        raise DataError(
+            f"text: phrase {phrase + 1} has {int(lengths[:, phrase].max())} tokens, and the model takes {capacity} in "
+            "a phrase. Shorten it."
+        )
+    ends = lengths.cumsum(1)
+    first, parts = torch.zeros_like(count), []
+    while (first < count).any():
+        before = F.pad(ends, (1, 0)).gather(1, first)
+        last = torch.searchsorted(ends, before + capacity, right=True).minimum(count)
+        if max_phrases is not None:
+            last = last.minimum(first + max_phrases)
+        kept = ((blocks >= first) & (blocks < last)) | ((blocks < 0) & (tokens != PAD))
+        order = (~kept).long().argsort(dim=1, stable=True)[:, : int(kept.sum(1).max())]
+        fields = (tokens.where(kept, PAD), (blocks - first).where(kept & (blocks >= 0), -1), is_word & kept)
+        parts.append(PromptPart(*(field.gather(1, order) for field in fields), first[:, 0]))
+        first = last
+    return parts

@@ -2,11 +2,14 @@
 
 A prompt is a list of phrases, or one text in which dots separate them: "a red star . a cat ." Each phrase is tokenized
 on its own, so it is known which tokens are whose: [CLS] a red star . a cat . [SEP]. A prompt always ends with a dot.
+A caption is a text of sentences, in which it is not known which words name a thing.
 """
 
 import logging
 import re
+import string
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -36,30 +39,61 @@ class EncodedPrompt(NamedTuple):
     is_word: list[bool]
 
 
+@dataclass(frozen=True)
+class Caption:
+    """Sentences in which things are looked for: "a dog chases the red ball".
+
+    Raises:
+        DataError: `text` is not a text.
+        ConfigError: `threshold` is not in 0..1.
+    """
+
+    text: str
+    threshold: float = 0.25
+    """The lowest probability of a word of an object's name; the default is that of the original's demo."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise DataError(f"text: got {self.text!r:.100}; expected one text, since text_threshold is for a caption.")
+        if not 0 <= self.threshold <= 1:
+            raise ConfigError(f"text_threshold={self.threshold}: expected a probability, 0 to 1.")
+
+
+class EncodedCaption(NamedTuple):
+    """The tokens of a caption, whose blocks are its sentences."""
+
+    prompt: EncodedPrompt
+    words: list[str]
+    sentences: list[int]
+    """The sentence of each word."""
+    word_of: list[int]
+    """The word of each token; -1 for those outside of words."""
+
+
 def split_phrases(prompt: Prompt) -> list[str]:
     """Return the phrases of a prompt, with single spaces.
 
     Raises:
         DataError: there is no phrase, one is empty, ends within itself, or is there twice.
     """
-    parts = prompt.split(SEPARATOR) if isinstance(prompt, str) else list(prompt)
-    if not all(isinstance(part, str) for part in parts):
-        raise DataError(f"prompt: got {prompt!r:.100}; expected a text such as 'cat . dog .', or a list of phrases.")
+    parts = prompt.split(SEPARATOR) if isinstance(prompt, str) else prompt
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+        raise DataError(f"text: got {prompt!r:.100}; expected a text such as 'cat . dog .', or a list of phrases.")
     phrases = [normalize_text(part) for part in parts]
     if isinstance(prompt, str):
         phrases = [phrase for phrase in phrases if phrase]
     if not phrases or not all(phrases):
         what = "no phrase" if not any(phrases) else f"an empty phrase (number {phrases.index('') + 1})"
-        raise DataError(f"prompt: {prompt!r:.100} has {what}; expected at least one word in each, as in 'cat . dog .'.")
+        raise DataError(f"text: {prompt!r:.100} has {what}; expected at least one word in each, as in 'cat . dog .'.")
     for phrase in phrases:
         if mark := next((mark for mark in _ENDS if mark in phrase), None):
             raise DataError(
-                f"prompt: the phrase {phrase!r} has a {mark!r}, where the model takes it to end. Write it without."
+                f"text: the phrase {phrase!r} has a {mark!r}, where the model takes it to end. Write it without."
             )
     folded = [phrase.lower() for phrase in phrases]
     for index, phrase in enumerate(folded):
         if phrase in folded[:index]:
-            raise DataError(f"prompt: the phrase {phrases[index]!r} is given twice; expected each phrase once.")
+            raise DataError(f"text: the phrase {phrases[index]!r} is given twice; expected each phrase once.")
     return phrases
 
 
@@ -76,10 +110,7 @@ def encode_phrases(
     """
     phrases, numbers = list(phrases), vocabulary.numbers
     separator, *encoded = vocabulary.encode_all([SEPARATOR, *phrases])
-    if len(separator) != 1 or UNK in separator:
-        raise ConfigError(f"prompt: the vocabulary has no {SEPARATOR!r}, which separates phrases. Train it with one.")
-    if numbers[PAD] != 0:
-        raise ConfigError(f"prompt: padding is token {numbers[PAD]} of the vocabulary; expected 0, as in BERT's.")
+    _check_separator(vocabulary, separator)
     tokens, blocks, is_word = [numbers[BOS]], [-1], [False]
     for block, (phrase, ids) in enumerate(zip(phrases, encoded)):
         if not ids or set(ids) == {UNK}:
@@ -97,13 +128,117 @@ def encode_phrases(
     return EncodedPrompt(tokens, blocks, is_word)
 
 
+def join_prompts(prompts: Sequence[EncodedPrompt]) -> EncodedPrompt:
+    """Return the prompt of the phrases of several, of at least one."""
+    tokens, blocks, is_word = prompts[0].tokens[:1], [-1], [False]
+    for prompt in prompts:
+        first = blocks[-1] + 1
+        tokens += prompt.tokens[1:-1]
+        blocks += [first + block for block in prompt.blocks[1:-1]]
+        is_word += prompt.is_word[1:-1]
+    return EncodedPrompt([*tokens, *prompts[0].tokens[-1:]], [*blocks, -1], [*is_word, False])
+
+
+def spanned_tokens(vocabulary: Vocabulary, phrase: str, spans: Iterable[tuple[int, int]]) -> list[bool]:
+    """Return which tokens of a phrase have a character in one of the spans, [begin, end) of the text as it is given."""
+
+    def normalized(index: int) -> int:
+        return len(normalize_text(f"{phrase[:index]}|")) - 1
+
+    ranges = [(normalized(begin), normalized(end)) for begin, end in spans]
+    return [
+        any(begin < token_end and token_begin < end for begin, end in ranges)
+        for token_begin, token_end in vocabulary.token_spans(phrase)
+    ]
+
+
+_MARKS = re.escape(string.punctuation)
+_WORDS = re.compile(rf"[.?]|[{_MARKS}]|[^\s{_MARKS}](?:[^\s.?]*[^\s{_MARKS}])?")
+"""Matches the ends of sentences, other punctuation, and words, which may have some within."""
+
+
+def encode_caption(vocabulary: Vocabulary, text: str, *, max_tokens: int = MAX_TOKENS) -> EncodedCaption:
+    """Return the tokens of a caption, in the same form as those of phrases.
+
+    Raises:
+        ConfigError: the vocabulary has no separator.
+        DataError: there is no word that the vocabulary knows, or there are more tokens than `max_tokens`.
+    """
+    pieces = [*_WORDS.findall(normalize_text(text)), SEPARATOR]
+    separator, *encoded = vocabulary.encode_all([SEPARATOR, *pieces])
+    _check_separator(vocabulary, separator)
+    numbers = vocabulary.numbers
+    tokens, blocks, word_of, words, sentences, known = [numbers[BOS]], [-1], [-1], [], [], False
+    sentence = 0
+    for piece, ids in zip(pieces, encoded):
+        is_word, is_end = piece not in string.punctuation, piece in _ENDS
+        if is_end and sentence not in sentences[-1:]:
+            continue  # the end of a sentence without words
+        if is_word:
+            words.append(piece)
+            sentences.append(sentence)
+            known = known or not set(ids) <= {UNK}
+        tokens += [numbers[index] for index in ids]
+        blocks += [sentence] * len(ids)
+        word_of += [len(words) - 1 if is_word else -1] * len(ids)
+        sentence += is_end
+    if not known:
+        what = "the tokenizer knows no word of it" if words else "it has no word"
+        raise DataError(f"text: {text!r:.100}: {what}. Write what to look for, as in 'a dog chases the red ball'.")
+    _warn_of_letters(vocabulary, text, [index for ids in encoded for index in ids])
+    tokens, blocks, word_of = [*tokens, numbers[EOS]], [*blocks, -1], [*word_of, -1]
+    if len(tokens) > max_tokens:
+        raise DataError(
+            f"text: the caption has {len(tokens)} tokens; the model takes {max_tokens}. Give its sentences one by one."
+        )
+    prompt = EncodedPrompt(tokens, blocks, [word >= 0 for word in word_of])
+    return EncodedCaption(prompt, words, sentences, word_of)
+
+
+def name_objects(probabilities: Tensor, caption: EncodedCaption, threshold: float) -> tuple[Tensor, Tensor, list[str]]:
+    """Name each query by the words of a caption that it shows: the best one, and those around it.
+
+    Args:
+        probabilities: (Q, T), of each of the caption's tokens.
+        threshold: the lowest probability of the words around the best one, which follow each other without a gap and
+            within one sentence, so that a name does not join two things.
+    Returns:
+        the probability of each query's best word, (Q,), the word's index, (Q,) int64, and Q names. A word has the
+        probability of its best token.
+    """
+    word_of = torch.tensor(caption.word_of, device=probabilities.device)
+    within = word_of >= 0
+    words = probabilities.new_zeros(len(probabilities), len(caption.words))
+    index = word_of[within].expand(len(probabilities), -1)
+    words = words.scatter_reduce(1, index, probabilities[:, : len(word_of)][:, within], "amax")
+    scores, best = words.max(1)
+    reaches, names = (words >= threshold).tolist(), []
+    for row, start in zip(reaches, best.tolist()):
+        first = last = start
+        while first and row[first - 1] and caption.sentences[first - 1] == caption.sentences[start]:
+            first -= 1
+        while last + 1 < len(row) and row[last + 1] and caption.sentences[last + 1] == caption.sentences[start]:
+            last += 1
+        names.append(" ".join(caption.words[first : last + 1]))
+    return scores, best, names
+
+
+def _check_separator(vocabulary: Vocabulary, separator: Sequence[int]) -> None:
+    if len(separator) != 1 or UNK in separator:
+        raise ConfigError(f"prompt: the vocabulary has no {SEPARATOR!r}, which separates phrases. Train it with one.")
+    if vocabulary.numbers[PAD] != 0:
+        raise ConfigError(
+            f"prompt: padding is token {vocabulary.numbers[PAD]} of the vocabulary; expected 0, as in BERT's."
+        )
+
+
 def _warn_of_letters(vocabulary: Vocabulary, phrase: str, ids: Sequence[int]) -> None:
     """Warn of a phrase in another script than the vocabulary's, which it splits into letters that mean nothing."""
-    words = re.findall(r"[^\W\d_]{3,}", phrase)
+    words = re.findall(r"[^\W\d_]+", phrase)
     foreign = [word for word in words if not word.isascii()]
     if vocabulary.kind == "tokenizer" and foreign == words and words and len(ids) >= len(re.sub(r"\s", "", phrase)):
         logger.warning(
-            "prompt: the tokenizer splits the phrase %r into single letters, as of a language that it does not know: "
+            "text: the tokenizer splits %r into single letters, as of a language that it does not know: "
             "expect no useful detections. Write it in the model's language.",
             phrase,
         )

@@ -205,6 +205,16 @@ class Vocabulary:
                 self.unknown.update(token.replace(SPACE, "") for token in split(text) if token not in self._ids)
         return encoded
 
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return, for each token of `encode(text)`, its characters [begin, end) in `normalize_text(text)`."""
+        text = _prepare(text, self.lowercase)
+        split = self._split if self._pieces is not None else _words if self.kind == "word" else _characters
+        spans, end = [], 0 if self.kind == "char" else -1  # the others begin with a space that the text does not have
+        for piece in split(text):
+            begin, end = end, end + len(piece)
+            spans.append((begin + piece.startswith(SPACE), end))
+        return spans
+
     def encode_masked(self, text: str) -> list[int]:
         """Encode a text in which MASK_TOKEN stands for each hidden token, including the space before a word.
 
@@ -432,6 +442,11 @@ class TokenizerVocabulary(Vocabulary):
             self.unknown.update(text[slice(*span)] for index, span in zip(ids, result.offsets) if index == UNK)
             encoded.append(ids)
         return encoded
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return, for each token of `encode(text)`, its characters [begin, end) in `normalize_text(text)`."""
+        with _tokenizers_errors():
+            return self._tokenizer.encode(normalize_text(text), add_special_tokens=False).offsets
 
     def encode_masked(self, text: str) -> list[int]:
         """Encode a text in which MASK_TOKEN stands for each hidden token; ConfigError without a mask token."""

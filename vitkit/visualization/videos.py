@@ -1,14 +1,13 @@
 """Writes drawn frames as a video."""
 
-import os
-import secrets
+from contextlib import ExitStack
 from pathlib import Path
 
 import cv2
 import numpy as np
 
 from vitkit.errors import DataError
-from vitkit.io.atomic import TEMPORARY_SUFFIX
+from vitkit.io.atomic import renaming
 from vitkit.io.image_files import quiet_opencv
 
 
@@ -26,16 +25,17 @@ class VideoWriter:
     def __init__(self, path: Path, first_frame: np.ndarray, rate: float):
         # Codecs require even sizes.
         self.height, self.width = (side + side % 2 for side in first_frame.shape[:2])
-        path.parent.mkdir(parents=True, exist_ok=True)
         # With three decimals, OpenCV would divide a second into more parts than the 65535 that MPEG-4 has.
         rate = rate if rate < 60 else min(round(rate, 2), self.MAX_RATE)
         self.path, self._num_frames = path, 0
-        self._temporary = path.with_name(f"{secrets.token_hex(8)}{TEMPORARY_SUFFIX}.mp4")  # OpenCV goes by the ending
-        self.file = cv2.VideoWriter(
-            str(self._temporary), cv2.VideoWriter_fourcc(*"mp4v"), rate, (self.width, self.height)
-        )
-        if not self.file.isOpened():
-            raise DataError(f"--out: OpenCV cannot write '{path}' (mp4v). Use --no-draw for only the JSON.")
+        with ExitStack() as stack:
+            self._temporary = stack.enter_context(renaming(path, sync=False, ending=".mp4"))
+            self.file = cv2.VideoWriter(
+                str(self._temporary), cv2.VideoWriter_fourcc(*"mp4v"), rate, (self.width, self.height)
+            )
+            if not self.file.isOpened():
+                raise DataError(f"--out: OpenCV cannot write '{path}' (mp4v). Use --no-draw for only the JSON.")
+            self._renaming = stack.pop_all()
 
     def add(self, drawn: np.ndarray) -> None:
         """Write one drawn frame, cropped or padded with white to the video's size."""
@@ -51,14 +51,13 @@ class VideoWriter:
         Raises:
             DataError: not all frames are in it, because the disk is full.
         """
-        self.file.release()
-        # OpenCV reports no failed write.
-        with quiet_opencv():
-            written = int(cv2.VideoCapture(str(self._temporary)).get(cv2.CAP_PROP_FRAME_COUNT))
-        if written != self._num_frames:
-            self._temporary.unlink(missing_ok=True)
-            raise DataError(
-                f"'{self.path}' cannot be written ({written} of {self._num_frames} frames are in it). Free some space, "
-                "or use --no-draw for only the JSON."
-            )
-        os.replace(self._temporary, self.path)
+        with self._renaming:
+            self.file.release()
+            # OpenCV reports no failed write.
+            with quiet_opencv():
+                written = int(cv2.VideoCapture(str(self._temporary)).get(cv2.CAP_PROP_FRAME_COUNT))
+            if written != self._num_frames:
+                raise DataError(
+                    f"'{self.path}' cannot be written ({written} of {self._num_frames} frames are in it). Free some "
+                    "space, or use --no-draw for only the JSON."
+                )

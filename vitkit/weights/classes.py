@@ -27,8 +27,8 @@ def read_trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mappi
     """Return the classes that weights were trained on.
 
     A run's checkpoint holds them. For official files, which do not, they are the classes that the config's validation
-    data states, or else none for a model that takes a prompt, ImageNet's for a classifier, and COCO's for all other
-    models, panoptic or not as that data is.
+    data states, or else none for a text-prompted model, ImageNet's for a classifier, and COCO's for all other models,
+    panoptic or not as that data is.
     Classes are named by their numbers if the config's model has a different number of classes.
 
     Args:
@@ -51,7 +51,7 @@ def read_trained_classes(checkpoint: Mapping[str, Any], name: str, config: Mappi
     if num_classes not in (None, *_NUMBERS_WITH_NAMES):
         return TrainedOn([f"class {k}" for k in range(num_classes)], model.get("things"))
     constructor, _ = MODELS.resolve(model, "model")
-    if "prompt" in getattr(constructor, "takes", ()):
+    if "text" in getattr(constructor, "takes", ()):
         return TrainedOn([], None)
     if "class_scores" in getattr(constructor, "returns", ()):
         names = ImageNetInfo("imagenet-1k")

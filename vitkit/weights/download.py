@@ -10,14 +10,21 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch.hub import tqdm
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import write_atomically
+
+try:
+    import fcntl  # only available on Unix
+except ImportError:
+    fcntl = None
 
 logger = logging.getLogger("vitkit")
 
@@ -57,13 +64,17 @@ def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
-        _fetch(url, part, resumable=bool(checksum))
-        try:
-            _check(part, path, checksum, url)
-        except CheckpointError:
-            part.unlink()  # Continuing from wrong bytes could never succeed.
-            raise
-        os.replace(part, path)
+        with _locked(part):
+            if path.is_file():  # another process has downloaded it in the meantime
+                _check(path, path, checksum, url)
+                return path
+            _fetch(url, part, resumable=bool(checksum))
+            try:
+                _check(part, path, checksum, url)
+            except CheckpointError:
+                part.unlink()  # Continuing from wrong bytes could never succeed.
+                raise
+            os.replace(part, path)
     except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:  # including network errors
         if isinstance(error, OSError) and error.errno in _STORAGE_ERRORS:
             raise CheckpointError(
@@ -76,6 +87,39 @@ def fetch_file(url: str, *, checksum: str | None = None, name: str | None = None
             f"what has arrived is kept in {path.name}.part."
         ) from error
     return path
+
+
+@contextmanager
+def _locked(part: Path) -> Iterator[None]:
+    """Hold the unfinished download of a file for this process, after waiting for the one that is downloading it.
+
+    The system releases the lock when a process ends, even by SIGKILL, so that its part can be continued. Where there
+    are no locks, nothing is held.
+    """
+    if fcntl is None:
+        yield
+        return
+    while True:
+        with part.open("ab") as file:
+            _lock(file, part)
+            # Whoever held it may have completed or removed the file.
+            if part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat()):
+                try:
+                    yield
+                finally:
+                    if part.exists() and not part.stat().st_size:
+                        part.unlink()
+                return
+
+
+def _lock(file: BinaryIO, part: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("%s: waiting for another process, which is downloading it", part.with_suffix(""))
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        logger.debug("%s: the file system has no locks (%s)", part, error.strerror)
 
 
 def _name_in(url: str) -> str:

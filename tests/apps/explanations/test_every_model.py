@@ -65,8 +65,8 @@ def test_dense_models_and_captioners_are_explained(name, unsaved, tmp_path):
     queries = [] if "words" in expected or name.startswith("PerPixelClassification") else [0]
     asked = request(queries=queries, criterion=criterion)
     predictor = Predictor(dense_model(name), list("abc"))
-    if "prompt" in predictor.model.takes:
-        predictor = predictor.with_prompt(PROMPT)
+    if "text" in predictor.model.takes:
+        predictor = predictor.with_text(PROMPT)
     result = check(lambda result: explain_image(predictor, IMAGE, asked, result), expected, tmp_path)
     notes = "\n".join(result.notes) if result else ""
     assert ("no figures of masks" in notes) == (name == "DETRSegmentation")

@@ -19,7 +19,7 @@ from vitkit.apps.inference import Predictor
 
 @pytest.fixture(scope="module")
 def predictor():
-    return Predictor(dense_model("GroundingDINO"), ()).with_prompt(PROMPT)
+    return Predictor(dense_model("GroundingDINO"), ()).with_text(PROMPT)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_locations_of_words_have_a_row_for_each_word_of_the_best_phrases(predict
 
 
 def test_numbers_and_the_page_are_those_of_the_prompt(predictor, tmp_path):
-    result = vitkit.explain(predictor, image=IMAGE, prompt="c . a b .", queries=[3], html=True, out=tmp_path)
+    result = vitkit.explain(predictor, image=IMAGE, text="c . a b .", queries=[3], html=True, out=tmp_path)
     assert result.prompt.words == ["<s>", "c", ".", "a", "b", ".", "</s>"] and result.prompt.phrases == ["c", "a b"]
     label = int(result.prompt.scores[3].argmax())
     phrase = result.prompt.phrases[label]
@@ -148,5 +148,5 @@ def test_numbers_and_the_page_are_those_of_the_prompt(predictor, tmp_path):
 
 def box_of(result, query):
     """Return the region of a query's box that the page was drawn for."""
-    predictor = Predictor(dense_model("GroundingDINO"), ()).with_prompt("c . a b .")
+    predictor = Predictor(dense_model("GroundingDINO"), ()).with_text("c . a b .")
     return QueryPredictions.of(prompt_attention(predictor, IMAGE)[1]).region(query)

@@ -1,11 +1,15 @@
+import itertools
 import json
 import math
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import vitkit
 from vitkit import load_config
@@ -282,6 +286,24 @@ def test_folders_of_classes_are_split(world, step_cost, monkeypatch, tmp_path):
     folders = [Path(config["data"][split]["folder"]) for split in ("train", "val")]
     counts = [[len(list((folder / name).iterdir())) for name in ("rose", "tulip")] for folder in folders]
     assert [sum(column) for column in zip(*counts)] == [12, 12] and all(counts[1])
+
+
+def test_a_leak_in_the_users_own_split_is_said_and_does_not_stop(world, step_cost, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(
+        start, "time_steps", lambda command, folder, minutes, epoch_minutes: StepCost(1 / 60, 1 / 60, 1)
+    )
+    image = next((world / "train2017").glob("*.png"))
+    for split, name in itertools.product(("train", "val"), ("rose", "tulip")):
+        folder = tmp_path / "flowers" / split / name
+        folder.mkdir(parents=True)
+        pixels = np.asarray(Image.open(image)) ^ (255 * (name == "tulip"))
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / "a.png")
+    start.start(tmp_path / "flowers", task="classification", hours=0.05, dry_run=True, overrides=[RANDOM])
+    text = capsys.readouterr().out
+    assert re.search("fail  leakage +2 val images have the pixels of one of train", text) and "train it" in text
+    request = start.Request("classification", tmp_path / "flowers", None, 0.05, 0.2, "cpu", [RANDOM])
+    leaks = start.check(Path("runs/start/config.py"), request)
+    assert [leak.partition(":")[0] for leak in leaks] == ["2 val images have the pixels of one of train"]
 
 
 def test_next_start_gets_a_new_folder(world, step_cost, monkeypatch):

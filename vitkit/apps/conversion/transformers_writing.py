@@ -59,9 +59,8 @@ def write_folder(folder: Path, loaded: Predictor | TextModel, spec: str | Mappin
         files |= make_token_files(loaded.vocabularies)
     else:
         files[PREPROCESSOR] = _as_json(_preprocessor(loaded, values["model_type"]))
-        vocabulary = getattr(loaded.model, "vocabulary", None)  # of a text-prompted detector, in the file's order
-        if isinstance(vocabulary, TokenizerVocabulary):
-            files[TOKENIZER_FILE] = vocabulary.content.encode()
+        if isinstance(loaded.model.vocabulary, TokenizerVocabulary):  # of a text-prompted detector, in the file's order
+            files[TOKENIZER_FILE] = loaded.model.vocabulary.content.encode()
     for name, data in files.items():
         write_bytes(folder / name, data)
     write_safetensors(folder / WEIGHTS[0], result.state)

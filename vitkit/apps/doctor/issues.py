@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 Verdict = Literal["ok", "note", "warn", "fail"]
 VERDICTS: tuple[Verdict, ...] = ("ok", "note", "warn", "fail")
-"""fail: training ends with an error, or cannot learn its task; warn: probably not intended; note: worth knowing."""
+"""fail: training ends with an error, cannot learn its task, or is scored on images that it has seen; warn: probably not
+intended; note: worth knowing."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from vitkit.apps.explanations.backbone_models import is_backbone, load_backbone
 from vitkit.apps.explanations.backbones import explain_backbone, has_located_attention, mean_distances
 from vitkit.apps.explanations.clips import explain_clip
 from vitkit.apps.explanations.dense import explain_attention, explain_sampling, explain_slots
-from vitkit.apps.explanations.explain_options import Draw, Explanation, Point, Request, check_points
-from vitkit.apps.explanations.images import attention_layers, decoder_layers, encoder_layers, samples_points
+from vitkit.apps.explanations.explain_options import Draw, Explanation, Request, check_points
+from vitkit.apps.explanations.images import Point, attention_layers, decoder_layers, encoder_layers, samples_points
 from vitkit.apps.explanations.prompts import explain_prompt
 from vitkit.apps.explanations.text_figures import explain_caption, explain_text
 from vitkit.apps.inference import Loaded, Predictor, find_trained, images_in, load
@@ -24,6 +24,7 @@ from vitkit.data.loading.loader import DataSettings
 from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.engine.build import build_criterion
 from vitkit.errors import ConfigError
+from vitkit.io.output import make_new_folder
 from vitkit.protocols import child
 from vitkit.visualization.curves import plot_distances
 
@@ -70,7 +71,7 @@ IMAGE_FIGURES = (
 """All figures of images, by kind of model; a model gets all that apply to it."""
 
 _SOURCES = {
-    "prompt": ("image",),
+    "text": ("image",),
     "points": ("image", "video"),
     "frame": ("video",),
     "queries": ("image", "dataset"),
@@ -91,8 +92,7 @@ def explain(
     weights: str | Path | None = None,
     *,
     image: ImageLike | None = None,
-    prompt: str | None = None,
-    text: str | None = None,
+    text: str | Sequence[str] | None = None,
     video: str | Path | None = None,
     images: str | Path | None = None,
     max_images: int | None = None,
@@ -108,7 +108,7 @@ def explain(
     compare: Sequence[str | Path] = (),
     html: bool = False,
     words: bool = False,
-    out: str | Path = "runs/explain",
+    out: str | Path | None = None,
     overrides: Sequence[str] = (),
     trust: bool = False,
     device: str | torch.device = "cpu",
@@ -122,8 +122,7 @@ def explain(
         weights: the weights of a config or a backbone. A backbone's need not have a classifier's head; None: its
             published ones.
         image: the image to explain, in any form that a `Predictor` takes.
-        prompt: what a model that takes a prompt looks for in the image.
-        text: the sentence that a model of text reads.
+        text: the sentence that a model of text reads; or with an image, what a text-prompted model looks for in it.
         video: the file or folder of frames of which a model of clips explains the middle clip.
         images: a folder of images to average attention distances over.
         max_images: only the first of these images, in alphabetical order; None: all.
@@ -140,7 +139,7 @@ def explain(
         compare: another model, or a config or backbone and its weights, whose attention distances are drawn alongside.
         html: also write an HTML page that shows what attends to what under the mouse pointer.
         words: draw attention among words, each joined from its subwords, in place of tokens.
-        out: folder to write.
+        out: folder to write; None: a new one, runs/explain, with a number if that exists.
         overrides: `key.sub=value` changes to the config; for a backbone's name `key=value`, its arguments.
         trust: see `vitkit.load`.
         device: such as "cpu", "cuda" or "mps".
@@ -149,9 +148,11 @@ def explain(
         CheckpointError: the weights cannot be read, or do not fit.
         DataError: an input cannot be read, or a point is outside of it.
     """
-    inputs = {"image": image, "text": text, "video": video, "images": images, "dataset": dataset or None}
+    # With an image, a text says what to look for.
+    sentence, sought = (text, None) if image is None else (None, text)
+    inputs = {"image": image, "text": sentence, "video": video, "images": images, "dataset": dataset or None}
     options = {
-        "prompt": prompt,
+        "text": sought,
         "points": points or None,
         "frame": frame,
         "queries": queries or None,
@@ -167,8 +168,7 @@ def explain(
     options = _check_inputs(_names(inputs), _names(options))
     if max_images is not None and max_images < 1:
         raise ConfigError(f"max_images: got {max_images}; expected at least 1.")
-    result = Explanation(Path(out))
-    if result.folder.exists() and not result.folder.is_dir():
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
         raise ConfigError(f"out: '{out}' is a file; expected a folder to write into.")
     config, classes, split = {}, None, None
     if not isinstance(model, str | Path | Mapping):
@@ -186,6 +186,7 @@ def explain(
             classes = split.classes
         loaded = load(config, weights, classes=classes, device=device)
     check_not_exported(loaded, "explain")
+    result = Explanation(make_new_folder(Path("runs/explain")) if out is None else Path(out))
     if loaded.report is not None:
         result.notes.append(str(loaded.report))
     request = Request(
@@ -199,14 +200,14 @@ def explain(
         html=html,
         words=words,
     )
-    if text is not None:
+    if sentence is not None:
         if isinstance(loaded, Predictor):
             raise ConfigError(f"text: {type(loaded.model).__name__} reads no text. Give an image or a video.")
-        explain_text(loaded, text, request, result)
+        explain_text(loaded, sentence, request, result)
         return result
     predictor = _resize(_of_images(loaded), size)
-    if prompt is not None:
-        predictor = predictor.with_prompt(prompt)
+    if sought is not None:
+        predictor = predictor.with_text(sought)
     if video is not None:
         result.stem = Path(video).stem
         explain_clip(predictor, video, request, result)
@@ -289,8 +290,8 @@ def explain_image(
             "backbone with attention (ViT, also timm's, Swin, SwinV2, MViT, LRNet, NonLocalResNet)."
         )
     accepted = {"html", "size"}.union(*(part.options for part in figures))
-    if "prompt" in model.takes:
-        accepted.add("prompt")
+    if "text" in model.takes:
+        accepted.add("text")
     if unused := [option for option in options if option not in accepted | {"compare", "max_images"}]:
         raise ConfigError(
             f"{', '.join(unused)}: not for {name}, whose figures take {', '.join(sorted(accepted))}. Leave this out."

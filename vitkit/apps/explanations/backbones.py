@@ -16,8 +16,8 @@ from vitkit.apps.explanations.attention_locations import (
     spread,
 )
 from vitkit.apps.explanations.drawing import NUM_ARROWS
-from vitkit.apps.explanations.explain_options import Explanation, Point, Request, prepare_image_to_draw
-from vitkit.apps.explanations.images import attention_layers
+from vitkit.apps.explanations.explain_options import Explanation, Request, prepare_image_to_draw
+from vitkit.apps.explanations.images import Point, attention_layers
 from vitkit.apps.explanations.pages import backbone_page
 from vitkit.apps.explanations.panels import Panel, draw_rows
 from vitkit.apps.explanations.regions import attention_ratio

@@ -9,9 +9,10 @@ from torchvision.ops import nms
 
 from vitkit.apps.explanations.backbones import has_located_attention
 from vitkit.apps.explanations.drawing import COCO_SIZES, coco_sizes, draw_query_slots, size_kinds
-from vitkit.apps.explanations.explain_options import Explanation, Point, Request, check_layer, check_queries
+from vitkit.apps.explanations.explain_options import Explanation, Request, check_layer, check_queries
 from vitkit.apps.explanations.images import (
     ImageAttention,
+    Point,
     QueryPredictions,
     decoder_layers,
     encoder_layers,

@@ -60,7 +60,7 @@ def prompt_attention(predictor: Predictor, image: np.ndarray) -> tuple[PromptAtt
     if layers.fusion:  # only the last one: each has a weight for each pair of a location and a word
         recorded["fusion"] = layers.fusion[-1]
     view = record(predictor, image, AttentionRecorder(recorded))
-    words = [word.replace(SPACE, "") for word in model.prompt_words(predictor.prompt)]
+    words = [word.replace(SPACE, "") for word in model.prompt_words(predictor.text)]
     probabilities = view.outputs["pred_logits"][0].float().sigmoid().cpu()
     of_layers = [view.records[str(i)][0][0].float().cpu() for i in range(len(layers.prompt))]
     reads = [weights for weights in of_layers if weights.shape[1] == len(probabilities)]
@@ -77,7 +77,7 @@ def prompt_attention(predictor: Predictor, image: np.ndarray) -> tuple[PromptAtt
     return PromptAttention(
         words,
         predictor.classes,
-        torch.tensor(model.phrases_of_words(predictor.prompt)),
+        torch.tensor(model.phrases_of_words(predictor.text)),
         torch.stack(reads) if reads else torch.empty(0, 1, *probabilities.shape),
         probabilities,
         view.class_scores(),

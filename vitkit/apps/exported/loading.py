@@ -6,15 +6,17 @@ import inspect
 import json
 import os
 import reprlib
+import threading
 import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +48,13 @@ _MAX_SIDE = 1 << 15
 """The largest side of the images of a file, in pixels."""
 _LOOPS = {"Loop", "Scan", "SequenceMap"}
 """ONNX's operations that run a graph of their own many times."""
+_FATAL = 4
+"""ONNX Runtime's level of logging: it raises errors, which are reported once."""
+_MAX_SECONDS = 1800.0
+"""The time in which a file is opened, and in which it computes a batch; a kilobyte of products may take weeks."""
+
+
+_Result = TypeVar("_Result")
 
 
 def is_exported(path: Any) -> bool:
@@ -97,14 +106,18 @@ class OnnxFile:
         _check_graph(path)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = _FATAL
         providers = [
             p for p in ("CUDAExecutionProvider", "CPUExecutionProvider") if p in runtime.get_available_providers()
         ]
         try:
-            self._session = runtime.InferenceSession(str(path), options, providers=providers)
+            self._session = _in_time(path, lambda: runtime.InferenceSession(str(path), options, providers=providers))
+        except CheckpointError:
+            raise
         except Exception as error:  # ONNX Runtime's exceptions have no common base class
             raise CheckpointError(f"{path}: ONNX Runtime cannot open it ({_first_line(error)}).") from error
         self._options = runtime.RunOptions()
+        self._options.log_severity_level = _FATAL
         self._options.only_execute_path_to_fetches = True
         self.metadata = _parse(self._session.get_modelmeta().custom_metadata_map, path)
         self.inputs = [value.name for value in self._session.get_inputs()]
@@ -114,10 +127,36 @@ class OnnxFile:
         names = self.outputs if outputs is None else [name for name in self.outputs if name in outputs]
         arrays = {name: value.cpu().numpy() for name, value in _select_inputs(self, inputs).items()}
         try:
-            values = self._session.run(names, arrays, self._options)
+            values = _in_time(self.path, lambda: self._session.run(names, arrays, self._options))
+        except CheckpointError:
+            self._options.terminate = True  # between two nodes
+            raise
         except Exception as error:  # as above
             raise _refuse(self.path, inputs, error) from error
         return {name: torch.from_numpy(value) for name, value in zip(names, values)}
+
+
+def _in_time(path: str | Path, call: Callable[[], _Result]) -> _Result:
+    """Return what a call of ONNX Runtime does, waiting in Python: nothing, not even ctrl-C, ends the call itself.
+
+    Raises:
+        CheckpointError: it takes more than `_MAX_SECONDS`. What the call raises is raised as well.
+    """
+    done: Future[_Result] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    # Unlike a pool's thread, this one does not keep the process from ending.
+    threading.Thread(target=work, daemon=True).start()
+    if not wait([done], _MAX_SECONDS).done:
+        raise CheckpointError(
+            f"{path}: has not computed anything in {_MAX_SECONDS:g} s. Export the model again, or use a faster device."
+        )
+    return done.result()
 
 
 def _check_graph(path: str | Path) -> None:
@@ -372,7 +411,7 @@ def open_exported_model(path: str | Path, model: nn.Module) -> nn.Module:
     """
     file = _open(path, _modification_time(path))
     _open.cache_clear()  # otherwise the file would stay in memory as long as the process
-    if "prompt" in model.takes:
+    if "text" in model.takes:
         return ExportedPromptedModel(file, model)
     return ExportedGenerator(file, model) if "text" in model.returns else ExportedModel(file, model)
 
@@ -391,6 +430,7 @@ class ExportedModel(Model):
         self.file = file
         self.model = model
         self.takes, self.returns, self.tasks = model.takes, model.returns, model.tasks
+        self.score_threshold = model.score_threshold
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Return the outputs that `postprocess` reads; the arguments are those of the model."""

@@ -41,7 +41,7 @@ from vitkit.weights.marian import FILES as TOKEN_FILES
 from vitkit.weights.names import RUN_CONFIG, WEIGHTS_SUFFIXES, packaged_or_name, run_weights
 from vitkit.weights.published import load_published_config
 from vitkit.weights.reading import read_metadata
-from vitkit.weights.tokenizer_files import TOKENIZER, find_tokenizer
+from vitkit.weights.tokenizer_files import BERT, TOKENIZER, find_tokenizer
 
 Loaded = Predictor | Translator | TextContinuer | MaskFiller
 """A model that is ready to use."""
@@ -65,7 +65,8 @@ def load(
         source: see `find_model`.
         weights: a checkpoint, the folder of a run, or a name of the model zoo; None: those of `source`.
         overrides: `key.sub=value` changes to the config.
-        classes: names of the labels; None: those that it was trained on, see `read_trained_classes`.
+        classes: names of the labels; None: those that it was trained on, see `read_trained_classes`, which are also
+            what a text-prompted model looks for unless it is told otherwise.
         things: for panoptic models, whether each class has instances; None: as it was trained.
         device: such as "cpu", "cuda" or "mps".
         precision: the precision of autocast, for models of images; an exported file keeps its own.
@@ -82,8 +83,15 @@ def load(
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies") or {}, str(weights))
     if not vocabularies and isinstance(config["model"], Mapping) and config["model"].get("tokenizer"):
         vocabularies = {"target": find_tokenizer(config["model"]["tokenizer"])}
-    if classes is None and not vocabularies:
-        if "target_vocabulary" in parameters_of(MODELS.resolve(config["model"], "model")[0]):
+    constructor, _ = MODELS.resolve(config["model"], "model")
+    is_prompted = "text" in getattr(constructor, "takes", ())
+    if classes is None and (is_prompted or not vocabularies):
+        if not vocabularies and "target_vocabulary" in parameters_of(constructor):
+            if is_prompted:
+                raise CheckpointError(
+                    f"{weights}: has no vocabulary to read text with, and model.tokenizer is not set. Set it to "
+                    f"{BERT}, or to the folder of its files."
+                )
             raise CheckpointError(
                 f"{weights}: has no vocabularies. Expected a checkpoint that was trained on text, or a folder of the "
                 f"transformers library with {', '.join(TOKEN_FILES)} (Marian) or {TOKENIZER} (BERT, GPT-2; needs "
@@ -122,8 +130,15 @@ def load(
         **settings,
         category_ids=category_ids_of(checkpoint, str(weights), classes or ()),
         channels=_channels(config, model),
+        text=_phrases(config, classes) if is_prompted and classes else None,
         **_read_measured(checkpoint, str(weights), classes or ()),
     )
+
+
+def _phrases(config: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+    """Return the phrase of each class in the prompts that a text-prompted model was trained with."""
+    phrases = _section(config, "data", "prompts", "phrases")
+    return [phrases.get(name, name.replace("_", " ")) for name in classes]
 
 
 def _channels(config: Mapping[str, Any], model: nn.Module) -> int | None:

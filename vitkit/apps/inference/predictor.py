@@ -25,6 +25,7 @@ from vitkit.io.image_files import MAX_PIXELS, to_tensor
 from vitkit.protocols import DenseModel, GenerativeModel, Model, require_base
 from vitkit.registry import TRANSFORMS
 from vitkit.structures import Batch, ImageSizes, ScoreThresholds
+from vitkit.text.prompts import Caption, Prompt
 from vitkit.weights import LoadReport
 
 logger = logging.getLogger("vitkit")
@@ -49,10 +50,10 @@ class Predictor:
             that is smaller or larger than all of these is resized to their median, as the model would miss most objects
             of sizes that it was not trained on.
         channels: number of channels that images are read with, as stored; None: RGB of 8 bits.
+        text: what a text-prompted model looks for unless it is told otherwise, a phrase for each of `classes`; None: it
+            must be told, see `with_text`.
     """
 
-    prompt: str | None = None
-    """What a model that takes a prompt looks for; see `with_prompt`."""
     sampling: ClipSampling | None = None
     """Which frames make a clip; None for a model of images."""
 
@@ -69,15 +70,16 @@ class Predictor:
         category_ids: Sequence[int] | None = None,
         image_sizes: ImageSizes | None = None,
         channels: int | None = None,
+        text: Prompt | None = None,
     ):
         self.model = model.eval()
+        self.text: Prompt | Caption | None = text
         self.channels = channels
         self.report = report
         self.classes = list(classes)
         self.transforms = None if transforms is None else TRANSFORMS.build(transforms)
         self.precision = precision
         self.max_image_pixels = max_image_pixels
-        self.thresholds = thresholds or ScoreThresholds()
         self.category_ids = category_ids
         self.image_sizes = None if image_sizes is None or _resizes(self.transforms, channels) else image_sizes
         self._has_said_size = False
@@ -85,21 +87,49 @@ class Predictor:
         if not isinstance(model, DenseModel | GenerativeModel):
             raise ConfigError(f"{type(model).__name__} has no postprocess(), so it predicts nothing in images.")
         require_base("model", type(model), Model)
+        self.thresholds = thresholds or ScoreThresholds(model.score_threshold)
         if "images" not in model.takes:
             takes = ", ".join(model.takes)
             raise ConfigError(f"{type(model).__name__} takes {takes}, so it predicts nothing in images.")
 
-    def with_prompt(self, prompt: str | Sequence[str]) -> "Predictor":
-        """Return a predictor that looks for what a prompt names; its classes are the phrases that the model reads.
+    def with_text(self, text: Prompt, *, text_threshold: float | None = None) -> "Predictor":
+        """Return a predictor that looks for what a text names, for a text-prompted model.
+
+        Args:
+            text: phrases, as a list or as one text in which dots separate them: "a red star . a cat ." They are the
+                classes: a label is the index of a phrase, and its score the mean of its words'.
+            text_threshold: None; or a number, such as 0.25, if `text` is a caption in which it is not known which words
+                name a thing: "a dog chases the red ball". Objects are then those whose best word reaches `threshold`,
+                each named by the words around it that reach `text_threshold`, so classes differ from image to image.
+        Raises:
+            ConfigError: the model takes no text, or the threshold is not in 0..1.
+            DataError: the text is not a prompt that the model can read.
+        """
+        if "text" not in self.model.takes:
+            raise ConfigError(f"text: {type(self.model).__name__} takes no text to look for. Leave it out.")
+        predictor = copy.copy(self)
+        predictor.text = text if text_threshold is None else Caption(text, text_threshold)
+        predictor.classes, predictor.category_ids = self.model.prompt_phrases(predictor.text), None
+        predictor.thresholds = ScoreThresholds(self.model.score_threshold)
+        return predictor
+
+    def check_text(self) -> None:
+        """Check that a text-prompted model has a text that it can read.
 
         Raises:
-            ConfigError: the model takes no prompt.
+            ConfigError: it has none.
+            DataError: it cannot read it.
         """
-        if "prompt" not in self.model.takes:
-            raise ConfigError(f"prompt: {type(self.model).__name__} takes no prompt. Leave it out.")
-        predictor = copy.copy(self)
-        predictor.prompt, predictor.classes, predictor.category_ids = prompt, self.model.prompt_phrases(prompt), None
-        return predictor
+        if "text" in self.model.takes:
+            self.model.prompt_phrases(self._known_text())
+
+    def _known_text(self) -> Prompt | Caption:
+        if self.text is None:
+            raise ConfigError(
+                f"text: not given, and {type(self.model).__name__} looks for what it names. Give one, such as "
+                "text='a red car. a dog.' (--text)."
+            )
+        return self.text
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -115,7 +145,8 @@ class Predictor:
         self,
         source: Any,
         *,
-        prompt: str | None = None,
+        text: Prompt | None = None,
+        text_threshold: float | None = None,
         threshold: float | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
@@ -126,7 +157,8 @@ class Predictor:
             source: one image; several, as a list, a batch, a folder or a pattern; or a stream of them: a generator,
                 a video or the number of a camera.
             threshold: the lowest score of objects that are shown; None: the model's `thresholds`.
-            prompt: what a model that takes a prompt looks for, see `with_prompt`; None: that of the predictor.
+            text, text_threshold: what a text-prompted model looks for, see `with_text`; None: the classes of the data
+                that it was trained on.
             batch_size, tiles: see `stream`.
         Returns:
             one `Prediction`, a list of them, or an iterator that predicts as it goes. Files of a folder or a pattern
@@ -135,7 +167,9 @@ class Predictor:
             DataError: there is nothing to read, or an item is not an image.
         """
         kind = self._find(source).kind
-        predictions = self.stream(source, prompt=prompt, threshold=threshold, batch_size=batch_size, tiles=tiles)
+        predictions = self.stream(
+            source, text=text, text_threshold=text_threshold, threshold=threshold, batch_size=batch_size, tiles=tiles
+        )
         if kind == "stream":
             return predictions
         return next(predictions) if kind == "one" else list(predictions)
@@ -144,19 +178,30 @@ class Predictor:
         self,
         source: Any,
         *,
-        prompt: str | None = None,
+        text: Prompt | None = None,
+        text_threshold: float | None = None,
         threshold: float | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
     ) -> list[Prediction]:
         """Predict like `__call__`, but always return a list, also for one image or for a stream once it has ended."""
-        return list(self.stream(source, prompt=prompt, threshold=threshold, batch_size=batch_size, tiles=tiles))
+        return list(
+            self.stream(
+                source,
+                text=text,
+                text_threshold=text_threshold,
+                threshold=threshold,
+                batch_size=batch_size,
+                tiles=tiles,
+            )
+        )
 
     def stream(
         self,
         source: Any,
         *,
-        prompt: str | None = None,
+        text: Prompt | None = None,
+        text_threshold: float | None = None,
         threshold: float | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
@@ -166,7 +211,7 @@ class Predictor:
 
         Args:
             source: see `__call__`; its items may also be pairs of a name and an image.
-            threshold, prompt: see `__call__`.
+            threshold, text, text_threshold: see `__call__`.
             batch_size: images in a batch. Above 1, images of different sizes are padded, which changes the results of
                 models that do not isolate padding. With `tiles`, which all have one size, the tiles in a batch.
             tiles: predict in tiles of this many pixels, see `Tiling`, for images much larger than the model's.
@@ -176,11 +221,14 @@ class Predictor:
             DataError: see `__call__`.
             ConfigError: the model's predictions cannot be merged from tiles, or a number is out of range.
         """
-        if prompt is not None:
-            predictor = self.with_prompt(prompt)
+        if text is None and text_threshold is not None:
+            raise ConfigError("text_threshold: is for the words of a caption. Give one, text='a dog chases the ball'.")
+        if text is not None:
+            predictor = self.with_text(text, text_threshold=text_threshold)
             options = dict(threshold=threshold, batch_size=batch_size, tiles=tiles, on_failure=on_failure)
             yield from predictor.stream(source, **options)
             return
+        self.check_text()
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         thresholds = self.thresholds if threshold is None else make_threshold(threshold)
         inputs = self._find(source)
@@ -269,7 +317,7 @@ class Predictor:
             raise ConfigError(
                 f"tiles: {type(self.model).__name__} predicts no boxes, masks or maps. Predict without tiles."
             )
-        if "phrases" in self.model.returns:
+        if "phrases" in self.model.returns or isinstance(self.text, Caption):
             raise ConfigError(
                 f"tiles: the phrases of {type(self.model).__name__} are not merged. Predict without tiles."
             )
@@ -307,13 +355,8 @@ class Predictor:
     def prepare(self, images: Sequence[np.ndarray]) -> Batch:
         """Collate arrays as from `to_array` into a batch of model inputs, see `as_evaluated`."""
         batch = Batch.collate([{"image": to_tensor(self.as_evaluated(image)), "target": {}} for image in images])
-        if "prompt" in self.model.takes:
-            if self.prompt is None:
-                raise ConfigError(
-                    f"{type(self.model).__name__} looks for what a prompt names, and has none. Give one, such as "
-                    "prompt='a red car. a dog.'"
-                )
-            batch.inputs["prompt"] = [self.prompt] * len(images)
+        if "text" in self.model.takes:
+            batch.inputs["text"] = [self._known_text()] * len(images)
         return batch
 
     def as_evaluated(self, image: np.ndarray) -> np.ndarray:

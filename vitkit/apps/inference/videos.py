@@ -20,6 +20,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
 from vitkit.structures import Batch
+from vitkit.text.prompts import Prompt
 from vitkit.visualization.clips import draw_strip
 from vitkit.weights import LoadReport
 
@@ -89,14 +90,16 @@ class VideoPredictor(Predictor):
         self,
         source: Any,
         *,
-        prompt: str | None = None,
+        text: Prompt | None = None,
+        text_threshold: float | None = None,
         threshold: float | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
     ) -> Iterator[Prediction]:
         """Predict on videos, one at a time; see `Predictor.stream`. Classes have no threshold, videos no tiles."""
-        if prompt is not None:
-            yield from self.with_prompt(prompt).stream(source, threshold=threshold, tiles=tiles)
+        if text is not None:
+            predictor = self.with_text(text, text_threshold=text_threshold)
+            yield from predictor.stream(source, threshold=threshold, tiles=tiles)
             return
         if threshold is not None:
             make_threshold(threshold)

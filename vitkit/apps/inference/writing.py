@@ -122,6 +122,8 @@ def predict_files(
     if videos:
         predict = partial(predict_frames, tiling=tiling) if predictor.sampling is None else predict_clips
         results["videos"] = predict_videos(predict, predictor, videos, output, failures)
+    if not predictor.classes:  # the names that a caption gives to objects
+        results["classes"] = _names_of_objects(results)
     num_failed = len(failures.errors)
     if num_failed == failures.count:
         raise next(iter(failures.errors.values()))
@@ -137,6 +139,13 @@ def predict_files(
             f"under 'failed' in {path}, which has the others. Repair them, or leave them out."
         )
     return path
+
+
+def _names_of_objects(results: Mapping[str, Any]) -> list[str]:
+    """Return the classes of the objects in the JSON's images and frames, in order of appearance."""
+    frames = (frame for video in results.get("videos", ()) for frame in video.get("frames", ()))
+    entries = [*results.get("images", ()), *frames]
+    return list(dict.fromkeys(found["class"] for entry in entries for found in entry.get("objects", ())))
 
 
 def check_labels(predictor: Predictor, images: Named, videos: Named) -> None:

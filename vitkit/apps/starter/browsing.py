@@ -15,6 +15,7 @@ from vitkit.data.loading.loader import DataSettings, Split
 from vitkit.engine.settings import require
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import as_rgb
+from vitkit.io.output import make_new_folder
 from vitkit.ops.images import IMAGENET_MEAN, IMAGENET_STD, per_channel
 from vitkit.protocols import Dataset
 from vitkit.registry import nearest
@@ -40,7 +41,7 @@ class Browsed(NamedTuple):
 
 def browse(
     model: str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     overrides: Sequence[str] = (),
     split: Split = "train",
@@ -57,7 +58,8 @@ def browse(
 
     Args:
         model: a config or what else has one, see `find_model`.
-        out: the folder to write: figure_1.png, …, index.html.
+        out: the folder to write: figure_1.png, …, index.html; None: a new one, runs/browse, with a number if that
+            exists.
         overrides: `key.sub=value` changes to the config.
         split: "train", "val" or "test".
         max_images: the number of images, chosen at random.
@@ -106,7 +108,7 @@ def browse(
         else:
             samples = [dataset[(index, each)] for each in seeds]
         cards += [draw_card(sample, image_id, names, with_boxes=with_boxes) for sample in samples]
-    out = Path(out)
+    out = make_new_folder(Path("runs/browse")) if out is None else Path(out)
     images_per_line = views + original if views + original > 1 else IMAGES_PER_LINE
     images_per_figure = max(1, IMAGES_PER_FIGURE // images_per_line) * images_per_line
     for number, start in enumerate(range(0, len(cards), images_per_figure), start=1):

@@ -88,8 +88,9 @@ def train(
         raise ConfigError("train: resume continues a run in its own folder: it takes neither init nor run_dir.")
     if resume is not None:
         check_resumable(Path(resume))
-    source = Path(resume) / CONFIG_NAME if resume is not None else config
-    resolved = _resolve(source, _as_overrides(overrides), trust=trust)
+        config = Path(resume) / CONFIG_NAME
+    assert config is not None
+    resolved = _resolve(config, _as_overrides(overrides), trust=trust)
     with _process_group(device, verbose=verbose) as rank_device:
         try:
             folder = run_training(
@@ -142,6 +143,7 @@ def test(
     if isinstance(model, Mapping):
         model, texts = _resolve(model, texts, trust=trust), []
     config, weights = find_trained(model, weights, overrides=texts, trust=trust)
+    assert weights is not None
     with _process_group(device) as rank_device:
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
         result = evaluate_model(config, weights, rank_device, tiling=tiling, split=split)

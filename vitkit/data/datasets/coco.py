@@ -20,7 +20,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import is_rotated
 from vitkit.io.json_files import gc_paused
-from vitkit.io.segmentations import decode_segmentation, object_area
+from vitkit.io.segmentations import decode_segmentation, object_area, visible_box
 from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
 
@@ -35,7 +35,8 @@ class CocoDetection(ListedImages, DetectionDataset):
     """Images with boxes, and optionally masks, from a folder and an annotation file.
 
     The classes are the file's categories in the order of their ids, whatever the ids are. Crowd regions are left out of
-    the samples but included in `ground_truth()`. Boxes that extend beyond their image are clipped and counted.
+    the samples but included in `ground_truth()`. Boxes that extend beyond their image are counted and clipped, with a
+    polygon to the box of its visible part.
 
     Args:
         images: folder of the images; None: the format's default location.
@@ -146,7 +147,10 @@ class CocoDetection(ListedImages, DetectionDataset):
         boxes[:, 2:] += boxes[:, :2]
         height, width = self._sizes[image_indices[order]].T
         clipped = boxes.clip(0, np.stack([width, height, width, height], axis=1))
-        num_clipped = int((np.abs(boxes - clipped) > BOX_TOLERANCE).any(axis=1).sum())
+        (beyond,) = np.nonzero((np.abs(boxes - clipped) > BOX_TOLERANCE).any(axis=1))
+        for row in beyond.tolist():
+            x, y, box_width, box_height = visible_box(objects[order[row]], int(height[row]), int(width[row]))
+            clipped[row] = x, y, x + box_width, y + box_height
         self._boxes_xyxy = clipped.astype(np.float32)
         self.num_objects, self.num_crowds = len(objects), len(annotations) - len(objects)
 
@@ -154,7 +158,7 @@ class CocoDetection(ListedImages, DetectionDataset):
             self._index_masks([objects[position] for position in order])
         logger.info(
             f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, {pluralize(len(objects), 'objects')} of "
-            f"{pluralize(len(self.classes), 'classes')}; {pluralize(num_clipped, 'boxes')} clipped to the image, "
+            f"{pluralize(len(self.classes), 'classes')}; {pluralize(len(beyond), 'boxes')} clipped to the image, "
             f"{pluralize(file.num_dropped, 'bad boxes')} dropped, "
             f"{pluralize(self.num_crowds, 'crowd regions')} left out"
         )
@@ -231,8 +235,10 @@ class CocoDetection(ListedImages, DetectionDataset):
         with gc_paused():
             content = self._read(log=False).content
             if self._id_of_raw:
+                entries = {self._id_of_raw.get(category["id"]): category for category in content["categories"]}
                 names = zip(self.category_ids, self.classes)
-                content = {**content, "categories": [{"id": raw, "name": name} for raw, name in names]}
+                categories = [{**entries.get(raw, {}), "id": raw, "name": name} for raw, name in names]
+                content = {**content, "categories": categories}
             annotations = []
             for position, annotation in enumerate(content["annotations"]):
                 raw = annotation["category_id"]

@@ -1,9 +1,7 @@
 """Image features computed once, so that a captioner trains without its backbone."""
 
 import json
-import os
 import reprlib
-import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import DataError
-from vitkit.io.atomic import TEMPORARY_SUFFIX
+from vitkit.io.atomic import renaming
 from vitkit.io.json_files import read_json
 
 _REMEDY = "Leave `features` out of this dataset: data.cache_features=FOLDER computes them before training."
@@ -115,12 +113,11 @@ def write_features(
         OSError: they cannot be written, such as on a full disk.
     """
     path, description_file, shape, checksums = Path(path), Path(path).with_suffix(".json"), (), []
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Other runs, or machines that share the folder, may write the same features at once; and a run that has
-    # memory-mapped the earlier ones would be killed if their file became shorter.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.stem}.", suffix=TEMPORARY_SUFFIX) as folder:
+    # memory-mapped the earlier ones would be killed if their file became shorter. The features are renamed first.
+    with renaming(description_file, sync=False) as described, renaming(path, sync=False) as temporary:
         # Not memory-mapped: on a full disk that would kill the process without a message.
-        with Path(folder, path.name).open("xb") as file:
+        with temporary.open("xb") as file:
             for batch in maps:
                 if not shape:
                     shape = (len(dataset), *batch.shape[1:])
@@ -147,9 +144,7 @@ def write_features(
             "shape": list(shape),
             "checksums": checksums,
         }
-        Path(folder, description_file.name).write_text(json.dumps(description), encoding="utf-8")
+        described.write_text(json.dumps(description), encoding="utf-8")
         # If this is interrupted, the earlier description must not belong to the new file.
         description_file.unlink(missing_ok=True)
-        for target in (path, description_file):
-            os.replace(Path(folder, target.name), target)
     return description

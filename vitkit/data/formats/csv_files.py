@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, ImageFiles, add_image_file, single_file
+from vitkit.data.formats.sizes import MAX_FRACTION
 from vitkit.data.formats.via import SHAPES, read_via_rows
 from vitkit.errors import DataError
 from vitkit.io.parsing import coordinate
@@ -25,7 +26,6 @@ _SIZES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("bbox_x", "bbox_
 _CENTERS = (("cx", "cy", "w", "h"), ("x_center", "y_center", "width", "height"), ("xc", "yc", "w", "h"))
 _IMAGE_SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"),
                 ("imagewidth", "imageheight"), ("imgwidth", "imgheight"))  # fmt: skip
-_MAX_FRACTION = 1.01
 _NO_HEADER = ("file", "xmin", "ymin", "xmax", "ymax", "class")
 
 
@@ -103,10 +103,10 @@ def has_box_columns(path: Path) -> bool:
 def _are_fractions(boxes: Sequence[tuple[int, Sequence[float]]], path: Path) -> bool:
     """Return whether most boxes are fractions of their image; raise a DataError that names a line that differs."""
     # Fractions that were computed may exceed 1 by rounding.
-    alike = [max(box) <= _MAX_FRACTION and any(not value.is_integer() for value in box) for _, box in boxes]
-    fractions = sum(alike) > sum(max(box) > _MAX_FRACTION for _, box in boxes)
+    alike = [max(box) <= MAX_FRACTION and any(not value.is_integer() for value in box) for _, box in boxes]
+    fractions = sum(alike) > sum(max(box) > MAX_FRACTION for _, box in boxes)
     for (number, box), is_fraction in zip(boxes, alike):
-        if is_fraction != fractions and (is_fraction or max(box) > _MAX_FRACTION):
+        if is_fraction != fractions and (is_fraction or max(box) > MAX_FRACTION):
             kinds = ("pixels", "fractions") if fractions else ("fractions", "pixels")
             raise DataError(
                 f"{path.name} line {number}: {list(box)} are {kinds[0]}, most other lines have {kinds[1]}. Correct it."

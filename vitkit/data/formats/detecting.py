@@ -1,6 +1,7 @@
 """Detects the format of a file or folder of annotations."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from vitkit.data.formats.via import is_via_file, read_via
 from vitkit.data.formats.voc import is_voc_file, read_voc
 from vitkit.data.formats.yolo import is_obj_data, is_yolo_text, is_yolo_yaml, read_yolo
 from vitkit.errors import DataError
-from vitkit.io.folders import IMAGE_SUFFIXES, data_files
+from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden
 from vitkit.io.image_files import read_label_colors, read_label_map
 from vitkit.io.json_files import read_json
 
@@ -45,6 +46,8 @@ _FOREIGN = {
     b'"dm_format_version"': "Datumaro's JSON: export it as COCO",
 }
 """What the JSON of other tools contains -> what it is."""
+_LABEL_FOLDER = re.compile("mask|label|annot|segm|^gt", re.IGNORECASE)
+"""Names of folders of label images."""
 _MAX_SNIFFED = 50
 """Maximum number of files per extension that are opened to detect the format."""
 
@@ -84,10 +87,22 @@ def detect_format(annotations: str | Path, images: str | Path | None = None) -> 
         options = " and ".join(f"{FORMATS[name].text} ({evidence})" for name, evidence in formats.items())
         names = " or ".join(f"format={name}" for name in formats)
         raise DataError(f"'{path}' looks like {options}. Choose: {names} (in `vitkit data convert`: --from).")
+    if path.is_dir():
+        _check_for_label_images(path)
     formats = "; ".join(f"{name}: {form.text}" for name, form in FORMATS.items())
     raise DataError(
         f"annotations: '{path}' is in none of the supported formats ({formats}). Give a file or folder of one of them."
     )
+
+
+def _check_for_label_images(folder: Path) -> None:
+    """Raise DataError if the only annotations in a folder are label images, which have a folder of their own there."""
+    for inside in sorted(path for path in folder.iterdir() if _LABEL_FOLDER.search(path.name) and path.is_dir()):
+        if not is_hidden(inside.name) and _formats_of_label_images(inside):
+            raise DataError(
+                f"annotations: '{folder}' has label images in '{inside.name}'. Give '{inside}' as the annotations, and "
+                "the folder of the images as images (in `vitkit data convert`: --images)."
+            )
 
 
 def _formats_of(paths: list[Path]) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Reads what exporters write beside COCO's fields or in another form: rotations, texts as ids, flat polygons, paths."""
+"""Reads what exporters write beside COCO's fields or in another form: rotations, texts as ids, paths, addresses."""
 
 import os
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any
 
 from vitkit.data.formats.annotated import ImageFiles, polygon_box, rotated_box
 from vitkit.errors import DataError
-from vitkit.io.coco_schema import FileIssue, is_box, is_number
+from vitkit.io.coco_schema import ANNOTATED_CLASSES, FileIssue, is_box, is_number
 from vitkit.io.folders import is_hidden
 from vitkit.text_format import pluralize
 
@@ -36,6 +36,10 @@ def read_exporters_fields(content: Any) -> list[str]:
             for annotation in content["annotations"]
             if not isinstance(annotation, dict) or annotation.get("image_id") not in ids_of_debris
         ]
+    for image in content["images"]:
+        # LVIS puts COCO's images into other parts, and names them only by their addresses: HOST/train2017/NUMBER.jpg.
+        if isinstance(image, dict) and ANNOTATED_CLASSES[0] in image and isinstance(image.get("coco_url"), str):
+            image["file_name"] = "/".join(PurePosixPath(image["coco_url"]).parts[-2:])
     annotations = [annotation for annotation in content["annotations"] if isinstance(annotation, dict)]
     ids = {key: _ids_of(content.get(part)) for key, part in (("image_id", "images"), ("category_id", "categories"))}
     for annotation in annotations:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, round_pixels
-from vitkit.data.formats.sizes import size_difference
+from vitkit.data.formats.sizes import MAX_FRACTION, two_sizes
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import bad_box_issues, is_box
 from vitkit.io.image_files import is_rotated, upright_size
@@ -22,7 +22,6 @@ _ORDER_TEXTS = {
     "xyxy": "two corners (x0, y0, x1, y1)",
     "cxcywh": "center and size (cx, cy, width, height)",
 }
-_MAX_FRACTION = 1.01
 _MIN_WRONG, _MAX_RIGHT = 0.02, 0.005
 """Boxes are taken to be in another order if more than the first share of them do not fit their images as read, and less
 than the second share do not fit in that order."""
@@ -31,7 +30,7 @@ than the second share do not fit in that order."""
 def wrong_scale(data: AnnotatedImages) -> bool:
     """Return whether the boxes seem to be fractions of their images: no coordinate of several boxes exceeds 1."""
     boxes = np.array([annotation["bbox"] for annotation in data.annotations], float).reshape(-1, 4)
-    return bool(len(boxes) > 1 and 0 < boxes.max() <= _MAX_FRACTION and (boxes % 1).any())
+    return bool(len(boxes) > 1 and 0 < boxes.max() <= MAX_FRACTION and (boxes % 1).any())
 
 
 def likely_order(data: AnnotatedImages) -> str:
@@ -151,8 +150,9 @@ def fix_sizes(data: AnnotatedImages) -> int:
         x, y, box_width, box_height = annotation["bbox"]
         if x + box_width > width + 1 or y + box_height > height + 1:
             raise DataError(
-                f"annotation {annotation.get('id')} with bbox {annotation['bbox']} does not lie in the file: "
-                f"{size_difference(image, sizes[id_])}"
+                f"{two_sizes(image, sizes[id_])}, and annotation {annotation.get('id')} with bbox "
+                f"{annotation['bbox']} does not lie in the file: more than the listed size is wrong. Give the images "
+                "as they were annotated."
             )
         are_upright |= id_ in rotated and (x + box_width > image["width"] + 1 or y + box_height > image["height"] + 1)
     if rotated and not are_upright:

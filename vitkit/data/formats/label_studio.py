@@ -1,7 +1,8 @@
 """Label Studio's JSON: a list of tasks, one for each image, with boxes, polygons and ellipses (https://labelstud.io).
 
-Coordinates are percentages of the image. Predictions that a person accepted become annotations; a task without
-annotations is an image that nobody has labeled and is left out, unless no task has any: then its predictions are read.
+Coordinates are percentages of the image as its file has it, also where `image_rotation` says that the person had turned
+it on the screen. Predictions that a person accepted become annotations; a task without annotations is an image that
+nobody has labeled and is left out, unless no task has any: then its predictions are read.
 Brush strokes and key points are left out.
 """
 
@@ -21,10 +22,12 @@ from vitkit.data.formats.annotated import (
     rotate,
     single_file,
 )
+from vitkit.data.formats.sizes import is_scaled, two_sizes
 from vitkit.errors import DataError
 from vitkit.io.folders import IMAGE_SUFFIXES
 from vitkit.io.json_files import read_json
 from vitkit.io.parsing import check_count, class_name, coordinate
+from vitkit.io.segmentations import is_side
 
 LOCAL_FILES = "/data/local-files/?d="
 """What Label Studio puts before the names of files that it reads from the disk."""
@@ -103,9 +106,7 @@ def _add_task(
         value = result.get("value") if isinstance(result, dict) else None
         if not isinstance(value, dict):
             raise DataError(f"{context}: a result is {result!r:.80}; expected an object with a value. Export it again.")
-        if result.get("image_rotation"):
-            data.leave_out("shapes on an image that was turned in Label Studio (image_rotation)", image["file_name"])
-            continue
+        _check_shape(result, image, context)
         kind = result.get("type")
         labels = value.get(kind) if isinstance(kind, str) else None
         fields = _fields(kind, value, image, context)
@@ -117,6 +118,18 @@ def _add_task(
             data.leave_out("further labels of a shape", image["file_name"])
         score = {"score": result["score"]} if isinstance(result.get("score"), float) else {}
         data.add_object(image["id"], class_name(labels[0], f"{context}: a label"), **fields, **score)
+
+
+def _check_shape(result: Mapping[str, Any], image: Mapping[str, Any], context: str) -> None:
+    """Raise DataError if an image was annotated with another shape, of which percentages do not tell the pixels."""
+    stated, size = (result.get("original_width"), result.get("original_height")), (image["width"], image["height"])
+    if not all(map(is_side, stated)) or stated == size or is_scaled(stated, size):
+        return
+    # Some versions exchanged the sides of an image that was turned on the screen.
+    if result.get("image_rotation") and (stated[::-1] == size or is_scaled(stated[::-1], size)):
+        return
+    annotated = {"file_name": image["file_name"], "width": stated[0], "height": stated[1]}
+    raise DataError(f"{context}: {two_sizes(annotated, size)}. Give the images as they were annotated.")
 
 
 def _fields(kind: Any, value: Mapping[str, Any], image: Mapping[str, Any], context: str) -> dict[str, Any] | None:

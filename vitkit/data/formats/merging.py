@@ -10,7 +10,8 @@ import cv2
 import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
-from vitkit.data.formats.writing import check_size, image_files
+from vitkit.data.formats.sizes import check_size
+from vitkit.data.formats.writing import image_files
 from vitkit.errors import DataError
 from vitkit.io.channel_files import narrow, read_channels
 from vitkit.io.image_files import path_inside, read_image

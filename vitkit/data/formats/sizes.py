@@ -26,8 +26,8 @@ _SLACK = 0.1
 """How far an inexact box may extend beyond its listed image, as a fraction of the step to the file's size."""
 _MIN_BEYOND = 0.05
 """Fraction of the boxes that must extend farther for all of them to be taken as the file's pixels."""
-_MAX_FRACTION = 1.01
-"""Boxes without a larger number are fractions of their images."""
+MAX_FRACTION = 1.01
+"""Boxes without a larger number are fractions of their images, which computing may round up."""
 
 
 class Fit(NamedTuple):
@@ -83,18 +83,33 @@ def fit_sizes(content: Mapping[str, Any], folder: Path, *, measure_all: bool = T
     return Fit([f"{text}: the {done}"], set() if fit else {*scaled})
 
 
+def check_size(image: Mapping[str, Any], size: tuple[int, int]) -> None:
+    """Raise DataError unless an image has the annotated size; `size` is the file's (width, height)."""
+    if size != _listed(image):
+        raise DataError(size_difference(image, size))
+
+
 def size_difference(image: Mapping[str, Any], size: tuple[int, int], count: int = 1) -> str:
     """Return the error message for an image whose file has another (width, height) than annotated.
 
     Args:
         count: number of images with such differences.
     """
-    (width, height), (file_width, file_height) = _listed(image), size
+    more = f", and {count - 1} more images differ" if count > 1 else ""
+    if size == _listed(image)[::-1]:
+        return f"{two_sizes(image, size)}{more}. Fix it: vitkit data convert … --fix sizes"
     return (
-        f"image {image['file_name']!r} is {file_width}x{file_height} pixels (width x height, upright) and annotated as "
-        f"{width}x{height}{f', and {count - 1} more images differ' if count > 1 else ''}: one is not the other at "
-        "another scale, so nothing tells where the objects lie. Give the images as they were annotated; if only the "
-        "listed sizes are wrong: vitkit data convert … --fix sizes"
+        f"{two_sizes(image, size)}{more}: one is not the other at another scale, so nothing tells where the objects "
+        "lie. Give the images as they were annotated; if only the listed sizes are wrong: vitkit data convert … "
+        "--fix sizes"
+    )
+
+
+def two_sizes(image: Mapping[str, Any], size: tuple[int, int]) -> str:
+    """Return "image 'a.jpg' is 96x64 pixels … and annotated as 192x128" for a file of that (width, height)."""
+    return (
+        f"image {image['file_name']!r} is {size[0]}x{size[1]} pixels (width x height, upright) and annotated as "
+        f"{image['width']}x{image['height']}"
     )
 
 
@@ -153,7 +168,7 @@ def _fit_file(
                 num_boxes += 1
                 beyond_listed += x + box_width > right or y + box_height > bottom
                 beyond_file += x + box_width > file_width + 1 or y + box_height > file_height + 1
-    return 0 < largest <= _MAX_FRACTION or (beyond_listed > _MIN_BEYOND * num_boxes and not beyond_file)
+    return 0 < largest <= MAX_FRACTION or (beyond_listed > _MIN_BEYOND * num_boxes and not beyond_file)
 
 
 def _scale(annotation: dict[str, Any], listed: tuple[int, int], size: tuple[int, int]) -> None:

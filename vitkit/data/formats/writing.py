@@ -17,12 +17,12 @@ import yaml
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, round_pixels
 from vitkit.data.formats.label_studio import LOCAL_FILES
-from vitkit.data.formats.sizes import size_difference
+from vitkit.data.formats.sizes import check_size
 from vitkit.errors import DataError
 from vitkit.io.image_files import path_inside, upright_size
 from vitkit.io.output import link_image, write_bytes, write_text
 from vitkit.io.parsing import check_distinct, is_name
-from vitkit.io.segmentations import cut_polygon, decode_segmentation, encode_segmentation, overlap
+from vitkit.io.segmentations import cut_polygon, decode_segmentation, encode_segmentation, overlap, visible_box
 
 Lost = dict[str, list[str]]
 """Kind of information that is lost -> names of the images or objects that lost it."""
@@ -263,17 +263,6 @@ def image_files(data: AnnotatedImages) -> dict[int, Path]:
     return files
 
 
-def check_size(image: Mapping[str, Any], size: tuple[int, int]) -> None:
-    """Raise DataError unless an image has the annotated size; `size` is the file's (width, height)."""
-    if size == (image["height"], image["width"]) and size[0] != size[1]:
-        raise DataError(
-            f"image {image['file_name']!r} is {size[0]}x{size[1]} pixels (width x height) and annotated as "
-            f"{image['width']}x{image['height']}. Fix it: vitkit data convert … --fix sizes"
-        )
-    if size != (image["width"], image["height"]):
-        raise DataError(size_difference(image, size))
-
-
 def check_names(data: AnnotatedImages, *, stripped: bool = False) -> None:
     """Check that names can be written as lines of text, before anything is written.
 
@@ -311,15 +300,14 @@ def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any
 
 
 def _clip(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> list[float]:
-    """Return an object's box, xywh, clipped to its image.
+    """Return the box, xywh, of an object's part in its image.
 
     VOC's readers take coordinates below 1 for another origin, and trainers leave out YOLO's boxes that extend beyond.
     """
     x, y, width, height = annotation["bbox"]
-    x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + width, image["width"]), min(y + height, image["height"])
-    if max(x0 - x, y0 - y, x + width - x1, y + height - y1) > _NEGLIGIBLE:
+    if max(-x, -y, x + width - image["width"], y + height - image["height"]) > _NEGLIGIBLE:
         lost.setdefault("parts of boxes outside their image", []).append(str(annotation.get("id")))
-    return [x0, y0, x1 - x0, y1 - y0]
+    return visible_box(annotation, image["height"], image["width"])
 
 
 def _flat_names(data: AnnotatedImages) -> dict[int, str]:

@@ -22,6 +22,7 @@ from vitkit.data.loading.batch_augmentation import BatchAugmentation, MixupOptio
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
 from vitkit.data.text.datasets import TextDataset
+from vitkit.data.text.prompts import PromptOptions, Prompts, PromptStep, collate_prompted
 from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
@@ -92,6 +93,9 @@ class DataSettings:
     files have."""
     start_workers: StartMethod | None = None
     """How worker processes are started; None: the system's default."""
+    prompts: PromptOptions | None = None
+    """Prompts for a text-prompted detector, made of the classes of any dataset with boxes, or of the phrases that its
+    samples have: a dict with `negatives`, `max_tokens` and `phrases` (see vitkit.data.text.prompts). None: without."""
     cache_features: str | None = None
     """For captioners with a frozen backbone: a folder for the backbone's features of all images, which are computed
     before training starts unless they are there, and read in place of the images. None: they are computed from the
@@ -112,7 +116,10 @@ class DataSettings:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
         if self.tokens_per_gpu is not None and self.squares is not None:
             raise ConfigError("data.squares: only images have them; leave them out with data.tokens_per_gpu.")
+        if self.tokens_per_gpu is not None and self.prompts is not None:
+            raise ConfigError("data.prompts: only images have them; leave them out with data.tokens_per_gpu.")
         BatchAugmentation(self.squares, self.mixup)  # checks the options
+        Prompts(**(self.prompts or {}))  # likewise
 
     def evaluated(self, split: Split = "val", trained: Mapping[str, Any] | None = None) -> Dataset:
         """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
@@ -141,6 +148,12 @@ class DataSettings:
         dataset = build_dataset(
             spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels
         )
+        if self.prompts is not None:
+            if not isinstance(dataset, Dataset) or dataset.collate is not None:
+                raise ConfigError(
+                    f"data.prompts: {key} is a {type(dataset).__name__}, which has no images with boxes. Leave it out."
+                )
+            dataset.prompts, dataset.has_vocabularies = Prompts(**self.prompts), True
         if self.classes is not None:
             known = {one_form(name) for name in dataset.classes or ()}
             unknown = [name for name in self.classes if one_form(name) not in known]
@@ -213,6 +226,8 @@ class DataSettings:
         weights = groups = None
         if self.sampler is not None:
             weights = image_weights(dataset, self.sampler, repeat_threshold=self.repeat_threshold)
+        if (own := dataset.sample_weights()) is not None:
+            weights = own * (1.0 if weights is None else weights)
         indices = dataset.training_indices()
         if len(indices) < len(dataset):
             weights = np.bincount(indices, minlength=len(dataset)) * (1.0 if weights is None else weights)
@@ -317,8 +332,11 @@ class BatchLoader:
         """Number of this rank's videos, in this epoch so far, that were padded because they are shorter than a clip."""
         self._named: dict[str, set[str]] = {"skipped": set(), "padded": set()}
         has_workers = settings.num_workers > 0
+        prompt = None if getattr(dataset, "prompts", None) is None else PromptStep(dataset, training=training)
         self._loader = DataLoader(
-            _BatchedDataset(dataset, skip_errors=training and settings.on_error == "skip", augment=augment),
+            _BatchedDataset(
+                dataset, skip_errors=training and settings.on_error == "skip", augment=augment, prompt=prompt
+            ),
             batch_sampler=_Requests(batches, with_epochs=training),
             collate_fn=_identity,
             num_workers=settings.num_workers,
@@ -404,10 +422,13 @@ class _Requests:
 class _BatchedDataset:
     """Loads, augments and collates a complete batch in the worker."""
 
-    def __init__(self, dataset: Any, *, skip_errors: bool, augment: BatchAugmentation | None):
+    def __init__(
+        self, dataset: Any, *, skip_errors: bool, augment: BatchAugmentation | None, prompt: PromptStep | None
+    ):
         self.dataset = dataset
         self.skip_errors = skip_errors
         self.augment = augment
+        self.prompt = prompt
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -421,6 +442,8 @@ class _BatchedDataset:
             samples = [self._sample(index, errors) for index in request.samples]
             if self.augment is not None:
                 samples = self.augment(samples, request.epoch, request.number)
+            if self.prompt is not None:
+                return collate_prompted(self.prompt, samples, [seed for _, seed in request.samples]), errors
         except VitkitError as error:
             # If it were raised in a worker, the user would only see it as text within a traceback.
             return error
@@ -502,9 +525,14 @@ def _lacks_some(classes: Sequence[str], others: Sequence[str]) -> bool:
 def match_classes(train: Dataset, val: Dataset) -> None:
     """Let val have the classes of train, under the same ids, by name: it may lack some, or number them otherwise.
 
+    With prompts it may also have others, which are then found by their phrases.
+
     Raises:
         DataError: val has a class that train lacks.
+        ConfigError: `data.prompts.phrases` has a class that neither has.
     """
+    if train.prompts is not None:
+        train.prompts.check_names(train, val)
     if train.classes is None or val.classes is None:
         return
     same_ids = train.category_ids is None or list(train.category_ids) == list(val.category_ids or ())
@@ -514,7 +542,10 @@ def match_classes(train: Dataset, val: Dataset) -> None:
             logger.info("data.val has nothing of %s: %s", pluralize(len(lacking), "classes"), ", ".join(lacking)[:200])
         if type(val).use_classes is not Dataset.use_classes:
             val.use_classes(train.classes, train.category_ids)
-    check_same_classes(train, val)
+    if train.prompts is None:
+        check_same_classes(train, val)
+    elif new := [name for name in val.classes if name not in train.classes]:
+        logger.info("data.val has %s that data.train has not: %s", pluralize(len(new), "classes"), ", ".join(new)[:200])
 
 
 def check_same_classes(train: Dataset, val: Dataset) -> None:

@@ -41,7 +41,7 @@ _RANKED = 8  # number of images with the lowest, and with the highest scores
 @report_sections.register
 def detection_sections(evaluator: CocoEvaluator) -> list[Section]:
     """Return the sections of the report; all but the overall metrics are about masks if they were evaluated."""
-    dataset, truth, results = evaluator.dataset, evaluator.dataset.ground_truth(), evaluator.results()
+    dataset, truth, results = evaluator.dataset, evaluator.dataset.ground_truth(), evaluator.evaluated_results()
     statistics_of = evaluator.named_statistics()
     *_, statistics = statistics_of.values()
     classes, sizes = evaluator.details()
@@ -157,16 +157,15 @@ def count_groups(num_objects: np.ndarray) -> list[tuple[int, int]]:
 def _precision_recall(
     dataset: Dataset, statistics: DetectionStatistics, counts: Mapping[str, int]
 ) -> list[LineChart | Alert]:
-    precision = statistics.evaluation.eval["precision"][:, :, :, 0, -1]  # (IoU, recall, class), classes by their ids
-    order = [statistics.evaluation.params.catIds.index(raw) for raw in dataset.category_ids]
+    precision = statistics.matches.precision_and_recall()[0][..., 0]  # (IoU, recall, class)
     present = [k for k, name in enumerate(dataset.classes) if counts[name]]
     if not present:
         return [Alert("There is no object.")]
-    of_present = precision[:, :, [order[k] for k in present]]
+    of_present = precision[:, :, present]
     means = [Curve(f"IoU {iou:g}", RECALLS, of_present[IOUS.index(iou)].mean(axis=1)) for iou in (0.5, 0.75, 0.9)]
     most = sorted(present, key=lambda k: -counts[dataset.classes[k]])[:_CURVES]
     at_iou = precision[statistics.iou_index]
-    classes = [Curve(dataset.classes[k], RECALLS, at_iou[:, order[k]]) for k in sorted(most)]
+    classes = [Curve(dataset.classes[k], RECALLS, at_iou[:, k]) for k in sorted(most)]
     which = "classes" if len(most) == len(present) else f"the {_CURVES} classes with most objects"
     return [
         LineChart(means, "mean of the classes", "recall", "precision"),
