@@ -116,8 +116,8 @@ def with_text(predictor: Predictor, text: str | None) -> Predictor:
         DataError: the text is not a prompt.
     """
     if text is not None:
-        predictor = predictor.with_prompt(text)
-    elif "prompt" in predictor.model.takes:
+        predictor = predictor.with_text(text)
+    elif "text" in predictor.model.takes and predictor.text is None:
         raise ConfigError(f"--text: {type(predictor.model).__name__} looks for what it names. Give 'a red car. a dog.'")
     return predictor
 

@@ -210,7 +210,7 @@ class Model(nn.Module):
 
     def example_prompts(self, batch_size: int) -> dict[str, Any]:
         """Return the inputs, besides images, with which the costs of a model that takes a prompt are counted."""
-        return {"prompt": ["a person. a red car. a dog."] * batch_size}
+        return {"text": ["a person. a red car. a dog."] * batch_size}
 
     def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
         """Return the score of each class for each query, (B, Q, num_classes) float32 in 0..1.

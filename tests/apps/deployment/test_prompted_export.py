@@ -33,6 +33,8 @@ pytest.importorskip("onnxruntime")
 onnx_runner = importlib.import_module("vitkit.apps.exported.onnx_runner")
 
 TEXTS = "hot dog . cat .", "a red cat .", ["cat", "dog", "hot dog", "red", "a"]
+LONG = [f"{a} {b}" for a in ("cat", "dog", "red") for b in ("cat", "dog", "red")]
+"""Phrases with more tokens than the model reads at once."""
 WORDS = ["a hot dog . red cat ."]
 CONFIG = dict(
     model=dict(
@@ -103,10 +105,10 @@ def test_files_take_numbers_and_features_of_any_length(folder):
     assert kinds["tokens"] == kinds["blocks"] == "INT64" and "STRING" not in kinds.values()
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=["two", "one", "five"])
+@pytest.mark.parametrize("text", [*TEXTS, LONG], ids=["two", "one", "five", "in_parts"])
 def test_files_predict_like_their_model(folder, text):
     expected, actual = vitkit.load(folder / "run"), vitkit.load(folder / "out" / "tiny.onnx")
-    pairs = zip(expected.predict(IMAGES, prompt=text, batch_size=2), actual.predict(IMAGES, prompt=text, batch_size=2))
+    pairs = zip(expected.predict(IMAGES, text=text, batch_size=2), actual.predict(IMAGES, text=text, batch_size=2))
     for a, b in pairs:
         assert a.classes == b.classes and len(a.scores) == len(b.scores)
         for name, value in a.fields.items():
@@ -119,7 +121,7 @@ def test_texts_are_encoded_once(folder, monkeypatch):
     run = file.run
     monkeypatch.setattr(file, "run", lambda inputs: runs.append(inputs["tokens"].shape) or run(inputs))
     for text in ("cat .", "dog . cat .", "cat ."):
-        predictor.predict(IMAGES, prompt=text, batch_size=2)
+        predictor.predict(IMAGES, text=text, batch_size=2)
     assert runs == [(1, 4), (1, 6)]
 
 
@@ -130,7 +132,7 @@ def test_the_program_reads_texts_by_itself(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     result, expected = (
         json.loads(done.stdout),
-        vitkit.load(folder / "run")(folder / "0.png", prompt=TEXTS[0], threshold=0),
+        vitkit.load(folder / "run")(folder / "0.png", text=TEXTS[0], threshold=0),
     )
     assert np.allclose(result["scores"], expected.scores, atol=1e-4)
     assert np.allclose(result["boxes_xyxy"], expected.boxes, atol=0.1)
@@ -148,9 +150,9 @@ def test_the_program_encodes_like_vitkit(folder, text):
 
 def test_wrong_texts_are_one_line_each(folder, capsys, monkeypatch):
     runner, predictor = onnx_runner.Runner(folder / "out" / "tiny.onnx"), vitkit.load(folder / "out" / "tiny.onnx")
-    long = [f"{a} {b}" for a in ("cat", "dog", "red") for b in ("cat", "dog", "red")]
+    with pytest.raises(ValueError, match="9 phrases have 29 tokens; the model takes 24. Give fewer"):
+        runner(IMAGES[0], LONG)
     for text, error in (
-        (long, "9 phrases have 29 tokens; the model takes 24. Give fewer"),
         ("zzz .", "the tokenizer knows no piece of the phrase 'zzz'"),
         (" . ", "has no phrase"),
         ("cat . Cat", "the phrase 'Cat' is given twice"),
@@ -159,7 +161,7 @@ def test_wrong_texts_are_one_line_each(folder, capsys, monkeypatch):
         with pytest.raises(ValueError, match=error):
             runner(IMAGES[0], text)
         with pytest.raises(DataError, match=error):
-            predictor(IMAGES[0], prompt=text)
+            predictor(IMAGES[0], text=text)
     with pytest.raises(ValueError, match="--text: the model looks for what a text names. Give one"):
         runner(IMAGES[0])
     monkeypatch.setattr(sys, "argv", ["run_tiny.py", "--model", str(folder / "out/tiny.onnx"), str(folder / "0.png")])
@@ -206,7 +208,7 @@ def write_changed(path, out):
 
 
 def test_the_command_line_predicts_with_a_text(folder, tmp_path):
-    options = "--input", folder / "0.png", "--prompt", TEXTS[0], "--threshold", 0, "--out", tmp_path
+    options = "--input", folder / "0.png", "--text", TEXTS[0], "--threshold", 0, "--out", tmp_path
     predict_tool.main([str(folder / "out/tiny.onnx"), *map(str, options)])
     (image,) = json.loads((tmp_path / "predictions.json").read_text())["images"]
     assert {found["class"] for found in image["objects"]} == {"hot dog", "cat"}
@@ -309,5 +311,5 @@ def test_other_forms_predict_like_the_model(folder, tmp_path, form, precision):
     path = tmp_path / f"tiny.{suffix}"
     vitkit.export(folder / "run", path, format=form, precision=precision, images=folder, tolerance=0.2)
     expected, actual = vitkit.load(folder / "run"), vitkit.load(path, trust=True)
-    a, b = (predictor(IMAGES[0], prompt=TEXTS[0], threshold=0.0) for predictor in (expected, actual))
+    a, b = (predictor(IMAGES[0], text=TEXTS[0], threshold=0.0) for predictor in (expected, actual))
     assert np.allclose(a.scores, b.scores, atol=1e-3 if precision == "fp32" else 0.05)

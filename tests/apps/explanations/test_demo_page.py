@@ -164,7 +164,7 @@ def test_a_text_prompted_detector_shows_what_its_query_reads(tmp_path):
     assert "covers it (" in attended.text and attended.encoder.is_file() and attended.query.is_file()
     detector = Predictor(dense_model("DINO"), list("abc"))
     assert demo.with_text(detector, None) is detector
-    with pytest.raises(ConfigError, match="takes no prompt"):
+    with pytest.raises(ConfigError, match="takes no text"):
         demo.with_text(detector, "a .")
 
 

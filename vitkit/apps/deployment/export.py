@@ -289,17 +289,17 @@ def parts_of(predictor: Loaded, settings: ExportSettings, images: Sequence[np.nd
         raise ConfigError(
             "export: the model classifies clips of videos, but exported files take single images. Choose another model."
         )
-    if "prompt" in model.takes:
+    if "text" in model.takes:
         detector, encoder = prompted_graphs(model)
         phrases = known_phrases(model, predictor.classes)
-        predictor = predictor.with_prompt(phrases)
+        predictor = predictor.with_text(phrases)
     if isinstance(predictor, Translator):
         batches = text_inputs(len(predictor.vocabularies["source"]))
         example = batches[-1]
     else:
         batches = image_inputs(predictor, images, settings.size)
         example = make_image_example(settings.size or TRACED_SIZE, predictor.channels)
-    if "prompt" in model.takes:
+    if "text" in model.takes:
         prompts = prompt_inputs(model, phrases)
         pairs = [with_text_features(*pair, encoder) for pair in zip(batches, prompts)]
         traced = with_text_features(example, prompts[1], encoder)

@@ -45,7 +45,7 @@ def describe(
             "image_sizes": None if predictor.image_sizes is None else predictor.image_sizes.to_json(),
             "preprocessing": _preprocessing(predictor),
         }
-    if "prompt" in predictor.model.takes and getattr(predictor.model, "vocabulary", None) is not None:
+    if "text" in predictor.model.takes and predictor.model.vocabulary is not None:
         about |= _prompts(predictor)
     return about | (_text(predictor) if "text" in predictor.model.returns else {})
 
@@ -103,9 +103,10 @@ def _prompts(predictor: Predictor) -> dict[str, Any]:
     (separator,) = vocabulary.encode(SEPARATOR)
     numbers = dict(pad=PAD, unk=UNK, bos=BOS, eos=EOS, separator=separator)
     about = {
-        "phrases": None if predictor.prompt is None else model.prompt_phrases(predictor.prompt),
+        "phrases": None if predictor.text is None else model.prompt_phrases(predictor.text),
         "prompts": {
             "max_tokens": model.max_tokens,
+            "threshold": model.score_threshold,
             "numbers": {name: vocabulary.numbers[index] for name, index in numbers.items()},
         },
         "text_id": text_digest(model),

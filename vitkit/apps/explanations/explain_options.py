@@ -8,8 +8,8 @@ import numpy as np
 from torch import nn
 
 from vitkit.apps.explanations.html_page import PageLayer, write_explain_page
+from vitkit.apps.explanations.images import Point
 from vitkit.apps.explanations.prompt_attention import PromptAttention
-from vitkit.apps.explanations.regions import Point
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import as_rgb

@@ -18,7 +18,7 @@ from vitkit.apps.explanations.drawing import (
     draw_encoder_attention,
     draw_sampling_points,
 )
-from vitkit.apps.explanations.regions import Point, attention_ratio, box_region, sampling_ratio
+from vitkit.apps.explanations.regions import attention_ratio, box_region, sampling_ratio
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import ConfigError
 from vitkit.io.channel_files import as_rgb
@@ -32,6 +32,8 @@ from vitkit.structures import ScoreThresholds
 
 Size = tuple[int, int]
 """(height, width)."""
+Point = tuple[float, float]
+"""(x, y) in pixels of the image."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from vitkit.ops.boxes import cxcywh_to_xyxy
 
-Point = tuple[float, float]
-"""(x, y) in pixels of the image."""
-
 
 def box_region(box_xyxy: Sequence[float], size: tuple[int, int]) -> Tensor:
     """Return the pixels that a box touches, at least one.

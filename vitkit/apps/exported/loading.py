@@ -411,7 +411,7 @@ def open_exported_model(path: str | Path, model: nn.Module) -> nn.Module:
     """
     file = _open(path, _modification_time(path))
     _open.cache_clear()  # otherwise the file would stay in memory as long as the process
-    if "prompt" in model.takes:
+    if "text" in model.takes:
         return ExportedPromptedModel(file, model)
     return ExportedGenerator(file, model) if "text" in model.returns else ExportedModel(file, model)
 
@@ -430,6 +430,7 @@ class ExportedModel(Model):
         self.file = file
         self.model = model
         self.takes, self.returns, self.tasks = model.takes, model.returns, model.tasks
+        self.score_threshold = model.score_threshold
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Return the outputs that `postprocess` reads; the arguments are those of the model."""

@@ -56,8 +56,8 @@ class Runner:
         if self.step is not None:
             return {"text": self.write(inputs)}
         if self.prompts is not None:
-            classes, read = self.prompts(text)
-            self.info, inputs = self.info | {"classes": classes}, inputs | read
+            about, read = self.prompts(text)
+            self.info, inputs = self.info | about, inputs | read
         elif text is not None:
             raise ValueError("--text: the model takes no text. Leave it out.")
         outputs = {name: values[0] for name, values in run(self.session, inputs).items()}
@@ -211,17 +211,19 @@ class PromptReader:
             self.tokenizer.no_truncation()
 
     def __call__(self, text=None):
-        """Return the phrases of a text, and the detector's inputs of them."""
+        """Return the classes and thresholds of a text, and the detector's inputs of it."""
         if text is None and self.info["phrases"] is None:
             raise ValueError("--text: the model looks for what a text names. Give one, such as 'cat . dog .'")
         phrases = self.info["phrases"] if text is None else split_phrases(text)
-        classes = (text is None and self.info["classes"]) or phrases
+        about = {name: self.info[name] for name in ("classes", "thresholds")}
+        if text is not None:
+            about = {"classes": phrases, "thresholds": {"overall": self.info["prompts"]["threshold"], "by_class": {}}}
         key = tuple(phrases)
         if key not in self.kept:
             tokens, blocks = self.encode(phrases)
             features = run(self.session, {"tokens": tokens, "blocks": blocks})["text_features"]
             self.kept[key] = {"text_features": features, "blocks": blocks}
-        return classes, self.kept[key]
+        return about, self.kept[key]
 
     def encode(self, phrases):
         """Return the tokens of phrases, each followed by a separator, and the number of each token's phrase."""

@@ -276,7 +276,7 @@ def step_memory(
 
 def _example_prompts(module: nn.Module, batch_size: int, device: str) -> dict[str, Any]:
     """Return the inputs of prompts for a model that takes some; nothing for others."""
-    if "prompt" not in getattr(module, "takes", ()):
+    if "text" not in getattr(module, "takes", ()):
         return {}
     prompts = module.example_prompts(batch_size)
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in prompts.items()}
