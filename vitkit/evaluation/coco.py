@@ -7,7 +7,7 @@ import logging
 import math
 import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -393,7 +393,7 @@ def _mean_of_valid(values: np.ndarray) -> float:
 
 def _check_mask_sizes(truth: dict[str, Any], results: list[dict[str, Any]]) -> None:
     """Check that predicted masks have the sizes of their images: otherwise pycocotools would never return."""
-    sizes = {image["id"]: [image["height"], image["width"]] for image in truth["images"]}
+    sizes = {image["id"]: [*image_sides(image)[::-1]] for image in truth["images"]}
     for result in results:
         got, expected = result["segmentation"]["size"], sizes[result["image_id"]]
         if got != expected:
@@ -401,6 +401,20 @@ def _check_mask_sizes(truth: dict[str, Any], results: list[dict[str, Any]]) -> N
                 f"image {result['image_id']}: a predicted mask has the size {got}, [height, width]; expected "
                 f"{expected}, that of the image. Predict in the sizes of the original images."
             )
+
+
+def image_sides(image: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the (width, height) of an image of `ground_truth()`, which masks and pages need.
+
+    Raises:
+        DataError: it has none.
+    """
+    if "width" not in image or "height" not in image:
+        raise DataError(
+            f"ground_truth(): image {image['id']!r} has no width and height, in pixels, which masks and reports need. "
+            f"{_SEE_TRUTH}"
+        )
+    return image["width"], image["height"]
 
 
 def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:
