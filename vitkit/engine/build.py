@@ -43,9 +43,10 @@ def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
     return train_set, val_set
 
 
-def build_train_loader(data: DataSettings, train_set: Dataset, seed: int, device: torch.device) -> Any:
+def build_train_loader(data: DataSettings, train_set: Dataset, settings: TrainSettings, device: torch.device) -> Any:
     """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
-    loader = data.train_loader(train_set, seed)
+    per_step = 1 if settings.images_per_step is None else settings.accumulate
+    loader = data.train_loader(train_set, settings.seed, batches_per_step=per_step)
     transforms = train_set.batch_transforms
     return loader if transforms is None else TransformedLoader(loader, transforms, device)
 

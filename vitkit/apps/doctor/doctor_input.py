@@ -52,8 +52,9 @@ class Case:
         self.config = config
         self.options = options
         self.data = DataSettings(**config.get("data", {}))
-        self.settings = TrainSettings(**config["train"]) if "train" in config else None
-        if self.settings is not None:
+        self.settings = None
+        if "train" in config:
+            self.settings = TrainSettings(**config["train"]).divided(self.data, options.gpus)
             resolved = resolve_precision(self.settings.precision, options.device)
             self.settings = dataclasses.replace(self.settings, precision=resolved)
         self.statistics: dict[str, DatasetStatistics] = {}
