@@ -275,7 +275,7 @@ class RunCheckpoints:
     def _load(self, name: str, part: Any, path: Path, state: Mapping[str, Any]) -> None:
         model, stored = self.parts["model"], state[name]
         # A sharded model's optimizer has no state before its first step.
-        in_shards = "shards" in state and (name == "model" or (name == "optimizer" and "state" in stored))
+        in_shards = "shards" in state and (name in ("model", "ema") or (name == "optimizer" and "state" in stored))
         if in_shards:
             stored = read_local(path, state, name, local_state(part, model))
         load_state(part, stored, model, full=not in_shards)

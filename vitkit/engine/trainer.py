@@ -176,7 +176,7 @@ def build_run(
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():
                 config["data"][split]["features"] = path  # for a resumed run
-    model = build.prepare_model(model, settings, device)
+    model, model_to_average = build.prepare_model(model, settings, device)
     criterion = build.build_criterion_for(config, model, train_set.classes).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
         seed_everything(settings.seed + rank())
@@ -197,6 +197,7 @@ def build_run(
         run_dir=folder.path,
         saved_with={"config": json.dumps(config), **metadata},
         owns_folder=folder.is_mine,
+        model_to_average=model_to_average,
     )
     print_line(describe(run, train_set, val_set, vocabularies))
     if idle := idle_devices(device):
