@@ -107,6 +107,8 @@ def predict_files(
                 f"'{images[0][0]}' is a single image, but the model classifies videos. Give a video's file, or the "
                 "folder of its frames."
             )
+    if output.shard.of > 1 and output.overwrite:
+        raise ConfigError("--overwrite: would remove what the other processes write. Choose a new folder by --out.")
     if output.folder is None:
         if output.shard.of > 1 or output.resume:
             what = "continue" if output.resume else "share with the other processes"
@@ -119,7 +121,7 @@ def predict_files(
     indices = find_share(len(images), len(videos), output, done)
     num_images = sum(index < len(images) for index in indices)
     my_images, my_videos = ([named[k] for k in part] for part in (indices[:num_images], indices[num_images:]))
-    check_files_stay(predictor, my_images, my_videos, output)
+    check_files_stay(predictor, named, my_images, my_videos, output)
     output.folder.mkdir(parents=True, exist_ok=True)
     if predictor.finds_objects and output.threshold is None:
         print(f"objects from {predictor.thresholds}")
@@ -296,14 +298,17 @@ def check_labels(predictor: Predictor, images: Named, videos: Named) -> None:
         )
 
 
-def check_files_stay(predictor: Predictor, images: Named, videos: Named, output: Output) -> None:
+def check_files_stay(predictor: Predictor, named: Named, images: Named, videos: Named, output: Output) -> None:
     """Check that no file to write is one of the inputs, or there already.
 
+    Args:
+        named: all inputs.
+        images, videos: those that this process predicts.
     Raises:
         DataError: a drawing or a map would overwrite an input or be written elsewhere, through a link, or an earlier
             prediction would be replaced.
     """
-    inputs = {os.path.realpath(path): path for path, _ in (*images, *videos)}  # Path.resolve fails at circular links
+    inputs = {os.path.realpath(path): path for path, _ in named}  # Path.resolve fails at circular links
     video_format = "mp4" if predictor.sampling is None else "png"
     drawn = [f"{name}.{output.image_format}" for _, name in images] + [f"{name}.{video_format}" for _, name in videos]
     maps = [f"{name}_{task}.png" for _, name in images for task in ("panoptic", "semantic") if task in predictor.tasks]
