@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.apps.exported.loading import is_exported
 from vitkit.apps.inference.inputs import Named, find_files, group_frame_folders, is_camera, open_frames
@@ -215,7 +215,7 @@ def describe_settings(
     return {
         "model": name,
         "overrides": list(overrides),
-        "weights": weights_checksum(predictor),
+        "weights": weights_checksum(predictor.model, predictor.report.source),
         "precision": predictor.precision,
         "text": None if predictor.text is None else repr(predictor.text),
         "score thresholds": predictor.thresholds.to_json(predictor.classes),
@@ -233,14 +233,13 @@ def describe_settings(
     }
 
 
-def weights_checksum(predictor: Predictor) -> str:
-    """Return a checksum of the model's weights, or of its exported file."""
+def weights_checksum(model: nn.Module, source: str | Path) -> str:
+    """Return a checksum of a model's weights; `source` is their file, which matters if it is an exported one."""
     digest = hashlib.sha256()
-    for key, value in predictor.model.state_dict().items():
+    for key, value in model.state_dict().items():
         if isinstance(value, Tensor):
             digest.update(key.encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    source = None if predictor.report is None else predictor.report.source
     if is_exported(source):
         digest.update(Path(source).read_bytes())
     return digest.hexdigest()
