@@ -26,6 +26,7 @@ SHAPES = {
     "less than a pixel": [[-1.0, 10.3, 0.4, 10.3, -1.0, 10.4]],
     "three pixels": [[-2, 10.2, 1.7, 10.1, 1.9, 11.3]],
     "a thin sliver": [[-9.39, 16.58, 52.59, -26.78, 56.13, -24.02]],
+    "a sliver in parts": [[24.4, 30.82, -30.56, 21.29, -28.54, -1.12]],
 }
 FORMATS = ("yolo", "cvat", "label-studio")
 

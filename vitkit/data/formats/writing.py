@@ -415,12 +415,13 @@ def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
 def visible_outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
     """Return `outlines` cut at the image's border, or along the mask's pixels where cutting would change the mask.
 
-    Empty if there is no mask, or nothing of it is visible.
+    One polygon stays one, of the parts of its mask joined by seams. Empty if there is no mask, or nothing of it shows.
     """
     polygons = outlines(segmentation, height, width) if segmentation else []
     visible = [part for polygon in polygons if (part := cut_polygon(polygon, height, width))]
     if visible != polygons and visible and overlap(visible, segmentation, height, width) < _MIN_OVERLAP:
-        return outlines(encode_segmentation(segmentation, height, width), height, width) or visible
+        parts = outlines(encode_segmentation(segmentation, height, width), height, width) or visible
+        return [join_polygons(parts)] if len(visible) == 1 else parts
     return visible
 
 
