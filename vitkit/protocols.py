@@ -428,6 +428,11 @@ class Dataset(ABC):
         """Return the class of each pixel of one stored image, (H, W); `IGNORE_INDEX` for pixels without one."""
         self._lacks("label maps")
 
+    def located(self, index: int) -> Any:
+        """Return the objects of one image in its stored size, and which phrases name them; for `GroundingEvaluator`,
+        see `vitkit.data.datasets.grounding.Located`."""
+        self._lacks("regions that a text names")
+
     def references(self, index: int) -> Sequence[str]:
         """Return all captions of one image."""
         self._lacks("captions")

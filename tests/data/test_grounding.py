@@ -23,6 +23,7 @@ from vitkit.data.datasets.grounding import GroundingDataset
 from vitkit.data.loading.loader import build_dataset
 from vitkit.data.text.prompts import Prompts, PromptStep
 from vitkit.errors import ConfigError, DataError
+from vitkit.visualization.samples import describe, draw_sample
 
 
 @pytest.fixture
@@ -59,6 +60,14 @@ def test_a_caption_is_a_prompt_of_its_sentences_and_objects_are_named_by_charact
     assert dataset.classes is None and dataset.image_classes() is None
     located = dataset.located(0)
     assert located.regions.tolist() == [0, 1, 1, 2] and not located.is_expression
+
+
+def test_objects_are_shown_with_the_words_that_name_them(tmp_path, images):
+    path = write_odvg(tmp_path / "train.jsonl", grounding_line(), detection_line())
+    dataset = GroundingDataset(images, path)
+    assert describe(dataset[0]["target"], dataset.classes) == "2 a dog, A hot dog, The dog"
+    assert describe(dataset[1]["target"], dataset.classes) == "cat, dog"
+    assert draw_sample(dataset[0], dataset.classes).shape == draw_sample(dataset[1], dataset.classes).shape
 
 
 def test_objects_that_a_transform_removes_take_their_spans_along(tmp_path, images):
