@@ -13,6 +13,7 @@ text encoder, for few classes of one's own: data.train.images=DIR data.train.ann
 data.prompts.phrases="{'WBC': 'white blood cell'}" tells what a name means.
 
 Run:       torchrun --nproc-per-node 16 tools/train.py mm_grounding_dino_swin_tiny --init mm_grounding_dino_swin_tiny_o365_goldg
+           vitkit test grounding_dino_swin_tiny data.root=COCO    # zero-shot, with all names as prompt
 Reference: the two original READMEs; "zero-shot" is COCO without training on it. Here: not yet run.
 """  # noqa: E501
 
