@@ -208,6 +208,10 @@ class Model(nn.Module):
         """Return for each of a prompt's words the number of its phrase; -1 for one of none, such as a separator."""
         return list(range(len(self.prompt_words(prompt))))
 
+    def example_prompts(self, batch_size: int) -> dict[str, Any]:
+        """Return the inputs, besides images, with which the costs of a model that takes a prompt are counted."""
+        return {"text": ["a person. a red car. a dog."] * batch_size}
+
     def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
         """Return the score of each class for each query, (B, Q, num_classes) float32 in 0..1.
 
@@ -295,6 +299,12 @@ class Criterion(nn.Module):
     """The fields of the model's outputs that it always reads, checked on the first batch, before training."""
     needs_targets: Sequence[str] = ()
     """The fields of each target that it always reads, checked likewise."""
+    step_share: Tensor | None = None
+    """In a run with `train.images_per_step`: the mean `count` of all batches of the step, divided by this batch's."""
+
+    def count(self, targets: Sequence[Mapping[str, Any]]) -> float:
+        """Return the number that its losses over these targets are divided by, such as that of objects or words."""
+        return len(targets)
 
 
 class Dataset(ABC):

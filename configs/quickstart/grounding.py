@@ -39,5 +39,5 @@ def config():
     data["prompts"] = dict(negatives=11, phrases={pair: f"{'an' if pair[0] == 'o' else 'a'} {pair}" for pair in PAIRS})
     cfg["evaluator"]["groups"] = dict(seen=SEEN, unseen=UNSEEN)
     cfg["optimizer"].update(lr=2e-3)
-    cfg["train"]["epochs"] = 5
+    cfg["train"]["epochs"] = 4
     return cfg

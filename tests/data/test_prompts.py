@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.grounding_models import bert_tokenizer
 
+from vitkit.data.loading.batch_augmentation import mix
 from vitkit.data.loading.loader import BatchLoader, DataSettings, match_classes
 from vitkit.data.loading.samplers import EvalBatches, TrainBatches
 from vitkit.data.text.prompts import Prompts, PromptStep, fitting
@@ -147,8 +148,8 @@ def test_masks_and_boxes_of_objects_that_do_not_fit_are_left_out():
 @pytest.mark.parametrize(
     ("classes", "options", "message"),
     [
-        (["St. Bernard", "cat"], {}, "class 'St. Bernard': prompt: the phrase 'St. Bernard' has a '.'"),
-        (["_"], {}, "class '_': prompt: .* has no phrase"),
+        (["St. Bernard", "cat"], {}, "class 'St. Bernard': .*the phrase 'St. Bernard' has a '.'"),
+        (["_"], {}, "class '_': .* has no phrase"),
         (["bow_tie", "Bow tie"], {}, "classes 'bow_tie' and 'Bow tie': both are 'Bow tie' in a prompt"),
         (["cat", "cat"], {}, "classes 'cat' and 'cat': both are 'cat'"),
         (["cat", "dog"], {"phrases": {"cat": "a DOG", "dog": "a dog"}}, "classes 'cat' and 'dog': both are 'a dog'"),
@@ -226,7 +227,7 @@ def test_given_phrases_that_do_not_fit_lose_their_objects():
     ("change", "message"),
     [
         ({"labels": [2, 0, 0]}, r"image 0 of the batch \(image_id 0\): labels 0 to 2 for 2 phrases"),
-        ({"phrases": ["a cat.", "dogs"]}, r"image_id 0\): prompt: the phrase 'a cat\.' has a '\.'"),
+        ({"phrases": ["a cat.", "dogs"]}, r"image_id 0\): .*the phrase 'a cat\.' has a '\.'"),
         ({"phrases": ["zzz", "dogs"]}, "knows no piece of the phrase 'zzz'"),
         ({"phrase_spans": [[(0, 1)]]}, "phrase_spans of 1 objects; expected a list for each of 3"),
         (
@@ -320,3 +321,16 @@ def test_evaluation_batches_have_all_classes_and_the_boxes_of_each_class():
     for batch in loader:
         assert all(target["phrases"] == PHRASES for target in batch.targets)
         assert batch.inputs.keys() == {"images", "padding_mask", "tokens", "blocks", "is_word"}
+
+
+def test_samples_whose_phrases_cannot_be_encoded_are_replaced_and_named(caplog):
+    dataset = Boxes([CAPTION, CAPTION | {"phrases": ["zzz", "dogs"]}], classes=())
+    dataset.target_vocabulary = Vocabulary.train("word", ["a cat on mat two dogs play ."])
+    batches = TrainBatches(2, batch_size=2, seed=0)
+    with pytest.raises(DataError, match="knows no piece of the phrase 'zzz'"):
+        list(BatchLoader(dataset, batches, DataSettings(num_workers=0), training=True))
+    with caplog.at_level(logging.ERROR, logger="vitkit"):
+        (batch,) = BatchLoader(dataset, batches, DataSettings(num_workers=0, on_error="skip"), training=True)
+    assert [target["image_id"] for target in batch.targets] == [0, 0] and "the phrase 'zzz'" in caplog.text
+    with pytest.raises(ConfigError, match="data.mixup: mixes images whose labels are classes, and these have phrases"):
+        mix(dataset[0, 0], dataset[0, 0], 0.5)

@@ -12,6 +12,8 @@ from helpers.grounding_models import (
     grounding_config,
 )
 
+import vitkit
+from vitkit.apps.analysis.reports.api import attention_memory, step_memory
 from vitkit.config import load_config
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError, DataError
@@ -301,3 +303,19 @@ def test_mmdetection_orders_the_pixels_of_a_patch_merging_otherwise():
 
 def test_tokens_of_the_tests_have_berts_numbers():
     assert BERT_TOKENS["."] in SEPARATORS and BERT_TOKENS["[SEP]"] in OUTSIDE
+
+
+def test_costs_are_counted_with_a_prompt_of_cocos_length():
+    model = dict(model=grounding_config())
+    costs = vitkit.analyze(model, size=(96, 128))
+    prompts = build_grounding().example_prompts(2)
+    assert prompts["tokens"].shape == (2, 195) and int(prompts["blocks"].max()) == 79
+    assert int(prompts["is_word"].sum()) == 2 * 113
+    # Two layers of BERT: four projections, two of the feed-forward network, scores and sums, norms; and its own norm.
+    layer = 195 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * 195 * 195 * 32 + 2 * 195 * 32 * 5
+    assert costs.parts["text_encoder"]["macs"] == 2 * layer + 195 * 32 * 5
+    matrices = attention_memory(model, size=(96, 128)).layers
+    assert matrices["head.decoder.layers.0.text_attn"]["shapes"] == [(1, 4, 20, 195)]
+    with pytest.raises(ConfigError, match="--training: not for models that take a prompt"):
+        step_memory(model, gpus=1, size=(96, 128))
+    assert len(build_grounding(max_tokens=20).example_prompts(1)["tokens"][0]) <= 20

@@ -43,9 +43,10 @@ def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
     return train_set, val_set
 
 
-def build_train_loader(data: DataSettings, train_set: Dataset, seed: int, device: torch.device) -> Any:
+def build_train_loader(data: DataSettings, train_set: Dataset, settings: TrainSettings, device: torch.device) -> Any:
     """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
-    loader = data.train_loader(train_set, seed)
+    per_step = 1 if settings.images_per_step is None else settings.accumulate
+    loader = data.train_loader(train_set, settings.seed, batches_per_step=per_step)
     transforms = train_set.batch_transforms
     return loader if transforms is None else TransformedLoader(loader, transforms, device)
 
@@ -176,8 +177,8 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
                 f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
                 "the dataset's classes size the model."
             )
+    check_prompts(config["model"], dataset)
     model = build_model(config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies)
-    check_prompts(model, dataset)
     backbone, channels = child(model, "backbone"), config["data"].get("channels")
     if backbone is not None and in_channels(backbone) != (channels or 3):
         raise ConfigError(
@@ -187,21 +188,22 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
     return model
 
 
-def check_prompts(model: nn.Module, dataset: Dataset) -> None:
-    """Check that a dataset has prompts if the model reads them, and only then.
+def check_prompts(spec: Spec, dataset: Dataset) -> None:
+    """Check that a dataset has prompts if a config's model reads them, and only then.
 
     Raises:
         ConfigError: `data.prompts` is missing, or should be.
     """
-    reads_prompts = "is_word" in parameters_of(model.forward)
+    constructor = MODELS.resolve(spec, "model")[0]
+    reads_prompts = "is_word" in parameters_of(getattr(constructor, "forward", constructor))
     if reads_prompts and dataset.prompts is None and dataset.collate is None:
         raise ConfigError(
-            f"data.prompts: not set, and {type(model).__name__} looks for what prompts name. Set "
+            f"data.prompts: not set, and {constructor.__name__} looks for what prompts name. Set "
             "data.prompts=dict(negatives=85) to make them of each image's classes and some others, or negatives=None "
             "for all classes in every prompt (see vitkit/data/README.md)."
         )
     if dataset.prompts is not None and not reads_prompts:
-        raise ConfigError(f"data.prompts: {type(model).__name__} reads no prompts. Leave it out.")
+        raise ConfigError(f"data.prompts: {constructor.__name__} reads no prompts. Leave it out.")
 
 
 def build_criterion(spec: Spec, classes: Sequence[str] | None, dataset: Dataset | None = None) -> Criterion:

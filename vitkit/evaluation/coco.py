@@ -108,7 +108,7 @@ class CocoEvaluator(SampleEvaluator):
             unknown = [each for each in classes if each not in dataset.classes]
             if unknown or not classes:
                 what = f"the data have no class {unknown[0]!r}" if unknown else "has no classes"
-                hint = nearest(str(unknown[0]), dataset.classes) if unknown else ""
+                hint = nearest(str(unknown[0]), dataset.classes) if unknown else "Name at least one."
                 raise ConfigError(f"CocoEvaluator: groups.{name}: {what}. {hint}".rstrip())
         self.groups = {name: list(classes) for name, classes in (groups or {}).items()}
         of_groups = (f"{iou_type}/AP_{name}" for iou_type in self.iou_types for name in self.groups)

@@ -37,7 +37,8 @@ _RESERVED = "\0\u2585"
 """Characters that make sentencepiece leave out a line of the training text."""
 _WORDS = rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}"
 _LANGUAGE = re.compile(r">>.*?<<")
-_FORMAT = "vitkit vocabulary 1"
+VOCABULARY_FORMAT = "vitkit vocabulary 1"
+"""The `format` of a vocabulary's JSON."""
 _MAX_TRAINED_LENGTH = 1000
 """The maximum length of a line that sentencepiece is trained on, in characters: its time grows with the square of the
 length of a repetitive line."""
@@ -262,7 +263,7 @@ class Vocabulary:
 
     def to_json(self) -> str:
         """Return everything that `from_json` needs, without the counts of unknown tokens."""
-        content = {"format": _FORMAT, "kind": self.kind, "lowercase": self.lowercase}
+        content = {"format": VOCABULARY_FORMAT, "kind": self.kind, "lowercase": self.lowercase}
         if self._pieces is None or self._has_own_ids:
             content["tokens"] = self.tokens
         if self._pieces is not None:
@@ -279,7 +280,7 @@ class Vocabulary:
         """
         try:
             content = json.loads(text)
-            if content.pop("format") != _FORMAT:
+            if content.pop("format") != VOCABULARY_FORMAT:
                 raise ValueError("another format")
             if not isinstance(content.get("lowercase", False), bool):
                 raise ValueError("lowercase is neither true nor false")
@@ -480,7 +481,7 @@ class TokenizerVocabulary(Vocabulary):
 
     def to_json(self) -> str:
         """Return everything that `Vocabulary.from_json` needs."""
-        content = {"format": _FORMAT, "kind": self.kind, "special": self.special, "tokenizer": self.content}
+        content = {"format": VOCABULARY_FORMAT, "kind": self.kind, "special": self.special, "tokenizer": self.content}
         return json.dumps(content, ensure_ascii=False)
 
 

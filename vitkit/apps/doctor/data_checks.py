@@ -54,10 +54,9 @@ def same_classes(case: Case) -> Iterator[Issue]:
         return
     if case.data.prompts is not None:
         new = [name for name in case.val.classes if name not in case.train.classes]
-        message = (
-            f"{pluralize(len(new), 'classes')} of data.val are found by their phrases only: {enumerate_items(new)}"
-        )
-        message = message if new else f"data.train has all {pluralize(len(val), 'classes')} of data.val"
+        message = f"data.train has all {pluralize(len(val), 'classes')} of data.val"
+        if new:
+            message = f"{pluralize(len(new), 'classes')} of data.val are found by phrases only: {enumerate_items(new)}"
         yield Issue("same classes", "note" if new else "ok", message, where, {"classes": new})
         return
     different = [key for key in {**train, **val} if train.get(key) != val.get(key)]

@@ -52,8 +52,9 @@ class Case:
         self.config = config
         self.options = options
         self.data = DataSettings(**config.get("data", {}))
-        self.settings = TrainSettings(**config["train"]) if "train" in config else None
-        if self.settings is not None:
+        self.settings = None
+        if "train" in config:
+            self.settings = TrainSettings(**config["train"]).divided(self.data, options.gpus)
             resolved = resolve_precision(self.settings.precision, options.device)
             self.settings = dataclasses.replace(self.settings, precision=resolved)
         self.statistics: dict[str, DatasetStatistics] = {}
@@ -103,10 +104,10 @@ class Case:
             return None, []
         dataset, classes = self.train.dataset, self.train.classes or None
         try:
+            check_prompts(self.config["model"], dataset)
             model = build_model(
                 self.config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies_of(dataset)
             )
-            check_prompts(model, dataset)
         except VitkitError as error:
             return None, [Issue("model", "fail", str(error))]
         try:

@@ -38,6 +38,7 @@ _FIXED = dict(
     positional_embedding_temperature=20, layer_norm_eps=1e-5, text_enhancer_dropout=0.0,
 )  # fmt: skip
 _TEXT_FIXED = dict(hidden_act="gelu", layer_norm_eps=1e-12)
+_PROCESSOR = "GroundingDinoImageProcessor"
 _STAGES = {f"stage{i}": f"res{i + 1}" for i in range(1, 5)}
 
 
@@ -92,6 +93,6 @@ def _write(model: Section) -> Section:
 
 KINDS = [
     # What is written is that of the first kind, or MM-Grounding-DINO's in its place.
-    Kind("grounding-dino", {"GroundingDINO": "GroundingDinoForObjectDetection"}, _read, _write),
-    Kind("mm-grounding-dino", {}, _read, _write),
+    Kind("grounding-dino", {"GroundingDINO": "GroundingDinoForObjectDetection"}, _read, _write, _PROCESSOR),
+    Kind("mm-grounding-dino", {}, _read, _write, _PROCESSOR),
 ]

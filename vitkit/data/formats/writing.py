@@ -1,7 +1,7 @@
-"""Writes annotations as COCO, YOLO, Pascal VOC, CVAT or Label Studio.
+"""Writes annotations as COCO, YOLO, Pascal VOC, CVAT, Label Studio or ODVG.
 
-Images are linked into the folders of all but COCO (by hard links, or copied if the disk does not support them). What a
-format cannot hold is counted in `lost`.
+Images are linked into the folders of all but COCO and ODVG (by hard links, or copied if the disk does not support
+them). What a format cannot hold is counted in `lost`.
 """
 
 import json
@@ -17,8 +17,10 @@ import yaml
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, round_pixels
 from vitkit.data.formats.label_studio import LOCAL_FILES
+from vitkit.data.formats.odvg import LABEL_MAP
 from vitkit.data.formats.sizes import check_size
 from vitkit.errors import DataError
+from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.image_files import path_inside, upright_size
 from vitkit.io.output import link_image, write_bytes, write_text
 from vitkit.io.parsing import check_distinct, is_name
@@ -241,12 +243,41 @@ def _label_studio_results(
     return [known | {"value": value | {"rotation": 0, kind.lower(): [name]}} for value in values]
 
 
+def write_odvg(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
+    """Write a line for each image to SPLIT.jsonl or annotations.jsonl, and label_map.json; images stay in place."""
+    names = class_names(data.content)
+    check_names(data)
+    label_of = {category_id: label for label, category_id in enumerate(sorted(names))}
+    lines: dict[int, str] = {}
+    for image, annotations in _by_image(data, lost):
+        instances = []
+        for annotation in annotations:
+            if annotation.get("segmentation"):
+                lost.setdefault("masks: ODVG has boxes only", []).append(str(annotation.get("id")))
+            x, y, width, height = _clip(annotation, image, lost)
+            category_id = annotation["category_id"]
+            bbox = [round_pixels(value) for value in (x, y, x + width, y + height)]
+            instances.append({"bbox": bbox, "label": label_of[category_id], "category": names[category_id]})
+        if ANNOTATED_CLASSES[0] in image:
+            lost.setdefault("lists of the classes that an image is annotated for", []).append(image["file_name"])
+        described = {"filename": image["file_name"], "height": image["height"], "width": image["width"]}
+        lines[image["id"]] = json.dumps(described | {"detection": {"instances": instances}}) + "\n"
+    for split, ids in (data.splits or {"annotations": list(lines)}).items():
+        path = path_inside(out, f"{split}.jsonl", f"split {split!r}")
+        write_text(path, "".join(lines[image_id] for image_id in ids), below=out)
+    write_text(out / LABEL_MAP, json.dumps({label_of[i]: names[i] for i in sorted(names)}), below=out)
+    return [out]
+
+
+STAYING = ("coco", "odvg")
+"""The formats whose images stay where they are."""
 WRITERS: dict[str, Callable[[AnnotatedImages, Path, Lost], list[Path]]] = {
     "coco": write_coco,
     "yolo": write_yolo,
     "voc": write_voc,
     "cvat": write_cvat,
     "label-studio": write_label_studio,
+    "odvg": write_odvg,
 }
 
 

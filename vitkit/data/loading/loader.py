@@ -61,6 +61,8 @@ class DataSettings:
     """Names of the classes to use, in this order, of all that the data have: objects, files and pixels of others are
     left out. None: all classes of `train`."""
     images_per_gpu: int = 2
+    """Number of images in a batch; a process trains on several batches per step if `train.accumulate` or
+    `train.images_per_step` says so."""
     val_images_per_gpu: int = 1
     """1: no image is padded, so results depend neither on which images share a batch nor on the number of ranks."""
     num_workers: int = 2
@@ -210,9 +212,11 @@ class DataSettings:
         """Number of images, or of text tokens, in a training batch."""
         return self.tokens_per_gpu or self.images_per_gpu
 
-    def train_loader(self, dataset: Dataset, seed: int) -> "BatchLoader":
+    def train_loader(self, dataset: Dataset, seed: int, *, batches_per_step: int = 1) -> "BatchLoader":
         """Return shuffled training batches for this rank; `seed` is the run's, the same on all ranks.
 
+        Args:
+            batches_per_step: of images, on each rank, see `TrainBatches`.
         Raises:
             ConfigError: the dataset has no classes to sample by, no tokens to count, or not `Dataset` as a base.
             DataError: a sentence does not fit into a batch.
@@ -234,10 +238,9 @@ class DataSettings:
         if self.aspect_ratio_grouping and (aspect_ratios := dataset.aspect_ratios()) is not None:
             groups = (aspect_ratios >= 1).astype(np.int64)
         sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
-        augment = None
-        if self.squares is not None:
-            augment = BatchAugmentation(self.squares, self.mixup, seed=seed, rank=current_rank())
-        batches = TrainBatches(len(dataset), seed=seed, **sizes, **ranks)
+        steps = {"seed": seed, "batches_per_step": batches_per_step, **ranks}
+        augment = None if self.squares is None else BatchAugmentation(self.squares, self.mixup, **steps)
+        batches = TrainBatches(len(dataset), **sizes, **steps)
         return BatchLoader(dataset, batches, self, training=True, augment=augment)
 
     def val_loader(self, dataset: Dataset) -> "BatchLoader":
@@ -453,7 +456,10 @@ class _BatchedDataset:
         """Load a sample; if its file is to be skipped, append the error and load another one, drawn by its seed."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                return self.dataset[index]
+                sample = self.dataset[index]
+                if self.prompt is not None:
+                    self.prompt.check(sample)
+                return sample
             except DataError as error:
                 if not self.skip_errors:
                     raise

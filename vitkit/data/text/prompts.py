@@ -136,6 +136,11 @@ class PromptStep:
                 f"{total} tokens together, and max_tokens={limit}. Sample them: data.prompts.negatives=85."
             )
 
+    def check(self, sample: Sample) -> None:
+        """Raise a DataError if a sample has phrases of its own that cannot be encoded."""
+        if "phrases" in sample["target"]:
+            self._of_phrases(sample["target"], describe_image(0, sample["target"]))
+
     def __call__(self, samples: Sequence[Sample], seeds: Sequence[int]) -> tuple[list[Sample], dict[str, Any]]:
         """Return the samples with phrases, and `tokens`, `blocks` and `is_word` of their prompts, (B, T).
 
