@@ -414,7 +414,10 @@ class Dataset(ABC):
         self._lacks("videos")
 
     def ground_truth(self) -> dict[str, Any]:
-        """Return "images", "annotations" and "categories" in COCO's format, as pycocotools reads them."""
+        """Return "images", "annotations" and "categories" in COCO's format, as pycocotools reads them.
+
+        Masks and reports need the "width" and "height" of each image.
+        """
         self._lacks("boxes or masks of objects")
 
     def load_panoptic(self, index: int) -> PanopticMap:
