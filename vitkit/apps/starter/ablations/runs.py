@@ -97,7 +97,7 @@ def all_rows(out: Path, name: str) -> list[Row]:
 
 def merge(out: Path, name: str) -> list[Row]:
     """Write the results of all shards into those of the set, and return their rows."""
-    rows = all_rows(out, name)
+    rows = sorted(all_rows(out, name), key=lambda row: row["seed"])
     if len(rows) > len(read_rows(out / f"{name}.json")):
         write_rows(out / f"{name}.json", rows)
     return rows
