@@ -174,6 +174,15 @@ def test_training_and_testing_from_python(names):
     assert 0 <= vitkit.test(names["run"].path).metrics["bbox/AP"] <= 1
 
 
+def test_settings_are_searched(names, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    optimize = optuna.Study.optimize
+    monkeypatch.setattr(optuna.Study, "optimize", lambda study, objective, n_trials: optimize(study, objective, 2))
+    run("vitkit/engine/README.md", 5, names)
+    assert len(names["study"].trials) == 2 and 1e-4 <= names["study"].best_params["lr"] <= 1e-2
+    assert all(Path("runs/search", str(number), "best.pth").exists() for number in (0, 1))
+
+
 def test_own_model_is_exported_as_a_graph(names):
     run("vitkit/apps/deployment/README.md", 1, names)
 
