@@ -4,6 +4,8 @@ Two-stage Deformable DETR with box refinement, and the additions of DINO: contra
 look forward twice, and heads shared by all layers. The box noise of 1.0 is that of the original's training scripts; its
 config file says 0.4. Five scales are the four and res2, at stride 4, which makes the encoder's tokens four times as
 many. Swin (https://arxiv.org/abs/2103.14030) base and large start from ImageNet-22k at 384 pixels, with windows of 12.
+On LVIS (Gupta et al. 2019, https://arxiv.org/abs/1908.03195), with its 1203 classes, images of rare classes are
+repeated, and each step has class losses of 50 classes (Zhou et al. 2021, https://arxiv.org/abs/2103.07461).
 
 Run:       torchrun --nproc-per-node 8 tools/train.py dino_r50_4scale    (16 GPUs with five scales)
 Reference: the original README. Here: not yet run.
@@ -12,6 +14,7 @@ Reference: the original README. Here: not yet run.
 from typing import Literal
 
 from vitkit.configs.parts.coco import coco_detection
+from vitkit.configs.parts.lvis import lvis_detection
 from vitkit.configs.parts.swin import BACKBONES
 
 VARIANTS = {
@@ -30,6 +33,7 @@ VARIANTS = {
     "dino_swin_large_4scale": (dict(backbone="swin_large"), "56.8 box AP; 217,230,066 parameters with 91 classes"),
     "dino_swin_large_4scale_24ep": (dict(backbone="swin_large", epochs=24), "none published with 24 epochs"),
     "dino_swin_large_4scale_36ep": (dict(backbone="swin_large", epochs=36), "58.0 box AP"),
+    "dino_r50_4scale_lvis": (dict(data="lvis"), "none published with this recipe on LVIS"),
 }
 """Name -> arguments of `config`, and what is published."""
 
@@ -41,6 +45,7 @@ def config(
     backbone: Literal["r50", "swin_tiny", "swin_small", "swin_base", "swin_large"] = "r50",
     scales: Literal[4, 5] = 4,
     epochs: Literal[12, 24, 36] = 12,
+    data: Literal["coco", "lvis"] = "coco",
 ):
     cfg = dict(
         model=dict(
@@ -72,6 +77,10 @@ def config(
         cfg["model"]["backbone"] = dict(**BACKBONES[backbone], drop_path=0.2)
     if backbone == "swin_large":
         cfg["train"]["activation_checkpointing"] = True  # the original does so only for the backbone
+    if data == "lvis":
+        cfg["data"] = lvis_detection(images_per_gpu=2)
+        cfg["criterion"]["federated_classes"] = 50
+        cfg["evaluator"] = dict(type="LvisEvaluator", iou_types=["bbox"])
     if scales == 5:
         cfg["model"]["neck"].update(in_features=["res2", "res3", "res4", "res5"], num_levels=5)
         cfg["data"]["images_per_gpu"] = 1

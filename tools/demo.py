@@ -2,13 +2,15 @@
 
 MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a config, whose weights follow it: a
 classifier, a captioner, a detector or a mask model. A click shows the encoder's attention at that point, and the
-attention of the query whose box or mask covers the point; for a captioner, the attention of each word.
+attention of the query whose box or mask covers the point; for a captioner, the attention of each word; for a
+text-prompted detector, also what the query reads in --text and the probability of each word.
 
 The page is served only on this machine (see --host), loads nothing from elsewhere and reports nothing. Its images are
 in a temporary folder until it ends, by ctrl-C. It needs Gradio: pip install 'vitkit[demo]'.
 
 Examples:
     vitkit demo detr_r50
+    vitkit demo grounding_dino_swin_tiny --text "cat . dog ."
     vitkit demo runs/mask2former --port 7861 --device cuda
 """
 
@@ -30,12 +32,13 @@ from vitkit.errors import ConfigError
 from vitkit.tools.common import add_device, add_model, add_trust, errors_in_one_line, require_images, sort_model
 
 if TYPE_CHECKING:
-    from vitkit.apps.inference import Loaded
+    from vitkit.apps.inference import Loaded, Predictor
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
+    parser.add_argument("--text", help="what a text-prompted detector looks for: 'a red car. a dog.'")
     parser.add_argument("--host", default="127.0.0.1", help="host to serve on (default: 127.0.0.1, only this machine)")
     parser.add_argument("--port", type=int, default=7860, help="port to serve on (default: 7860)")
     add_trust(parser)
@@ -58,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         gradio = import_gradio(Path(folder) / "uploads")
         predictor = load(args.model, args.weights, overrides=args.overrides, trust=args.trust, device=args.device)
         check_model(predictor, args.model)
+        predictor = with_text(predictor, args.text)
         print(predictor.report)
         serve(predictor, args.model, gradio, Path(folder), host=args.host, port=args.port)
 
@@ -102,6 +106,20 @@ def check_model(predictor: Loaded, name: str) -> None:
     require_images(predictor, name)
     if predictor.sampling is not None:
         raise ConfigError(f"{name}: classifies videos, not images. Use vitkit predict.")
+
+
+def with_text(predictor: Predictor, text: str | None) -> Predictor:
+    """Return a predictor that looks for what a text names, if its model takes one.
+
+    Raises:
+        ConfigError: the model takes a text and there is none, or the reverse.
+        DataError: the text is not a prompt.
+    """
+    if text is not None:
+        predictor = predictor.with_text(text)
+    elif "text" in predictor.model.takes and predictor.text is None:
+        raise ConfigError(f"--text: {type(predictor.model).__name__} looks for what it names. Give 'a red car. a dog.'")
+    return predictor
 
 
 def import_gradio(uploads: Path) -> ModuleType:

@@ -6,7 +6,8 @@ compared with the model on images before it gets its final name.
 
 NAME.onnx           the model: uint8 images in, predictions out; for a captioner or translator, only the encoder
 NAME.step.onnx      for a captioner or translator, one step of the decoder
-run_NAME.py         predicts with NAME.onnx; needs only onnxruntime, numpy and Pillow
+NAME.text.onnx      for a text-prompted detector, the text encoder; beside it NAME.tokenizer.json
+run_NAME.py         predicts with NAME.onnx; needs only onnxruntime, numpy and Pillow (and tokenizers for texts)
 
 Examples:
     vitkit export runs/detr --images photos

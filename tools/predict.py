@@ -85,7 +85,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=positive, default=1, metavar="N", help=text)
     text = "format of the drawn images (default: jpg)"
     parser.add_argument("--image-format", choices=("jpg", "png"), default="jpg", help=text)
-    text = "also write the objects as annotations: coco, yolo, voc, cvat or label-studio"
+    text = "also write the objects as annotations: coco, yolo, voc, cvat, label-studio or odvg"
     parser.add_argument("--format", type=one_of(writer_names), metavar="FORMAT", help=text)
     parser.add_argument("--no-draw", action="store_true", help="write only the JSON and the maps")
     add_tiles(parser)

@@ -9,6 +9,7 @@ submodules, which `nn.Module` keeps in tables of its own; see `child`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
@@ -207,6 +208,10 @@ class Model(nn.Module):
         """Return for each of a prompt's words the number of its phrase; -1 for one of none, such as a separator."""
         return list(range(len(self.prompt_words(prompt))))
 
+    def example_prompts(self, batch_size: int) -> dict[str, Any]:
+        """Return the inputs, besides images, with which the costs of a model that takes a prompt are counted."""
+        return {"text": ["a person. a red car. a dog."] * batch_size}
+
     def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
         """Return the score of each class for each query, (B, Q, num_classes) float32 in 0..1.
 
@@ -294,6 +299,12 @@ class Criterion(nn.Module):
     """The fields of the model's outputs that it always reads, checked on the first batch, before training."""
     needs_targets: Sequence[str] = ()
     """The fields of each target that it always reads, checked likewise."""
+    step_share: Tensor | None = None
+    """In a run with `train.images_per_step`: the mean `count` of all batches of the step, divided by this batch's."""
+
+    def count(self, targets: Sequence[Mapping[str, Any]]) -> float:
+        """Return the number that its losses over these targets are divided by, such as that of objects or words."""
+        return len(targets)
 
 
 class Dataset(ABC):
@@ -328,10 +339,12 @@ class Dataset(ABC):
     is_video: bool = False
     """Whether its samples are videos, see `load_frames`."""
     has_vocabularies: bool = False
-    """Whether it has text. It then has `target_vocabulary` and, if the model reads text, `source_vocabulary`, which may
+    """Whether it has text. It then has `target_vocabulary` and, if the model translates, `source_vocabulary`, which may
     be built when they are first used."""
+    prompts: Any = None
+    """How prompts for a text-prompted detector are made of its classes, `vitkit.data.text.prompts.Prompts`; None: it
+    has none. `DataSettings` sets it, and that the dataset has a vocabulary."""
     source_vocabulary: Any = None
-    target_vocabulary: Any = None
     sides: Sequence[Sequence[str]] = ()
     """The lines of its text: those of the source and of the target, or only one side."""
     num_objects: int | None = None
@@ -344,6 +357,11 @@ class Dataset(ABC):
     """Function that joins its samples into a `Batch`; None: `Batch.collate`."""
     batch_transforms: Callable[[Batch], Batch] | None = None
     """Transforms training batches on the model's device."""
+
+    @cached_property
+    def target_vocabulary(self) -> Any:
+        """The vocabulary of what the model writes, or of prompts, by default learned from them; None: no text."""
+        return None if self.prompts is None else self.prompts.learn_vocabulary(self)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -396,7 +414,10 @@ class Dataset(ABC):
         self._lacks("videos")
 
     def ground_truth(self) -> dict[str, Any]:
-        """Return "images", "annotations" and "categories" in COCO's format, as pycocotools reads them."""
+        """Return "images", "annotations" and "categories" in COCO's format, as pycocotools reads them.
+
+        Masks and reports need the "width" and "height" of each image.
+        """
         self._lacks("boxes or masks of objects")
 
     def load_panoptic(self, index: int) -> PanopticMap:
@@ -419,9 +440,16 @@ class Dataset(ABC):
         """
         self._lacks(f"classes that can be chosen, here {', '.join(classes)[:200]}")
 
+    def phrases(self) -> Iterable[str] | None:
+        """Return all phrases of its samples' targets, from which a vocabulary may be learned; None if they have none,
+        so that prompts are made of its classes."""
+        return None
+
     def use_vocabularies_of(self, other: "Dataset") -> None:
         """Encode with the vocabularies of another dataset, such as the training dataset."""
-        self._lacks("vocabularies")
+        if self.prompts is None:
+            self._lacks("vocabularies")
+        self.target_vocabulary = other.target_vocabulary
 
     def _lacks(self, what: str) -> NoReturn:
         raise DataError(f"dataset {type(self).__name__} has no {what}. Choose another dataset, or another task.")

@@ -58,6 +58,15 @@ class DetectionTarget(TypedDict, total=False):
     positive_map: Tensor
     """(N, up to T) bool, the tokens of the prompt that name each object; only for prompts whose phrases overlap, as in
     captions. Without it, labels are numbers of the image's phrases."""
+    phrases: list[str]
+    """The phrases of the image's prompt, which labels then number. A dataset whose samples have them has its own
+    prompts; with `data.prompts`, other samples get them from their classes, see `vitkit.data.text.prompts`."""
+    phrase_spans: list[list[tuple[int, int]]]
+    """From a dataset, only beside `phrases`: for each object, the characters [begin, end) of its phrase, such as a
+    sentence, that name it; they become `positive_map`. Without them all of the phrase does."""
+    negative_labels: Sequence[int]
+    """From a dataset, only without `phrases`: the classes that a prompt may have besides those that the image shows, as
+    it surely lacks them. Without them all others."""
 
 
 def describe_image(index: int, target: DetectionTarget) -> str:
@@ -293,8 +302,8 @@ class Batch:
     For images, `inputs` holds
         images: (B, 3, H, W) uint8 RGB, or (B, C, H, W) uint16, zero-padded at the right and bottom to a common size,
         padding_mask: (B, H, W) bool, True = padding,
-        text: only for a text-prompted model, a list with what to look for in each image; or in its place, in training,
-        tokens, blocks, is_word: (B, T), its tokens, see `vitkit.ops.prompts`.
+        text: only for a text-prompted model, a list with what to look for in each image; or in its place, with
+            `data.prompts`, tokens, blocks, is_word: (B, T), its tokens, see `vitkit.ops.prompts`.
     For clips, which all have one size within a batch, `inputs` holds
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.
     """

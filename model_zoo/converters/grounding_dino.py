@@ -225,11 +225,14 @@ def _write_mm_head(key: str, value: Tensor, num_layers: int) -> tuple[str, Tenso
     return key, value
 
 
+_OF_LLMDET = ("lmm", "connector", "region_connector", "image_seperate", "ref_point_head")
+"""What LLMDet's files (https://github.com/iSEE-Laboratory/LLMDet) have besides the detector: its language model."""
 _LABELS = "dn_query_generator.label_embedding.weight"
 _MM_BLOCK, _BLOCK = "backbone.stages.{i}.blocks.{j}.", "backbone.layers.{i}.blocks.{j}."
 _MM_FFN = (("ffn.layers.0.0.", "ffn.linear1."), ("ffn.layers.1.", "ffn.linear2."))
 _MM_NORMS = (("norms.0.", "norm1."), ("norms.1.", "norm2."))
 _MM: list[Rule] = [
+    *(Drop(f"^{part}.") for part in _OF_LLMDET),
     Custom(_read_mm, _write_mm),
     Drop(".relative_position_index$"),
     Rename("^backbone.patch_embed.projection.", "^backbone.patch_embed.proj."),

@@ -9,6 +9,7 @@ from vitkit.engine.build import build_model
 from vitkit.models.classifier import Classifier
 from vitkit.nn.additive_attention import SCORES
 from vitkit.registry import CRITERIA, DATASETS, TRANSFORMS
+from vitkit.text.vocabulary import Vocabulary
 
 SETS = {path.stem: read_set(path) for path in set_files()}
 ARMS = [(name, arm) for name, ablation in SETS.items() for arm in ablation.arms]
@@ -41,7 +42,9 @@ def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
         backbone["depth"] = 18
     if "num_queries" in config["model"]:  # an image of 96 pixels has 36 locations at stride 16
         config["model"]["num_queries"] = min(30, config["model"]["num_queries"])
-    model = build_model(config["model"], classes=["a", "b", "c"])
+    has_prompts = config["data"].get("prompts") is not None
+    vocabularies = {"target": Vocabulary.train("word", ["a b c ."])} if has_prompts else None
+    model = build_model(config["model"], classes=["a", "b", "c"], vocabularies=vocabularies)
     criterion = CRITERIA.build(config["criterion"])
     model.train()
     targets = [tiny_target(), tiny_target()]
@@ -50,6 +53,8 @@ def test_arm_is_a_valid_config_that_trains_a_step(name, arm):
         assert loss.isfinite()
         return loss.backward()
     inputs = {"targets": targets} if getattr(model, "uses_targets", False) else {}
+    if has_prompts:
+        inputs |= model.encode(["a . b . c", "b . c"])
     losses = criterion(
         model(torch.rand(2, 3, SIDE, SIDE), torch.zeros(2, SIDE, SIDE, dtype=torch.bool), **inputs), targets
     )

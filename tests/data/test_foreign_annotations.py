@@ -635,15 +635,27 @@ def test_class_of_vias_regions_is_chosen_or_an_error(tmp_path, attributes, expec
         assert read_annotations(file, tmp_path).categories[0]["name"] == expected
 
 
-def test_masks_that_are_all_crowds_are_named_with_a_repair(tmp_path, monkeypatch):
+def test_masks_that_are_all_crowds_are_named_with_a_repair(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     draw(tmp_path / "a.png")
     file = coco(tmp_path, {"iscrowd": 1, "segmentation": SQUARE}, {"iscrowd": 1, "segmentation": SQUARE})
     spec = {"type": "CocoDetection", "images": ".", "annotations": file.name, "masks": True}
     with pytest.raises(DataError, match=r"nothing to learn: all 2 are crowd regions \(iscrowd: 1\).*--fix crowds"):
         build_datasets(DataSettings(train=spec, val=spec))
+    convert.main(["own.json", "--out", "copy.json"])
+    assert "all 2 objects are crowd regions (iscrowd: 1), which are not trained on" in capsys.readouterr().out
     convert.main(["own.json", "--images", ".", "--fix", "crowds", "--out", "fixed.json"])
     assert CocoDetection(".", "fixed.json", masks=True).num_objects == 2
+
+
+def test_a_sheet_beside_the_file_is_not_taken_for_its_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    draw(tmp_path / "images/a.png")
+    file = coco(tmp_path, {"bbox": [4, 4, 20, 10]})
+    for out in ("one.json", "two.json"):
+        convert.main([file.name, "--out", out])
+        assert (tmp_path / out.replace(".json", "_sheet.png")).is_file()
 
 
 def test_line_of_a_table_that_differs_is_the_one_named(tmp_path):

@@ -81,6 +81,8 @@ def test_predictions_are_read_if_nothing_is_annotated(tmp_path):
         ([{"image": "1.png", "data": 1, "annotations": []}], "not a list of Label Studio's tasks. Export it as 'JSON'"),
         ([task("1.png", {"type": "rectanglelabels", "value": 3})], "task 7: a result is .*expected an object"),
         ([task("1.png", box("cat", "x", 0, 1, 1))], "task 7: a coordinate in percent"),
+        ([task("1.png", box("cat", 0, 0, 9, 9, rectanglelabels=5.5))], "task 7: its rectanglelabels are 5.5; expected"),
+        ([task("1.png") | {"annotations": 5}], "task 7: its annotations are 5; expected a list"),
         ([task("1.png", result("polygonlabels", "cat", points=[[0, 0]]))], "task 7: a polygon has points"),
         ([{"id": 7, "annotations": [], "data": {"text": "a dog"}}], "task 7: its data names no image"),
         ([task("gone.png")], "none of its images is below"),

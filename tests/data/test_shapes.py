@@ -165,3 +165,34 @@ def test_an_image_without_objects_has_empty_targets():
 def test_a_wrong_setting_is_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
         DATASETS.build("ShapesDetection", **arguments)
+
+
+def test_pairs_are_the_classes_and_absent_ones_are_in_no_image():
+    pairs = ["red star", "blue ring", "red ring", "blue star"]
+    dataset = ShapesDetection(60, image_size=32, pairs=pairs, absent=["red star"])
+    assert dataset.classes == pairs
+    drawn = set()
+    for index in range(len(dataset)):
+        labels = dataset.load_annotated(index).labels
+        shapes = dataset.scene(index).shapes
+        assert [pairs[label] for label in labels] == [f"{shape.color} {THINGS[shape.label]}" for shape in shapes]
+        drawn |= {pairs[label] for label in labels}
+    assert drawn == {"blue ring", "red ring", "blue star"}
+    truth = dataset.ground_truth()
+    assert [(c["id"], c["name"]) for c in truth["categories"]] == list(enumerate(pairs, 1))
+    first = [a["category_id"] - 1 for a in truth["annotations"] if a["image_id"] == 1]
+    assert first == dataset.load_annotated(0).labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pairs": ["red stra"]}, "pairs: got 'red stra'. Did you mean 'red star'"),
+        ({"pairs": ["red star"], "absent": ["blue ring"]}, "absent: 'blue ring' is not one of the pairs"),
+        ({"absent": ["red star"]}, "absent: 'red star' is not one of the pairs"),
+        ({"pairs": ["red star"], "absent": ["red star"]}, "pairs: none are left to draw"),
+    ],
+)
+def test_pairs_that_cannot_be_drawn_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ShapesDetection(4, **options)

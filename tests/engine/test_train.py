@@ -113,11 +113,15 @@ class Fewer(Batches):
 
 
 @pytest.mark.parametrize("schedule", [None, dict(type="InverseSqrtLR", warmup_steps=0, warmup_epochs=1.0)])
-def test_schedule_of_epochs_of_another_length_is_an_error(tmp_path, schedule):
+def test_schedule_of_epochs_of_another_length_continues_after_the_same_fraction(tmp_path, caplog, schedule):
     run(tmp_path / "run", epochs=2, schedule=schedule)
     changed = dict(loader=Fewer(), batches_per_epoch=4, schedule=schedule)
-    with pytest.raises(CheckpointError, match="its epochs have 8 batches and this run's 4. Resume with the run's own"):
-        run(tmp_path / "run", **changed, resume=tmp_path / "run/last.pth")
+    _, progress = run(tmp_path / "run", **changed, resume=tmp_path / "run/last.pth")
+    assert progress.step == 2 * 8 + 2 * 4
+    assert "an epoch had 8 steps and has 4 now: the learning-rate schedule continues at step 8 in place" in caplog.text
+    run(tmp_path / "whole", **changed)
+    rates = [[record["lr"] for record in records(tmp_path / name, "train")] for name in ("run", "whole")]
+    assert rates[0][-2:] == pytest.approx(rates[1][-2:])
 
 
 def test_run_ends_after_the_epoch_in_which_a_time_is_reached(tmp_path, capsys):

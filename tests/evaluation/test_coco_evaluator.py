@@ -109,6 +109,21 @@ def test_perfect_predictions_score_one(dataset):
     assert evaluator.per_class() == pytest.approx({"cat": 1.0, "kite": 1.0, "dog": 1.0})
 
 
+def test_the_mean_of_a_group_of_classes_is_a_metric(dataset):
+    groups = {"pets": ["dog", "cat"], "toys": ["kite"]}
+    evaluator = CocoEvaluator(dataset, groups=groups)
+    metrics = run(evaluator, noisy(dataset))
+    by_class = evaluator.per_class()
+    assert metrics["bbox/AP_pets"] == pytest.approx((by_class["dog"] + by_class["cat"]) / 2)
+    assert metrics["bbox/AP_toys"] == pytest.approx(by_class["kite"]) != metrics["bbox/AP_pets"]
+    assert metrics["bbox/AP"] == run(CocoEvaluator(dataset), noisy(dataset))["bbox/AP"]
+    assert "bbox/AP_pets" in evaluator.table()
+    with pytest.raises(ConfigError, match="groups.pets: the data have no class 'dgo'. Did you mean 'dog'"):
+        CocoEvaluator(dataset, groups={"pets": ["dgo"]})
+    with pytest.raises(ConfigError, match="groups.pets: has no classes"):
+        CocoEvaluator(dataset, groups={"pets": []})
+
+
 def test_metrics_of_a_case_by_hand():
     dataset = dataset_of([annotation(1, 11, 3, LARGE), annotation(2, 5, 3, LARGE)])
     shifted = [LARGE[0] + 20.0, *LARGE[1:]]  # IoU 80 / 120 = 0.667: right at 0.5, 0.55, 0.6 and 0.65

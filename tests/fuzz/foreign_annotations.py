@@ -44,13 +44,14 @@ _LOSS = re.compile(r"^  (?:lost|left out): (\d+) (.*)$", re.MULTILINE)
 _BOXES = ([1e8, 1e8, 1e8, 1e8], [-9, -9, 1e7, 1e7], [0, 0, 1e300, 1])
 _SEGMENTATIONS: tuple[Any, ...] = ([[0, 0, 3e9, 0, 0, 3e9]], {"size": [2**31, 2**31], "counts": [2**62]})
 _SEGMENTATIONS += ({"size": [HEIGHT, WIDTH]}, [[1e8, 1e8, 2e8, 1e8, 2e8, 2e8]], [[-5, -5, 100, -5, 100, 100]])
+_PERCENTAGES = (-5, 100, 101, 99.999, 1e-9, [[5, 5]], {"cat": 1}, [], ["cat", "dog"], 45, 720, "90")
 _CLASS_LINES = ("cat:256,0,0", "cat:-1,0,0", "cat:0,0,0", "cat:1,2", ":1,2,3", "a:b:1,2,3::", f"cat:{'9' * 5000},1,1")
 
 
 def _finish(rng: random.Random, folder: Path, world: Path, format: str, source: str, photos: list[str]) -> None:
     """Write what a case reads and what it does with it."""
     images = "images" if format in ("coco", "instance_maps", "semantic_maps") else None
-    step = rng.choice(["read", "read", "coco", "yolo", "yolo", "voc", "voc", "merge", "tile", "split", "fix"])
+    step = rng.choice(["read", "read", "coco", "yolo", "yolo", "voc", "voc", "odvg", "merge", "tile", "split", "fix"])
     arguments: list[str] = []
     if step in ("merge", "tile", "split", "fix"):
         arguments += ["--to", rng.choice(["coco", "yolo", "voc"])]
@@ -209,6 +210,71 @@ def write_csv(rng: random.Random, folder: Path, world: Path) -> None:
     writer.writerows(rows)
     write_data(folder, "boxes.csv", encoded(file.getvalue(), rng))
     _finish(rng, folder, world, "csv", "boxes.csv", [f"{k}.jpg" for k in range(3)])
+
+
+def write_label_studio(rng: random.Random, folder: Path, world: Path) -> None:
+    """Write Label Studio's tasks, with annotations or predictions, which are changed."""
+    known = {"original_width": WIDTH, "original_height": HEIGHT, "image_rotation": rng.choice([0, 0, 0, 90, 180, 270])}
+    shapes = {
+        "rectanglelabels": {"x": 10, "y": 20.5, "width": 30, "height": 25, "rotation": rng.choice([0, 0, 30])},
+        "polygonlabels": {"points": [[5, 5], [50, 6], [25, 60.5]]},
+        "ellipselabels": {"x": 50, "y": 50, "radiusX": 10, "radiusY": 12.5, "rotation": 0},
+    }
+    tasks: Any = []
+    key = rng.choice(["annotations", "annotations", "predictions"])
+    for k in range(3):
+        results = [
+            known | {"type": kind, "score": 0.5, "value": values | {kind: [rng.choice(["cat", "dog"])]}}
+            for kind, values in shapes.items()
+        ]
+        image = rng.choice([f"{k}.jpg", f"/data/local-files/?d=images/{k}.jpg", f"/data/upload/1/0123abcd-{k}.jpg"])
+        tasks.append({"id": k + 1, "data": {"image": image}, key: [{"result": results}]})
+    if rng.random() < 0.2:
+        task = rng.choice(tasks)
+        task["data"]["image"] = pick(rng, PATHS, NAMES)
+        data = json.dumps(tasks).encode("utf-8", "surrogatepass")
+    else:
+        data = mutate_json(tasks, rng, [*VALUES, *_PERCENTAGES])
+    write_data(folder, "tasks.json", data)
+    _finish(rng, folder, world, "label-studio", "tasks.json", _FLAT_IMAGES)
+
+
+def write_via(rng: random.Random, folder: Path, world: Path) -> None:
+    """Write VIA's regions as JSON, as a project or as a table, which are changed."""
+    shapes: list[dict[str, Any]] = [
+        {"name": "rect", "x": 4, "y": 5, "width": 10, "height": 12.5},
+        {"name": "polygon", "all_points_x": [1, 20, 10], "all_points_y": [1, 2, 20.5]},
+        {"name": "circle", "cx": 20, "cy": 16, "r": 5},
+        {"name": "ellipse", "cx": 20, "cy": 16, "rx": 5, "ry": 4, "theta": 0.5},
+        {"name": "point", "cx": 3, "cy": 3},
+    ]
+    attributes: list[dict[str, Any]] = [{"class": "cat"}, {"class": "dog"}, {"class": {"cat": True}}]
+    if rng.random() < 0.3:
+        rows = []
+        for k in range(3):
+            for shape in shapes[: rng.choice([1, 3, 5])]:
+                changed = mutate_value(shape, rng, VALUES) if rng.random() < 0.1 else shape
+                texts = [json.dumps(value) for value in (changed, rng.choice(attributes))]
+                rows.append([f"{k}.jpg", *texts] if rng.random() < 0.95 else [pick(rng, PATHS, NAMES), *texts])
+        file = io.StringIO()
+        writer = csv.writer(file)
+        writer.writerow(["#filename", "region_shape_attributes", "region_attributes"])
+        writer.writerows(mutate_tokens(rows, rng, TEXTS) if rng.random() < 0.5 else rows)
+        write_data(folder, "via.csv", encoded(file.getvalue(), rng))
+        _finish(rng, folder, world, "csv", "via.csv", _FLAT_IMAGES)
+        return
+    content: Any = {
+        f"{k}.jpg{100 * k}": {
+            "filename": f"{k}.jpg",
+            "size": 100 * k,
+            "regions": [{"shape_attributes": s, "region_attributes": rng.choice(attributes)} for s in shapes],
+        }
+        for k in range(3)
+    }
+    if rng.random() < 0.3:
+        content = {"_via_settings": {}, "_via_img_metadata": content}
+    write_data(folder, "via.json", mutate_json(content, rng, VALUES))
+    _finish(rng, folder, world, "via", "via.json", _FLAT_IMAGES)
 
 
 def unusual(rng: random.Random) -> dict[str, Any]:
@@ -412,7 +478,7 @@ def check_tool(data: AnnotatedImages, source: Path, images: str | None, options:
     step, arguments, out = options["step"], options["arguments"], "out/new"
     to = arguments[arguments.index("--to") + 1] if "--to" in arguments else step
     place = [*(["--images", images] if images else []), *(["--from", data.format] if options["format"] else [])]
-    if step in ("coco", "yolo", "voc"):
+    if step in ("coco", "yolo", "voc", "odvg"):
         text = run_tool(convert.main, [str(source), *place, "--to", step, "--out", out])
     elif step == "merge":
         shutil.copytree(world / "images", "tmp/sound/images")
@@ -429,11 +495,11 @@ def check_tool(data: AnnotatedImages, source: Path, images: str | None, options:
     if to != "coco":
         written = [Path(out, "data.yaml" if to == "yolo" else "")]
     assert written, text
-    place = data.folder if to == "coco" and step not in ("merge", "tile") else None
+    place = data.folder if to in ("coco", "odvg") and step not in ("merge", "tile") else None
     results = [read_annotations(path, place) for path in written]
     for result in results:
         check_data(result)
-    if step in ("coco", "yolo", "voc", "split"):
+    if step in ("coco", "yolo", "voc", "odvg", "split"):
         compare_objects(data, results, text)
 
 
@@ -480,6 +546,8 @@ FORMATS = [
     Format("labelme", write_labelme, check, VitkitError, 6),
     Format("cvat", write_cvat, check, VitkitError, 6),
     Format("csv", write_csv, check, VitkitError, 6),
+    Format("label_studio", write_label_studio, check, VitkitError, 6),
+    Format("via", write_via, check, VitkitError, 6),
     Format("coco_tools", write_coco, check, VitkitError, 8),
     Format("label_images", write_images, check, VitkitError, 5),
     Format("class_files", write_classes, check_classes, VitkitError, 3),

@@ -16,6 +16,7 @@ from fuzz.world import make_world
 
 _MODULES = ("annotations", "images", "checkpoints", "transformers_folders", "features", "texts", "results", "configs")
 _MODULES += ("videos", "foreign_annotations", "pages", "downloads", "exported_programs", "starts", "packaged")
+_MODULES += ("located_texts",)
 FORMATS: dict[str, Format] = {kind.name: kind for name in _MODULES for kind in import_module(f"fuzz.{name}").FORMATS}
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 CASE_FOLDERS = sorted(path for path in CORPUS.glob("*/*") if path.is_dir() and path.parent.name in FORMATS)

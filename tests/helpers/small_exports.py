@@ -16,6 +16,19 @@ LAYERS = ["model.head.num_encoder_layers=1", "model.head.num_decoder_layers=1", 
 CLASSES = ["circle", "square", "triangle", "star", "ring", "cross"]
 
 
+WITHOUT_TORCH = """
+import importlib.abc, runpy, sys
+class WithoutTorch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "torchvision", "vitkit", "cv2", "timm"):
+            raise ImportError(f"{name} must not be imported")
+sys.meta_path.insert(0, WithoutTorch())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A program that runs another one, whose path and arguments follow, on a machine without PyTorch."""
+
+
 def noise(height, width, seed=0):
     return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
 

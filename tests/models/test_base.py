@@ -153,9 +153,9 @@ def build(name, **changes):
             nn.init.uniform_(module.bias, -0.5, 0.5)
         elif isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
             nn.init.uniform_(module.bias, -0.3, 0.3)
-    if "prompt" in model.takes:
+    if "text" in model.takes:
         forward = model.forward
-        model.forward = lambda images, mask=None: forward(images, mask, prompt=["a . b c ."] * len(images))
+        model.forward = lambda images, mask=None: forward(images, mask, text=["a . b c ."] * len(images))
     return model
 
 

@@ -12,6 +12,8 @@ from helpers.grounding_models import (
     grounding_config,
 )
 
+import vitkit
+from vitkit.apps.analysis.reports.api import attention_memory, step_memory
 from vitkit.config import load_config
 from vitkit.engine.build import build_model
 from vitkit.errors import ConfigError, DataError
@@ -225,6 +227,9 @@ def test_errors_without_prompt_or_vocabulary(images):
         model(images)
     with pytest.raises(ConfigError, match="no vocabulary to read a text with. Set model.tokenizer to bert-base"):
         model(images, text=["cat ."] * 2)
+    inputs = {"tokens": torch.zeros(2, 4, dtype=torch.int64), "blocks": torch.zeros(2, 4, dtype=torch.int64)}
+    with pytest.raises(ConfigError, match="got tokens without blocks or is_word; expected all three of a prompt"):
+        model(images, **inputs)
 
 
 @pytest.mark.parametrize("levels", [4, 5])
@@ -246,6 +251,16 @@ def test_official_names_both_ways(mm, shared, levels):
         else:
             other = expected[key]
         torch.testing.assert_close(value, other, msg=key)
+
+
+def test_llmdets_language_model_is_left_out():
+    state = write_names(build_grounding(mm=True, shared=False), "official").state
+    more = ("lmm.model.layers.0.weight", "connector.0.bias", "region_connector.0.weight", "image_seperate.weight")
+    state |= {name: torch.zeros(2) for name in (*more, "ref_point_head.layers.0.weight")}
+    model = build_grounding(mm=True, shared=False)
+    load_weights(model, {"state_dict": state})
+    for name, value in write_names(model, "official").state.items():
+        assert torch.equal(value, state[name]), name
 
 
 def test_names_are_those_of_the_official_files():
@@ -291,3 +306,19 @@ def test_mmdetection_orders_the_pixels_of_a_patch_merging_otherwise():
 
 def test_tokens_of_the_tests_have_berts_numbers():
     assert BERT_TOKENS["."] in SEPARATORS and BERT_TOKENS["[SEP]"] in OUTSIDE
+
+
+def test_costs_are_counted_with_a_prompt_of_cocos_length():
+    model = dict(model=grounding_config())
+    costs = vitkit.analyze(model, size=(96, 128))
+    prompts = build_grounding().example_prompts(2)
+    assert prompts["tokens"].shape == (2, 195) and int(prompts["blocks"].max()) == 79
+    assert int(prompts["is_word"].sum()) == 2 * 113
+    # Two layers of BERT: four projections, two of the feed-forward network, scores and sums, norms; and its own norm.
+    layer = 195 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * 195 * 195 * 32 + 2 * 195 * 32 * 5
+    assert costs.parts["text_encoder"]["macs"] == 2 * layer + 195 * 32 * 5
+    matrices = attention_memory(model, size=(96, 128)).layers
+    assert matrices["head.decoder.layers.0.text_attn"]["shapes"] == [(1, 4, 20, 195)]
+    with pytest.raises(ConfigError, match="--training: not for models that take a prompt"):
+        step_memory(model, gpus=1, size=(96, 128))
+    assert len(build_grounding(max_tokens=20).example_prompts(1)["tokens"][0]) <= 20

@@ -1,14 +1,26 @@
 """Grounding DINO and MM-Grounding-DINO equal an independent implementation, transformers', with the same weights."""
 
+import json
+
 import pytest
 import torch
-from helpers.grounding_models import OUTSIDE, SEPARATORS, bert_tokenizer, blocks_of, build_grounding, library_grounding
+from helpers.grounding_models import (
+    OUTSIDE,
+    SEPARATORS,
+    bert_tokenizer,
+    blocks_of,
+    build_grounding,
+    grounding_config,
+    library_grounding,
+)
 
 import vitkit
 from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference import find_model
+from vitkit.engine.build import build_model
 from vitkit.ops.prompts import prompt_layout
-from vitkit.weights import load_weights
+from vitkit.weights import load_weights, save_checkpoint
+from vitkit.weights.tokenizer_files import find_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs pip install -e '.[benchmark]'")
 
@@ -145,3 +157,26 @@ def test_a_folder_is_read_with_its_tokens_and_written(variant, tmp_path, same_cl
     torch.testing.assert_close(result.logits, expected.logits, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(result.pred_boxes, expected.pred_boxes, atol=2e-4, rtol=1e-4)
     assert vitkit.load(copy).model.vocabulary == predictor.model.vocabulary
+
+
+@pytest.mark.parametrize("mm", [False, True])
+@torch.no_grad()
+def test_a_converted_checkpoint_is_prepared_and_run_by_the_library(mm, tmp_path):
+    """Its vocabulary is not BERT's, so the text encoder has another size than the default."""
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_text(bert_tokenizer())
+    vocabulary = find_tokenizer(tmp_path / "tokenizer.json")
+    transforms = dict(type="EvalResize", short_side=96, max_size=160)
+    config = dict(model=grounding_config(mm=mm), data=dict(val=dict(type="ShapesDetection", transforms=transforms)))
+    torch.manual_seed(0)
+    state = build_model(config["model"], vocabularies={"target": vocabulary}).state_dict()
+    texts = {"config": json.dumps(config), "vocabularies": {"target": vocabulary.to_json()}}
+    save_checkpoint(tmp_path / "a.pth", {"model": state, **texts})
+    vitkit.convert(tmp_path / "a.pth", tmp_path / "copy", to="transformers")
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "copy")
+    theirs = transformers.AutoModelForZeroShotObjectDetection.from_pretrained(tmp_path / "copy").eval()
+    image = torch.randint(256, (96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    inputs = processor(images=image.numpy(), text="cat. hot dog.", return_tensors="pt")
+    ours = vitkit.load(tmp_path / "a.pth").model(image.permute(2, 0, 1)[None], text=["cat. hot dog."])
+    assert inputs["pixel_values"].shape == (1, 3, 96, 128)
+    torch.testing.assert_close(theirs(**inputs).pred_boxes, ours["pred_boxes"], atol=1e-3, rtol=1e-3)

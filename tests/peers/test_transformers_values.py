@@ -6,7 +6,8 @@ With VITKIT_COCO, a folder with COCO 2017, also their published AP on its 5,000 
 The numbers are from the integration tests of transformers 5 (Apache-2.0; tests/models/*/test_modeling_*.py at commit
 02d4017 for DETR, 0044904 for Deformable DETR, 080c858 for RT-DETR, 0159620 for RT-DETRv2, D-FINE and Swin, 07a43b0 for
 RF-DETR, 04ae757 for Mask2Former, 00a9cab for MaskFormer, 052b1dc for ViT, 0106543 for SwinV2, 00d316b for ResNet,
-040e1a7 for TimeSformer), on COCO's photo 39769, TimeSformer's on a clip of spaghetti.
+040e1a7 for TimeSformer, 0004a3c for Grounding DINO, 0572371 for MM-Grounding-DINO), on COCO's photo 39769,
+TimeSformer's on a clip of spaghetti.
 """
 
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.grounding_models import BERT_TOKENS, bert_tokenizer, library_grounding
 from helpers.transformers_models import build_theirs
 from PIL import Image
 from torch import Tensor
@@ -50,6 +52,9 @@ class Expected:
     """(class, xyxy) of one of them."""
     zoo: str | None = None
     """The same model in vitkit's zoo, which has its published AP."""
+    text: str | None = None
+    """What a text-prompted model looks for; its logits are those of the first three tokens, and `found` has the
+    probabilities of the best word, as for a caption."""
 
 
 EXPECTED = {
@@ -120,6 +125,24 @@ EXPECTED = {
         masks=[[-1.3737, -1.7725, -1.9364], [-1.5977, -1.9868, -2.1524], [-1.5795, -1.9270, -2.0939]],
         zoo="maskformer_swin_small_coco_panoptic",
     ),
+    "IDEA-Research/grounding-dino-tiny": Expected(
+        text="a cat",
+        logits=[[-4.8913, -0.1900, -0.2161], [-4.9653, -0.3719, -0.3950], [-5.9599, -3.3765, -3.3104]],
+        boxes=[[0.7674, 0.4136, 0.4572], [0.2566, 0.5463, 0.4760], [0.2585, 0.5442, 0.4641]],
+        found=[("a cat", 0.4526), ("a cat", 0.4082)],
+        is_complete=True,
+        box=("a cat", (344.8143, 23.1796, 637.4004, 373.8295)),
+        zoo="grounding_dino_swin_tiny",
+    ),
+    "openmmlab-community/mm_grounding_dino_tiny_o365v1_goldg_v3det": Expected(
+        text="a cat",
+        logits=[[-5.1160, -0.2143, -0.2089], [-5.0592, -0.4269, -0.4169], [-4.9087, -1.7608, -1.7372]],
+        boxes=[[0.7666, 0.4142, 0.4590], [0.2557, 0.5480, 0.4812], [0.5049, 0.5133, 0.9767]],
+        found=[("a cat", 0.4480), ("a cat", 0.3973)],
+        is_complete=True,
+        box=("a cat", (343.7321, 23.8182, 637.5044, 373.8593)),
+        zoo="mm_grounding_dino_swin_tiny_v3det",
+    ),
     "google/vit-base-patch16-224": Expected(logits=[-0.2744, 0.8215, -0.0836]),
     "microsoft/swin-tiny-patch4-window7-224": Expected(logits=[-0.0948, -0.6454, -0.0921]),
     "microsoft/swinv2-tiny-patch4-window8-256": Expected(logits=[-0.3947, -0.4306, 0.0026]),
@@ -139,9 +162,9 @@ def photo(tmp_path_factory):
     return Image.open(path).convert("RGB")
 
 
-def outputs_of(predictor, source, image) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
+def outputs_of(predictor, source, image, text) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
     """Return vitkit's outputs for the pixels that the library prepares, and pairs of the library's first three classes
-    and the same classes in vitkit, which leaves out ids without a class."""
+    (or a text's tokens) and the same classes in vitkit, which leaves out ids without a class."""
     transformers = pytest.importorskip("transformers")
     processor = transformers.AutoImageProcessor.from_pretrained(source)
     # The model normalizes by itself.
@@ -149,7 +172,9 @@ def outputs_of(predictor, source, image) -> tuple[dict[str, Tensor], list[tuple[
     padding_mask = pixels["pixel_mask"] == 0 if "pixel_mask" in pixels else None
     images = pixels["pixel_values"].round().clamp(0, 255).to(torch.uint8)
     with torch.no_grad():
-        outputs = predictor.model(images, padding_mask)
+        outputs = predictor.model(images, padding_mask, **({} if text is None else dict(text=[text])))
+    if text is not None:
+        return outputs, [(i, i) for i in range(3)]
     names = transformers.AutoConfig.from_pretrained(source).id2label
     if len(names) == len(predictor.classes):
         return outputs, [(i, i) for i in range(3)]
@@ -157,7 +182,7 @@ def outputs_of(predictor, source, image) -> tuple[dict[str, Tensor], list[tuple[
 
 
 def compare(predictor, source, image, expected: Expected, *, atol: float) -> None:
-    outputs, columns = outputs_of(predictor, source, image)
+    outputs, columns = outputs_of(predictor, source, image, expected.text)
     logits = outputs["logits" if "logits" in outputs else "pred_logits"][0]
     logits = logits[: len(expected.logits)] if logits.dim() == 2 else logits
     theirs, ours = (list(indices) for indices in zip(*columns))
@@ -212,7 +237,10 @@ def test_comparison_of_clips_on_random_weights(tmp_path):
 def test_detections_are_those_that_the_librarys_tests_state(name, photo):
     """With vitkit's own preparation of the photo, whose resizing may differ by a rounding."""
     expected = EXPECTED[name]
-    prediction = vitkit.load(f"hf:{name}")(photo, threshold=0.3)
+    options = dict(threshold=0.3)
+    if expected.text is not None:
+        options = dict(threshold=0.35, text=expected.text, text_threshold=0.3)
+    prediction = vitkit.load(f"hf:{name}")(photo, **options)
     names = ["couch" if found == "sofa" else found for found in prediction.names]  # RT-DETR's repository says sofa
     if expected.is_complete:
         assert len(names) == len(expected.found)
@@ -232,10 +260,27 @@ def test_ap_on_coco_is_the_published_one(name):
         pytest.skip("set VITKIT_COCO to a folder with COCO 2017")
     published = model_zoo.index()[EXPECTED[name].zoo]["published"]
     metrics = vitkit.test(f"hf:{name}", data=dict(root=os.environ["VITKIT_COCO"])).metrics
-    for title, key in {"box AP": "bbox/AP", "mask AP": "segm/AP", "PQ": "PQ"}.items():
+    keys = {"box AP": "bbox/AP", "COCO zero-shot box AP": "bbox/AP", "mask AP": "segm/AP", "PQ": "PQ"}
+    for title, key in keys.items():
         if key in metrics and title in published:
             assert 100 * metrics[key] == pytest.approx(published[title], abs=0.2), title  # published with one decimal
     assert {"bbox/AP", "segm/AP", "PQ"} & set(metrics)
+
+
+@pytest.mark.parametrize("mm", [False, True])
+def test_comparison_of_text_prompted_models_on_random_weights(mm, tmp_path, shared_data):
+    transformers = pytest.importorskip("transformers")
+    theirs = library_grounding(transformers, mm=mm)
+    theirs.save_pretrained(tmp_path)
+    processor = transformers.GroundingDinoImageProcessor(size=dict(shortest_edge=128, longest_edge=200))
+    processor.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(bert_tokenizer())
+    image = Image.open(next(shared_data.glob("photos/*.jpg"))).convert("RGB")
+    tokens = torch.tensor([[101, BERT_TOKENS["a"], BERT_TOKENS["cat"], 1012, 102]])
+    with torch.no_grad():
+        outputs = theirs(**processor(images=image, return_tensors="pt"), input_ids=tokens)
+    expected = Expected(outputs.logits[0, :3, :3].tolist(), outputs.pred_boxes[0, :3, :3].tolist(), text="a cat")
+    compare(vitkit.load(Path(tmp_path)), str(tmp_path), image, expected, atol=5e-4)
 
 
 PROCESSORS = {

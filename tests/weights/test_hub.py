@@ -10,14 +10,18 @@ import time
 from urllib.parse import unquote
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
+from helpers.grounding_models import bert_vocabulary, grounding_config
 from safetensors.torch import load_file, save
 
 import vitkit
 from vitkit import CheckpointError, ConfigError, load_weights
+from vitkit.apps.conversion.transformers_writing import write_folder
+from vitkit.apps.inference import Predictor, find_model
 from vitkit.engine.build import build_model
-from vitkit.weights import hub, transformers_folder
+from vitkit.weights import hub, tokenizer_files, transformers_folder
 
 COMMIT = "a" * 40
 SMALL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32)
@@ -274,3 +278,91 @@ def test_error_for_a_full_cache_names_its_folder(repositories, monkeypatch):
     monkeypatch.setattr(hub, "snapshot_download", full)
     with pytest.raises(CheckpointError, match="cannot be downloaded or stored .No space left.* set HF_HOME"):
         vitkit.load("hf:cats/vit")
+
+
+@pytest.mark.parametrize(
+    ("name", "mm"),
+    [
+        ("IDEA-Research/grounding-dino-tiny", False),
+        ("openmmlab-community/mm_grounding_dino_tiny_o365v1_goldg_v3det", True),
+        ("iSEE-Laboratory/llmdet_tiny", True),
+    ],
+)
+def test_text_prompted_detectors_come_with_their_tokens(repositories, tmp_path, monkeypatch, name, mm):
+    pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
+    spec = grounding_config(mm=mm, shared=not mm)
+    spec["text_encoder"]["vocabulary_size"] = 30522
+    torch.manual_seed(0)
+    model = build_model(spec, vocabularies={"target": bert_vocabulary()})
+    original = Predictor(model, (), transforms=dict(type="EvalResize", short_side=96, max_size=160))
+    write_folder(tmp_path / "folder", original, spec)
+    repositories[name] = {path.name: path.read_bytes() for path in (tmp_path / "folder").iterdir()}
+    predictor = vitkit.load(f"hf:{name}")
+    asked = ["config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json"]
+    assert sorted(repositories["asked"]) == asked
+    image = np.random.default_rng(0).integers(0, 255, (96, 128, 3), dtype=np.uint8)
+    ours, theirs = (p(image, text="a cat . red hotdogs .", threshold=0.0) for p in (predictor, original))
+    assert ours.names == theirs.names and set(ours.names) == {"a cat", "red hotdogs"}
+    torch.testing.assert_close(ours.scores, theirs.scores)
+
+    def unreachable(url, **options):
+        raise CheckpointError(f"cannot download {url}.")
+
+    monkeypatch.setattr(tokenizer_files, "fetch_file", unreachable)
+    del repositories[name]["tokenizer.json"]
+    repositories["other/copy"] = repositories[name]
+    with pytest.raises(
+        CheckpointError, match=r"bert-base-uncased/resolve/main/vocab\.txt\. This is the tokenizer's file: without"
+    ):
+        vitkit.load("hf:other/copy")
+
+
+def swin(side, window, dim, depths, heads, stages):
+    config = dict(image_size=side, window_size=window, embed_dim=dim, depths=depths, num_heads=heads)
+    return dict(model_type="swin", out_features=[f"stage{stage}" for stage in stages], **config)
+
+
+# As in the repositories' files, without what they state of losses.
+SHARED = dict(
+    activation_function="relu", d_model=256, decoder_attention_heads=8, decoder_ffn_dim=2048, decoder_layers=6,
+    decoder_n_points=4, dropout=0.1, embedding_init_target=True, encoder_attention_heads=8, encoder_ffn_dim=2048,
+    encoder_layers=6, encoder_n_points=4, fusion_dropout=0.0, fusion_droppath=0.1, layer_norm_eps=1e-05,
+    max_text_len=256, num_queries=900, position_embedding_type="sine", positional_embedding_temperature=20, query_dim=4,
+    text_config=dict(model_type="bert"), text_enhancer_dropout=0.0, two_stage=True, backbone=None, backbone_kwargs=None,
+)  # fmt: skip
+ORIGINAL = SHARED | dict(
+    model_type="grounding-dino", architectures=["GroundingDinoForObjectDetection"], decoder_bbox_embed_share=True,
+    two_stage_bbox_embed_share=False,
+)  # fmt: skip
+MM = SHARED | dict(
+    model_type="mm-grounding-dino", architectures=["MMGroundingDinoForObjectDetection"], decoder_bbox_embed_share=False,
+    decoder_cls_embed_share=False,
+)  # fmt: skip
+# Depths and heads of the tiny backbone are the library's own, which its file leaves out.
+TINY = dict(model_type="swin", out_features=["stage2", "stage3", "stage4"], out_indices=[2, 3, 4])
+BASE = swin(384, 12, 128, [2, 2, 18, 2], [4, 8, 16, 32], [2, 3, 4])
+LARGE = swin(384, 12, 192, [2, 2, 18, 2], [6, 12, 24, 48], [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("config", "zoo"),
+    [
+        (ORIGINAL | dict(backbone_config=TINY, num_feature_levels=4), "grounding_dino_swin_tiny"),
+        (ORIGINAL | dict(backbone_config=BASE, num_feature_levels=4), "grounding_dino_swin_base"),
+        (MM | dict(backbone_config=TINY, num_feature_levels=4), "mm_grounding_dino_swin_tiny"),
+        (MM | dict(backbone_config=BASE, num_feature_levels=4), "mm_grounding_dino_swin_base"),
+        (MM | dict(backbone_config=LARGE, num_feature_levels=5), "mm_grounding_dino_swin_large"),
+    ],
+)
+def test_published_text_prompted_detectors_are_those_of_the_zoo(tmp_path, config, zoo):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(2 << 30)  # takes no space
+    with torch.device("meta"):
+        theirs, ours = (
+            build_model(dict(find_model(name).config["model"], training_queries=[])) for name in (tmp_path, zoo)
+        )
+    shapes = [{name: value.shape for name, value in model.state_dict().items()} for model in (theirs, ours)]
+    assert shapes[0] == shapes[1]
+    assert theirs.head.class_embed[0].factor == ours.head.class_embed[0].factor
+    assert theirs.backbone.feature_info == ours.backbone.feature_info

@@ -43,6 +43,7 @@ PARTS = {
     "rtdetr": "realtime",
     "dfine": "realtime",
     "rf_detr": "realtime",
+    "grounding_dino": "grounding",
     "latency": "latency",
     "deformable": "kernels",
     "backbones": "models",

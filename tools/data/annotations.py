@@ -9,7 +9,7 @@ from pathlib import Path
 from vitkit.apps.starter.annotation_sheet import draw_sheet
 from vitkit.data.formats import FORMATS, AnnotatedImages, read_annotations
 from vitkit.data.formats.annotated import left_out_lines
-from vitkit.data.formats.writing import WRITERS, Lost
+from vitkit.data.formats.writing import STAYING, WRITERS, Lost
 from vitkit.errors import DataError
 
 
@@ -84,9 +84,9 @@ def _sheet_of(out: Path) -> Path:
 
 @contextmanager
 def image_folder(out: Path, to: str) -> Iterator[Path]:
-    """Yield the folder below which `images` are made: OUT for COCO's format, whose images stay there, otherwise a
-    temporary one beside OUT, as other formats store images in folders of their own."""
-    if to == "coco":
+    """Yield the folder below which `images` are made: OUT for COCO's and ODVG's formats, whose images stay there,
+    otherwise a temporary one beside OUT, as other formats store images in folders of their own."""
+    if to in STAYING:
         yield out
         return
     try:
@@ -115,7 +115,7 @@ def write_annotations(data: AnnotatedImages, to: str, out: Path, *, before: Mapp
     sheet = _sheet_of(out)
     draw_sheet(data, sheet)
     where = out if to != "coco" or len(written) > 1 or _is_file(out) else written[0]
-    after = read_annotations(where, data.folder if to == "coco" else None, format=to)
+    after = read_annotations(where, data.folder if to in STAYING else None, format=to)
     for reason, names in after.left_out.items():
         lost.setdefault(reason, []).extend(names)
     print(f"{out}: {FORMATS[to].text}: {after.summary()}")

@@ -14,10 +14,15 @@ those that were repaired if any were, is drawn for a visual check. --fix repairs
   FILE.json             corrections of labels: [{"image": "a.jpg", "action": "add", "remove" or "change",
                         "annotation_id": 17 or null, "bbox": [x, y, w, h] or null, "category": "cat" or null}, ...]
 
+Captions whose phrases are located are written as ODVG's JSON lines, for GroundingDataset: --from flickr30k (the folder
+of Flickr30k Entities), refcoco (its pickle, which runs no code, beside instances.json) or mdetr (MDETR's JSON).
+
 Examples:
     vitkit data convert cells/data.yaml --out cells/annotations
     vitkit data convert VOCdevkit/VOC2012 --to yolo --out voc_as_yolo
     vitkit data convert own.json --images photos --fix fractions cxcywh --out fixed.json
+    vitkit data convert lvis_v1_train.json --images coco --to odvg --out lvis
+    vitkit data convert "refcoco/refs(unc).p" --from refcoco --split val --to odvg --out refcoco_odvg
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.errors import ConfigError
 from vitkit.tools.common import errors_in_one_line
-from vitkit.tools.data.options import SOURCE_HELP, add_out, add_source
+from vitkit.tools.data.options import SOURCE_HELP, add_out, add_source, caption_formats
 
 if TYPE_CHECKING:
     from vitkit.data.formats import AnnotatedImages
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
-    add_source(parser)
+    add_source(parser, captions=True)
     parser.add_argument("--fix", nargs="+", default=[], metavar="FIX", help="repairs, see above")
     add_out(parser, what="folder, or for COCO's format the JSON file,")
     return parser.parse_args(argv)
@@ -52,6 +57,9 @@ def main(argv: list[str] | None = None) -> None:
 
     with errors_in_one_line():
         check_fixes(args.fix)
+        if args.format in caption_formats():
+            convert_captions(args)
+            return
         check_out(args.out, overwrite=args.overwrite, can_be_file=args.to == "coco")
         data = read_source(
             args.source,
@@ -68,6 +76,23 @@ def main(argv: list[str] | None = None) -> None:
         for text, fixes in format_issues(data):
             print(f"  warning: {text}. Repair: --fix {' '.join(fixes)}")
         write_annotations(data, args.to, args.out, before=before)
+
+
+def convert_captions(args: argparse.Namespace) -> None:
+    """Write captions as ODVG's JSON lines, and print their numbers."""
+    from vitkit.data.formats.grounding import GROUNDING_FORMATS, read_grounded, write_odvg_captions
+    from vitkit.tools.data.annotations import check_out
+
+    if args.to != "odvg" or args.fix:
+        raise ConfigError(f"--from {args.format}: captions are only written as ODVG. Add --to odvg, without --fix.")
+    check_out(args.out, overwrite=args.overwrite)
+    images = list(read_grounded(Path(args.source), args.format, args.split))
+    path = args.out / f"{args.split or 'annotations'}.jsonl"
+    write_odvg_captions(images, path)
+    regions = [region for image in images for region in image.regions]
+    num_files, num_boxes = len({image.file_name for image in images}), sum(len(r.boxes_xyxy) for r in regions)
+    print(f"{args.source}: {GROUNDING_FORMATS[args.format].text}")
+    print(f"{path}: {len(images)} captions of {num_files} images, {len(regions)} phrases with {num_boxes} boxes")
 
 
 def check_fixes(names: Sequence[str]) -> None:

@@ -2,18 +2,20 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
 from vitkit.data.loading.loader import DataSettings, match_classes
 from vitkit.data.loading.transformed import TransformedLoader
-from vitkit.distributed import broadcast_object, first_rank_first, is_main
+from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -24,6 +26,7 @@ from vitkit.registry import CRITERIA, MODELS, Spec, nearest, parameters_of
 from vitkit.text.vocabulary import Vocabulary, set_vocabularies, vocabularies_from_json, vocabularies_of
 from vitkit.text_format import pluralize
 from vitkit.weights import load_pretrained, load_weights, read_checkpoint
+from vitkit.weights.tokenizer_files import find_tokenizer
 
 logger = logging.getLogger("vitkit")
 
@@ -42,17 +45,24 @@ def build_datasets(data: DataSettings) -> tuple[Dataset, Dataset]:
     return train_set, val_set
 
 
-def build_train_loader(data: DataSettings, train_set: Dataset, seed: int, device: torch.device) -> Any:
+def build_train_loader(data: DataSettings, train_set: Dataset, settings: TrainSettings, device: torch.device) -> Any:
     """Return the loader of training batches, which are transformed on the device if the dataset asks for it."""
-    loader = data.train_loader(train_set, seed)
+    per_step = 1 if settings.images_per_step is None else settings.accumulate
+    loader = data.train_loader(train_set, settings.seed, batches_per_step=per_step)
     transforms = train_set.batch_transforms
     return loader if transforms is None else TransformedLoader(loader, transforms, device)
 
 
-def share_vocabularies(train_set: Dataset, val_set: Dataset, checkpoint: str | Path | None) -> dict[str, Vocabulary]:
+def share_vocabularies(
+    train_set: Dataset, val_set: Dataset, checkpoint: str | Path | None, spec: Spec
+) -> dict[str, Vocabulary]:
     """Set one vocabulary per side for text datasets, and return the vocabularies; {} for other datasets.
 
-    They come from the checkpoint that provides the weights, or else are built from the training text by the first rank.
+    They come from the checkpoint that provides the weights, or are the tokenizer of a text-prompted detector, or else
+    are built from the training text by the first rank.
+
+    Args:
+        spec: the config's `model` section, which may name the tokenizer.
     """
     if not train_set.has_vocabularies:
         return {}
@@ -60,6 +70,8 @@ def share_vocabularies(train_set: Dataset, val_set: Dataset, checkpoint: str | P
     if is_main():
         if checkpoint and Path(checkpoint).is_file():
             saved = read_checkpoint(checkpoint).get("vocabularies")
+        if not saved:
+            use_tokenizer(train_set, spec)
         saved = saved or {side: vocabulary.to_json() for side, vocabulary in vocabularies_of(train_set).items()}
     vocabularies = vocabularies_from_json(broadcast_object(saved))
     for dataset in (train_set, val_set):
@@ -67,18 +79,37 @@ def share_vocabularies(train_set: Dataset, val_set: Dataset, checkpoint: str | P
     return vocabularies
 
 
-def use_saved_vocabularies(dataset: Dataset, checkpoint: Mapping[str, Any], name: str) -> dict[str, Vocabulary]:
+def use_tokenizer(dataset: Dataset, spec: Spec) -> bool:
+    """Make a dataset with prompts encode with the tokenizer that a config's `model` section names, if it names one;
+    return whether it does.
+
+    Raises:
+        CheckpointError: the tokenizer's file is missing or damaged.
+    """
+    tokenizer = spec.get("tokenizer") if isinstance(spec, Mapping) else None
+    if dataset.prompts is None or tokenizer is None:
+        return False
+    dataset.target_vocabulary = find_tokenizer(tokenizer)
+    return True
+
+
+def use_saved_vocabularies(
+    dataset: Dataset, checkpoint: Mapping[str, Any], name: str, spec: Spec
+) -> dict[str, Vocabulary]:
     """Make a text dataset encode with the vocabularies that the model was trained with; {} for other datasets.
 
     Args:
         checkpoint: what the checkpoint holds besides its weights.
         name: its name, for errors.
+        spec: the config's `model` section, which may name the tokenizer of published weights.
     Raises:
         CheckpointError: the checkpoint contains no vocabularies.
     """
     if not dataset.has_vocabularies:
         return {}
     vocabularies = vocabularies_from_json(checkpoint.get("vocabularies"), name)
+    if not vocabularies and use_tokenizer(dataset, spec):
+        return vocabularies_of(dataset)
     if not vocabularies:
         raise CheckpointError(f"{name}: contains no vocabularies; expected a checkpoint of a model of text.")
     set_vocabularies(dataset, vocabularies)
@@ -148,6 +179,7 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
                 f"({', '.join(list(classes)[:5])}{', …' if len(classes) > 5 else ''}). Leave model.num_classes out: "
                 "the dataset's classes size the model."
             )
+    check_prompts(config["model"], dataset)
     model = build_model(config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies)
     backbone, channels = child(model, "backbone"), config["data"].get("channels")
     if backbone is not None and in_channels(backbone) != (channels or 3):
@@ -156,6 +188,24 @@ def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: M
             f"{channels or '3'} channels. Set both to the number of channels of the images."
         )
     return model
+
+
+def check_prompts(spec: Spec, dataset: Dataset) -> None:
+    """Check that a dataset has prompts if a config's model reads them, and only then.
+
+    Raises:
+        ConfigError: `data.prompts` is missing, or should be.
+    """
+    constructor = MODELS.resolve(spec, "model")[0]
+    reads_prompts = "is_word" in parameters_of(getattr(constructor, "forward", constructor))
+    if reads_prompts and dataset.prompts is None and dataset.collate is None:
+        raise ConfigError(
+            f"data.prompts: not set, and {constructor.__name__} looks for what prompts name. Set "
+            "data.prompts=dict(negatives=85) to make them of each image's classes and some others, or negatives=None "
+            "for all classes in every prompt (see vitkit/data/README.md)."
+        )
+    if dataset.prompts is not None and not reads_prompts:
+        raise ConfigError(f"data.prompts: {constructor.__name__} reads no prompts. Leave it out.")
 
 
 def build_criterion(spec: Spec, classes: Sequence[str] | None, dataset: Dataset | None = None) -> Criterion:
@@ -242,11 +292,26 @@ def load_initial_weights(
             logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")
 
 
-def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
-    """Move the model to the device, with the memory format and sharding that the settings specify."""
+def prepare_model(
+    model: nn.Module, settings: TrainSettings, device: torch.device
+) -> tuple[nn.Module, nn.Module | None]:
+    """Move the model to the device, with the memory format, batch norms and sharding that the settings specify.
+
+    Returns:
+        the model; and if it is sharded and has a moving average, a copy for that, sharded alike.
+    """
     if settings.activation_checkpointing:
         enable_activation_checkpointing(model)
-    if settings.channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    model = model.to(device)
-    return shard(model, device) if settings.strategy == "fsdp" else model
+    if settings.sync_batch_norm and world_size() > 1:
+        if device.type == "cpu":
+            logger.warning(
+                "train.sync_batch_norm: torch synchronizes batch norms on GPUs only; here each process computes the "
+                "statistics of its own batches."
+            )
+        else:
+            model = convert_sync_batchnorm(model)
+    if settings.strategy != "fsdp":
+        memory_format = torch.channels_last if settings.channels_last else torch.preserve_format
+        return model.to(device, memory_format=memory_format), None
+    average = shard(deepcopy(model).to(device), device) if settings.ema_decay is not None else None
+    return shard(model.to(device), device), average

@@ -20,10 +20,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from vitkit.devices import accelerator_rng_state, set_accelerator_rng_state
-from vitkit.distributed import RatioMeter, broadcast_object, gather_objects, is_main, rank, world_size
+from vitkit.distributed import RatioMeter, broadcast_object, failing_together, gather_objects, is_main, rank, world_size
 from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
+from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
 from vitkit.weights.reading import find_shards_folder
 from vitkit.weights.sharded import SHARDS_SUFFIX, check_shards, read_local, write_shards
@@ -55,6 +56,8 @@ class Progress:
     """Number of batches done in the next epoch; checkpoints are only made after complete steps."""
     num_batches: int = 0
     """Number of batches in that epoch."""
+    num_steps: int = 0
+    """Number of optimizer steps in that epoch."""
     bad_in_a_row: int = 0
     """Number of the latest consecutive steps that were skipped because something was not finite."""
     restart_step: int = 0
@@ -225,16 +228,32 @@ class RunCheckpoints:
             with suppress(OSError):
                 old.unlink()
 
-    def resume(self, path: Path, *, num_batches: int) -> Progress:
+    def resume(self, path: Path, *, steps_per_epoch: int, same_for_any_ranks: bool = False) -> Progress:
         """Restore what `save` wrote. All ranks must call it, and must see the same file.
 
-        If the run now has another number of epochs of the same length, its schedule continues at the same step.
+        If the run now has another number of epochs, its schedule continues at the same step; if epochs have another
+        number of steps, as with another number of processes, after the same fraction of an epoch.
 
         Args:
-            num_batches: the number of batches of an epoch.
+            same_for_any_ranks: whether steps do not depend on the number of ranks (`train.images_per_step`).
         Raises:
             CheckpointError: the file does not fit this run, or ranks have read different files.
         """
+        with failing_together():
+            state, progress = self._restore_parts(path, steps_per_epoch)
+        _check_same(path, progress)
+        measured = state.get("measured")
+        self.measured.update(measured if isinstance(measured, Mapping) else {})
+        try:
+            self._load_per_rank(path, state, same_for_any_ranks)
+        except _UNFIT_STATE_ERRORS as error:
+            raise CheckpointError(f"{path}: damaged: its random numbers or meters cannot be restored.") from error
+        if is_main():
+            remove_stale(self.run_dir)
+        return progress
+
+    def _restore_parts(self, path: Path, steps_per_epoch: int) -> tuple[dict[str, Any], Progress]:
+        """Restore what is the same on all ranks; return the checkpoint's content and progress."""
         state = read_checkpoint(path, with_shards=not is_sharded(self.parts["model"]))
         lacking = [name for name in (*self.parts, "progress", "rng") if name not in state]
         if lacking:
@@ -244,17 +263,11 @@ class RunCheckpoints:
             )
         progress = _progress(path, state["progress"])
         has_other_length = _lengths(state["schedule"]) != _lengths(self.parts["schedule"].state_dict())
-        if has_other_length and progress.num_batches not in (0, num_batches):
-            raise CheckpointError(
-                f"{path}: its learning-rate schedule has another number of steps, as its epochs have "
-                f"{progress.num_batches} batches and this run's {num_batches}. Resume with the run's own batch size "
-                "and number of images, or start a new run from its weights with --init."
-            )
         rates = [group["lr"] for group in self.parts["optimizer"].param_groups]
         for name, part in self.parts.items():
             try:
                 if name == "schedule" and has_other_length:
-                    _advance(part, rates, state[name]["last_epoch"])
+                    _advance(part, rates, _equivalent_steps(path, state[name], progress, steps_per_epoch))
                 else:
                     self._load(name, part, path, state)
             except _UNFIT_STATE_ERRORS as error:
@@ -263,42 +276,41 @@ class RunCheckpoints:
                     f"{path}: its {name} does not fit this config's ({reason}). Resume with the run's own config; to "
                     "start a new run from its weights use --init."
                 ) from error
-        _check_same(path, progress)
-        measured = state.get("measured")
-        self.measured.update(measured if isinstance(measured, Mapping) else {})
-        try:
-            self._load_per_rank(path, state)
-        except _UNFIT_STATE_ERRORS as error:
-            raise CheckpointError(f"{path}: damaged: its random numbers or meters cannot be restored.") from error
-        if is_main():
-            remove_stale(self.run_dir)
-        return progress
+        return state, progress
 
     def _load(self, name: str, part: Any, path: Path, state: Mapping[str, Any]) -> None:
         model, stored = self.parts["model"], state[name]
         # A sharded model's optimizer has no state before its first step.
-        in_shards = "shards" in state and (name == "model" or (name == "optimizer" and "state" in stored))
+        in_shards = "shards" in state and (name in ("model", "ema") or (name == "optimizer" and "state" in stored))
         if in_shards:
             stored = read_local(path, state, name, local_state(part, model))
         load_state(part, stored, model, full=not in_shards)
 
-    def _load_per_rank(self, path: Path, state: Mapping[str, Any]) -> None:
+    def _load_per_rank(self, path: Path, state: Mapping[str, Any], same_for_any_ranks: bool) -> None:
         if not state["rng"] or not isinstance(state["rng"], list):
             raise ValueError("it has no per-rank state")
-        if len(state["rng"]) != world_size():
+        saved_by = len(state["rng"])
+        meters = state.get("meters", [{}] * saved_by)
+        if len(meters) != saved_by:
+            raise ValueError("its meters are not those of its ranks")
+        if saved_by == world_size():
+            set_rng_state(state["rng"][rank()])
+            meters = meters[rank() : rank() + 1]
+        else:
+            meters = meters if is_main() else []
             logger.warning(
-                "%s was saved by %d ranks, this run has %d: it continues, but results will differ from "
-                "an uninterrupted run.",
+                "%s was saved by %s, this run has %d: %s",
                 path,
-                len(state["rng"]),
+                pluralize(saved_by, "ranks"),
                 world_size(),
+                "steps, data and random numbers stay the same (train.images_per_step)."
+                if same_for_any_ranks
+                else "it continues, but results will differ from an uninterrupted run. A run that is started with "
+                "train.images_per_step has the same steps on any number of them.",
             )
-            return
-        set_rng_state(state["rng"][rank()])
-        meters = state.get("meters", [{}] * world_size())[rank()]
         for name, meter in self.meters.items():
-            sums = meters.get(name)
-            meter.load_state_dict({"sums": None if sums is None else sums.to(self.device)})
+            sums = [of_rank[name].to(self.device) for of_rank in meters if of_rank.get(name) is not None]
+            meter.load_state_dict({"sums": sum(sums[1:], start=sums[0]) if sums else None})
 
 
 def find_newest_checkpoint(folder: Path) -> Path | None:
@@ -437,6 +449,24 @@ def _lengths(schedule_state: Mapping[str, Any]) -> list:
     lengths = [schedule_state[name] for name in names if name in schedule_state]
     inner = schedule_state.get("_schedulers")
     return lengths + [_lengths(state) for state in inner] if isinstance(inner, list) else lengths
+
+
+def _equivalent_steps(path: Path, schedule: Mapping[str, Any], progress: Progress, steps_per_epoch: int) -> int:
+    """Return the steps of the new length that a saved schedule has taken; say so if epochs have another length."""
+    steps = schedule["last_epoch"]
+    if progress.num_steps in (0, steps_per_epoch):
+        return steps
+    now = round(steps * steps_per_epoch / progress.num_steps)
+    logger.warning(
+        "%s: an epoch had %s and has %d now: the learning-rate schedule continues at step %d in place of %d, after the "
+        "same fraction of the run.",
+        path,
+        pluralize(progress.num_steps, "steps"),
+        steps_per_epoch,
+        now,
+        steps,
+    )
+    return now
 
 
 def _advance(schedule: LRScheduler, rates: Sequence[float], steps: int) -> None:

@@ -42,9 +42,12 @@ def out_of_memory_error(error: BaseException, batch: Batch, remedies: Sequence[s
 
 def training_remedies(batch: Batch, settings: TrainSettings) -> list[str]:
     """Return the ways to make a training step use less memory."""
+    keeping = ""
+    if settings.images_per_step is None:
+        keeping = f" and a train.accumulate (now {settings.accumulate}) larger by the same factor, which keeps the "
+        keeping += "images per step"
     remedies = [
-        f"a smaller data.images_per_gpu (this batch has {len(batch)}) and a train.accumulate (now "
-        f"{settings.accumulate}) larger by the same factor, which keeps the images per step",
+        f"a smaller data.images_per_gpu (this batch has {len(batch)}){keeping}",
         "smaller images (the sizes in data.train.transforms or data.squares)",
     ]
     if settings.precision == "fp32":

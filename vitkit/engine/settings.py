@@ -2,15 +2,17 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from vitkit.config import value_at
+from vitkit.data.loading.loader import DataSettings
 from vitkit.devices import has_bfloat16
 from vitkit.errors import ConfigError
 from vitkit.registry import SECTIONS, Spec
+from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
 
@@ -30,6 +32,10 @@ class TrainSettings:
     accumulate: int = 1
     """Number of batches whose gradients are averaged before each optimizer step; a criterion that divides by the number
     of objects still does so per batch."""
+    images_per_step: int | None = None
+    """Number of images of an optimizer step over all processes. `accumulate` then follows: images_per_step /
+    (processes * data.images_per_gpu). Steps, batches, schedule and random numbers are the same for any number of
+    processes, and a criterion divides by the number of objects of the step."""
     ema_decay: float | None = None
     """Decay of an exponential moving average of the weights, evaluated and exported instead; None: no average."""
     ema_ramp_steps: float = 0.0
@@ -46,7 +52,10 @@ class TrainSettings:
     """Use torch.compile on the model: the first step takes minutes, and so does the second size of images, whose result
     then serves all other sizes. On an H100 a step of DETR-R50 takes 0.7 of the time, one of RT-DETR-R18 0.9."""
     channels_last: bool = False
-    """Store convolution weights in channels-last layout (faster with bf16 on GPUs)."""
+    """Store convolution weights in channels-last layout (faster with bf16 on GPUs). With "fsdp" they keep theirs, as
+    torch shards no other; backbones lay out the images so in any case."""
+    sync_batch_norm: bool = False
+    """Compute the statistics of batch norms over the batches of all ranks, where they are not frozen; GPUs only."""
     reference_batch_size: int | None = None
     """Images per optimizer step for which `optimizer.lr` is meant; a run with a different number warns."""
     log_every: int = 50
@@ -78,17 +87,19 @@ class TrainSettings:
                 raise ConfigError(f"train.{name}: got {getattr(self, name)}; expected at least 1.")
         if self.clip_grad_norm is not None and self.clip_grad_norm <= 0:
             raise ConfigError(f"train.clip_grad_norm: got {self.clip_grad_norm}; expected a value above 0, or none.")
-        minima = {"save_every_minutes": 0, "save_every_steps": 1, "patience": 1, "reference_batch_size": 1}
+        minima = dict.fromkeys(("images_per_step", "save_every_steps", "patience", "reference_batch_size"), 1)
+        minima["save_every_minutes"] = 0
         for name, least in minima.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"train.{name}: got {value}; expected at least {least}, or none.")
         if self.keep_checkpoints < 0:
             raise ConfigError(f"train.keep_checkpoints: got {self.keep_checkpoints}; expected at least 0.")
-        if self.strategy == "fsdp" and self.ema_decay is not None:
-            raise ConfigError("train.ema_decay: sharded weights (train.strategy=fsdp) have no average. Set it to none.")
         if self.strategy == "fsdp" and self.precision == "fp16":
-            raise ConfigError("train.precision=fp16: losses are not scaled for sharded weights; use bf16 with fsdp.")
+            raise ConfigError(
+                "train.precision=fp16: with train.strategy=fsdp each rank would see only the overflows of its own "
+                "shards, and ranks would choose different loss scales. Use train.precision=bf16."
+            )
         if self.sharded_checkpoints and self.strategy != "fsdp":
             raise ConfigError("train.sharded_checkpoints: only train.strategy=fsdp has shards to write.")
         if not 0 <= self.seed < 2**32:
@@ -112,17 +123,64 @@ class TrainSettings:
                 "without an evaluation there are no best weights to return to."
             )
 
+    def divided(self, data: DataSettings, processes: int) -> "TrainSettings":
+        """Return the settings with the `accumulate` that makes up `images_per_step`, if that is set.
+
+        Raises:
+            ConfigError: the processes cannot share the images evenly, the data is text, or `accumulate` is also set.
+        """
+        images, per_batch = self.images_per_step, data.images_per_gpu
+        if images is None:
+            return self
+        if data.tokens_per_gpu is not None:
+            raise ConfigError(
+                f"train.images_per_step={images}: batches of data.tokens_per_gpu have no fixed number of sentences. "
+                "Set train.accumulate."
+            )
+        if self.accumulate > 1:
+            raise ConfigError(
+                f"train.images_per_step={images} and train.accumulate={self.accumulate}: the second follows from the "
+                "first. Set only one of them."
+            )
+        unit = per_batch * processes
+        if images % unit:
+            raise ConfigError(
+                f"train.images_per_step={images}: {pluralize(processes, 'processes')} cannot share these images evenly "
+                f"in batches of data.images_per_gpu={per_batch}. The nearest that work: "
+                f"{', or '.join(_nearest_divisions(images, per_batch, processes))}."
+            )
+        return replace(self, accumulate=images // unit)
+
+    def steps_per_epoch(self, num_batches: int) -> int:
+        """Return the number of optimizer steps in an epoch of so many batches on each rank."""
+        return -(-num_batches // self.accumulate)
+
     def check_batch_size(self, batch_size: int) -> None:
         """Warn if `batch_size`, the images per optimizer step, is not the one that the learning rate is meant for."""
         reference = self.reference_batch_size
         if reference is not None and reference != batch_size:
             logger.warning(
                 "optimizer.lr is meant for %d images (tokens for text) per step, and this run has %d: multiply "
-                "optimizer.lr (and backbone_lr) by about %.3g, or set train.accumulate so that the product fits.",
+                "optimizer.lr (and backbone_lr) by about %.3g, or set train.images_per_step=%d (for text "
+                "train.accumulate).",
                 reference,
                 batch_size,
                 batch_size / reference,
+                reference,
             )
+
+
+def _nearest_divisions(images: int, per_batch: int, processes: int) -> list[str]:
+    """Return which changes of one number let processes share the images of a step evenly."""
+    counts = [count for count in range(1, images // per_batch + 1) if images % (per_batch * count) == 0]
+    near = [*[n for n in counts if n < processes][-1:], *[n for n in counts if n > processes][:1]]
+    changes = [f"{' or '.join(map(str, near))} process{'es' * (near != [1])}"] if near else []
+    if images % processes == 0:
+        share = images // processes
+        changes.append(f"data.images_per_gpu={max(n for n in range(1, min(per_batch, share) + 1) if share % n == 0)}")
+    unit = per_batch * processes
+    steps = [str(step) for step in (images // unit * unit, images // unit * unit + unit) if step]
+    return [*changes, f"train.images_per_step={' or '.join(steps)}"]
 
 
 def slow_precision(precision: str, device: torch.device) -> str | None:

@@ -2,12 +2,14 @@
 
 import logging
 import math
+import random
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -15,14 +17,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from vitkit.devices import OUT_OF_MEMORY, is_out_of_memory
-from vitkit.distributed import all_reduce_sum, gather_objects, world_size
+from vitkit.distributed import all_reduce_sum, gather_objects, rank, world_size
 from vitkit.engine.averaging import MovingAverage
 from vitkit.engine.checkpointing import LAST_NAME, Progress, RunCheckpoints
 from vitkit.engine.failures import describe_images, out_of_memory_error, training_remedies
 from vitkit.engine.parallel import no_sync
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import TrainingError
-from vitkit.protocols import Model
+from vitkit.protocols import Criterion, Model
 from vitkit.structures import Batch, UncompiledTargets
 
 logger = logging.getLogger("vitkit")
@@ -83,18 +85,18 @@ def train_step(
         TrainingError: the loader has ended early, several steps in a row were skipped, or memory ran out.
     """
     losses, targets, data_seconds, batch = [], [], 0.0, None
+    same_for_any_ranks = settings.images_per_step is not None
     try:
-        for index in range(1, num_batches + 1):
-            started = time.monotonic()
-            batch = next(batches, None)
-            data_seconds += time.monotonic() - started
-            if batch is None:
-                raise TrainingError(
-                    f"the training loader ended after {progress.batch + len(losses)} batches of the epoch, but its "
-                    f"length is {progress.num_batches}. Expected as many batches as its __len__ says: correct one of "
-                    "them."
-                )
+        loaded = load_batches(batches, num_batches, progress, settings)
+        if same_for_any_ranks:
+            loaded = list(loaded)
+            shares = step_shares(criterion, [batch.targets for batch, _ in loaded], device)
+        for index, (batch, seconds) in enumerate(loaded, start=1):
+            data_seconds += seconds
             batch = batch.to(device)
+            if same_for_any_ranks:
+                seed_batch(settings.seed, progress, index - 1, stage=1)
+                set_step_share(criterion, shares[index - 1])
             # Ranks synchronize their gradients once per step, in its last backward pass.
             with nullcontext() if index == num_batches else no_sync(wrapped_model):
                 with autocast:
@@ -125,6 +127,63 @@ def train_step(
             raise
         raise out_of_memory_error(error, batch, training_remedies(batch, settings)) from error
     return Step(losses, grad_norm, lr, decision, data_seconds)
+
+
+def load_batches(
+    batches: Iterator[Batch], num_batches: int, progress: Progress, settings: TrainSettings
+) -> Iterator[tuple[Batch, float]]:
+    """Yield the step's batches, each with the seconds that it was waited for.
+
+    Raises:
+        TrainingError: the loader has ended early.
+    """
+    for index in range(num_batches):
+        if settings.images_per_step is not None:
+            seed_batch(settings.seed, progress, index, stage=0)  # for transforms on the device
+        started = time.monotonic()
+        batch = next(batches, None)
+        if batch is None:
+            raise TrainingError(
+                f"the training loader ended after {progress.batch + index} batches of the epoch, but its length is "
+                f"{progress.num_batches}. Expected as many batches as its __len__ says: correct one of them."
+            )
+        yield batch, time.monotonic() - started
+
+
+def seed_batch(seed: int, progress: Progress, index: int, *, stage: int) -> None:
+    """Seed all random numbers by the number of a batch of the step among those of all ranks in the epoch.
+
+    Args:
+        index: number of the batch in the step.
+        stage: 0 while it is loaded, 1 while the model trains on it.
+    """
+    number = (progress.batch + index) * world_size() + rank()
+    entropy = np.random.SeedSequence([seed, progress.epoch, number, stage])
+    seed_everything(int(entropy.generate_state(1, np.uint64)[0]))
+
+
+def step_shares(
+    criterion: nn.Module, targets: Sequence[Sequence[Mapping[str, Any]]], device: torch.device
+) -> list[Tensor]:
+    """Return `Criterion.step_share` for each batch of a step, from the targets of all of them."""
+    counts = [float(criterion.count(part) if isinstance(criterion, Criterion) else len(part)) for part in targets]
+    total = all_reduce_sum(torch.tensor(sum(counts), device=device))
+    mean = total.where(total > 0, 1) / (len(counts) * world_size())
+    return [mean / (count or 1) for count in counts]
+
+
+def set_step_share(criterion: nn.Module, share: Tensor) -> None:
+    """Set `step_share` of a criterion and of those that it is made of."""
+    for module in criterion.modules():
+        if isinstance(module, Criterion):
+            module.step_share = share
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random number generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # a rank's seed may exceed the 32 bits that NumPy takes
+    torch.manual_seed(seed)
 
 
 def training_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -225,7 +284,7 @@ class StepGuard:
 def _report_skipped(local: str, progress: Progress) -> None:
     """Report a skipped step from the descriptions `local` of each rank, and end the run after too many in a row."""
     per_rank = gather_objects(local)
-    issues = [f"rank {rank}: {text}" if world_size() > 1 else text for rank, text in enumerate(per_rank) if text]
+    issues = [f"rank {number}: {text}" if world_size() > 1 else text for number, text in enumerate(per_rank) if text]
     step = f"the step after step {progress.step} (epoch {progress.epoch}, batch {progress.batch})"
     if progress.bad_in_a_row < MAX_SKIPPED_IN_A_ROW:
         logger.warning(

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import random
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,6 +18,7 @@ from vitkit.devices import default_device, resolve_precision
 from vitkit.distributed import (
     broadcast,
     broadcast_object,
+    failing_together,
     first_rank_first,
     gather_objects,
     idle_devices,
@@ -28,6 +27,7 @@ from vitkit.distributed import (
     world_size,
 )
 from vitkit.engine import build, validation
+from vitkit.engine.alike import check_same_data, check_same_start
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.feature_cache import cache_features
@@ -46,7 +46,7 @@ from vitkit.engine.run_folder import (
     writing_into,
 )
 from vitkit.engine.settings import TrainSettings, require, slow_precision
-from vitkit.engine.step import Decision, Step, train_step
+from vitkit.engine.step import Decision, Step, seed_everything, train_step
 from vitkit.logging import CONSOLE_NAME, LOG_NAME, ConsoleCopy, print_line
 from vitkit.protocols import Dataset
 from vitkit.registry import OPTIMIZERS, SCHEDULES
@@ -92,6 +92,7 @@ def run_training(
         Interrupted: a signal requested the end, and the state is saved.
     """
     require(config, *_REQUIRED)
+    check_same_start(config)
     make_data_paths_absolute(config)
     with first_rank_first():
         init = None if init is None else find_weights(init)
@@ -162,12 +163,15 @@ def build_run(
     config: Config, folder: RunFolder, device: torch.device, *, init: str | Path | None, partial_init: bool = False
 ) -> tuple[TrainRun, Validate]:
     """Build everything that a config names; return the run, and the function that evaluates its model."""
-    settings, data = TrainSettings(**config["train"]), DataSettings(**config["data"])
+    data = DataSettings(**config["data"])
+    settings = TrainSettings(**config["train"]).divided(data, world_size())
     seed_everything(settings.seed)
 
-    train_set, val_set = build.build_datasets(data)
-    vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init)
-    loader = build.build_train_loader(data, train_set, settings.seed, device)
+    with failing_together():
+        train_set, val_set = build.build_datasets(data)
+    check_same_data({"data.train": train_set, "data.val": val_set})
+    vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init, config["model"])
+    loader = build.build_train_loader(data, train_set, settings, device)
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)
     model = build.build_model_for(config, train_set, vocabularies)
@@ -177,12 +181,12 @@ def build_run(
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():
                 config["data"][split]["features"] = path  # for a resumed run
-    model = build.prepare_model(model, settings, device)
+    model, model_to_average = build.prepare_model(model, settings, device)
     criterion = build.build_criterion_for(config, model, train_set).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
         seed_everything(settings.seed + rank())
     optimizer = OPTIMIZERS.build(config["optimizer"], model=model)
-    steps_per_epoch = -(-len(loader) // settings.accumulate)
+    steps_per_epoch = settings.steps_per_epoch(len(loader))
     schedule = SCHEDULES.build(
         config["schedule"], optimizer=optimizer, steps_per_epoch=steps_per_epoch, epochs=settings.epochs
     )
@@ -198,6 +202,7 @@ def build_run(
         run_dir=folder.path,
         saved_with={"config": json.dumps(config), **metadata},
         owns_folder=folder.is_mine,
+        model_to_average=model_to_average,
     )
     print_line(describe(run, train_set, val_set, vocabularies))
     if idle := idle_devices(device):
@@ -248,13 +253,6 @@ def prepare_run_dir(
         console.begin(run_dir / CONSOLE_NAME)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the random number generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # a rank's seed may exceed the 32 bits that NumPy takes
-    torch.manual_seed(seed)
-
-
 def fit(
     run: TrainRun,
     *,
@@ -283,7 +281,11 @@ def fit(
     settings, progress = run.settings, run.progress
     run.hooks = default_hooks(settings, hooks)
     if resume:
-        progress = run.progress = run.checkpoints.resume(resume, num_batches=len(run.loader))
+        progress = run.progress = run.checkpoints.resume(
+            resume,
+            steps_per_epoch=settings.steps_per_epoch(len(run.loader)),
+            same_for_any_ranks=settings.images_per_step is not None,
+        )
         _check_position(run)
         if run.ema is not None:
             restore_average(run)
@@ -328,6 +330,7 @@ def train_epoch(run: TrainRun, epoch: int) -> None:
     progress = run.progress
     run.loader.set_position(epoch, progress.batch)
     progress.num_batches = len(run.loader)
+    progress.num_steps = run.settings.steps_per_epoch(progress.num_batches)
     if progress.batch == 0:
         for meter in run.meters.values():
             meter.reset()
@@ -420,14 +423,16 @@ def _should_end(run: TrainRun) -> bool:
 
 def _check_position(run: TrainRun) -> None:
     """Continue at the same fraction of the epoch if it has a different number of batches than in the saved run."""
-    progress = run.progress
+    progress, settings = run.progress, run.settings
     if progress.batch == 0:
         return
     run.loader.set_position(progress.epoch, 0)
     now, before = len(run.loader), progress.num_batches
     if now != before:
         batch = progress.batch * now // before
-        progress.batch = now if progress.batch == before else batch - batch % run.settings.accumulate
+        progress.batch = now if progress.batch == before else batch - batch % settings.accumulate
+        if settings.images_per_step is not None and settings.steps_per_epoch(now) == progress.num_steps:
+            return  # the same images of the same steps, on another number of ranks
         logger.warning(
             "the epoch had %d batches and has %d now: it continues at batch %d, and results will differ from "
             "an uninterrupted run.",

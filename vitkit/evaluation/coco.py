@@ -31,7 +31,7 @@ from vitkit.io.coco_schema import raise_issues, result_issues
 from vitkit.io.output import write_text
 from vitkit.io.segmentations import encode_segmentation
 from vitkit.protocols import Dataset
-from vitkit.registry import EVALUATORS
+from vitkit.registry import EVALUATORS, nearest
 from vitkit.structures import Detections, DetectionTarget, InstanceDetections, ScoreThresholds
 
 logger = logging.getLogger("vitkit")
@@ -66,9 +66,10 @@ class CocoEvaluator(SampleEvaluator):
         iou: the IoU with an object of its class from which a prediction is correct, above 0.1, in all that is computed
             at a score threshold: `score_thresholds`, and the report's precision, recall, F1, confusions,
             kinds of errors and calibration. COCO's metrics have their own.
+        groups: name -> classes whose mean AP is a metric of its own, such as bbox/AP_unseen for "unseen".
     Raises:
-        ConfigError: an IoU type or the IoU is unknown, the limits are not three ascending numbers, or the dataset has
-            no boxes or masks of objects.
+        ConfigError: an IoU type, the IoU or a class of a group is unknown, the limits are not three ascending numbers,
+            or the dataset has no boxes or masks of objects.
     """
 
     needs_dataset = ("image_ids", "classes", "category_ids", "ground_truth")
@@ -86,6 +87,7 @@ class CocoEvaluator(SampleEvaluator):
         iou_types: Sequence[Literal["bbox", "segm"]] = ("bbox",),
         max_dets: int | Sequence[int] = MAX_DETS,
         iou: float = 0.5,
+        groups: Mapping[str, Sequence[str]] | None = None,
     ):
         if not iou_types or not set(iou_types) <= set(IOU_TYPES):
             raise ConfigError(f"CocoEvaluator: got iou_types={list(iou_types)}; expected 'bbox', 'segm' or both.")
@@ -102,6 +104,15 @@ class CocoEvaluator(SampleEvaluator):
         self.max_dets = limits
         self.iou = iou
         self.metric_names = metric_names(limits)
+        for name, classes in (groups or {}).items():
+            unknown = [each for each in classes if each not in dataset.classes]
+            if unknown or not classes:
+                what = f"the data have no class {unknown[0]!r}" if unknown else "has no classes"
+                hint = nearest(str(unknown[0]), dataset.classes) if unknown else "Name at least one."
+                raise ConfigError(f"CocoEvaluator: groups.{name}: {what}. {hint}".rstrip())
+        self.groups = {name: list(classes) for name, classes in (groups or {}).items()}
+        of_groups = (f"{iou_type}/AP_{name}" for iou_type in self.iou_types for name in self.groups)
+        self.extra_metrics = [*self.extra_metrics, *of_groups]
         self._category_ids = np.asarray(dataset.category_ids, dtype=np.int64)
         self._ious = IOUS if iou in IOUS else (*IOUS, iou)
         self._image_matches: dict[str, dict[int, ImageMatches]] = {}
@@ -208,6 +219,9 @@ class CocoEvaluator(SampleEvaluator):
             by_id = np.argsort(self._category_ids)  # the order in which pycocotools averages
             numbers = _summarize(precision[: len(IOUS), :, by_id], recall[: len(IOUS), by_id])
             metrics |= {f"{iou_type}/{name}": value for name, value in zip(self.metric_names, numbers, strict=True)}
+            for name, classes in self.groups.items():
+                columns = [self.dataset.classes.index(each) for each in classes]
+                metrics[f"{iou_type}/AP_{name}"] = mean_of_valid(precision[: len(IOUS), :, columns, 0])
         return metrics
 
     def incomplete_classes(self, image: Mapping[str, Any]) -> Sequence[int]:
@@ -239,7 +253,8 @@ class CocoEvaluator(SampleEvaluator):
                     f"{unmasked[0]['id']} (image {unmasked[0]['image_id']}). To evaluate masks, every object needs one."
                 )
         matches, of_image = dict(known or {}), group_objects(truth)
-        sizes = {image["id"]: (image.get("height"), image.get("width")) for image in truth["images"]}
+        none = (None, None)  # boxes need no sizes
+        sizes = {x["id"]: image_sides(x)[::-1] if iou_type == "segm" else none for x in truth["images"]}
         for image_id, predictions in answers.items():
             if image_id in matches:
                 continue
@@ -249,7 +264,7 @@ class CocoEvaluator(SampleEvaluator):
             matches[image_id] = match_image(
                 predictions,
                 objects_at(truth, objects),
-                shapes_of(truth, objects, iou_type, sizes.get(image_id, (None, None))),
+                shapes_of(truth, objects, iou_type, sizes.get(image_id, none)),
                 iou_type=iou_type,
                 max_dets=self.max_dets[-1],
                 ious=self._ious,
@@ -438,6 +453,20 @@ def _check_mask_sizes(predictions: Predictions, image_id: int, size: Sequence[An
                 f"image {image_id}: a predicted mask has the size {list(mask['size'])}, [height, width]; expected "
                 f"{list(size)}, that of the image. Predict in the sizes of the original images."
             )
+
+
+def image_sides(image: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the (width, height) of an image of `ground_truth()`, which masks and pages need.
+
+    Raises:
+        DataError: it has none.
+    """
+    if "width" not in image or "height" not in image:
+        raise DataError(
+            f"ground_truth(): image {image['id']!r} has no width and height, in pixels, which masks and reports need. "
+            f"{_SEE_TRUTH}"
+        )
+    return image["width"], image["height"]
 
 
 def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:

@@ -225,8 +225,10 @@ class FeatureEnhancer(nn.Module):
         # One number for all channels, so its code is twice as wide as that of a box's.
         text_positions = sine_positions_boxes(token_positions[..., None], 2 * words.shape[-1]).to(words.dtype)
         bias = mask_bias(masked, words.dtype)[:, None]
-        image_padding = None if levels.padding_mask is None else padding_bias(levels.padding_mask, x.dtype)
-        text_padding = padding_bias(text.padding_mask, x.dtype)
+        # A bias in float16 could not mask a key among scores that exceed its range.
+        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+        image_padding = None if levels.padding_mask is None else padding_bias(levels.padding_mask, dtype)
+        text_padding = padding_bias(text.padding_mask, dtype)
         reference_points = in_padded_maps(levels.centers(), levels.valid_ratios).expand(x.shape[0], -1, -1, -1)
         # Every head reads its own image's mask. The originals repeat masks over heads before images, so that in a batch
         # of different prompts most heads of their text layers read the mask of another one.
@@ -314,7 +316,7 @@ class BidirectionalAttention(nn.Module):
         if dtype == torch.float16:  # the scores of trained weights exceed its range
             parts = [part.float() for part in parts]
         image_codes, text_codes, image_values, text_values = parts
-        with torch.autocast(image.device.type, enabled=False):
+        with torch.autocast("cpu" if image.is_meta else image.device.type, enabled=False):  # "meta" has none
             from_text = attend(image_codes, text_codes, text_values, text_padding, dropout_p=dropout_p)
             from_image = attend(text_codes, image_codes, image_values, image_padding, dropout_p=dropout_p)
         from_text, from_image = (x.to(dtype).transpose(1, 2).flatten(2) for x in (from_text, from_image))

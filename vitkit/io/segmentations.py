@@ -5,6 +5,7 @@ and a polygon with a very large coordinate ends the process.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,45 @@ def cut_polygon(polygon: list[float], height: int, width: int) -> list[float]:
                 kept.append(point)
         points = kept
     return [value for point in points for value in point] if len(points) > 2 else []
+
+
+def visible_box(annotation: Mapping[str, Any], height: int, width: int) -> list[float]:
+    """Return the box, xywh, of what an image shows of an object: its box cut at the border, or that of its polygons'
+    visible part if its box is the polygons', which may be smaller."""
+    x, y, box_width, box_height = annotation["bbox"]
+    x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + box_width, width), min(y + box_height, height)
+    polygons = annotation.get("segmentation")
+    if isinstance(polygons, list) and polygons and (x0, y0, x1, y1) != (x, y, x + box_width, y + box_height):
+        points = np.concatenate([np.array(polygon, float).reshape(-1, 2) for polygon in polygons])
+        whole = [*points.min(axis=0), *points.max(axis=0)]
+        shown = [_shown_points(polygon, height, width) for polygon in polygons]
+        if np.allclose(whole, (x, y, x + box_width, y + box_height), rtol=0, atol=1) and any(map(len, shown)):
+            points = np.concatenate(shown)
+            (x0, y0), (x1, y1) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
+    return [x0, y0, x1 - x0, y1 - y0]
+
+
+def _shown_points(polygon: Sequence[float], height: int, width: int) -> np.ndarray:
+    """Return points (N, 2) that span the part of a flat polygon in the image: the ends of the parts of its edges that
+    lie in the image, and the image's corners in the polygon. Unlike the points of `cut_polygon`, all belong to it."""
+    size = np.array([width, height], float)
+    start = np.array(polygon, float).reshape(-1, 2)
+    step = np.roll(start, -1, axis=0) - start
+    # Where each edge enters and leaves the image, in fractions of its length, by axis.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        enter, leave = np.sort(np.stack([-start, size - start]) / step, axis=0)
+    inside = (start >= 0) & (start <= size)
+    enter = np.where(step == 0, np.where(inside, 0, np.inf), enter).max(axis=1).clip(0)
+    leave = np.where(step == 0, np.where(inside, 1, -np.inf), leave).min(axis=1).clip(None, 1)
+    corners = size * [[0, 0], [1, 0], [0, 1], [1, 1]]
+    crosses = (start[:, 1] > corners[:, 1:]) != ((start + step)[:, 1] > corners[:, 1:])  # (4, N)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at = start[:, 0] + (corners[:, 1:] - start[:, 1]) / step[:, 1] * step[:, 0]
+    in_polygon = (crosses & (at > corners[:, :1])).sum(axis=1) % 2 == 1
+    is_shown = enter < leave
+    start, step = start[is_shown], step[is_shown]
+    ends = [(start + fraction[is_shown, None] * step).clip(0, size) for fraction in (enter, leave)]
+    return np.concatenate([*ends, corners[in_polygon]])
 
 
 def object_area(annotation: dict[str, Any]) -> float:

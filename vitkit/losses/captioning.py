@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vitkit.distributed import all_reduce_mean
 from vitkit.errors import ConfigError
+from vitkit.losses.matched import mean_of_batches
 from vitkit.losses.sequence import SequenceLoss
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
@@ -88,11 +89,13 @@ class CaptionLoss(Criterion):
                 losses |= self._hard_losses(outputs, attention, tokens, num_words)
         return losses
 
+    def count(self, targets: Sequence[Mapping[str, Any]]) -> float:
+        """Return the number of words."""
+        return self.sequence.count(targets)
+
     def _normalizer(self, real: Tensor) -> Tensor:
         """Return the average number of words per rank."""
-        num_words = real.sum().float()
-        # In evaluation, ranks do not wait for each other, as in SequenceLoss.
-        return (all_reduce_mean(num_words) if self.training else num_words).clamp(min=1)
+        return mean_of_batches(self, real.sum().float()).clamp(min=1)
 
     def _hard_losses(
         self, outputs: Mapping[str, Tensor], attention: Tensor, tokens: Tensor, num_words: Tensor

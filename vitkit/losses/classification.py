@@ -65,6 +65,14 @@ class ClassificationLoss(Criterion):
         self.meters["accuracy"].add(correct, torch.full_like(correct, len(targets)))
         return {"cross_entropy": loss}
 
+    def count(self, targets: Sequence[Mapping[str, Any]]) -> float:
+        """Return the number of images, or the sum of the weights of their classes."""
+        if self.class_weights is None:
+            return len(targets)
+        weights = self.class_weights.cpu()
+        mixed = "class_weights" in targets[0]
+        return sum(float(t["class_weights"].cpu() @ weights if mixed else weights[t["label"]]) for t in targets)
+
     def _weighted_loss(self, logits: Tensor, class_targets: Tensor, smoothing: float) -> Tensor:
         """Return the cross entropy divided by the sum of the weights of the true classes, averaged over ranks."""
         weights = self.class_weights
@@ -72,7 +80,7 @@ class ClassificationLoss(Criterion):
             raise ConfigError(f"class_weights: got {len(weights)}; the model has {logits.shape[-1]} classes.")
         total = F.cross_entropy(logits, class_targets, weights, label_smoothing=smoothing, reduction="sum")
         weight_sum = (class_targets @ weights if class_targets.is_floating_point() else weights[class_targets]).sum()
-        normalizer, _ = normalizers(weight_sum, len(logits), logits.device, training=self.training)
+        normalizer, _ = normalizers(self, weight_sum, len(logits), logits.device)
         return total / normalizer
 
     def _class_targets(self, targets: Sequence[Mapping[str, Any]], logits: Tensor) -> tuple[Tensor, Tensor]:

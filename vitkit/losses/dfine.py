@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.distributed import all_reduce_mean
 from vitkit.errors import ConfigError
 from vitkit.losses.class_losses import sigmoid_loss
 from vitkit.losses.class_weights import ClassWeights
-from vitkit.losses.matched import MatchedLayers, SetLayers
+from vitkit.losses.matched import MatchedLayers, SetLayers, mean_of_batches
 from vitkit.losses.set_criterion import SetCriterion
 from vitkit.ops.box_distances import distances_of_boxes, neighboring_bins
 from vitkit.ops.boxes import box_iou, clamp_sizes, cxcywh_to_xyxy, generalized_box_iou
@@ -154,12 +153,13 @@ class DFINECriterion(SetCriterion):
         return Pairs(image, query, target_cxcywh, normalizer, self._counts(query, sets))
 
     def _counts(self, query: Tensor, sets: SetLayers) -> Tensor:
-        """Return the means over ranks of the numbers of paired and of other queries, (2,)."""
+        """Return the means over batches of the numbers of paired and of other queries, (2,)."""
         num_queries = sets.layers[0]["pred_logits"][..., 0].numel()
         counts = torch.tensor([len(query), num_queries - len(query)], dtype=torch.float32)
         counts = counts.to(query.device, non_blocking=True)
-        # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
-        return all_reduce_mean(counts) if self.training else counts
+        means = mean_of_batches(self, counts)
+        # Nearly all queries are not paired, however many objects a batch has.
+        return means if self.step_share is None else torch.stack([means[0], counts[1]])
 
     def _class_and_box_losses(self, sets: SetLayers, matched: MatchedLayers, pairs: Pairs) -> dict[str, Tensor]:
         boxes = sets.stack("pred_boxes")  # (L, B, Q, 4)

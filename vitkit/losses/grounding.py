@@ -77,7 +77,7 @@ class GroundingCriterion(SetCriterion):
             best = logits[0, image[0], query[0]].detach().argmax(-1, keepdim=True)
             correct = tokens[0].gather(1, best).sum()
             self.meters["matched_accuracy"].add(correct, torch.full_like(correct, len(best)))
-        _, num_targets = normalizers(0, sum(queries.counts), logits.device, training=self.training)
+        _, num_targets = normalizers(self, 0, sum(queries.counts), logits.device)
         normalizer = queries.repeats * num_targets
         padding = queries.layers[0]["text_padding"]
         labels = token_focal_loss(logits, indices, tokens, padding, **self.sigmoid_settings) / normalizer

@@ -147,6 +147,10 @@ class MatchedCriterion(Criterion):
                 f"weights: no weight for {', '.join(missing)}. Set it to 0 to leave a term out of the loss."
             )
 
+    def count(self, targets: Sequence[DetectionTarget]) -> float:
+        """Return the number of objects."""
+        return sum(len(target["labels"]) for target in targets)
+
     def match(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget], **settings: Any) -> list[SetLayers]:
         """Return the sets of queries with their matches, the main queries first.
 
@@ -180,7 +184,14 @@ class MatchedCriterion(Criterion):
             # Layers have the same targets, so the same sum, unless an image has more of them than queries.
             matched_sum = class_weights.sum(1).mean()
         weight_sum = matched_sum + self.no_object_weight * (num_queries - num_matched)
-        normalizer, num_targets = normalizers(weight_sum, sum(sets.counts), logits.device, training=self.training)
+        normalizer, num_targets = normalizers(
+            self,
+            weight_sum,
+            sum(sets.counts),
+            logits.device,
+            no_object_weight=self.no_object_weight,
+            num_queries=num_queries,
+        )
         return MatchedLayers(logits, indices, target, labels, normalizer, num_targets, class_weights)
 
     def _check_class_weights(self, num_logits: int) -> None:
@@ -296,21 +307,45 @@ def repeat_targets(targets: Sequence[DetectionTarget], times: int) -> list[Detec
 
 
 def normalizers(
-    class_weight_sum: float | Tensor, num_targets: int, device: torch.device, *, training: bool
+    criterion: Criterion,
+    class_weight_sum: float | Tensor,
+    num_targets: int,
+    device: torch.device,
+    *,
+    no_object_weight: float = 0.0,
+    num_queries: int = 0,
 ) -> list[Tensor]:
-    """Return the means over ranks of the class losses' weight sum and of the number of targets.
+    """Return the means over ranks, or over all batches of a step, of the class losses' weight sum and of the number of
+    targets.
 
     The number of targets of all ranks together is at least one.
+
+    Args:
+        no_object_weight, num_queries: the weight that queries without a target have in the sum, and the number of all
+            queries.
     """
     if isinstance(class_weight_sum, Tensor):  # it is on the device, and need not be transferred
         sums = torch.stack([class_weight_sum, torch.full_like(class_weight_sum, num_targets)])
     else:
         sums = torch.tensor([class_weight_sum, num_targets], dtype=torch.float32).to(device, non_blocking=True)
-    if not training:
+    if not criterion.training:
         # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
         return [sums[0], sums[1].clamp(min=1)]
+    if (share := criterion.step_share) is not None:
+        # Only what targets add varies between batches. The share of a batch without any is the step's mean number.
+        constant = no_object_weight * num_queries
+        added = sums[0] - constant if num_targets else 1 - no_object_weight
+        return [constant + share * added, share * sums[1].clamp(min=1)]
     # The original averages the cross entropy per rank, and clamps the mean number of targets at 1. With sums over all
     # ranks as normalizers, the gradients averaged by DDP equal those of a single process on the joined batch; on one
     # rank both definitions are the same.
     classes, targets = all_reduce_mean(sums)
     return [classes, targets.clamp(min=1 / world_size())]
+
+
+def mean_of_batches(criterion: Criterion, count: Tensor) -> Tensor:
+    """Return the mean of a count over ranks, or over all batches of a step, in training; the count in evaluation."""
+    # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
+    if not criterion.training:
+        return count
+    return all_reduce_mean(count) if criterion.step_share is None else criterion.step_share * count

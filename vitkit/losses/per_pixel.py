@@ -38,6 +38,10 @@ class PerPixelCriterion(Criterion):
         self.register_buffer("class_weights", make_weights_tensor(class_weights), persistent=False)
         self.meters = {"pixel_accuracy": RatioMeter()}
 
+    def count(self, targets: Sequence[DetectionTarget]) -> float:
+        """Return the number of labeled pixels."""
+        return sum(int(target["masks"].any(0).sum()) for target in targets)
+
     def forward(self, outputs: Mapping[str, Any], targets: Sequence[DetectionTarget]) -> dict[str, Tensor]:
         """Compute the losses.
 
@@ -56,7 +60,7 @@ class PerPixelCriterion(Criterion):
         labels = torch.stack([label_map(target, size) for target in targets])  # (B, H, W)
         num_labeled = _count_labeled(labels, targets, num_classes=outputs["pred_semantic"].shape[1])
         weight_sum = 0 if self.class_weights is None else self.class_weights[labels[labels != _NO_CLASS]].sum()
-        weighted, unweighted = normalizers(weight_sum, num_labeled, device, training=self.training)
+        weighted, unweighted = normalizers(self, weight_sum, num_labeled, device)
         normalizer = unweighted if self.class_weights is None else weighted.clamp(min=1e-6)
         losses = {}
         with torch.autocast(device.type, enabled=False):

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vitkit.distributed import RatioMeter, all_reduce_mean, world_size
+from vitkit.distributed import RatioMeter, world_size
 from vitkit.errors import ConfigError, DataError
+from vitkit.losses.matched import mean_of_batches
 from vitkit.protocols import Criterion
 from vitkit.registry import CRITERIA
 from vitkit.structures import PAD
@@ -74,10 +75,11 @@ class SequenceLoss(Criterion):
         self.meters["nll"].add(nll, count)
         return {"cross_entropy": loss / self._normalizer(count)}
 
+    def count(self, targets: Sequence[Mapping[str, Any]]) -> float:
+        """Return the number of tokens."""
+        return sum(int((target["tokens"] != PAD).sum()) for target in targets)
+
     def _normalizer(self, count: Tensor) -> Tensor:
         """Return the average number of tokens per rank."""
-        if not self.training:
-            # In evaluation, ranks may have different numbers of batches, so they cannot wait for each other.
-            return count.float().clamp(min=1)
         # With it, the mean of the ranks' gradients is that of the joined batch.
-        return all_reduce_mean(count.float()).clamp(min=1 / world_size())
+        return mean_of_batches(self, count.float()).clamp(min=1 / world_size() if self.training else 1)

@@ -183,6 +183,6 @@ class SetCriterion(MatchedCriterion):
             focal, dice = whole_mask_losses(masks[image[0], query[0]], target_masks[target[0]])
         else:
             focal = dice = 0.0 * masks
-        _, num_targets = normalizers(0, sum(sets.counts), masks.device, training=self.training)
+        _, num_targets = normalizers(self, 0, sum(sets.counts), masks.device)
         sums = {"mask": focal.sum(), "dice": dice.sum()}
         return {name: self.weights[name] * value / num_targets for name, value in sums.items()}

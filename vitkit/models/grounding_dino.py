@@ -12,7 +12,7 @@ from vitkit.models.base import Detector, attention_in, check_detections
 from vitkit.nn.queries import training_queries_of
 from vitkit.ops.boxes import cxcywh_to_xyxy, scale_boxes
 from vitkit.ops.detections import BatchDetections, best_scores, in_pixels, joined_detections, suppress_duplicates
-from vitkit.ops.prompts import phrase_tokens, split_prompts
+from vitkit.ops.prompts import phrase_tokens, split_prompts, words_and_padding
 from vitkit.protocols import AttentionLayers, child
 from vitkit.registry import MODELS, TEXT_ENCODERS, Spec
 from vitkit.structures import PAD, Detections, DetectionTarget, PhraseDetections
@@ -146,6 +146,13 @@ class GroundingDINO(Detector):
         encoded = self.encode([prompt])
         return encoded["blocks"].masked_fill(~encoded["is_word"], -1)[0].tolist()
 
+    def example_prompts(self, batch_size: int) -> dict[str, Any]:
+        """Return prompts as long as that of COCO's 80 classes in BERT's tokens, 195, or as `max_tokens` holds."""
+        lengths = ([3] * 33 + [2] * 47)[: max(1, (self.max_tokens - 2) // 3)]  # with the dot
+        blocks = [-1, *(phrase for phrase, length in enumerate(lengths) for _ in range(length)), -1]
+        blocks = torch.tensor([blocks]).expand(batch_size, -1)
+        return {"tokens": torch.ones_like(blocks), "blocks": blocks, "is_word": words_and_padding(blocks)[0]}
+
     def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
         """Return the score of each phrase for each query, see `phrase_scores`."""
         return phrase_scores(outputs["pred_logits"], outputs["blocks"], outputs["is_word"])
@@ -182,7 +189,7 @@ class GroundingDINO(Detector):
             If the prompts are read in parts, there are only `blocks` and `chunks`, a list with the outputs of each part
             and its `first_phrase`, see `split_prompts`.
         Raises:
-            ConfigError: there is neither text nor tokens.
+            ConfigError: there is neither text nor tokens, or one of the three is missing.
             DataError: a text is not a prompt, or a prompt is too long.
         """
         captions = None
@@ -195,6 +202,8 @@ class GroundingDINO(Detector):
             else:
                 encoded = self.encode(text)
             tokens, blocks, is_word = (x.to(images.device) for x in encoded.values())
+        if blocks is None or is_word is None:
+            raise ConfigError("GroundingDINO: got tokens without blocks or is_word; expected all three of a prompt.")
         images, padding_mask = self.prepare(images, padding_mask)
         if self.training:
             if tokens.shape[1] > self.max_tokens:
@@ -280,14 +289,16 @@ class GroundingDINO(Detector):
         return results
 
 
-def phrase_scores(logits: Tensor, blocks: Tensor, is_word: Tensor) -> Tensor:
+def phrase_scores(logits: Tensor, blocks: Tensor, is_word: Tensor, phrases: Tensor | None = None) -> Tensor:
     """Return the mean probability of each phrase's tokens, (B, Q, P) float32; 0 for phrases that an image lacks.
 
     Args:
         logits: (B, Q, T).
         blocks, is_word: (B, T), see `vitkit.ops.prompts`.
+        phrases: (B, P) numbers of phrases; None: those of the prompt with the most of them.
     """
-    phrases = torch.arange(int(blocks.max()) + 1, device=blocks.device).expand(len(blocks), -1)
+    if phrases is None:
+        phrases = torch.arange(int(blocks.max()) + 1, device=blocks.device).expand(len(blocks), -1)
     tokens = phrase_tokens(blocks, is_word, phrases).float()
     return logits.float().sigmoid() @ (tokens / tokens.sum(-1, keepdim=True).clamp(min=1)).mT
 

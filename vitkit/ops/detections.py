@@ -54,7 +54,8 @@ def best_scores(scores: Tensor, boxes_cxcywh: Tensor, count: int) -> BatchDetect
     scores, best = pairs.topk(min(count, pairs.shape[1]), dim=1)
     queries = best // num_classes
     boxes_xyxy = _gather_boxes(cxcywh_to_xyxy(boxes_cxcywh.float()), queries)
-    return BatchDetections(scores, best % num_classes, boxes_xyxy, queries)
+    # ONNX's exporter has no remainder by a number of classes that is only known when the file runs.
+    return BatchDetections(scores, best - queries * num_classes, boxes_xyxy, queries)
 
 
 def suppress_duplicates(detections: BatchDetections, iou: float | None) -> BatchDetections:

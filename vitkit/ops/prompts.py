@@ -46,6 +46,15 @@ def phrase_tokens(blocks: Tensor, is_word: Tensor, phrases: Tensor) -> Tensor:
     return (blocks[..., None, :] == phrases[..., None]) & is_word[..., None, :]
 
 
+def words_and_padding(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `is_word`, and which tokens are padding, (B, S) bool, of prompts whose phrases end with a separator."""
+    is_inside = blocks >= 0
+    index = torch.arange(blocks.shape[1], device=blocks.device)
+    end = (index * is_inside).amax(1, keepdim=True) + 1  # the last token, after the last separator
+    following = F.pad(blocks[:, 1:], (0, 1), value=-1)
+    return is_inside & (following == blocks), index > end
+
+
 class PromptPart(NamedTuple):
     """Consecutive phrases of each prompt of a batch, as prompts of their own; of a prompt that has no more, only its
     ends."""

@@ -128,6 +128,30 @@ def encode_phrases(
     return EncodedPrompt(tokens, blocks, is_word)
 
 
+def join_prompts(prompts: Sequence[EncodedPrompt]) -> EncodedPrompt:
+    """Return the prompt of the phrases of several, of at least one."""
+    tokens, blocks, is_word = prompts[0].tokens[:1], [-1], [False]
+    for prompt in prompts:
+        first = blocks[-1] + 1
+        tokens += prompt.tokens[1:-1]
+        blocks += [first + block for block in prompt.blocks[1:-1]]
+        is_word += prompt.is_word[1:-1]
+    return EncodedPrompt([*tokens, *prompts[0].tokens[-1:]], [*blocks, -1], [*is_word, False])
+
+
+def spanned_tokens(vocabulary: Vocabulary, phrase: str, spans: Iterable[tuple[int, int]]) -> list[bool]:
+    """Return which tokens of a phrase have a character in one of the spans, [begin, end) of the text as it is given."""
+
+    def normalized(index: int) -> int:
+        return len(normalize_text(f"{phrase[:index]}|")) - 1
+
+    ranges = [(normalized(begin), normalized(end)) for begin, end in spans]
+    return [
+        any(begin < token_end and token_begin < end for begin, end in ranges)
+        for token_begin, token_end in vocabulary.token_spans(phrase)
+    ]
+
+
 _MARKS = re.escape(string.punctuation)
 _WORDS = re.compile(rf"[.?]|[{_MARKS}]|[^\s{_MARKS}](?:[^\s.?]*[^\s{_MARKS}])?")
 """Matches the ends of sentences, other punctuation, and words, which may have some within."""

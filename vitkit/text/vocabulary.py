@@ -37,7 +37,8 @@ _RESERVED = "\0\u2585"
 """Characters that make sentencepiece leave out a line of the training text."""
 _WORDS = rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}"
 _LANGUAGE = re.compile(r">>.*?<<")
-_FORMAT = "vitkit vocabulary 1"
+VOCABULARY_FORMAT = "vitkit vocabulary 1"
+"""The `format` of a vocabulary's JSON."""
 _MAX_TRAINED_LENGTH = 1000
 """The maximum length of a line that sentencepiece is trained on, in characters: its time grows with the square of the
 length of a repetitive line."""
@@ -204,6 +205,16 @@ class Vocabulary:
                 self.unknown.update(token.replace(SPACE, "") for token in split(text) if token not in self._ids)
         return encoded
 
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return, for each token of `encode(text)`, its characters [begin, end) in `normalize_text(text)`."""
+        text = _prepare(text, self.lowercase)
+        split = self._split if self._pieces is not None else _words if self.kind == "word" else _characters
+        spans, end = [], 0 if self.kind == "char" else -1  # the others begin with a space that the text does not have
+        for piece in split(text):
+            begin, end = end, end + len(piece)
+            spans.append((begin + piece.startswith(SPACE), end))
+        return spans
+
     def encode_masked(self, text: str) -> list[int]:
         """Encode a text in which MASK_TOKEN stands for each hidden token, including the space before a word.
 
@@ -252,7 +263,7 @@ class Vocabulary:
 
     def to_json(self) -> str:
         """Return everything that `from_json` needs, without the counts of unknown tokens."""
-        content = {"format": _FORMAT, "kind": self.kind, "lowercase": self.lowercase}
+        content = {"format": VOCABULARY_FORMAT, "kind": self.kind, "lowercase": self.lowercase}
         if self._pieces is None or self._has_own_ids:
             content["tokens"] = self.tokens
         if self._pieces is not None:
@@ -269,7 +280,7 @@ class Vocabulary:
         """
         try:
             content = json.loads(text)
-            if content.pop("format") != _FORMAT:
+            if content.pop("format") != VOCABULARY_FORMAT:
                 raise ValueError("another format")
             if not isinstance(content.get("lowercase", False), bool):
                 raise ValueError("lowercase is neither true nor false")
@@ -432,6 +443,11 @@ class TokenizerVocabulary(Vocabulary):
             encoded.append(ids)
         return encoded
 
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return, for each token of `encode(text)`, its characters [begin, end) in `normalize_text(text)`."""
+        with _tokenizers_errors():
+            return self._tokenizer.encode(normalize_text(text), add_special_tokens=False).offsets
+
     def encode_masked(self, text: str) -> list[int]:
         """Encode a text in which MASK_TOKEN stands for each hidden token; ConfigError without a mask token."""
         self._check_has_mask()
@@ -465,7 +481,7 @@ class TokenizerVocabulary(Vocabulary):
 
     def to_json(self) -> str:
         """Return everything that `Vocabulary.from_json` needs."""
-        content = {"format": _FORMAT, "kind": self.kind, "special": self.special, "tokenizer": self.content}
+        content = {"format": VOCABULARY_FORMAT, "kind": self.kind, "special": self.special, "tokenizer": self.content}
         return json.dumps(content, ensure_ascii=False)
 
 

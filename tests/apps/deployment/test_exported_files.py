@@ -3,8 +3,10 @@
 import importlib
 import io
 import json
+import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,6 +119,26 @@ def test_a_graph_that_may_run_without_an_end_is_refused(kind, run, tmp_path):
     onnx.save(model, tmp_path / "tiny.onnx")
     with pytest.raises(CheckpointError, match=r"its graph has (Loop|Scan|SequenceMap|functions), which"):
         load(tmp_path / "tiny.onnx")
+
+
+def test_a_graph_that_computes_for_very_long_is_given_up(run, tmp_path, monkeypatch):
+    onnx, make = pytest.importorskip("onnx"), pytest.importorskip("onnx.helper")
+    file = exported.OnnxFile(run / "out" / "tiny.onnx")
+    model = onnx.load(run / "out" / "tiny.onnx")
+    # ONNX Runtime computes what depends on no input when it opens a file.
+    model.graph.initializer.append(make.make_tensor("one", onnx.TensorProto.FLOAT, [1], [1.0]))
+    model.graph.initializer.append(make.make_tensor("sides", onnx.TensorProto.INT64, [2], [2500, 2500]))
+    model.graph.node.append(make.make_node("Expand", ["one", "sides"], ["m0"]))
+    model.graph.node.extend(make.make_node("MatMul", [f"m{k}", f"m{k}"], [f"m{k + 1}"]) for k in range(4))
+    model.graph.output.append(make.make_tensor_value_info("m4", onnx.TensorProto.FLOAT, [2500, 2500]))
+    onnx.save(model, tmp_path / "tiny.onnx")
+    monkeypatch.setattr(exported, "_MAX_SECONDS", 0.3)
+    with pytest.raises(CheckpointError, match=r"tiny.onnx: has not computed anything in 0.3 s. Export the model again"):
+        load(tmp_path / "tiny.onnx")
+    monkeypatch.setattr(file, "_session", SimpleNamespace(run=lambda *_: time.sleep(1)))
+    with pytest.raises(CheckpointError, match="has not computed anything in 0.3 s"):
+        file.run({name: torch.zeros(1) for name in file.inputs}, outputs=[])
+    assert file._options.terminate
 
 
 def test_other_files_are_refused_as_exported_models(tmp_path):

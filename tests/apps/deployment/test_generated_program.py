@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from helpers.small_exports import IMAGES, noise, predictor_of
+from helpers.small_exports import IMAGES, WITHOUT_TORCH, noise, predictor_of
 from PIL import Image, UnidentifiedImageError
 
 from vitkit import build_model, load_config
@@ -27,17 +27,6 @@ pytest.importorskip("onnxruntime")
 onnx_runner = importlib.import_module("vitkit.apps.exported.onnx_runner")
 
 RESNET = dict(type="ResNet", depth=18, norm="bn", pretrained=False)
-
-WITHOUT_TORCH = """
-import importlib.abc, runpy, sys
-class WithoutTorch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, *_):
-        if name.partition(".")[0] in ("torch", "torchvision", "vitkit", "cv2", "timm"):
-            raise ImportError(f"{name} must not be imported")
-sys.meta_path.insert(0, WithoutTorch())
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def test_generated_program_predicts_without_torch(run, tmp_path):

@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 import torch
 from helpers.browser import chromium
+from helpers.every_model import IMAGE, PROMPT, dense_model
 from PIL import Image
 
 from vitkit import build_model, load_config
 from vitkit.apps.explanations.demo_page import HINT, Demo, Handlers, point_in, tasks_of, text_of
-from vitkit.apps.inference import MaskFiller, Translator, load
+from vitkit.apps.inference import MaskFiller, Predictor, Translator, load
 from vitkit.config import save_config
+from vitkit.errors import ConfigError
 from vitkit.text.vocabulary import Vocabulary
 from vitkit.tools import demo
 from vitkit.weights import save_checkpoint
@@ -148,6 +150,22 @@ def test_a_captioner_shows_what_it_looks_at_for_each_word(tmp_path, photo):
     assert set(answer.removeprefix("noise.png: ").split()) <= {"a", "red", "ring"}
     text, encoder, words = handlers.on_click(prediction, None, (3, 3), is_drawn=False)
     assert "for each word" in text and not encoder["visible"] and words["visible"]
+
+
+def test_a_text_prompted_detector_shows_what_its_query_reads(tmp_path):
+    predictor = Predictor(dense_model("GroundingDINO"), ())
+    with pytest.raises(ConfigError, match="--text: GroundingDINO looks for what it names. Give 'a red car"):
+        demo.with_text(predictor, None)
+    predictor = demo.with_text(predictor, PROMPT)
+    box = predictor(IMAGE, threshold=0.0).boxes[0]
+    x, y = ((box[:2] + box[2:]) / 2).clamp(min=0).tolist()
+    point = min(x, IMAGE.shape[1] - 1), min(y, IMAGE.shape[0] - 1)
+    attended = Demo(predictor, tmp_path).attend(predictor(IMAGE), *point, 0.0)
+    assert "covers it (" in attended.text and attended.encoder.is_file() and attended.query.is_file()
+    detector = Predictor(dense_model("DINO"), list("abc"))
+    assert demo.with_text(detector, None) is detector
+    with pytest.raises(ConfigError, match="takes no text"):
+        demo.with_text(detector, "a .")
 
 
 def test_broken_image_is_reported_and_clears_the_page(detr, tmp_path):

@@ -90,8 +90,10 @@ def test_a_trained_model_looks_for_the_classes_of_its_data(weights):
     measured = ScoreThresholds(0.4, (0.3, None), "highest F1 in validation")
     classes = ["CAT", "St. Ar"]
     config = dict(CONFIG, data=dict(prompts=dict(phrases={"CAT": "cat", "St. Ar": "star"})))
-    path = weights(classes=classes, category_ids=[7, 9], measured={"score_thresholds": measured.to_json(classes)})
-    predictor = load(config, path)
+    path = weights(
+        config=config, classes=classes, category_ids=[7, 9], measured={"score_thresholds": measured.to_json(classes)}
+    )
+    predictor = load(path)
     prediction = predictor(IMAGE, threshold=0.0)
     told = load(path).with_text("cat . star .")
     assert prediction.classes == classes and set(prediction.names) == set(classes)
@@ -132,12 +134,19 @@ def test_a_text_is_needed_and_a_threshold_needs_one(predictor):
         predictor(IMAGE, text="a cat", text_threshold=1.5)
 
 
-def test_a_class_that_is_not_a_phrase_is_named_once(weights, tmp_path, caplog):
+def test_classes_that_are_not_phrases_are_named(weights, tmp_path, caplog):
+    message = "class 'St. Bernard': .*has a '.'.*Set data.prompts.phrases={'St. Bernard': 'ANOTHER PHRASE'}"
+    with pytest.raises(DataError, match=message):
+        load(weights(classes=["St. Bernard"]))
     Image.fromarray(IMAGE).save(tmp_path / "a.png")
-    predictor = load(weights(classes=["St. Bernard"]))
-    with caplog.at_level(logging.WARNING, "vitkit"), pytest.raises(DataError, match="'St. Bernard' has a '.'"):
+    predictor = load(weights(classes=["zebra"]))
+    with (
+        caplog.at_level(logging.WARNING, "vitkit"),
+        pytest.raises(DataError, match="the tokenizer knows no piece of the phrase 'zebra'"),
+    ):
         predictor(tmp_path / "*.png")
-    assert not caplog.records
+    assert not caplog.records  # the text is wrong, not the images
+    assert predictor(tmp_path / "a.png", text="cat").classes == ["cat"]
 
 
 def test_a_model_without_vocabulary_says_what_to_set(weights):

@@ -65,17 +65,17 @@ class Attention:
         return sum(math.prod(shape[:-1]) for shape in self.shapes)
 
 
-def attention_matrices(model: nn.Module, *inputs: Tensor) -> dict[str, Attention]:
+def attention_matrices(model: nn.Module, *inputs: Tensor, **named: Any) -> dict[str, Attention]:
     """Return module name -> its attention matrices. With model and inputs on "meta" this takes no memory or time."""
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             with track_running_modules(model) as running, _FusedCalls(running) as calls:
-                model(*inputs)
+                model(*inputs, **named)
             fused = calls.by_module
             with AttentionRecorder(model) as maps:
-                model(*inputs)
+                model(*inputs, **named)
                 shapes = {name: [tuple(weights.shape) for weights in recorded] for name, recorded in maps.items()}
     finally:
         model.train(was_training)

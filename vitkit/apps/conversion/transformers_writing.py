@@ -106,6 +106,8 @@ def make_config_json(loaded: Predictor | TextModel, spec: Mapping[str, Any]) -> 
         model["training_queries"] = []
     if kind.name in ("rt_detr_v2", "d_fine") and isinstance(model["head"]["num_points"], int):
         model["head"]["num_points"] = [model["head"]["num_points"]] * len(loaded.model.neck.feature_info)
+    if "text_encoder" in model:  # a model with a vocabulary has as many rows
+        model["text_encoder"]["vocabulary_size"] = len(loaded.model.text_encoder.embedding.weight)
     values = {"model_type": kind.name, "architectures": [kind.architectures[name]], **kind.write(model)}
     values |= {**_classes(loaded), "torch_dtype": "float32"}
     if isinstance(loaded, Translator):

@@ -83,7 +83,10 @@ def image_inputs(predictor: Predictor, images: Sequence[np.ndarray], size: tuple
         size: height and width that all images must have; None: any.
     """
     one, two = images[:1], (list(images) * 2)[:2]
-    single, pair = predictor.prepare(one).inputs, predictor.prepare(two).inputs
+    single, pair = (
+        {name: value for name, value in predictor.prepare(shown).inputs.items() if isinstance(value, Tensor)}
+        for shown in (one, two)
+    )
     height, width = single["images"].shape[-2:]
     part = {name: value[..., : height * 3 // 4, : width * 2 // 3] for name, value in single.items()}
     batches = [(one, single), (two, pair), (one, part)]

@@ -36,6 +36,7 @@ from vitkit.apps.deployment.checks import (
     yield_decoded_inputs,
 )
 from vitkit.apps.deployment.metadata import describe
+from vitkit.apps.deployment.prompted import known_phrases, prompt_inputs, prompted_graphs, with_text_features
 from vitkit.apps.deployment.text import text_graphs
 from vitkit.apps.exported.graphs import Axes, ExportGraph, image_graph
 from vitkit.apps.exported.loading import METADATA, import_optional_module, open_exported
@@ -48,6 +49,7 @@ from vitkit.apps.inference.translator import Translator
 from vitkit.config.trust import ProgramCode, remember
 from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError, DataError, place_in_own_code
+from vitkit.io.output import write_bytes
 from vitkit.weights import LoadReport
 
 TRACED_SIZE = (259, 515)
@@ -57,7 +59,8 @@ they are odd, so that all padding is recorded."""
 
 @dataclass(frozen=True)
 class Part:
-    """What becomes one file: a model, or the encoder or the decoding step of a model that writes text."""
+    """What becomes one file: a model; the encoder or the decoding step of a model that writes text; or the detector or
+    the text encoder of a text-prompted one."""
 
     suffix: str
     """Text between the model's name and the file's extension."""
@@ -85,7 +88,8 @@ class Export:
     """What `export` has written."""
 
     parts: list[ExportedPart]
-    """The model's file; for a model that writes text, the encoder and the step of the decoder."""
+    """The model's file; for a model that writes text, the encoder and the step of the decoder; for a text-prompted one,
+    the detector and the text encoder."""
     runner: Path | None
     """The program beside an ONNX file that runs it without PyTorch; None for other formats."""
     report: LoadReport | None
@@ -121,7 +125,8 @@ def export(
     Args:
         model: see `find_model`.
         out: the file; None: NAME.onnx or NAME.pt2 in the current folder. A model that writes text has a second file
-            beside it, the step of the decoder, and an ONNX file a program that runs it without PyTorch.
+            beside it, the step of the decoder, and a text-prompted one its text encoder and its tokenizer's file. A
+            program that runs it without PyTorch lies beside an ONNX file.
         weights: weights for a config; None: those of `model`.
         format, precision, size, opset, tolerance, overwrite: see `ExportSettings`.
         images: images on which the file is compared with the model, see `find_images`; None: synthetic ones.
@@ -204,7 +209,8 @@ def export_model(
     out.parent.mkdir(parents=True, exist_ok=True)
     parts = parts_of(predictor, settings, images)
     names = [f"{out.stem}{part.suffix}{out.suffix}" for part in parts]
-    check_free([out.with_name(name) for name in names], settings)
+    tokenizer = metadata.get("tokenizer") and tokenizer_path(out)
+    check_free([*(out.with_name(name) for name in names), *filter(None, [tokenizer])], settings)
     exported = []
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         for part, name in zip(parts, names):
@@ -216,12 +222,16 @@ def export_model(
                 precision=settings.precision,
             )
             if part is parts[0] and len(parts) > 1:
-                about["step"] = names[1]
+                about[parts[1].suffix[1:]] = names[1]
+            if tokenizer:
+                about["tokenizer"] = {**about["tokenizer"], "file": tokenizer.name}
             path = Path(folder) / name
             write_part(part, path, settings, about)
             exported.append(compare_part(part, path, out.with_name(name), settings))
         for part in exported:
             (Path(folder) / part.path.name).replace(part.path)
+    if tokenizer:
+        write_bytes(tokenizer, predictor.model.vocabulary.content.encode())
     if settings.format == "onnx":
         shutil.copyfile(find_spec("vitkit.apps.exported.onnx_runner").origin, runner_path(out))
     return exported
@@ -230,6 +240,11 @@ def export_model(
 def runner_path(out: Path) -> Path:
     """Return the path of the program that is written beside an ONNX file."""
     return out.with_name(f"run_{out.stem}.py")
+
+
+def tokenizer_path(out: Path) -> Path:
+    """Return the path of the tokenizer's file that is written beside the file of a text-prompted model."""
+    return out.with_name(f"{out.stem}.tokenizer.json")
 
 
 def check_out(out: Path, settings: ExportSettings) -> None:
@@ -274,12 +289,21 @@ def parts_of(predictor: Loaded, settings: ExportSettings, images: Sequence[np.nd
         raise ConfigError(
             "export: the model classifies clips of videos, but exported files take single images. Choose another model."
         )
+    if "text" in model.takes:
+        detector, encoder = prompted_graphs(model)
+        phrases = known_phrases(model, predictor.classes)
+        predictor = predictor.with_text(phrases)
     if isinstance(predictor, Translator):
         batches = text_inputs(len(predictor.vocabularies["source"]))
         example = batches[-1]
     else:
         batches = image_inputs(predictor, images, settings.size)
         example = make_image_example(settings.size or TRACED_SIZE, predictor.channels)
+    if "text" in model.takes:
+        prompts = prompt_inputs(model, phrases)
+        pairs = [with_text_features(*pair, encoder) for pair in zip(batches, prompts)]
+        traced = with_text_features(example, prompts[1], encoder)
+        return [Part("", detector, pairs, traced), Part(".text", encoder, prompts, prompts[1])]
     if "text" not in model.returns:
         return [Part("", image_graph(model), batches, example)]
     encoder, step = text_graphs(model)

@@ -1,10 +1,12 @@
 """The metadata of an exported file: preprocessing, classes, thresholds, license, config."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+from vitkit.apps.deployment.prompted import text_digest
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
 from vitkit.data.transforms.classification import ClassificationEvalTransforms
@@ -12,7 +14,9 @@ from vitkit.data.transforms.pipelines import EvalResize
 from vitkit.errors import ConfigError
 from vitkit.models.base import statistics_owner
 from vitkit.ops.images import pixel_statistics
-from vitkit.text.vocabulary import Vocabulary
+from vitkit.structures import BOS, EOS, PAD, UNK
+from vitkit.text.prompts import SEPARATOR
+from vitkit.text.vocabulary import TokenizerVocabulary, Vocabulary
 
 
 def describe(
@@ -41,6 +45,8 @@ def describe(
             "image_sizes": None if predictor.image_sizes is None else predictor.image_sizes.to_json(),
             "preprocessing": _preprocessing(predictor),
         }
+    if "text" in predictor.model.takes and predictor.model.vocabulary is not None:
+        about |= _prompts(predictor)
     return about | (_text(predictor) if "text" in predictor.model.returns else {})
 
 
@@ -89,6 +95,26 @@ def _text(predictor: Predictor | Translator) -> dict[str, Any]:
         "tokens": {side: _tokens(vocabulary) for side, vocabulary in vocabularies.items()},
         "decoding": {"max_length": model.decoding.max_length, "min_length": model.decoding.min_length},
     }
+
+
+def _prompts(predictor: Predictor) -> dict[str, Any]:
+    """Return what reads the prompts of a text-prompted detector, and what its files have in common."""
+    model, vocabulary = predictor.model, predictor.model.vocabulary
+    (separator,) = vocabulary.encode(SEPARATOR)
+    numbers = dict(pad=PAD, unk=UNK, bos=BOS, eos=EOS, separator=separator)
+    about = {
+        "phrases": None if predictor.text is None else model.prompt_phrases(predictor.text),
+        "prompts": {
+            "max_tokens": model.max_tokens,
+            "threshold": model.score_threshold,
+            "numbers": {name: vocabulary.numbers[index] for name, index in numbers.items()},
+        },
+        "text_id": text_digest(model),
+    }
+    if isinstance(vocabulary, TokenizerVocabulary):
+        digest = hashlib.sha256(vocabulary.content.encode()).hexdigest()
+        return about | {"tokenizer": {"sha256": digest, "special": vocabulary.special}}
+    return about | {"vocabularies": {"target": vocabulary.to_json()}, "tokens": {"target": _tokens(vocabulary)}}
 
 
 def _tokens(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -52,6 +52,13 @@ def same_classes(case: Case) -> Iterator[Issue]:
     if train == val:
         yield Issue("same classes", "ok", f"both have the same {pluralize(len(train), 'classes')}", where)
         return
+    if case.data.prompts is not None:
+        new = [name for name in case.val.classes if name not in case.train.classes]
+        message = f"data.train has all {pluralize(len(val), 'classes')} of data.val"
+        if new:
+            message = f"{pluralize(len(new), 'classes')} of data.val are found by phrases only: {enumerate_items(new)}"
+        yield Issue("same classes", "note" if new else "ok", message, where, {"classes": new})
+        return
     different = [key for key in {**train, **val} if train.get(key) != val.get(key)]
     pairs = enumerate_items([f"{key}: {train.get(key)!r} and {val.get(key)!r}" for key in different])
     message = f"{len(train)} and {pluralize(len(val), 'classes')}, "
@@ -93,7 +100,8 @@ def class_balance(case: Case) -> Iterator[Issue]:
         if untrained:
             names = enumerate_items(untrained)
             message = f"{pluralize(len(untrained), 'classes', 'are')} evaluated but never trained: {names}"
-            yield Issue("absent classes", "warn", message, "data.val", {"classes": untrained})
+            verdict = "warn" if case.data.prompts is None else "note"
+            yield Issue("absent classes", verdict, message, "data.val", {"classes": untrained})
 
 
 def _remedies(case: Case, statistics: DatasetStatistics, rarest: str, ratio: float) -> str:

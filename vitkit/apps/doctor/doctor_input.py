@@ -13,8 +13,9 @@ from vitkit.apps.doctor.images import ImageScan, scan_images
 from vitkit.apps.doctor.issues import Issue
 from vitkit.apps.doctor.statistics import DatasetStatistics, dataset_statistics
 from vitkit.data.loading.loader import DataSettings
+from vitkit.data.text.prompts import PromptStep
 from vitkit.devices import resolve_precision
-from vitkit.engine.build import build_model
+from vitkit.engine.build import build_model, check_prompts, use_tokenizer
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import VitkitError
 from vitkit.registry import MODELS, parameters_of
@@ -51,8 +52,9 @@ class Case:
         self.config = config
         self.options = options
         self.data = DataSettings(**config.get("data", {}))
-        self.settings = TrainSettings(**config["train"]) if "train" in config else None
-        if self.settings is not None:
+        self.settings = None
+        if "train" in config:
+            self.settings = TrainSettings(**config["train"]).divided(self.data, options.gpus)
             resolved = resolve_precision(self.settings.precision, options.device)
             self.settings = dataclasses.replace(self.settings, precision=resolved)
         self.statistics: dict[str, DatasetStatistics] = {}
@@ -60,9 +62,25 @@ class Case:
             if getattr(self.data, split) is not None:
                 train = self.train and self.train.dataset
                 self.statistics[f"data.{split}"] = dataset_statistics(self.data, split, train)
+        if self.data.prompts is not None:
+            self._check_prompts()
         train, val = (split and split.dataset for split in (self.train, self.val))
         if train is not None and val is not None and val.has_vocabularies:
             val.use_vocabularies_of(train)
+
+    def _check_prompts(self) -> None:
+        """Make the prompts of each dataset's classes; without them, a dataset counts as one that cannot be built."""
+        train = self.train.dataset if self.train else None
+        for where, statistics in self.statistics.items():
+            dataset = statistics.dataset
+            try:
+                if dataset is not None and not use_tokenizer(dataset, self.config.get("model")) and train is not None:
+                    dataset.use_vocabularies_of(train)
+                if dataset is not None:
+                    PromptStep(dataset, training=dataset is train)
+            except VitkitError as error:
+                statistics.dataset = None
+                statistics.issues.append(Issue("prompts", "fail", str(error), where))
 
     @property
     def train(self) -> DatasetStatistics | None:
@@ -86,6 +104,7 @@ class Case:
             return None, []
         dataset, classes = self.train.dataset, self.train.classes or None
         try:
+            check_prompts(self.config["model"], dataset)
             model = build_model(
                 self.config["model"], classes=classes, things=dataset.things, vocabularies=vocabularies_of(dataset)
             )

@@ -12,7 +12,15 @@ import torch
 from PIL import Image
 
 from vitkit.apps.explanations.drawing import draw_word_attention
-from vitkit.apps.explanations.images import ImageAttention, image_attention, image_sampling, samples_points
+from vitkit.apps.explanations.images import (
+    ImageAttention,
+    attention_layers,
+    image_attention,
+    image_sampling,
+    samples_points,
+)
+from vitkit.apps.explanations.prompt_attention import prompt_attention
+from vitkit.apps.explanations.prompts import draw_box_words
 from vitkit.apps.explanations.text import word_attention
 from vitkit.apps.inference import FIELDS, Prediction, Predictor
 from vitkit.data.synthetic.world import World
@@ -39,7 +47,8 @@ class Attended(NamedTuple):
 
     text: str
     encoder: Path | None = None
-    """A drawing of what the point attends to in the encoder."""
+    """A drawing of what the point attends to in the encoder; for a text-prompted detector, of what the query that
+    covers it reads."""
     query: Path | None = None
     """A drawing of what the query that covers the point attends to; for a captioner, of what each word attends to."""
 
@@ -110,6 +119,10 @@ class Demo:
                 view.draw_query(number, query)
                 name, score = predictor.classes[view.queries.labels[number]], float(view.queries.scores[number])
                 text += f"Query {number} covers it ({name} {score:.2f}), and attends to what is drawn."
+                if attention_layers(predictor.model).prompt:
+                    encoder = self._file("png")
+                    words, _ = prompt_attention(predictor, image)
+                    draw_box_words(view.image, words, view.queries, [number], encoder)
         return Attended(text.strip(), encoder, query)
 
     @torch.inference_mode()

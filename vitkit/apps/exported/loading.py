@@ -1,18 +1,22 @@
 """Open exported files: as functions of named tensors, and in place of their models."""
 
+import hashlib
 import importlib
 import inspect
 import json
 import os
 import reprlib
+import threading
 import zipfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +26,13 @@ from vitkit.apps.exported.graphs import FROM_MODEL
 from vitkit.apps.exported.settings import ONNX_SUFFIX, PROGRAM_SUFFIX
 from vitkit.config.trust import ProgramCode, remember, require_trust
 from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.heads.grounding_dino import Text
 from vitkit.ops.images import unpadded_sizes
 from vitkit.protocols import DenseModel, Model
 from vitkit.registry import nearest_file
 from vitkit.seq2seq.decoding import State, TextGenerator
+from vitkit.structures import PAD
+from vitkit.text.vocabulary import VOCABULARY_FORMAT
 
 NEW = "new_"
 """Prefix of the outputs of a step that replace its inputs, as ONNX requires inputs and outputs to differ by name."""
@@ -35,10 +42,19 @@ _MAX_METADATA = 256 * 2**20
 """The most bytes of metadata that are read; vocabularies may take a few megabytes."""
 
 
+_NUM_KEPT = 64
+"""The number of batches of prompts whose features are kept, those that were read last."""
 _MAX_SIDE = 1 << 15
 """The largest side of the images of a file, in pixels."""
 _LOOPS = {"Loop", "Scan", "SequenceMap"}
 """ONNX's operations that run a graph of their own many times."""
+_FATAL = 4
+"""ONNX Runtime's level of logging: it raises errors, which are reported once."""
+_MAX_SECONDS = 1800.0
+"""The time in which a file is opened, and in which it computes a batch; a kilobyte of products may take weeks."""
+
+
+_Result = TypeVar("_Result")
 
 
 def is_exported(path: Any) -> bool:
@@ -90,14 +106,18 @@ class OnnxFile:
         _check_graph(path)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = _FATAL
         providers = [
             p for p in ("CUDAExecutionProvider", "CPUExecutionProvider") if p in runtime.get_available_providers()
         ]
         try:
-            self._session = runtime.InferenceSession(str(path), options, providers=providers)
+            self._session = _in_time(path, lambda: runtime.InferenceSession(str(path), options, providers=providers))
+        except CheckpointError:
+            raise
         except Exception as error:  # ONNX Runtime's exceptions have no common base class
             raise CheckpointError(f"{path}: ONNX Runtime cannot open it ({_first_line(error)}).") from error
         self._options = runtime.RunOptions()
+        self._options.log_severity_level = _FATAL
         self._options.only_execute_path_to_fetches = True
         self.metadata = _parse(self._session.get_modelmeta().custom_metadata_map, path)
         self.inputs = [value.name for value in self._session.get_inputs()]
@@ -107,10 +127,36 @@ class OnnxFile:
         names = self.outputs if outputs is None else [name for name in self.outputs if name in outputs]
         arrays = {name: value.cpu().numpy() for name, value in _select_inputs(self, inputs).items()}
         try:
-            values = self._session.run(names, arrays, self._options)
+            values = _in_time(self.path, lambda: self._session.run(names, arrays, self._options))
+        except CheckpointError:
+            self._options.terminate = True  # between two nodes
+            raise
         except Exception as error:  # as above
             raise _refuse(self.path, inputs, error) from error
         return {name: torch.from_numpy(value) for name, value in zip(names, values)}
+
+
+def _in_time(path: str | Path, call: Callable[[], _Result]) -> _Result:
+    """Return what a call of ONNX Runtime does, waiting in Python: nothing, not even ctrl-C, ends the call itself.
+
+    Raises:
+        CheckpointError: it takes more than `_MAX_SECONDS`. What the call raises is raised as well.
+    """
+    done: Future[_Result] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    # Unlike a pool's thread, this one does not keep the process from ending.
+    threading.Thread(target=work, daemon=True).start()
+    if not wait([done], _MAX_SECONDS).done:
+        raise CheckpointError(
+            f"{path}: has not computed anything in {_MAX_SECONDS:g} s. Export the model again, or use a faster device."
+        )
+    return done.result()
 
 
 def _check_graph(path: str | Path) -> None:
@@ -205,22 +251,20 @@ def read_program_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def trust_program(path: str | Path) -> None:
-    """Record that the user trusts a program, and that of its decoding step."""
-    programs = [Path(path)]
-    step = read_program_metadata(path).get("step")
-    if step is not None:
-        programs.append(_beside(path, step))
+    """Record that the user trusts a program, and that of its decoding step or text encoder."""
+    metadata = read_program_metadata(path)
+    programs = [Path(path), *(beside(path, metadata[name]) for name in ("step", "text") if name in metadata)]
     remember([ProgramCode(str(program)) for program in programs if program.is_file()])
 
 
-def _beside(path: str | Path, name: Any) -> Path:
+def beside(path: str | Path, name: Any) -> Path:
     """Return the path of a file in the same folder.
 
     Raises:
         CheckpointError: the name is not that of a file.
     """
     if not isinstance(name, str) or Path(name).name != name:
-        raise CheckpointError(f"{path}: its metadata names the decoding step {name!r}; expected the name of a file.")
+        raise CheckpointError(f"{path}: its metadata names {name!r} beside it; expected the name of a file.")
     return Path(path).with_name(name)
 
 
@@ -329,10 +373,34 @@ def read_as_checkpoint(path: str | Path) -> dict[str, Any]:
     metadata = read_program_metadata(path) if is_program else _open(path, _modification_time(path)).metadata
     measured = {"score_thresholds": metadata.get("thresholds"), "image_sizes": metadata.get("image_sizes")}
     names = ("classes", "category_ids", "things", "vocabularies")
+    if isinstance(metadata.get("tokenizer"), dict):
+        metadata = metadata | {"vocabularies": {"target": read_tokenizer(path, metadata["tokenizer"])}}
     return {name: metadata[name] for name in names if metadata.get(name) is not None} | {
         "config": json.dumps(metadata["config"]),
         "measured": measured,
     }
+
+
+def read_tokenizer(path: str | Path, entry: Mapping[str, Any]) -> str:
+    """Return the JSON of the vocabulary whose tokenizer's file lies beside an exported one.
+
+    Args:
+        entry: "tokenizer" of the exported file's metadata.
+    Raises:
+        CheckpointError: the file is missing, or is another one than was exported.
+    """
+    file = beside(path, entry.get("file"))
+    try:
+        content = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: its tokenizer's file {file.name} cannot be read beside it ({error!s:.100}). Copy it there, or "
+            "export the model again."
+        ) from error
+    if hashlib.sha256(content.encode()).hexdigest() != entry.get("sha256"):
+        raise CheckpointError(f"{file}: is not the tokenizer's file that was exported with {Path(path).name}.")
+    special = {"special": entry.get("special"), "tokenizer": content}
+    return json.dumps({"format": VOCABULARY_FORMAT, "kind": "tokenizer", **special})
 
 
 def open_exported_model(path: str | Path, model: nn.Module) -> nn.Module:
@@ -343,6 +411,8 @@ def open_exported_model(path: str | Path, model: nn.Module) -> nn.Module:
     """
     file = _open(path, _modification_time(path))
     _open.cache_clear()  # otherwise the file would stay in memory as long as the process
+    if "text" in model.takes:
+        return ExportedPromptedModel(file, model)
     return ExportedGenerator(file, model) if "text" in model.returns else ExportedModel(file, model)
 
 
@@ -360,13 +430,18 @@ class ExportedModel(Model):
         self.file = file
         self.model = model
         self.takes, self.returns, self.tasks = model.takes, model.returns, model.tasks
+        self.score_threshold = model.score_threshold
 
     def forward(self, images: Tensor, padding_mask: Tensor | None = None) -> dict[str, Any]:
         """Return the outputs that `postprocess` reads; the arguments are those of the model."""
+        return self.run_file(images, padding_mask)
+
+    def run_file(self, images: Tensor, padding_mask: Tensor | None, **others: Tensor) -> dict[str, Any]:
+        """Return the outputs of `forward` for images, and for the other inputs of the file by name."""
         if padding_mask is None:
             padding_mask = images.new_zeros(images.shape[0], *images.shape[-2:], dtype=torch.bool)
         image_sizes = unpadded_sizes(images, padding_mask)
-        inputs = dict(images=images, padding_mask=padding_mask, image_sizes=image_sizes)
+        inputs = dict(images=images, padding_mask=padding_mask, image_sizes=image_sizes, **others)
         size = self.file.metadata["size"]
         if size is not None:
             inputs = inputs | self._pad(images, padding_mask, size)
@@ -407,6 +482,14 @@ class ExportedModel(Model):
         """Return each image's predictions as the model does."""
         return self.model.postprocess(outputs, image_sizes)
 
+    def prompt_words(self, prompt: Any) -> list[str]:
+        """Return those of the model."""
+        return self.model.prompt_words(prompt)
+
+    def prompt_phrases(self, prompt: Any) -> list[str]:
+        """Return those of the model."""
+        return self.model.prompt_phrases(prompt)
+
     def semantic_scores(
         self, outputs: Mapping[str, Any], index: int, original: tuple[int, int], *, within: range | None = None
     ) -> Iterator[tuple[range, Tensor]]:
@@ -438,7 +521,7 @@ class ExportedGenerator(TextGenerator):
         self.model = model
         self.takes = model.takes
         self.encoder = encoder
-        self.stepper = open_exported(_beside(encoder.path, encoder.metadata.get("step")))
+        self.stepper = open_exported(beside(encoder.path, encoder.metadata.get("step")))
 
     def start(self, **inputs: Tensor) -> ExportedState:
         """Encode a batch's inputs."""
@@ -457,3 +540,73 @@ class ExportedGenerator(TextGenerator):
         outputs = self.stepper.run({"tokens": tokens, **state.tensors})
         logits = outputs.pop("logits")
         return logits, ExportedState(state.tensors | {k.removeprefix(NEW): v for k, v in outputs.items()}), None
+
+
+class ExportedPromptedModel(ExportedModel):
+    """An exported text-prompted detector in place of the model itself; its outputs are on the CPU.
+
+    The model reads the prompts and returns its outputs as it always does, but its parts are the files.
+
+    Args:
+        file: the opened file of the detector; that of the text encoder lies beside it.
+        model: a model built from the same config, whose parts are replaced.
+    Raises:
+        CheckpointError: the file of the text encoder is missing, or was exported from another model.
+    """
+
+    def __init__(self, file: ExportedFile, model: nn.Module):
+        super().__init__(file, model)
+        path = beside(file.path, file.metadata.get("text"))
+        if not path.is_file():
+            raise CheckpointError(
+                f"{file.path}: there is no {path.name} beside it, its text encoder. Copy both files, or export the "
+                "model again."
+            )
+        self.text_file = open_exported(path)
+        if self.text_file.metadata.get("text_id") != file.metadata.get("text_id"):
+            raise CheckpointError(
+                f"{path}: was exported from another model than {Path(file.path).name}. Copy both files of one export."
+            )
+        self._features: OrderedDict[bytes, Tensor] = OrderedDict()
+        # The file normalizes and pads the images itself.
+        model.prepare = lambda images, padding_mask: (images, padding_mask)
+        model.backbone_maps = lambda images, padding_mask: {"images": images}
+        model.text_encoder = model.text_projection = nn.Identity()
+        model.encode_text = self._encode_text
+        model.neck, model.head = _Unchanged(), _DetectorFile(self)
+
+    def forward(self, images: Tensor, padding_mask: Tensor | None = None, **prompts: Any) -> dict[str, Any]:
+        """Return the model's outputs; the arguments are those of the model."""
+        return self.model(images.cpu(), None if padding_mask is None else padding_mask.cpu(), **prompts)
+
+    def _encode_text(self, tokens: Tensor, blocks: Tensor) -> Text:
+        """Return the features of prompts, (B, T), each of which is encoded once."""
+        tokens, blocks = tokens.cpu(), blocks.cpu()
+        distinct, rows = torch.unique(torch.stack((tokens, blocks), dim=1), dim=0, return_inverse=True)
+        key = distinct.numpy().tobytes()
+        if key not in self._features:
+            inputs = dict(zip(("tokens", "blocks"), (part.contiguous() for part in distinct.unbind(1))))
+            self._features[key] = self.text_file.run(inputs)["text_features"]
+            if len(self._features) > _NUM_KEPT:
+                self._features.popitem(last=False)
+        self._features.move_to_end(key)
+        return Text(self._features[key][rows], tokens == PAD, blocks)
+
+
+class _Unchanged(nn.Module):
+    """Returns its first input."""
+
+    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None) -> Mapping[str, Tensor]:
+        return features
+
+
+class _DetectorFile(nn.Module):
+    """The detector's file as a head of the images themselves."""
+
+    def __init__(self, model: ExportedPromptedModel):
+        super().__init__()
+        self.run = model.run_file
+
+    def forward(self, features: Mapping[str, Tensor], padding_mask: Tensor | None, *, text: Text) -> dict[str, Tensor]:
+        inputs = dict(text_features=text.features, blocks=text.blocks)
+        return self.run(features["images"], padding_mask, **inputs) | {"text_padding": text.padding_mask}

@@ -4,12 +4,14 @@
 
     python run_NAME.py street.jpg more.jpg --out drawn    (prints JSON, and draws into the folder)
     python run_NAME.py "zwei kleine Hunde"                (with a translator)
+    python run_NAME.py street.jpg --text "cat . dog ."    (with a text-prompted detector; may need tokenizers)
 
 In a program: `Runner("NAME.onnx")("street.jpg")`.
 """
 
 import argparse
 import colorsys
+import hashlib
 import io
 import json
 import os
@@ -31,16 +33,21 @@ class Runner:
 
     It returns, by task, labels, names and scores, and for objects also boxes_xyxy and masks; semantic; panoptic and
     segments_info; or text. Boxes and maps are in pixels of the image. Without a threshold, the lowest score of objects
-    is that of the file.
+    is that of the file. A text-prompted detector also takes what to look for: phrases, as a list or as a text in which
+    dots separate them. They are its labels; without a text, the classes that it was trained on.
     """
+
+    prompts = None  # reads texts to look for
 
     def __init__(self, path, threshold=None):
         self.session, self.threshold = open_session(path), threshold
         self.info = {k: json.loads(v) for k, v in self.session.get_modelmeta().custom_metadata_map.items()}
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.step = open_session(Path(path).with_name(self.info["step"])) if "step" in self.info else None
+        if "text" in self.info:
+            self.prompts = PromptReader(Path(path), self.info)
 
-    def __call__(self, source):
+    def __call__(self, source, text=None):
         if "source" in self.inputs:
             tokens = np.array([self.encode(source)], np.int64)
             return {"text": self.write({"source": tokens, "source_padding": np.zeros(tokens.shape, bool)})}
@@ -48,6 +55,11 @@ class Runner:
         inputs = self.prepare(image)
         if self.step is not None:
             return {"text": self.write(inputs)}
+        if self.prompts is not None:
+            about, read = self.prompts(text)
+            self.info, inputs = self.info | about, inputs | read
+        elif text is not None:
+            raise ValueError("--text: the model takes no text. Leave it out.")
         outputs = {name: values[0] for name, values in run(self.session, inputs).items()}
         return self.postprocess(outputs, inputs, image.shape[:2])
 
@@ -76,7 +88,7 @@ class Runner:
         padding_mask[0, :height, :width] = False
         image_sizes = np.array([image.shape[:2]], np.int64)
         inputs = {"images": images, "padding_mask": padding_mask, "image_sizes": image_sizes}
-        return {name: inputs[name] for name in self.inputs}
+        return {name: value for name, value in inputs.items() if name in self.inputs}
 
     def postprocess(self, outputs, inputs, original):
         """Return the results of one image, whose (height, width) is `original`."""
@@ -123,7 +135,7 @@ class Runner:
         named = thresholds["by_class"] if self.threshold is None else {}
         default = thresholds["overall"] if self.threshold is None else self.threshold
         lowest = np.array([named.get(self.info["classes"][label], default) for label in labels])
-        keep, masks = scores >= lowest, {}
+        keep, masks = (scores >= lowest) & (labels >= 0), {}
         if "instance" in settings["tasks"]:
             if settings["masks"] == "bilinear":  # Mask2Former: also scored by their masks' confidence, at most 1
                 keep &= np.array(settings["things"])[labels]
@@ -154,15 +166,7 @@ class Runner:
 
     def encode(self, text):
         """Return the token ids of a text."""
-        vocabulary = self.info["tokens"]["source"]
-        if vocabulary["kind"] not in ("word", "char"):
-            raise ValueError(f"the source has {vocabulary['kind']} pieces, which need sentencepiece: give token ids.")
-        text = " ".join(unicodedata.normalize("NFC", text).replace(SPACE, "_").split()).replace(" ", SPACE)
-        text = text.lower() if vocabulary["lowercase"] else text
-        if vocabulary["kind"] == "word":
-            text = re.findall(rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}", SPACE + text)
-        ids = {token: number for number, token in enumerate(vocabulary["tokens"])}
-        return [*(ids.get(token, UNK) for token in text), EOS]
+        return [*encode_tokens(normalize(text), self.info["tokens"]["source"]), EOS]
 
     def write(self, inputs):
         """Decode greedily: run the encoder once, then one step for each token."""
@@ -177,6 +181,100 @@ class Runner:
                 break
             text += self.info["tokens"]["target"]["tokens"][tokens[0]]
         return text.replace(SPACE, " ").strip()
+
+
+class PromptReader:
+    """Reads what a text-prompted detector looks for; what it has read is kept."""
+
+    def __init__(self, path, info):
+        self.info, self.kept = info, {}
+        file = path.with_name(info["text"])
+        if not file.is_file():
+            raise ValueError(f"there is no {file.name} beside it, its text encoder. Copy both files of the export.")
+        self.session = open_session(file)
+        if json.loads(self.session.get_modelmeta().custom_metadata_map["text_id"]) != info["text_id"]:
+            raise ValueError(f"{file.name} beside it was exported from another model. Copy both files of one export.")
+        self.tokenizer = None
+        if "tokenizer" in info:
+            file = path.with_name(info["tokenizer"]["file"])
+            if not file.is_file():
+                raise ValueError(f"there is no {file.name} beside it, its tokenizer. Copy all files of the export.")
+            content = file.read_bytes()
+            if hashlib.sha256(content).hexdigest() != info["tokenizer"]["sha256"]:
+                raise ValueError(f"{file.name} beside it is not the tokenizer that was exported with it.")
+            try:
+                from tokenizers import Tokenizer
+            except ImportError:
+                raise ValueError("to read a text it needs the package tokenizers: pip install tokenizers") from None
+            self.tokenizer = Tokenizer.from_str(content.decode())
+            self.tokenizer.no_padding()
+            self.tokenizer.no_truncation()
+
+    def __call__(self, text=None):
+        """Return the classes and thresholds of a text, and the detector's inputs of it."""
+        if text is None and self.info["phrases"] is None:
+            raise ValueError("--text: the model looks for what a text names. Give one, such as 'cat . dog .'")
+        phrases = self.info["phrases"] if text is None else split_phrases(text)
+        about = {name: self.info[name] for name in ("classes", "thresholds")}
+        if text is not None:
+            about = {"classes": phrases, "thresholds": {"overall": self.info["prompts"]["threshold"], "by_class": {}}}
+        key = tuple(phrases)
+        if key not in self.kept:
+            tokens, blocks = self.encode(phrases)
+            features = run(self.session, {"tokens": tokens, "blocks": blocks})["text_features"]
+            self.kept[key] = {"text_features": features, "blocks": blocks}
+        return about, self.kept[key]
+
+    def encode(self, phrases):
+        """Return the tokens of phrases, each followed by a separator, and the number of each token's phrase."""
+        numbers, limit = self.info["prompts"]["numbers"], self.info["prompts"]["max_tokens"]
+        tokens, blocks = [numbers["bos"]], [-1]
+        for block, phrase in enumerate(phrases):
+            if self.tokenizer is None:
+                ids = encode_tokens(phrase, self.info["tokens"]["target"])
+            else:
+                special = self.info["tokenizer"]["special"]
+                ids = self.tokenizer.encode(phrase, add_special_tokens=False).ids
+                ids = [numbers["unk"] if number in special else number for number in ids]
+            if set(ids) <= {numbers["unk"]}:
+                raise ValueError(f"--text: the tokenizer knows no piece of the phrase {phrase!r}.")
+            tokens += [*ids, numbers["separator"]]
+            blocks += [block] * (len(ids) + 1)
+        if len(tokens) + 1 > limit:
+            raise ValueError(
+                f"--text: {len(phrases)} phrases have {len(tokens) + 1} tokens; the model takes {limit}. Give fewer "
+                "phrases at a time."
+            )
+        return np.array([[*tokens, numbers["eos"]]], np.int64), np.array([[*blocks, -1]], np.int64)
+
+
+def split_phrases(text):
+    """Return the phrases of a text in which dots separate them, or of a list."""
+    phrases = [normalize(part) for part in (text.split(".") if isinstance(text, str) else text)]
+    phrases = [phrase for phrase in phrases if phrase] if isinstance(text, str) else phrases
+    if not phrases or not all(phrases):
+        raise ValueError(f"--text: {text!r} has no phrase, or an empty one. Write it as in 'cat . dog .'")
+    for number, phrase in enumerate(phrases):
+        if set(".?") & set(phrase):
+            raise ValueError(f"--text: the phrase {phrase!r} has a '.' or '?', where the model takes it to end.")
+        if phrase.lower() in [other.lower() for other in phrases[:number]]:
+            raise ValueError(f"--text: the phrase {phrase!r} is given twice; expected each phrase once.")
+    return phrases
+
+
+def normalize(text):
+    return " ".join(unicodedata.normalize("NFC", text).replace(SPACE, "_").split())
+
+
+def encode_tokens(text, vocabulary):
+    """Return the ids of a normalized text's words or characters."""
+    if vocabulary["kind"] not in ("word", "char"):
+        raise ValueError(f"the source has {vocabulary['kind']} pieces, which need sentencepiece: give token ids.")
+    text = (text.lower() if vocabulary["lowercase"] else text).replace(" ", SPACE)
+    if vocabulary["kind"] == "word":
+        text = re.findall(rf"{SPACE}?\w+|{SPACE}?[^\w{SPACE}]|{SPACE}", SPACE + text)
+    ids = {token: number for number, token in enumerate(vocabulary["tokens"])}
+    return [ids.get(token, UNK) for token in text]
 
 
 def open_session(path):
@@ -373,6 +471,7 @@ def main():
     parser.add_argument(
         "--model", type=Path, default=beside, help="the ONNX file (default: NAME.onnx beside run_NAME.py)"
     )
+    parser.add_argument("--text", help="what a text-prompted detector looks for: 'cat . dog .'")
     parser.add_argument("--threshold", type=float, help="lowest score of objects (default: as in the file)")
     parser.add_argument("--out", type=Path, help="a folder for drawn images")
     args = parser.parse_args()
@@ -391,7 +490,7 @@ def main():
     taken = {os.path.realpath(source) for source in args.inputs if draws}  # Path.resolve fails at circular links
     for source in args.inputs:
         try:
-            result = runner(source)
+            result = runner(source) if args.text is None else runner(source, args.text)
             print(json.dumps({"input": source} | to_json(result), ensure_ascii=False))
             if draws:
                 image = open_image(source, runner.info["preprocessing"]["channels"])

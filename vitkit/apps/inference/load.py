@@ -26,6 +26,7 @@ from vitkit.apps.interop.transformers_configs import read_config, transformers_f
 from vitkit.config import Config, config_names, find_config, load_config, load_saved_config
 from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, has_arguments
 from vitkit.data.datasets.video import read_sampling
+from vitkit.data.text.prompts import Prompts
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
@@ -75,6 +76,7 @@ def load(
     Raises:
         ConfigError: there is no such config or run, or it has no weights.
         CheckpointError: the weights cannot be read, or do not fit the model.
+        DataError: the classes of a text-prompted model are not phrases.
     """
     config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
     if not isinstance(config.get("model"), str | Mapping):
@@ -137,8 +139,7 @@ def load(
 
 def _phrases(config: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
     """Return the phrase of each class in the prompts that a text-prompted model was trained with."""
-    phrases = _section(config, "data", "prompts", "phrases")
-    return [phrases.get(name, name.replace("_", " ")) for name in classes]
+    return Prompts(**_section(config, "data", "prompts")).class_phrases(classes)
 
 
 def _channels(config: Mapping[str, Any], model: nn.Module) -> int | None:

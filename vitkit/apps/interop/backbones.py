@@ -45,10 +45,11 @@ def write_resnet(model: Section) -> Section:
 
 
 _SWIN = [
-    Row("embed_dim", "embed_dim"),
-    Row("depths", "depths", Settings.numbers),
-    Row("num_heads", "num_heads", Settings.numbers),
-    Row("window_size", "window"),
+    # Published files may leave out values that are the library's own.
+    Row("embed_dim", "embed_dim", Settings.number, 96),
+    Row("depths", "depths", Settings.numbers, [2, 2, 6, 2]),
+    Row("num_heads", "num_heads", Settings.numbers, [3, 6, 12, 24]),
+    Row("window_size", "window", Settings.number, 7),
     Row("drop_path_rate", "drop_path", Settings.get, 0.1),
 ]
 _SWIN_FIXED = dict(patch_size=4, mlp_ratio=4.0, qkv_bias=True, hidden_act="gelu")

@@ -7,22 +7,22 @@ from vitkit.registry import nearest
 from vitkit.weights.tokenizer_files import BERT
 
 _GROUNDING_DINO = [
-    Row("num_queries", "num_queries"),
-    Row("d_model", "head.d_model"),
-    Row("d_model", "neck.out_channels"),
-    Row("num_feature_levels", "neck.num_levels"),
-    Row("encoder_layers", "head.num_encoder_layers"),
-    Row("decoder_layers", "head.num_decoder_layers"),
-    Row("encoder_attention_heads", "head.num_heads"),
-    Row("decoder_attention_heads", "head.num_heads"),
-    Row("encoder_ffn_dim", "head.d_ffn"),
-    Row("decoder_ffn_dim", "head.d_ffn"),
-    Row("encoder_n_points", "head.num_points"),
-    Row("decoder_n_points", "head.num_points"),
+    Row("num_queries", "num_queries", Settings.number, 900),
+    Row("d_model", "head.d_model", Settings.number, 256),
+    Row("d_model", "neck.out_channels", Settings.number, 256),
+    Row("num_feature_levels", "neck.num_levels", Settings.number, 4),
+    Row("encoder_layers", "head.num_encoder_layers", Settings.number, 6),
+    Row("decoder_layers", "head.num_decoder_layers", Settings.number, 6),
+    Row("encoder_attention_heads", "head.num_heads", Settings.number, 8),
+    Row("decoder_attention_heads", "head.num_heads", Settings.number, 8),
+    Row("encoder_ffn_dim", "head.d_ffn", Settings.number, 2048),
+    Row("decoder_ffn_dim", "head.d_ffn", Settings.number, 2048),
+    Row("encoder_n_points", "head.num_points", Settings.number, 4),
+    Row("decoder_n_points", "head.num_points", Settings.number, 4),
     Row("dropout", "head.dropout", Settings.get, 0.1),
     Row("fusion_droppath", "head.fusion_drop_path", Settings.get, 0.1),
     Row("fusion_dropout", "head.fusion_dropout", Settings.get, 0.0),
-    Row("max_text_len", "max_tokens"),
+    Row("max_text_len", "max_tokens", Settings.number, 256),
 ]
 _TEXT = [
     Row("vocab_size", "vocabulary_size", Settings.number, 30522),
@@ -38,6 +38,7 @@ _FIXED = dict(
     positional_embedding_temperature=20, layer_norm_eps=1e-5, text_enhancer_dropout=0.0,
 )  # fmt: skip
 _TEXT_FIXED = dict(hidden_act="gelu", layer_norm_eps=1e-12)
+_PROCESSOR = "GroundingDinoImageProcessor"
 _STAGES = {f"stage{i}": f"res{i + 1}" for i in range(1, 5)}
 
 
@@ -92,6 +93,6 @@ def _write(model: Section) -> Section:
 
 KINDS = [
     # What is written is that of the first kind, or MM-Grounding-DINO's in its place.
-    Kind("grounding-dino", {"GroundingDINO": "GroundingDinoForObjectDetection"}, _read, _write),
-    Kind("mm-grounding-dino", {}, _read, _write),
+    Kind("grounding-dino", {"GroundingDINO": "GroundingDinoForObjectDetection"}, _read, _write, _PROCESSOR),
+    Kind("mm-grounding-dino", {}, _read, _write, _PROCESSOR),
 ]

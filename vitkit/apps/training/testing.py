@@ -97,7 +97,7 @@ def evaluate_model(
     saved = own_checkpoint(weights)
     dataset = data.evaluated(split, saved)
     saved = saved if dataset.has_vocabularies else {}
-    vocabularies = use_saved_vocabularies(dataset, saved, str(weights))
+    vocabularies = use_saved_vocabularies(dataset, saved, str(weights), config["model"])
     model = build_model_for(config, dataset, vocabularies)
     is_text = "images" not in model.takes
     if is_exported(weights):
@@ -110,7 +110,8 @@ def evaluate_model(
         model = MultiScaleFlip(model, scales=tta_scales)
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
     # For text, the criterion also measures the likelihood of the references; an exported model can only generate.
-    measures_references = vocabularies and "criterion" in config and not is_exported(weights)
+    is_written = vocabularies and dataset.prompts is None
+    measures_references = is_written and "criterion" in config and not is_exported(weights)
     criterion = CRITERIA.build(config["criterion"]).to(device) if measures_references else None
     if criterion is not None and answer_files is not None and answer_files.resume:
         raise ConfigError(

@@ -133,11 +133,16 @@ class ListedImages(BaseImageDataset):
         self.folder = Path(folder)
         check_inside(folder, (entry["file_name"] for entry in entries), file.name, allow_outside=allow_outside)
         self.image_ids = np.array([entry["id"] for entry in entries], np.int64)
-        self._file_names = np.array([entry["file_name"] for entry in entries])
+        # In UTF-8, as NumPy's texts take four bytes per letter.
+        self._file_names = np.array([entry["file_name"].encode("utf-8", "surrogatepass") for entry in entries])
         self._sizes = np.array([(entry["height"], entry["width"]) for entry in entries], np.int64)
 
     def image_path(self, index: int) -> Path:
-        return self.folder / str(self._file_names[index])
+        return self.folder / self.file_name(index)
+
+    def file_name(self, index: int) -> str:
+        """Return an image's name in the file, relative to the folder."""
+        return self._file_names[index].decode("utf-8", "surrogatepass")
 
     def image_size(self, index: int) -> tuple[int, int]:
         height, width = self._sizes[index].tolist()

@@ -5,7 +5,8 @@ Annotations in other formats (YOLO, Pascal VOC, LabelMe, CVAT, CSV, label images
 
 import logging
 import marshal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from vitkit.data.datasets.base import DetectionDataset, ListedImages, new_labels
 from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile, read_coco_file
 from vitkit.data.formats.sizes import is_scaled
 from vitkit.data.loading.shared_memory import share_arrays
+from vitkit.data.loading.stored_arrays import MIN_BYTES, stored_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import is_rotated
 from vitkit.io.json_files import gc_paused
-from vitkit.io.segmentations import decode_segmentation, object_area
+from vitkit.io.segmentations import decode_segmentation, object_area, visible_box
 from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
 
@@ -35,7 +37,8 @@ class CocoDetection(ListedImages, DetectionDataset):
     """Images with boxes, and optionally masks, from a folder and an annotation file.
 
     The classes are the file's categories in the order of their ids, whatever the ids are. Crowd regions are left out of
-    the samples but included in `ground_truth()`. Boxes that extend beyond their image are clipped and counted.
+    the samples but included in `ground_truth()`. Boxes that extend beyond their image are counted and clipped, with a
+    polygon to the box of its visible part.
 
     Args:
         images: folder of the images; None: the format's default location.
@@ -82,21 +85,18 @@ class CocoDetection(ListedImages, DetectionDataset):
             require_folders(images=images)
             images = Path(images)
         self._source = AnnotationSource(self.annotation_file, images, format, split, names, first)
-        with gc_paused():
-            file = self._read()
-            categories = sorted(file.content["categories"], key=lambda category: category["id"])
-            self.category_ids: list[int] = [category["id"] for category in categories]
-            self.classes: list[str] = [category["name"] for category in categories]
-            entries = file.content["images"]
-            self.list_images(file.folder, entries, file=self.annotation_file, allow_outside=allow_outside)
-            self._index_objects(file)
-            del file, entries
         # All workers share a few flat arrays; a list of objects would be copied into every worker, page by page, as
         # reference counts change.
+        self._is_large = self._source.is_json() and self.annotation_file.stat().st_size >= MIN_BYTES
+        index = self._stored("objects", lambda: self._index(allow_outside))
+        for level, message in index.pop("messages"):
+            logger.log(level, message)
+        vars(self).update(index)
+        self.folder = Path(self.folder)
         share_arrays(self)
         if not self.image_path(0).is_file():
             raise DataError(
-                f"images: '{self.annotation_file}' lists '{self._file_names[0]}', which is not in '{self.folder}'. "
+                f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.folder}'. "
                 "Give the folder that belongs to these annotations."
             )
 
@@ -128,7 +128,43 @@ class CocoDetection(ListedImages, DetectionDataset):
     def _read(self, *, log: bool = True) -> DetectionFile:
         return read_coco_file(self._source, masks=self.masks, drop_bad_boxes=self.bad_boxes == "drop", log=log)
 
-    def _index_objects(self, file: DetectionFile) -> None:
+    def _stored(self, part: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what `build` makes of the annotations; of a large file, what any process has made of it."""
+        if not self._is_large:
+            return build()
+        source = {**asdict(self._source), "annotations": None, "images": str(self._source.images)}
+        settings = [type(self).__qualname__, part, source, self.masks, self.bad_boxes]
+        return stored_arrays(self.annotation_file, settings, build)
+
+    def _index(self, allow_outside: bool) -> dict[str, Any]:
+        """Return the attributes that hold the images and objects, and `messages`, each with its logging level."""
+        others = {*vars(self)}
+        with gc_paused():
+            file = self._read(log=not self._is_large)
+            categories = sorted(file.content["categories"], key=lambda category: category["id"])
+            self.category_ids: list[int] = [category["id"] for category in categories]
+            self.classes: list[str] = [category["name"] for category in categories]
+            self.list_images(
+                file.folder, file.content["images"], file=self.annotation_file, allow_outside=allow_outside
+            )
+            num_clipped = self._index_objects(file)
+        notes = file.notes if self._is_large else ()  # otherwise reading has logged them
+        messages = [(logging.WARNING, f"{self.annotation_file}: {note}") for note in notes]
+        text = (
+            f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, {pluralize(self.num_objects, 'objects')} "
+            f"of {pluralize(len(self.classes), 'classes')}; {pluralize(num_clipped, 'boxes')} clipped to the image, "
+            f"{pluralize(file.num_dropped, 'bad boxes')} dropped, "
+            f"{pluralize(self.num_crowds, 'crowd regions')} left out"
+        )
+        messages.append((logging.INFO, text))
+        if wrong := file.wrong_segmentations:
+            text = f"{self.annotation_file.name}: {len(wrong)} invalid masks are ignored, such as: {wrong[0]}"
+            messages.append((logging.WARNING, text))
+        self.folder = str(self.folder)
+        return {name: value for name, value in vars(self).items() if name not in others} | {"messages": messages}
+
+    def _index_objects(self, file: DetectionFile) -> int:
+        """Set the arrays of objects; return the number of boxes that were clipped."""
         annotations = file.content["annotations"]
         objects = [annotation for annotation in annotations if not annotation.get("iscrowd")]
         index_of_image = {image_id: index for index, image_id in enumerate(self.image_ids.tolist())}
@@ -146,21 +182,16 @@ class CocoDetection(ListedImages, DetectionDataset):
         boxes[:, 2:] += boxes[:, :2]
         height, width = self._sizes[image_indices[order]].T
         clipped = boxes.clip(0, np.stack([width, height, width, height], axis=1))
-        num_clipped = int((np.abs(boxes - clipped) > BOX_TOLERANCE).any(axis=1).sum())
+        (beyond,) = np.nonzero((np.abs(boxes - clipped) > BOX_TOLERANCE).any(axis=1))
+        for row in beyond.tolist():
+            x, y, box_width, box_height = visible_box(objects[order[row]], int(height[row]), int(width[row]))
+            clipped[row] = x, y, x + box_width, y + box_height
         self._boxes_xyxy = clipped.astype(np.float32)
         self.num_objects, self.num_crowds = len(objects), len(annotations) - len(objects)
 
         if self.masks:
             self._index_masks([objects[position] for position in order])
-        logger.info(
-            f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, {pluralize(len(objects), 'objects')} of "
-            f"{pluralize(len(self.classes), 'classes')}; {pluralize(num_clipped, 'boxes')} clipped to the image, "
-            f"{pluralize(file.num_dropped, 'bad boxes')} dropped, "
-            f"{pluralize(self.num_crowds, 'crowd regions')} left out"
-        )
-        if file.wrong_segmentations:
-            number, example = len(file.wrong_segmentations), file.wrong_segmentations[0]
-            logger.warning("%s: %d invalid masks are ignored, such as: %s", self.annotation_file.name, number, example)
+        return len(beyond)
 
     def _index_masks(self, objects: list[dict]) -> None:
         # Marshalled lists, which only this process and its workers read, take 9 bytes per coordinate.
@@ -220,6 +251,9 @@ class CocoDetection(ListedImages, DetectionDataset):
         pairs = np.unique(np.stack([image_indices, self._labels], axis=1), axis=0)
         return pairs[:, 0], pairs[:, 1]
 
+    def _marshalled(self) -> dict[str, Any]:
+        return {"content": np.frombuffer(marshal.dumps(self._read(log=False).content), np.uint8)}
+
     def ground_truth(self) -> dict[str, Any]:
         """Read the annotations again for evaluation by pycocotools: unclipped and with crowd regions.
 
@@ -229,7 +263,10 @@ class CocoDetection(ListedImages, DetectionDataset):
             DataError: see the constructor.
         """
         with gc_paused():
-            content = self._read(log=False).content
+            if self._is_large:
+                content = marshal.loads(self._stored("ground truth", self._marshalled)["content"])
+            else:
+                content = self._read(log=False).content
             if self._id_of_raw:
                 entries = {self._id_of_raw.get(category["id"]): category for category in content["categories"]}
                 names = zip(self.category_ids, self.classes)

@@ -34,6 +34,11 @@ class AnnotationSource:
     first: int | None = None
     """Use only this many images, from the start of the file; None: all."""
 
+    def is_json(self) -> bool:
+        """Whether the annotations are one JSON file in COCO's format."""
+        is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
+        return is_json and self.format in (None, "coco") and self.images is not None and self.split in (None, "all")
+
     def format_name(self) -> str:
         """Return the name of the format; the files must have been read by `read_unchecked`."""
         is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
@@ -123,6 +128,8 @@ class DetectionFile(NamedTuple):
     """Number of annotations left out because their boxes are empty or outside their images."""
     wrong_segmentations: list[FileIssue]
     """The invalid segmentations, which were removed from their annotations."""
+    notes: list[str]
+    """What was assumed in reading."""
 
 
 def read_coco_file(
@@ -138,7 +145,7 @@ def read_coco_file(
         DataError: no such file, not JSON, or its content is invalid.
     """
     name = source.annotations.name
-    content, folder, _ = source.read_unchecked(log=log)
+    content, folder, notes = source.read_unchecked(log=log)
     if issues := detection_issues(content):
         explain_issues(issues, content, name)
         raise_issues(issues, name)
@@ -155,7 +162,7 @@ def read_coco_file(
         raise_issues(wrong, name)
     for issue in wrong:
         del content["annotations"][issue.position]["segmentation"]
-    return DetectionFile(content, folder, len(dropped), wrong)
+    return DetectionFile(content, folder, len(dropped), wrong, notes)
 
 
 def keep_first_images(content: dict[str, Any], count: int | None) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class GroundingDataset(ListedImages, DetectionDataset):
         share_arrays(self)
         if not self.image_path(0).is_file():
             raise DataError(
-                f"images: '{self.annotation_file}' lists '{self._file_names[0]}', which is not in '{self.folder}'. "
+                f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.folder}'. "
                 "Give the folder that belongs to these annotations."
             )
 

@@ -69,6 +69,11 @@ def read_annotations(
     names = Counter(category["name"] for category in data.categories)
     if repeated := [name for name, count in names.items() if count > 1]:
         data.notes.append(f"several classes are called {repeated[0]!r}; `--fix classes` makes them one")
+    if data.annotations and all(annotation.get("iscrowd") for annotation in data.annotations):
+        data.notes.append(
+            f"all {len(data.annotations)} objects are crowd regions (iscrowd: 1), which are not trained on; "
+            "`--fix crowds` makes them objects"
+        )
     data.notes += _shared_images(data)
     if outside := data.outside():
         count = len(outside)

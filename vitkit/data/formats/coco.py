@@ -1,6 +1,8 @@
 """COCO's detection files: a single one, or a folder with one for each split, as Roboflow exports them."""
 
 import re
+from collections.abc import Sequence
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from vitkit.io.json_files import gc_paused, read_json
 
 # "latest.json" has no test images.
 _SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)).replace("test", "(?<![a-z])test"))
+_NUM_LOOKED_UP = 10
+"""Number of listed images that are looked for to find their folder."""
 
 
 def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
@@ -25,8 +29,8 @@ def read_coco(annotations: Path, images: Path | None) -> AnnotatedImages:
         DataError: a file is invalid, or files have different categories or share an id.
     """
     if annotations.is_file():
-        folder = images or _images_of(annotations)
         content, notes = _read(annotations)
+        folder = images or _images_of(annotations, [image["file_name"] for image in content["images"]])
         notes += find_listed_files(content, folder)
         return AnnotatedImages("coco", annotations, folder, content, notes=notes)
     paths = [p for p in data_files(annotations) if p.suffix.lower() == ".json" and is_coco_file(p)]
@@ -93,9 +97,14 @@ def _split_of(path: Path, root: Path) -> str:
     return path.stem
 
 
-def _images_of(path: Path) -> Path:
-    """Return the folder that usually contains a file's images."""
-    for folder in (path.parent, path.parent / "images", path.parent.parent / "images"):
+def _images_of(path: Path, names: Sequence[str]) -> Path:
+    """Return the folder that has a file's images: one of the first of their names, or else any image."""
+    folders = [path.parent, path.parent / "images", path.parent.parent / "images"]
+    for folder in folders:
+        # Not any image: beside the file may be a sheet that `vitkit data convert` has drawn.
+        if any(exists(folder / name) for name in names[:_NUM_LOOKED_UP]):
+            return folder
+    for folder in folders:
         if folder.is_dir() and any(
             file.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(file.name) for file in folder.iterdir()
         ):

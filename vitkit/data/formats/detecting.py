@@ -13,6 +13,7 @@ from vitkit.data.formats.cvat import is_cvat_file, read_cvat
 from vitkit.data.formats.label_images import CLASS_FACTOR, read_instance_maps, read_semantic_maps
 from vitkit.data.formats.label_studio import is_label_studio_file, read_label_studio
 from vitkit.data.formats.labelme import is_labelme_file, read_labelme
+from vitkit.data.formats.odvg import is_odvg_file, read_odvg_classes
 from vitkit.data.formats.via import is_via_file, read_via
 from vitkit.data.formats.voc import is_voc_file, read_voc
 from vitkit.data.formats.yolo import is_obj_data, is_yolo_text, is_yolo_yaml, read_yolo
@@ -33,6 +34,7 @@ FORMATS = {
     "cvat": AnnotationFormat("CVAT for images 1.1, an XML file", read_cvat, {".xml": is_cvat_file}),
     "label-studio": AnnotationFormat("Label Studio's JSON", read_label_studio, {".json": is_label_studio_file}),
     "via": AnnotationFormat("VIA's JSON of regions", read_via, {".json": is_via_file}),
+    "odvg": AnnotationFormat("ODVG's JSON lines of classes", read_odvg_classes, {".jsonl": is_odvg_file}),
     "csv": AnnotationFormat("a CSV file of boxes", read_csv, {".csv": has_box_columns}),
     "instance_maps": AnnotationFormat("label images of instances", read_instance_maps, {}),
     "semantic_maps": AnnotationFormat("label images of classes", read_semantic_maps, {}),

@@ -68,7 +68,10 @@ def read_label_studio(annotations: Path, images: Path | None) -> AnnotatedImages
         if name is None:
             data.leave_out("images that the JSON lists but the folder does not have", listed)
             continue
-        results = [entry for entry in task.get(key) or () if isinstance(entry, dict) and not entry.get("was_cancelled")]
+        people = task.get(key) or []
+        if not isinstance(people, list):
+            raise DataError(f"{context}: its {key} are {people!r:.80}; expected a list. Export it again.")
+        results = [entry for entry in people if isinstance(entry, dict) and not entry.get("was_cancelled")]
         if not results:
             data.leave_out("images that nobody has labeled", listed)
             continue
@@ -114,6 +117,8 @@ def _add_task(
             what = f"results of type {kind!r:.50}" if fields is None else "shapes without a label"
             data.leave_out(what, image["file_name"])
             continue
+        if not isinstance(labels, list):
+            raise DataError(f"{context}: its {kind} are {labels!r:.80}; expected a list of labels. Export it again.")
         if len(labels) > 1:
             data.leave_out("further labels of a shape", image["file_name"])
         score = {"score": result["score"]} if isinstance(result.get("score"), float) else {}

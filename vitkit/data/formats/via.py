@@ -55,7 +55,9 @@ def read_via(annotations: Path, images: Path | None) -> AnnotatedImages:
     """
     path = single_file(annotations, "*.json")
     content = read_json(path)
-    content = content.get("_via_img_metadata", content) if isinstance(content, dict) else {}
+    content = content.get("_via_img_metadata", content) if isinstance(content, dict) else content
+    if not isinstance(content, dict):
+        raise DataError(f"annotations: '{path}': its images are {content!r:.80}; expected an object. Export it again.")
     regions = []
     for key, entry in content.items():
         listed, inside = (entry.get(k) for k in ("filename", "regions")) if isinstance(entry, dict) else (None, None)
@@ -106,7 +108,7 @@ def _read(regions: list[_Region], annotations: Path, images: Path) -> AnnotatedI
         if image is None or region.shape is None:
             continue
         kind = region.shape.get("name") if isinstance(region.shape, dict) else None
-        if kind not in _FIELDS:
+        if not isinstance(kind, str) or kind not in _FIELDS:
             data.leave_out(f"regions of the shape {kind!r:.50}", region.context)
             continue
         data.add_object(image["id"], _label(region, key), **_FIELDS[kind](region))

@@ -1,7 +1,7 @@
-"""Writes annotations as COCO, YOLO, Pascal VOC, CVAT or Label Studio.
+"""Writes annotations as COCO, YOLO, Pascal VOC, CVAT, Label Studio or ODVG.
 
-Images are linked into the folders of all but COCO (by hard links, or copied if the disk does not support them). What a
-format cannot hold is counted in `lost`.
+Images are linked into the folders of all but COCO and ODVG (by hard links, or copied if the disk does not support
+them). What a format cannot hold is counted in `lost`.
 """
 
 import json
@@ -17,12 +17,14 @@ import yaml
 
 from vitkit.data.formats.annotated import SPLIT_NAMES, AnnotatedImages, class_names, round_pixels
 from vitkit.data.formats.label_studio import LOCAL_FILES
+from vitkit.data.formats.odvg import LABEL_MAP
 from vitkit.data.formats.sizes import check_size
 from vitkit.errors import DataError
+from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.image_files import path_inside, upright_size
 from vitkit.io.output import link_image, write_bytes, write_text
 from vitkit.io.parsing import check_distinct, is_name
-from vitkit.io.segmentations import cut_polygon, decode_segmentation, encode_segmentation, overlap
+from vitkit.io.segmentations import cut_polygon, decode_segmentation, encode_segmentation, overlap, visible_box
 
 Lost = dict[str, list[str]]
 """Kind of information that is lost -> names of the images or objects that lost it."""
@@ -63,9 +65,6 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         lines: dict[str, None] = {}
         for annotation in annotations:
             values = _yolo_values(annotation, image, with_masks, lost)
-            if values is None:
-                lost.setdefault("masks outside their image", []).append(str(annotation.get("id")))
-                continue
             numbers = " ".join(f"{value:.10g}" for value in values)
             line = f"{number[annotation['category_id']]} {numbers}"
             if line in lines:  # which readers take for a mistake
@@ -174,7 +173,7 @@ def _cvat_shape(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: L
         x, y, width, height = _clip(annotation, image, lost)
         box = {"xtl": x, "ytl": y, "xbr": x + width, "ybr": y + height}
         return "box", {key: round_pixels(value) for key, value in box.items()}
-    if isinstance(segmentation, list) and len(segmentation) == 1:
+    if isinstance(segmentation, list) and len(segmentation) == len(polygons) == 1:
         pairs = zip(polygons[0][::2], polygons[0][1::2])
         return "polygon", {"points": ";".join(f"{round_pixels(x)},{round_pixels(y)}" for x, y in pairs)}
     mask = decode_segmentation(segmentation, image["height"], image["width"])
@@ -241,12 +240,41 @@ def _label_studio_results(
     return [known | {"value": value | {"rotation": 0, kind.lower(): [name]}} for value in values]
 
 
+def write_odvg(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
+    """Write a line for each image to SPLIT.jsonl or annotations.jsonl, and label_map.json; images stay in place."""
+    names = class_names(data.content)
+    check_names(data)
+    label_of = {category_id: label for label, category_id in enumerate(sorted(names))}
+    lines: dict[int, str] = {}
+    for image, annotations in _by_image(data, lost):
+        instances = []
+        for annotation in annotations:
+            if annotation.get("segmentation"):
+                lost.setdefault("masks: ODVG has boxes only", []).append(str(annotation.get("id")))
+            x, y, width, height = _clip(annotation, image, lost)
+            category_id = annotation["category_id"]
+            bbox = [round_pixels(value) for value in (x, y, x + width, y + height)]
+            instances.append({"bbox": bbox, "label": label_of[category_id], "category": names[category_id]})
+        if ANNOTATED_CLASSES[0] in image:
+            lost.setdefault("lists of the classes that an image is annotated for", []).append(image["file_name"])
+        described = {"filename": image["file_name"], "height": image["height"], "width": image["width"]}
+        lines[image["id"]] = json.dumps(described | {"detection": {"instances": instances}}) + "\n"
+    for split, ids in (data.splits or {"annotations": list(lines)}).items():
+        path = path_inside(out, f"{split}.jsonl", f"split {split!r}")
+        write_text(path, "".join(lines[image_id] for image_id in ids), below=out)
+    write_text(out / LABEL_MAP, json.dumps({label_of[i]: names[i] for i in sorted(names)}), below=out)
+    return [out]
+
+
+STAYING = ("coco", "odvg")
+"""The formats whose images stay where they are."""
 WRITERS: dict[str, Callable[[AnnotatedImages, Path, Lost], list[Path]]] = {
     "coco": write_coco,
     "yolo": write_yolo,
     "voc": write_voc,
     "cvat": write_cvat,
     "label-studio": write_label_studio,
+    "odvg": write_odvg,
 }
 
 
@@ -293,22 +321,32 @@ def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any
             lost.setdefault("boxes without an area", []).append(str(annotation.get("id")))
         elif x >= image_width or y >= image_height or x + width <= 0 or y + height <= 0:
             lost.setdefault("boxes outside their image", []).append(str(annotation.get("id")))
+        elif _is_hidden(annotation, image_height, image_width):
+            lost.setdefault("masks outside their image", []).append(str(annotation.get("id")))
         else:
             objects.setdefault(annotation["image_id"], []).append(annotation)
     for image in data.images:
         yield image, objects.get(image["id"], [])
 
 
+def _is_hidden(annotation: Mapping[str, Any], height: int, width: int) -> bool:
+    """Whether an object has polygons, and no part of them lies in the image although their box does."""
+    polygons, (x, y, box_width, box_height) = annotation.get("segmentation"), annotation["bbox"]
+    if not isinstance(polygons, list) or not polygons:
+        return False
+    is_inside = x >= 0 and y >= 0 and x + box_width <= width and y + box_height <= height
+    return not is_inside and not any(cut_polygon(polygon, height, width) for polygon in polygons)
+
+
 def _clip(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> list[float]:
-    """Return an object's box, xywh, clipped to its image.
+    """Return the box, xywh, of an object's part in its image.
 
     VOC's readers take coordinates below 1 for another origin, and trainers leave out YOLO's boxes that extend beyond.
     """
     x, y, width, height = annotation["bbox"]
-    x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + width, image["width"]), min(y + height, image["height"])
-    if max(x0 - x, y0 - y, x + width - x1, y + height - y1) > _NEGLIGIBLE:
+    if max(-x, -y, x + width - image["width"], y + height - image["height"]) > _NEGLIGIBLE:
         lost.setdefault("parts of boxes outside their image", []).append(str(annotation.get("id")))
-    return [x0, y0, x1 - x0, y1 - y0]
+    return visible_box(annotation, image["height"], image["width"])
 
 
 def _flat_names(data: AnnotatedImages) -> dict[int, str]:
@@ -337,13 +375,8 @@ def _targets(data: AnnotatedImages) -> dict[int, list[PurePosixPath]]:
     return targets
 
 
-def _yolo_values(
-    annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost
-) -> list[float] | None:
-    """Return the numbers after the class: a box's center and size, or a polygon, in fractions of the image.
-
-    None if the object has a mask, and no part of it lies in the image.
-    """
+def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost) -> list[float]:
+    """Return the numbers after the class: a box's center and size, or a polygon, in fractions of the image."""
     width, height = image["width"], image["height"]
     x, y, box_width, box_height = _clip(annotation, image, lost)
     if not with_masks:
@@ -353,8 +386,6 @@ def _yolo_values(
     if not polygons:
         polygons = [[x, y, x + box_width, y, x + box_width, y + box_height, x, y + box_height]]
     visible = [part for polygon in polygons if (part := cut_polygon(polygon, height, width))]
-    if not visible:
-        return None
     outline = join_polygons(visible)
     # Of parts that overlap, the outline would leave out what they share; and rounding shows in tiny polygons.
     is_changed = len(polygons) > 1 or visible != polygons
@@ -382,9 +413,16 @@ def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
 
 
 def visible_outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
-    """Return `outlines` cut at the image's border; empty if there is no mask, or nothing of it is visible."""
+    """Return `outlines` cut at the image's border, or along the mask's pixels where cutting would change the mask.
+
+    One polygon stays one, of the parts of its mask joined by seams. Empty if there is no mask, or nothing of it shows.
+    """
     polygons = outlines(segmentation, height, width) if segmentation else []
-    return [part for polygon in polygons if (part := cut_polygon(polygon, height, width))]
+    visible = [part for polygon in polygons if (part := cut_polygon(polygon, height, width))]
+    if visible != polygons and visible and overlap(visible, segmentation, height, width) < _MIN_OVERLAP:
+        parts = outlines(encode_segmentation(segmentation, height, width), height, width) or visible
+        return [join_polygons(parts)] if len(visible) == 1 else parts
+    return visible
 
 
 def join_polygons(polygons: list[list[float]]) -> list[float]:

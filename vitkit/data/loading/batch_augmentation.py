@@ -33,7 +33,7 @@ class MixupOptions(TypedDict, total=False):
 class Squares:
     """Squashes the images of each batch to a square of one size, whatever their proportions.
 
-    A batch's size is drawn from `sizes`, the same on all ranks; a size that is listed several times is drawn as often.
+    A step's size is drawn from `sizes`, the same on all ranks; a size that is listed several times is drawn as often.
 
     Args:
         sizes: sides of the squares, in pixels.
@@ -60,7 +60,7 @@ class Squares:
         return max(*self.sizes, self.final_size or 0)
 
     def draw(self, epoch: int, random: np.random.Generator) -> int:
-        """Return a batch's size."""
+        """Return a step's size."""
         if self.until_epoch is not None and epoch >= self.until_epoch:
             return self.final_size
         return self.sizes[random.integers(len(self.sizes))]
@@ -108,27 +108,41 @@ class BatchAugmentation:
     Args:
         squares, mixup: options of `Squares` and `Mixup`; None: without.
         seed: the run's seed, the same on all ranks.
-        rank: this process's rank; ranks mix different batches.
+        batches_per_step: see `TrainBatches`; all batches of a step have one size.
+        rank, world_size: those of this process; ranks mix different batches.
     Raises:
         ConfigError: an option is out of range, or images are mixed without being squares of one size.
     """
 
-    def __init__(self, squares: SquareOptions | None, mixup: MixupOptions | None, *, seed: int = 0, rank: int = 0):
+    def __init__(
+        self,
+        squares: SquareOptions | None,
+        mixup: MixupOptions | None,
+        *,
+        seed: int = 0,
+        batches_per_step: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
         if mixup is not None and squares is None:
             raise ConfigError("data.mixup: mixes images of one size. Set data.squares, for example sizes=[640].")
         self.squares = None if squares is None else Squares(**squares)
         self.mixup = None if mixup is None else Mixup(**mixup)
         self.seed = seed
+        self.batches_per_step = batches_per_step
         self.rank = rank
+        self.world_size = world_size
 
     def __call__(self, samples: Sequence[Sample], epoch: int, number: int) -> list[Sample]:
         """Augment the samples of batch `number` of an epoch."""
         samples = list(samples)
+        step, batch = divmod(number, self.batches_per_step)
         if self.squares is not None:
-            size = self.squares.draw(epoch, np.random.default_rng([self.seed, epoch, number]))
+            size = self.squares.draw(epoch, np.random.default_rng([self.seed, epoch, step]))
             samples = [squash(sample, size) for sample in samples]
         if self.mixup is not None and len(samples) > 1:
-            share = self.mixup.draw(epoch, np.random.default_rng([self.seed, epoch, number, 1 + self.rank]))
+            number_in_step = batch * self.world_size + self.rank  # of those of all ranks
+            share = self.mixup.draw(epoch, np.random.default_rng([self.seed, epoch, step, 1 + number_in_step]))
             if share is not None:
                 samples = [mix(sample, before, share) for sample, before in zip(samples, samples[-1:] + samples[:-1])]
         return samples
@@ -170,6 +184,11 @@ def mix(sample: Sample, other: Sample, share: float) -> Sample:
     target = dict(sample["target"])
     if "boxes_cxcywh" not in target:
         raise ConfigError("data.mixup: mixes images with boxes, and these have none. Leave it out.")
+    if "phrases" in target or "phrases" in other["target"]:
+        raise ConfigError("data.mixup: mixes images whose labels are classes, and these have phrases. Leave it out.")
+    lacking = [one["negative_labels"] for one in (target, other["target"]) if "negative_labels" in one]
+    if lacking:
+        target["negative_labels"] = sorted(set.intersection(*({*map(int, labels)} for labels in lacking)))
     for name in {"labels", "boxes_cxcywh", "masks"} & target.keys():
         target[name] = torch.cat([target[name], other["target"][name]])
     image = cv2.addWeighted(sample["image"].numpy(), share, other["image"].numpy(), 1 - share, 0.0)

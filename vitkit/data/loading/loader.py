@@ -22,6 +22,7 @@ from vitkit.data.loading.batch_augmentation import BatchAugmentation, MixupOptio
 from vitkit.data.loading.image_weights import Sampler, image_weights
 from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, SeededIndex, TokenBatches, TrainBatches
 from vitkit.data.text.datasets import TextDataset
+from vitkit.data.text.prompts import PromptOptions, Prompts, PromptStep, collate_prompted
 from vitkit.data.transforms.annotated_image import MixesImages
 from vitkit.distributed import rank as current_rank
 from vitkit.distributed import world_size as current_world_size
@@ -60,6 +61,8 @@ class DataSettings:
     """Names of the classes to use, in this order, of all that the data have: objects, files and pixels of others are
     left out. None: all classes of `train`."""
     images_per_gpu: int = 2
+    """Number of images in a batch; a process trains on several batches per step if `train.accumulate` or
+    `train.images_per_step` says so."""
     val_images_per_gpu: int = 1
     """1: no image is padded, so results depend neither on which images share a batch nor on the number of ranks."""
     num_workers: int = 2
@@ -92,6 +95,9 @@ class DataSettings:
     files have."""
     start_workers: StartMethod | None = None
     """How worker processes are started; None: the system's default."""
+    prompts: PromptOptions | None = None
+    """Prompts for a text-prompted detector, made of the classes of any dataset with boxes, or of the phrases that its
+    samples have: a dict with `negatives`, `max_tokens` and `phrases` (see vitkit.data.text.prompts). None: without."""
     cache_features: str | None = None
     """For captioners with a frozen backbone: a folder for the backbone's features of all images, which are computed
     before training starts unless they are there, and read in place of the images. None: they are computed from the
@@ -112,7 +118,10 @@ class DataSettings:
             raise ConfigError(f"data.tokens_per_gpu: got {self.tokens_per_gpu}; expected at least 1.")
         if self.tokens_per_gpu is not None and self.squares is not None:
             raise ConfigError("data.squares: only images have them; leave them out with data.tokens_per_gpu.")
+        if self.tokens_per_gpu is not None and self.prompts is not None:
+            raise ConfigError("data.prompts: only images have them; leave them out with data.tokens_per_gpu.")
         BatchAugmentation(self.squares, self.mixup)  # checks the options
+        Prompts(**(self.prompts or {}))  # likewise
 
     def evaluated(self, split: Split = "val", trained: Mapping[str, Any] | None = None) -> Dataset:
         """Build the dataset of a split for evaluation: training data also gets the transforms of validation.
@@ -141,6 +150,12 @@ class DataSettings:
         dataset = build_dataset(
             spec, self.root, key=key, max_image_pixels=self.max_image_pixels, channels=self.channels
         )
+        if self.prompts is not None:
+            if not isinstance(dataset, Dataset) or dataset.collate is not None:
+                raise ConfigError(
+                    f"data.prompts: {key} is a {type(dataset).__name__}, which has no images with boxes. Leave it out."
+                )
+            dataset.prompts, dataset.has_vocabularies = Prompts(**self.prompts), True
         if self.classes is not None:
             known = {one_form(name) for name in dataset.classes or ()}
             unknown = [name for name in self.classes if one_form(name) not in known]
@@ -197,9 +212,11 @@ class DataSettings:
         """Number of images, or of text tokens, in a training batch."""
         return self.tokens_per_gpu or self.images_per_gpu
 
-    def train_loader(self, dataset: Dataset, seed: int) -> "BatchLoader":
+    def train_loader(self, dataset: Dataset, seed: int, *, batches_per_step: int = 1) -> "BatchLoader":
         """Return shuffled training batches for this rank; `seed` is the run's, the same on all ranks.
 
+        Args:
+            batches_per_step: of images, on each rank, see `TrainBatches`.
         Raises:
             ConfigError: the dataset has no classes to sample by, no tokens to count, or not `Dataset` as a base.
             DataError: a sentence does not fit into a batch.
@@ -221,10 +238,9 @@ class DataSettings:
         if self.aspect_ratio_grouping and (aspect_ratios := dataset.aspect_ratios()) is not None:
             groups = (aspect_ratios >= 1).astype(np.int64)
         sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
-        augment = None
-        if self.squares is not None:
-            augment = BatchAugmentation(self.squares, self.mixup, seed=seed, rank=current_rank())
-        batches = TrainBatches(len(dataset), seed=seed, **sizes, **ranks)
+        steps = {"seed": seed, "batches_per_step": batches_per_step, **ranks}
+        augment = None if self.squares is None else BatchAugmentation(self.squares, self.mixup, **steps)
+        batches = TrainBatches(len(dataset), **sizes, **steps)
         return BatchLoader(dataset, batches, self, training=True, augment=augment)
 
     def val_loader(self, dataset: Dataset, *, done: Set[int] = frozenset()) -> "BatchLoader":
@@ -323,8 +339,11 @@ class BatchLoader:
         """Number of this rank's videos, in this epoch so far, that were padded because they are shorter than a clip."""
         self._named: dict[str, set[str]] = {"skipped": set(), "padded": set()}
         has_workers = settings.num_workers > 0
+        prompt = None if getattr(dataset, "prompts", None) is None else PromptStep(dataset, training=training)
         self._loader = DataLoader(
-            _BatchedDataset(dataset, skip_errors=training and settings.on_error == "skip", augment=augment),
+            _BatchedDataset(
+                dataset, skip_errors=training and settings.on_error == "skip", augment=augment, prompt=prompt
+            ),
             batch_sampler=_Requests(batches, with_epochs=training),
             collate_fn=_identity,
             num_workers=settings.num_workers,
@@ -410,10 +429,13 @@ class _Requests:
 class _BatchedDataset:
     """Loads, augments and collates a complete batch in the worker."""
 
-    def __init__(self, dataset: Any, *, skip_errors: bool, augment: BatchAugmentation | None):
+    def __init__(
+        self, dataset: Any, *, skip_errors: bool, augment: BatchAugmentation | None, prompt: PromptStep | None
+    ):
         self.dataset = dataset
         self.skip_errors = skip_errors
         self.augment = augment
+        self.prompt = prompt
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -427,6 +449,8 @@ class _BatchedDataset:
             samples = [self._sample(index, errors) for index in request.samples]
             if self.augment is not None:
                 samples = self.augment(samples, request.epoch, request.number)
+            if self.prompt is not None:
+                return collate_prompted(self.prompt, samples, [seed for _, seed in request.samples]), errors
         except VitkitError as error:
             # If it were raised in a worker, the user would only see it as text within a traceback.
             return error
@@ -436,7 +460,10 @@ class _BatchedDataset:
         """Load a sample; if its file is to be skipped, append the error and load another one, drawn by its seed."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                return self.dataset[index]
+                sample = self.dataset[index]
+                if self.prompt is not None:
+                    self.prompt.check(sample)
+                return sample
             except DataError as error:
                 if not self.skip_errors:
                     raise
@@ -508,9 +535,14 @@ def _lacks_some(classes: Sequence[str], others: Sequence[str]) -> bool:
 def match_classes(train: Dataset, val: Dataset) -> None:
     """Let val have the classes of train, under the same ids, by name: it may lack some, or number them otherwise.
 
+    With prompts it may also have others, which are then found by their phrases.
+
     Raises:
         DataError: val has a class that train lacks.
+        ConfigError: `data.prompts.phrases` has a class that neither has.
     """
+    if train.prompts is not None:
+        train.prompts.check_names(train, val)
     if train.classes is None or val.classes is None:
         return
     same_ids = train.category_ids is None or list(train.category_ids) == list(val.category_ids or ())
@@ -520,7 +552,10 @@ def match_classes(train: Dataset, val: Dataset) -> None:
             logger.info("data.val has nothing of %s: %s", pluralize(len(lacking), "classes"), ", ".join(lacking)[:200])
         if type(val).use_classes is not Dataset.use_classes:
             val.use_classes(train.classes, train.category_ids)
-    check_same_classes(train, val)
+    if train.prompts is None:
+        check_same_classes(train, val)
+    elif new := [name for name in val.classes if name not in train.classes]:
+        logger.info("data.val has %s that data.train has not: %s", pluralize(len(new), "classes"), ", ".join(new)[:200])
 
 
 def check_same_classes(train: Dataset, val: Dataset) -> None:

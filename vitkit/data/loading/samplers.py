@@ -28,6 +28,8 @@ class TrainBatches:
         seed: the run's seed, the same on all ranks.
         groups: (num_images,) int group of each image; a batch holds images of one group only. None: all are one group.
         weights: (num_images,) average number of times that each image occurs in an epoch. None: once.
+        batches_per_step: of each rank; an epoch then consists of complete steps, and what a step trains on is the same
+            for any number of ranks with the same `world_size * batches_per_step`.
         rank, world_size: those of this process.
     """
 
@@ -39,11 +41,13 @@ class TrainBatches:
         seed: int,
         groups: np.ndarray | None = None,
         weights: np.ndarray | None = None,
+        batches_per_step: int = 1,
         rank: int = 0,
         world_size: int = 1,
     ):
         self.batch_size = batch_size
         self.seed = seed
+        self.batches_per_step = batches_per_step
         self.groups = np.zeros(num_images, np.int64) if groups is None else groups
         self.weights = weights
         self.rank = rank
@@ -61,7 +65,8 @@ class TrainBatches:
         self.first_batch = batch
 
     def __len__(self) -> int:
-        return -(-sum(-(-size // self.batch_size) for size in self._group_sizes.values()) // self.world_size)
+        num_batches = sum(-(-size // self.batch_size) for size in self._group_sizes.values())
+        return -(-num_batches // (self.world_size * self.batches_per_step)) * self.batches_per_step
 
     def __iter__(self) -> Iterator[list[SeededIndex]]:
         indices, repeats = self._epoch_order()

@@ -46,13 +46,13 @@ def share(array: np.ndarray) -> np.ndarray:
     os.ftruncate(file, array.nbytes)
     with mmap.mmap(file, array.nbytes) as memory:
         np.frombuffer(memory, np.uint8)[:] = array.reshape(-1).view(np.uint8)
-    return _map_file(file, array.dtype, array.shape)
+    return map_file(file, array.dtype, array.shape)
 
 
 def share_arrays(dataset: Any) -> None:
-    """Move all array attributes of a dataset to memory that processes share."""
+    """Move all array attributes of a dataset that are not there to memory that processes share."""
     for name, value in vars(dataset).items():
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and not isinstance(value, SharedArray):
             setattr(dataset, name, share(value))
 
 
@@ -62,10 +62,11 @@ def _deleted_file() -> int:
 
 
 def _receive(descriptor: Any, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
-    return _map_file(descriptor.detach(), dtype, shape)
+    return map_file(descriptor.detach(), dtype, shape)
 
 
-def _map_file(file: int, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
+def map_file(file: int, dtype: np.dtype, shape: tuple[int, ...]) -> SharedArray:
+    """Map an open file, which is closed with the array."""
     memory = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
     array = np.frombuffer(memory, dtype).reshape(shape).view(SharedArray)
     array._file = file

@@ -1,6 +1,6 @@
 """The synthetic world as detection, segmentation, classification and caption datasets, and as COCO records."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +9,11 @@ from vitkit.data.datasets.base import BaseImageDataset, DetectionDataset
 from vitkit.data.datasets.captions import CaptionDataset
 from vitkit.data.datasets.image_folder import ClassificationDataset
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
-from vitkit.data.synthetic.world import COLORS, GROUNDS, THINGS, Scene, World, panoptic_categories, thing_categories
+from vitkit.data.synthetic.world import COLORS, GROUNDS, THINGS, Scene, World, panoptic_categories, split_pair
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError
 from vitkit.io.segmentations import mask_annotation
-from vitkit.registry import DATASETS, Spec
+from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import PanopticMap, SegmentInfo
 
 
@@ -53,8 +53,10 @@ class ShapesDetection(_Shapes, DetectionDataset):
         image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split: see `World`.
         transforms: see `BaseImageDataset`.
         masks: whether targets have masks.
+        pairs: classes that are a color and a shape, such as "red star"; None: the six shapes, in any color.
+        absent: those of the pairs that no image shows.
     Raises:
-        ConfigError: a number is out of range or the split is unknown.
+        ConfigError: a number is out of range, the split or a pair is unknown, or no pair is left to draw.
     """
 
     def __init__(
@@ -71,18 +73,31 @@ class ShapesDetection(_Shapes, DetectionDataset):
         split: str = "train",
         transforms: Spec | Transforms | None = None,
         masks: bool = False,
+        pairs: Sequence[str] | None = None,
+        absent: Sequence[str] = (),
     ):
         self.masks = masks
         super().__init__(transforms)
-        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split)
+        for name in absent:
+            if name not in (pairs or ()):
+                raise ConfigError(f"absent: {name!r} is not one of the pairs. {nearest(name, pairs or ())}")
+        drawn = None if pairs is None else tuple(name for name in pairs if name not in absent)
+        world = World(image_size, max_image_size, min_objects, max_objects, min_size, max_size, seed, split, drawn)
         self.use_world(num_images, world)
-        self.classes = list(THINGS)
-        self.category_ids = [category["id"] for category in thing_categories()]
+        self.classes = list(THINGS if pairs is None else pairs)
+        self.category_ids = list(range(1, len(self.classes) + 1))
+        self._label_of_pair = None if pairs is None else {split_pair(name): k for k, name in enumerate(pairs)}
+
+    def _labels(self, scene: Scene) -> np.ndarray:
+        """Return the class of each of a scene's things, (N,) int64."""
+        if self._label_of_pair is None:
+            return scene.labels
+        return np.array([self._label_of_pair[shape.color, shape.label] for shape in scene.shapes], np.int64)
 
     def load_annotated(self, index: int) -> AnnotatedImage:
         scene = self.scene(index)
         masks = scene.masks.view(np.uint8) if self.masks else None
-        return AnnotatedImage(scene.image, scene.boxes_xyxy, scene.labels, masks)
+        return AnnotatedImage(scene.image, scene.boxes_xyxy, self._labels(scene), masks)
 
     def ground_truth(self) -> dict[str, Any]:
         """Return all annotations in the form of a COCO instances file, with masks as compressed run lengths."""
@@ -90,8 +105,9 @@ class ShapesDetection(_Shapes, DetectionDataset):
         for index, image_id in enumerate(self.image_ids):
             scene = self.scene(index)
             images.append(make_image_record(image_id, scene))
-            annotations += make_instance_annotations(scene, image_id, len(annotations) + 1)
-        return {"images": images, "annotations": annotations, "categories": thing_categories()}
+            annotations += make_instance_annotations(scene, image_id, len(annotations) + 1, self._labels(scene))
+        categories = [{"id": k, "name": name, "supercategory": "shape"} for k, name in enumerate(self.classes, 1)]
+        return {"images": images, "annotations": annotations, "categories": categories}
 
 
 @DATASETS.register
@@ -229,9 +245,16 @@ def make_image_record(image_id: int, scene: Scene, suffix: str = ".png") -> dict
     return {"id": image_id, "file_name": f"{image_id:012d}{suffix}", "height": height, "width": width}
 
 
-def make_instance_annotations(scene: Scene, image_id: int, begin_id: int) -> list[dict[str, Any]]:
-    """Return a scene's entries in `annotations` of a COCO instances file, with ids from `begin_id` on."""
+def make_instance_annotations(
+    scene: Scene, image_id: int, begin_id: int, labels: np.ndarray | None = None
+) -> list[dict[str, Any]]:
+    """Return a scene's entries in `annotations` of a COCO instances file, with ids from `begin_id` on.
+
+    Args:
+        labels: (N,) the class of each thing; None: its shape.
+    """
+    labels = scene.labels if labels is None else labels
     return [
         {"id": id_, "image_id": image_id, "category_id": label + 1, "iscrowd": 0, **mask_annotation(mask)}
-        for id_, (label, mask) in enumerate(zip(scene.labels.tolist(), scene.masks), start=begin_id)
+        for id_, (label, mask) in enumerate(zip(labels.tolist(), scene.masks), start=begin_id)
     ]

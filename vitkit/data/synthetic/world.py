@@ -35,6 +35,18 @@ _MAX_TRIES = 10
 _SHIFT = 4  # cv2 draws with a precision of 1/16 of a pixel
 
 
+def split_pair(name: str) -> tuple[str, int]:
+    """Return the color and the index into THINGS of a name such as "red star".
+
+    Raises:
+        ConfigError: there is no such color or thing.
+    """
+    color, _, thing = name.partition(" ")
+    if color not in COLORS or thing not in THINGS:
+        raise ConfigError(f"pairs: got {name!r}. {nearest(name, [f'{c} {t}' for c in COLORS for t in THINGS])}")
+    return color, THINGS.index(thing)
+
+
 def thing_categories() -> list[dict[str, Any]]:
     """Return the `categories` of a COCO instances file."""
     return [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(THINGS)]
@@ -201,6 +213,8 @@ class World:
     seed: int = 0
     split: str = "train"
     """"train", "val" or "test", each of which has different scenes."""
+    pairs: tuple[str, ...] | None = None
+    """The only shapes that scenes have, such as "red star", all equally often; None: any shape in any color."""
 
     def __post_init__(self):
         largest = self.image_size if self.max_image_size is None else self.max_image_size
@@ -221,6 +235,10 @@ class World:
                 f"max_size: got {self.max_size} with min_size {self.min_size}; "
                 f"expected 0 < min_size <= max_size <= 0.9 of the image's side."
             )
+        if self.pairs is not None and not self.pairs:
+            raise ConfigError("pairs: none are left to draw; expected at least one, such as 'red star'.")
+        for name in self.pairs or ():
+            split_pair(name)
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of an image without drawing it."""
@@ -287,10 +305,13 @@ class World:
 
     def _random_shape(self, rng: np.random.Generator, height: int, width: int) -> Shape:
         radius = 0.5 * min(height, width) * rng.uniform(self.min_size, self.max_size)
-        color = tuple(COLORS)[rng.integers(len(COLORS))]
+        if self.pairs is None:
+            color, label = tuple(COLORS)[rng.integers(len(COLORS))], None
+        else:
+            color, label = split_pair(self.pairs[rng.integers(len(self.pairs))])
         rgb = np.clip(np.array(COLORS[color]) + rng.integers(-12, 13, 3), 0, 240).tolist()
         return Shape(
-            label=int(rng.integers(len(THINGS))),
+            label=int(rng.integers(len(THINGS))) if label is None else label,
             color=color,
             rgb=tuple(rgb),
             x=rng.uniform(radius, width - 1 - radius),

@@ -1,6 +1,5 @@
 """Masked attention that training phases out."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -75,7 +74,7 @@ class MaskAnnealing(Hook):
         self._set(run)
 
     def _set(self, run: TrainRun) -> None:
-        steps = run.settings.epochs * math.ceil(len(run.loader) / run.settings.accumulate)
+        steps = run.settings.epochs * run.settings.steps_per_epoch(len(run.loader))
         probabilities = self.probabilities(run.progress.step, steps, run.model.num_blocks)
         run.model.set_mask_probabilities(probabilities)
         if run.ema is not None:  # the average includes buffers, but this buffer is a setting

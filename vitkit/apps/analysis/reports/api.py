@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from vitkit.apps.analysis.activations import Activations, choose_countable_device, count_activations
 from vitkit.apps.analysis.fvcore_macs import count_macs_by_fvcore
@@ -25,9 +26,6 @@ from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
 
 FLOAT32 = 4
-
-TEXT = "a person. a red car. a dog."
-"""What a text-prompted model looks for while its costs are counted."""
 
 
 @dataclass(frozen=True)
@@ -162,12 +160,10 @@ def analyze(
     module = subject.build("cpu" if macs or time or fvcore else "meta")
     shape, size_from = subject.input_shape(module, size=size, frames=frames, batch_size=batch_size)
     names, parameters = parts(module, depth), count_parameters(module)
-    text = {}
-    if "text" in getattr(module, "takes", ()):
-        if time or fvcore:
-            raise ConfigError("--time, --fvcore: not for text-prompted models. Leave them out.")
-        text = {"text": [TEXT] * batch_size}
-    counted = count_macs(module, torch.zeros(shape), **text) if macs else None
+    prompts = _example_prompts(module, batch_size, "cpu")
+    if prompts and (time or fvcore):
+        raise ConfigError("--time, --fvcore: not for models that take a prompt. Leave them out.")
+    counted = count_macs(module, torch.zeros(shape), **prompts) if macs else None
     by_fvcore = count_macs_by_fvcore(module, torch.zeros(shape)).total if fvcore else None
     measured = {}
     if time:
@@ -212,7 +208,8 @@ def attention_memory(
     subject = find_subject(model, weights, overrides=overrides, trust=trust).of_images("--attention-matrices")
     module = subject.build("meta")
     shape, size_from = subject.input_shape(module, size=size, frames=frames, batch_size=batch_size)
-    matrices = attention_matrices(module, torch.zeros(shape, device="meta"))
+    prompts = _example_prompts(module, batch_size, "meta")
+    matrices = attention_matrices(module, torch.zeros(shape, device="meta"), **prompts)
     stored = {name: FLOAT32 * matrix.elements() for name, matrix in matrices.items()}
     return AttentionMemory(
         subject.name,
@@ -246,6 +243,8 @@ def step_memory(
     """
     subject = find_subject(model, weights, overrides=overrides, trust=trust).of_images("--training")
     module = subject.build("meta")
+    if _example_prompts(module, 1, "meta"):
+        raise ConfigError("--training: not for models that take a prompt, whose memory is not counted. Leave it out.")
     shape, size_from = subject.input_shape(module, size=size, frames=frames, batch_size=batch_size)
     spec, settings = subject.config.get("optimizer", "AdamW"), subject.config.get("train", {})
     optimizer = spec if isinstance(spec, str) else spec.get("type", "AdamW")
@@ -273,3 +272,11 @@ def step_memory(
         recomputed_bytes=counted.recomputed,
         **strategies,
     )
+
+
+def _example_prompts(module: nn.Module, batch_size: int, device: str) -> dict[str, Any]:
+    """Return the inputs of prompts for a model that takes some; nothing for others."""
+    if "text" not in getattr(module, "takes", ()):
+        return {}
+    prompts = module.example_prompts(batch_size)
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in prompts.items()}

@@ -46,10 +46,11 @@ class Subject:
 
     @property
     def takes_text(self) -> bool:
-        """Whether the model reads or writes text."""
+        """Whether the model reads or writes text, other than the prompt of a detector."""
         if self.found is None:
             return False
-        return "target_vocabulary" in parameters_of(MODELS.resolve(self.config["model"], "model")[0])
+        constructor, _ = MODELS.resolve(self.config["model"], "model")
+        return "target_vocabulary" in parameters_of(constructor) and "text" not in constructor.takes
 
     @property
     def classes(self) -> list[str] | None:

@@ -1,0 +1,95 @@
+"""With the counts of a step, batch by batch gives the loss of all its images at once."""
+
+import pytest
+import torch
+
+from vitkit.engine.step import set_step_share, step_shares
+from vitkit.registry import CRITERIA
+from vitkit.structures import PAD
+
+CPU = torch.device("cpu")
+COSTS = dict(cost_labels=1.0, cost_l1=5.0, cost_giou=2.0)
+COUNTS = [3, 1, 0, 0, 2, 4]
+"""Number of objects in each of six images; two images make a batch, of which the second has none."""
+
+
+def detection(class_loss: str):
+    generator = torch.Generator().manual_seed(0)
+    softmax = class_loss == "cross_entropy"
+    boxes = torch.rand(6, 5, 4, generator=generator) * 0.4 + 0.2
+    outputs = {"pred_logits": torch.randn(6, 5, 3 + softmax, generator=generator), "pred_boxes": boxes}
+    targets = [
+        {
+            "labels": torch.randint(3, (count,), generator=generator),
+            "boxes_cxcywh": torch.rand(count, 4, generator=generator) * 0.4 + 0.2,
+        }
+        for count in COUNTS
+    ]
+    matcher = dict(type="HungarianMatcher", activation="softmax" if softmax else "sigmoid", **COSTS)
+    spec = dict(type="SetCriterion", class_loss=class_loss, matcher=matcher, weights=dict(labels=1.0, l1=5.0, giou=2.0))
+    return spec | (dict(no_object_weight=0.1) if softmax else {}), outputs, targets
+
+
+def words():
+    generator = torch.Generator().manual_seed(0)
+    lengths = [5, 2, 5, 1, 5, 3]
+    targets = [{"tokens": torch.randint(PAD + 1, 9, (length,), generator=generator)} for length in lengths]
+    return dict(type="SequenceLoss"), {"logits": torch.randn(6, 5, 9, generator=generator)}, targets
+
+
+def classes():
+    outputs = {"logits": torch.randn(6, 3, generator=torch.Generator().manual_seed(0))}
+    targets = [{"label": label} for label in (0, 2, 0, 0, 1, 2)]
+    return dict(type="ClassificationLoss", class_weights=[0.1, 1.0, 3.0]), outputs, targets
+
+
+def pixels():
+    generator = torch.Generator().manual_seed(0)
+    outputs = {"pred_semantic": torch.randn(6, 3, 4, 4, generator=generator), "input_size": (4, 4)}
+    fractions = torch.tensor([0.1, 0.9, 0.0, 0.0, 0.5, 0.3])
+    masks = torch.rand(6, 2, 4, 4, generator=generator) < fractions[:, None, None, None]
+    return dict(type="PerPixelCriterion"), outputs, [{"labels": torch.tensor([0, 2]), "masks": m} for m in masks]
+
+
+CASES = {
+    "cross_entropy": lambda: detection("cross_entropy"),
+    "focal": lambda: detection("focal"),
+    "words": words,
+    "classes": classes,
+    "pixels": pixels,
+}
+
+
+def part_of(outputs: dict, start: int) -> dict:
+    return {name: value[start : start + 2] if torch.is_tensor(value) else value for name, value in outputs.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_that_know_the_step_have_the_loss_of_the_joined_batch(case):
+    spec, outputs, targets = CASES[case]()
+    criterion = CRITERIA.build(spec)
+    joined = criterion(outputs, targets)
+    starts = (0, 2, 4)
+    parts = [targets[start : start + 2] for start in starts]
+    plain, known = [], []
+    for start, part, share in zip(starts, parts, step_shares(criterion, parts, CPU)):
+        set_step_share(criterion, None)
+        plain.append(criterion(part_of(outputs, start), part))
+        set_step_share(criterion, share)
+        known.append(criterion(part_of(outputs, start), part))
+    for name, value in joined.items():
+        torch.testing.assert_close(torch.stack([losses[name] for losses in known]).mean(), value)
+    assert any(not torch.stack([losses[name] for losses in plain]).mean().isclose(joined[name]) for name in joined)
+
+
+def test_a_step_without_any_object_has_a_finite_loss():
+    spec, outputs, targets = detection("focal")
+    criterion = CRITERIA.build(spec)
+    empty = [{name: value[:0] for name, value in target.items()} for target in targets]
+    joined = criterion(outputs, empty)
+    shares = step_shares(criterion, [empty[:3], empty[3:]], CPU)
+    halves = []
+    for start, share in zip((0, 3), shares):
+        set_step_share(criterion, share)
+        halves.append(criterion({k: v[start : start + 3] for k, v in outputs.items()}, empty[start : start + 3]))
+    torch.testing.assert_close(halves[0]["labels"] / 2 + halves[1]["labels"] / 2, joined["labels"])

@@ -1,0 +1,154 @@
+"""An index of a large annotation file, made once per machine and mapped into the memory of all processes.
+
+Parsing a file of a million objects takes seconds and hundreds of megabytes in each rank; the arrays that are made of it
+are stored in a cache folder, from which ranks and workers map the same pages.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.loading.shared_memory import map_file
+from vitkit.io.atomic import write_atomically
+
+try:
+    import fcntl  # only available on Unix
+except ImportError:
+    fcntl = None
+
+logger = logging.getLogger("vitkit")
+
+MIN_BYTES = 32 << 20
+"""Smaller files are parsed in each process: that takes less than a second."""
+_VERSION = 1
+"""To be raised when what is stored, or how annotations are read, changes."""
+_INDEX, _LOCK = "index.json", "lock"
+
+
+def cache_folder() -> Path:
+    """Return the folder of indices: $VITKIT_CACHE, or vitkit in the user's cache folder."""
+    if folder := os.environ.get("VITKIT_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit"
+
+
+def stored_arrays(file: Path, settings: Mapping[str, Any], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `build` makes of a file: stored earlier, by any process, or now.
+
+    Args:
+        file: the file, which is recognized by its checksum; its size and times tell whether that is needed.
+        settings: what the result depends on besides, as values of JSON.
+        build: returns arrays and values of JSON by name.
+    """
+    if os.name != "posix":
+        return build()
+    key = json.dumps([str(file.resolve()), settings, _VERSION, sys.version_info[:2]], sort_keys=True)
+    folder = cache_folder() / "annotations" / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+    built = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(folder, file):
+            if (found := _find(folder, file)) is not None:
+                return found
+            built = build()
+            return _store(folder, file, built)
+    except OSError as error:
+        # What `build` reads raises DataError, so this is about the cache.
+        logger.warning(
+            "%s: its index cannot be stored in '%s' (%s), so each process parses the file. Set VITKIT_CACHE to a "
+            "folder with space that may be written.",
+            file.name, folder, error.strerror or error,
+        )  # fmt: skip
+        built = build() if built is None else built
+    return built
+
+
+@contextmanager
+def _locked(folder: Path, file: Path) -> Iterator[None]:
+    """Let one process at a time read or write an index; the system releases the lock when a process ends."""
+    with (folder / _LOCK).open("ab") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("%s: waiting for another process, which reads it", file.name)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                logger.debug("%s: the file system has no locks (%s)", folder, error.strerror)
+        yield
+
+
+def _find(folder: Path, file: Path) -> dict[str, Any] | None:
+    """Return what is stored; None if there is nothing, it is damaged, or of another version of the file."""
+    try:
+        index = json.loads((folder / _INDEX).read_bytes())
+        if index["state"] != _state(file):  # also of a file that was only moved or touched
+            if index["checksum"] != _checksum(file):
+                return None
+            _write_index(folder, index | {"state": _state(file)})
+        return index["values"] | {
+            name: _map(folder / data, *layout) for name, (data, *layout) in index["arrays"].items()
+        }
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _map(path: Path, dtype: str, shape: list[int]) -> np.ndarray:
+    """Map a stored array; raises ValueError if its file has another size."""
+    size = np.dtype(dtype).itemsize * int(np.prod(shape))
+    if path.stat().st_size != size:
+        raise ValueError(f"{path} is damaged")
+    return map_file(os.open(path, os.O_RDONLY), np.dtype(dtype), tuple(shape)) if size else np.empty(shape, dtype)
+
+
+def _store(folder: Path, file: Path, built: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what was built, and return it as it is read."""
+    arrays = {name: np.ascontiguousarray(value) for name, value in built.items() if isinstance(value, np.ndarray)}
+    # In a new folder, since other processes may have mapped what an earlier version of the file was made into.
+    data = Path(tempfile.mkdtemp(dir=folder, prefix="arrays."))
+    try:
+        for name, array in arrays.items():
+            (data / name).write_bytes(array.reshape(-1).view(np.uint8))
+        index = {
+            "file": str(file),
+            "state": _state(file),
+            "checksum": _checksum(file),
+            "values": {name: value for name, value in built.items() if name not in arrays},
+            "arrays": {name: (f"{data.name}/{name}", a.dtype.str, a.shape) for name, a in arrays.items()},
+        }
+        _write_index(folder, index)
+    except OSError:
+        shutil.rmtree(data, ignore_errors=True)
+        raise
+    for other in folder.glob("arrays.*"):
+        if other != data:
+            shutil.rmtree(other, ignore_errors=True)
+    return index["values"] | {name: _map(data / name, a.dtype.str, list(a.shape)) for name, a in arrays.items()}
+
+
+def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
+    write_atomically(folder / _INDEX, lambda file: file.write(json.dumps(index).encode()))
+
+
+def _state(file: Path) -> list[int]:
+    """Return what changes when a file is written, without reading it."""
+    stat = file.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def _checksum(file: Path) -> str:
+    checksum = hashlib.sha256()
+    with file.open("rb") as content:
+        while part := content.read(1 << 20):
+            checksum.update(part)
+    return checksum.hexdigest()
