@@ -104,7 +104,7 @@ def test_an_error_before_the_first_line_leaves_nothing(tmp_path):
 def test_full_disk_is_a_one_line_error(tmp_path):
     (tmp_path / "predictions.jsonl").symlink_to("/dev/full")
     with pytest.raises(DataError, match=r"predictions.jsonl' cannot be written \(No space left"):
-        write(tmp_path, {0: "image"})
+        write(tmp_path, {0: "image"}, resume=True)
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 7])

@@ -12,6 +12,7 @@ import torch
 from helpers.untrained_runs import DETR, make_run
 
 from vitkit import build_dataset, build_model, load_config
+from vitkit.apps.inference import find_trained
 from vitkit.apps.training.answers import AnswerFiles
 from vitkit.apps.training.testing import evaluate_model
 from vitkit.errors import ConfigError, DataError
@@ -20,6 +21,7 @@ from vitkit.tools import test
 
 KILLED = """
 import os, signal, sys
+from vitkit.apps.inference import find_trained
 from vitkit.apps.training.answers import AnswerFiles
 from vitkit.distributed import rank
 from vitkit.tools import test
@@ -113,10 +115,10 @@ def test_answers_of_every_task_are_read_as_they_were_written(config, tmp_path, m
 
 
 def test_likelihoods_of_text_are_not_resumed(tmp_path):
+    config, weights = find_trained("numbers_translator", overrides=["data.val.num_pairs=4", "data.num_workers=0"])
+    files = AnswerFiles(tmp_path / "a", resume=True)
     with pytest.raises(ConfigError, match="--resume: the likelihood of the references is a sum over all sentences"):
-        config = load_config("quickstart/translation", ["data.val.num_pairs=4", "data.num_workers=0"])
-        files = AnswerFiles(tmp_path / "a", resume=True)
-        evaluate_model(config, "numbers_translator", torch.device("cpu"), answer_files=files)
+        evaluate_model(config, weights, torch.device("cpu"), answer_files=files)
 
 
 def test_answers_call_no_code(tmp_path):

@@ -85,6 +85,8 @@ class Journal:
             write_text(self._settings_path, json.dumps(settings, indent=1), below=folder)
         check_links(self.path, folder)
         try:
+            if not resume:  # a link would be followed
+                self.path.unlink(missing_ok=True)
             self._file = self.path.open("ab+", buffering=0)
             self._lock()
             self._cut_off_half_line()

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from tempfile import TemporaryFile
+from typing import Any
 
 from vitkit.data.formats.annotated import AnnotatedImages, left_out_lines
 from vitkit.data.formats.writing import WRITERS, Lost
@@ -60,19 +62,23 @@ def as_annotations(images: Iterable[Mapping[str, Any]], classes: Sequence[str]) 
 def _write_coco(images: Iterable[Mapping[str, Any]], classes: Sequence[str], path: Path) -> Path:
     """Write what `write_coco` would, without holding all objects in memory."""
     folder = _common_folder(images)
-    with writing(path) as temporary, temporary.open("x", encoding="utf-8") as file:
+    with (
+        writing(path) as temporary,
+        temporary.open("x", encoding="utf-8") as file,
+        TemporaryFile("w+", dir=path.parent) as objects,
+    ):
         file.write('{"images": [')
-        write_items(file, (image for image, _ in _each_annotated(images, classes, folder)))
+        num_objects = 0
+        for number, (image, annotations) in enumerate(_each_annotated(images, classes, folder)):
+            file.write(f"{', ' if number else ''}{json.dumps(image)}")
+            for annotation in annotations:
+                objects.write(f"{', ' if num_objects else ''}{json.dumps(annotation)}")
+                num_objects += 1
         file.write('], "annotations": [')
-        write_items(file, (item for _, annotations in _each_annotated(images, classes, folder) for item in annotations))
+        objects.seek(0)
+        shutil.copyfileobj(objects, file)
         file.write(f'], "categories": {json.dumps(_content(classes)["categories"])}}}')
     return path
-
-
-def write_items(file: TextIO, items: Iterable[Any]) -> None:
-    """Write the items of a JSON list one by one, without its brackets."""
-    for number, item in enumerate(items):
-        file.write(f"{', ' if number else ''}{json.dumps(item)}")
 
 
 def _common_folder(images: Iterable[Mapping[str, Any]]) -> Path:

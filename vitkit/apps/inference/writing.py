@@ -307,7 +307,8 @@ def check_files_stay(predictor: Predictor, named: Named, images: Named, videos: 
         DataError: a drawing or a map would overwrite an input or be written elsewhere, through a link, or an earlier
             prediction would be replaced.
     """
-    inputs = {os.path.realpath(path): path for path, _ in named}  # Path.resolve fails at circular links
+    is_written = output.draw or {"panoptic", "semantic"} & {*predictor.tasks}
+    inputs = {os.path.realpath(path): path for path, _ in named if is_written}  # Path.resolve fails at circular links
     video_format = "mp4" if predictor.sampling is None else "png"
     drawn = [f"{name}.{output.image_format}" for _, name in images] + [f"{name}.{video_format}" for _, name in videos]
     maps = [f"{name}_{task}.png" for _, name in images for task in ("panoptic", "semantic") if task in predictor.tasks]
