@@ -64,6 +64,14 @@ def test_repeat_factors_and_weights_multiply(spec):
     assert loader.batches.weights == pytest.approx([rare[0]] * 4 + [0.5 * rare[1]] * 10 + [1, 1])
 
 
+def test_root_is_put_into_the_specs_of_each_dataset(spec, tmp_path):
+    datasets = [
+        {name: value.replace(str(tmp_path), "{root}") for name, value in part.items()} for part in spec["datasets"]
+    ]
+    assert "{root}" in datasets[0]["images"]
+    assert len(build_dataset({**spec, "datasets": datasets}, str(tmp_path))) == 16
+
+
 def test_settings_of_files_reach_each_dataset(spec):
     dataset = build_dataset(spec, max_image_pixels=1234)
     assert {part.max_image_pixels for part in dataset.datasets} == {1234}

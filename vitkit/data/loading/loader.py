@@ -286,7 +286,7 @@ def build_dataset(
         channels: see `DataSettings`.
     """
     if isinstance(spec, Mapping):
-        spec = {k: value.replace("{root}", root) if isinstance(value, str) else value for k, value in spec.items()}
+        spec = _with_root(spec, root)
         spec.pop("fraction", None)
     try:
         dataset = DATASETS.build(spec)
@@ -299,6 +299,15 @@ def build_dataset(
             raise ConfigError(f"data.channels={channels}: {type(dataset).__name__} has no image files. Leave it out.")
         dataset.channels = channels
     return dataset
+
+
+def _with_root(value: Any, root: str) -> Any:
+    """Return a value of a spec with `root` in place of `{root}`, also in the specs within it."""
+    if isinstance(value, str):
+        return value.replace("{root}", root)
+    if isinstance(value, Mapping):
+        return {name: _with_root(inner, root) for name, inner in value.items()}
+    return [_with_root(inner, root) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _fraction(spec: Spec | None) -> float | None:
