@@ -8,7 +8,7 @@ channels; a fusion that is always dropped in training, so that it stays as it st
 learn from.
 
 Run:  vitkit ablate grounding_shapes
-Here: see model_zoo/ablations/grounding_shapes.md.
+Here: not yet run.
 """
 
 from vitkit.configs.quickstart.dino import config as dino

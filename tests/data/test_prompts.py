@@ -334,3 +334,10 @@ def test_samples_whose_phrases_cannot_be_encoded_are_replaced_and_named(caplog):
     assert [target["image_id"] for target in batch.targets] == [0, 0] and "the phrase 'zzz'" in caplog.text
     with pytest.raises(ConfigError, match="data.mixup: mixes images whose labels are classes, and these have phrases"):
         mix(dataset[0, 0], dataset[0, 0], 0.5)
+
+
+def test_a_mixed_image_surely_lacks_what_both_lack():
+    dataset = Boxes([{"labels": [0], "negative_labels": [1, 2, 3]}, {"labels": [4], "negative_labels": [2, 3, 5]}, [6]])
+    mixed = mix(dataset[0, 0], dataset[1, 0], 0.5)["target"]
+    assert mixed["negative_labels"] == [2, 3] and mixed["labels"].tolist() == [0, 4]
+    assert mix(dataset[2, 0], dataset[1, 0], 0.5)["target"]["negative_labels"] == [2, 3, 5]

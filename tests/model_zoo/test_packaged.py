@@ -20,6 +20,7 @@ PACKAGED = {name: entry for name, entry in model_zoo.index().items() if model_zo
 SLICE = {
     "shapes_dino": ("bbox/AP50", 0.9),
     "numbers_translator": ("exact_match", 0.9),
+    "shapes_grounding": ("bbox/AP_unseen", 0.4),
     "shapes_vit": ("top1", 0.9),
     "shapes_detr": ("bbox/AP50", 0.8),
     "shapes_mask2former": ("PQ", 0.75),

@@ -227,6 +227,9 @@ def test_errors_without_prompt_or_vocabulary(images):
         model(images)
     with pytest.raises(ConfigError, match="no vocabulary to read a text with. Set model.tokenizer to bert-base"):
         model(images, text=["cat ."] * 2)
+    inputs = {"tokens": torch.zeros(2, 4, dtype=torch.int64), "blocks": torch.zeros(2, 4, dtype=torch.int64)}
+    with pytest.raises(ConfigError, match="got tokens without blocks or is_word; expected all three of a prompt"):
+        model(images, **inputs)
 
 
 @pytest.mark.parametrize("levels", [4, 5])

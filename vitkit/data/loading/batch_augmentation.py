@@ -186,6 +186,9 @@ def mix(sample: Sample, other: Sample, share: float) -> Sample:
         raise ConfigError("data.mixup: mixes images with boxes, and these have none. Leave it out.")
     if "phrases" in target or "phrases" in other["target"]:
         raise ConfigError("data.mixup: mixes images whose labels are classes, and these have phrases. Leave it out.")
+    lacking = [one["negative_labels"] for one in (target, other["target"]) if "negative_labels" in one]
+    if lacking:
+        target["negative_labels"] = sorted(set.intersection(*({*map(int, labels)} for labels in lacking)))
     for name in {"labels", "boxes_cxcywh", "masks"} & target.keys():
         target[name] = torch.cat([target[name], other["target"][name]])
     image = cv2.addWeighted(sample["image"].numpy(), share, other["image"].numpy(), 1 - share, 0.0)
