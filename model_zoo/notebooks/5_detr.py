@@ -301,12 +301,12 @@ assert ratios.mean() > 5
 # %% [markdown]
 # ## Words in place of classes
 #
-# Grounding DINO (Liu et al. 2023) is DINO whose classes are the phrases of a text. In the encoder, image and words attend
-# to each other; in the decoder, each query also reads the words, and the logit of a query and a word is their product.
-# The package has a small one, which was trained on colors and shapes. Beside each box: what its query attends to in the
-# text, and the probability of each word; the phrase with the highest mean is the label. The words of a phrase have
-# nearly the same probabilities, as the text encoder lets them see each other, and nothing else. Below: where the words
-# look.
+# Grounding DINO (Liu et al. 2023) is DINO whose classes are the phrases of a text. In the encoder, image and words
+# attend to each other; in the decoder, each query also reads the words, and the logit of a query and a word is their
+# product. The package has a small one, which was trained on colors and shapes. Beside each box: what its query attends
+# to in the text, and the probability of each word; the phrase with the highest mean is the label. The words of a phrase
+# have nearly the same probabilities, as the text encoder lets them see each other, and nothing else. Below: where the
+# words look.
 
 # %%
 grounding = vitkit.load("shapes_grounding")
