@@ -62,12 +62,13 @@ LOADERS = {
     "panoptic": "load_panoptic",
     "semantic": "load_semantic",
     "captions": "references",
+    "regions": "located",
 }
 
 
 @pytest.mark.parametrize("cls", classes_in(DATASETS), ids=lambda cls: cls.__name__)
 def test_a_dataset_has_the_methods_of_its_annotations(cls):
-    assert set(cls.annotations) <= {*LOADERS, "label", "regions"}
+    assert set(cls.annotations) <= {*LOADERS, "label"}
     for kind, name in LOADERS.items():
         assert (getattr(cls, name) is not getattr(Dataset, name)) == (kind in cls.annotations)
 
