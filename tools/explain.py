@@ -3,6 +3,7 @@
 DETR, for one image: encoder self-attention at points of the image, decoder cross-attention of each detected box.
 MaskFormer and Mask2Former, for one image: the same for each mask; the masks and how they merge; the loss's points.
 Deformable DETR, for one image: reference point, sampling points and box of queries through the decoder's layers.
+Grounding DINO, for one image and --text: the words that each box read, the probability of each word, where words look.
 DETR and Deformable DETR, with --dataset: where each query's boxes lie over the config's validation data.
 ViT (also timm's), Swin, MViT, LR-Net, non-local ResNet, by themselves or below a head: the class token's maps for each
 head and layer, and where 60 % of its attention is, as in DINO; attention rollout, what points attend to in each layer,
@@ -19,6 +20,7 @@ Examples:
     vitkit explain vit_small_patch8_dino --image dog.jpg
     vitkit explain vit_base_patch16_dinov3 hf:facebook/dinov3-vitb16-pretrain-lvd1689m --image dog.jpg
     vitkit explain runs/vit --image cat.jpg --images photos --compare runs/vit_pretrained
+    vitkit explain grounding_dino_swin_tiny --image street.jpg --text "cat . red car ."
     vitkit explain detr_r50 --image street.jpg --points 200,340 410,80
     vitkit explain deformable_detr_r50 weights.pth --image street.jpg --queries 17 203
     vitkit explain runs/detr --image street.jpg --html

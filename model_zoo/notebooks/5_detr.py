@@ -299,6 +299,30 @@ print_ratios("sampling points of a query in its box", ratios)
 assert ratios.mean() > 5
 
 # %% [markdown]
+# ## Words in place of classes
+#
+# Grounding DINO (Liu et al. 2023) is DINO whose classes are the phrases of a text. In the encoder, image and words
+# attend to each other; in the decoder, each query also reads the words, and the logit of a query and a word is their
+# product. The package has a small one, which was trained on colors and shapes. Beside each box: what its query attends
+# to in the text, and the probability of each word; the phrase with the highest mean is the label. The words of a phrase
+# have nearly the same probabilities, as the text encoder lets them see each other, and nothing else. Below: where the
+# words look.
+
+# %%
+grounding = vitkit.load("shapes_grounding")
+text = ["a blue cross", "a blue triangle", "a red cross", "a yellow circle"]
+explanation = vitkit.explain(grounding, image=images[0], text=text, threshold=0.25, out=out / "words")
+show(out / "words" / "image_box_words.png")
+show(out / "words" / "image_word_locations.png")
+
+# %%
+for name, value in explanation.numbers.items():
+    print(f"{name}: {value:.2f}")
+words = explanation.prompt
+shares = [value for name, value in explanation.numbers.items() if "fraction" in name]
+assert min(shares) > 3 / len(words.words)  # a phrase has three of the words
+
+# %% [markdown]
 # ## Learning where to attend
 #
 # At the start of its training, DETR's queries attend everywhere, and it takes long until they have found out where to

@@ -16,6 +16,7 @@ from PIL import Image
 import vitkit
 from vitkit.apps.deployment.checks import run_graph
 from vitkit.apps.deployment.prompted import known_phrases, prompted_graphs
+from vitkit.apps.training.testing import evaluate_model
 from vitkit.config import save_config
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -123,6 +124,20 @@ def test_texts_are_encoded_once(folder, monkeypatch):
     for text in ("cat .", "dog . cat .", "cat ."):
         predictor.predict(IMAGES, text=text, batch_size=2)
     assert runs == [(1, 4), (1, 6)]
+
+
+def test_files_are_evaluated_with_the_prompts_of_the_data(folder, tmp_path):
+    config = json.loads((folder / "run" / "config.json").read_text())
+    words = "red", "cat", "dog", "hot dog", "red cat", "a"
+    prompts = dict(phrases=dict(zip(("circle", "square", "triangle", "star", "ring", "cross"), words)))
+    data = dict(prompts=prompts, num_workers=0, val=config["data"]["val"] | dict(num_images=4))
+    config |= dict(data=data, evaluator=dict(type="CocoEvaluator"), train=dict(epochs=1))
+    predictions = []
+    for number, file in enumerate((folder / "run" / "best.pth", folder / "out" / "tiny.onnx")):
+        (path,) = evaluate_model(config, file, torch.device("cpu")).write(tmp_path / f"{number}.json")
+        predictions.append(json.loads(path.read_text()))
+    a, b = ([(one["score"], *one["bbox"]) for one in of_file] for of_file in predictions)
+    assert len(a) == len(b) > 60 and np.allclose(a, b, atol=1e-2)
 
 
 def test_the_program_reads_texts_by_itself(folder, tmp_path):

@@ -162,7 +162,8 @@ def draw_word_locations(
     strides: Sequence[int],
     path: str | Path,
 ) -> None:
-    """Save a PNG of where words look in the last fusion layer: a row for each word, a column for each map.
+    """Save a PNG of where words look in the last fusion layer: a row for each word, a column for each map; if there is
+    only one map, a row for each phrase, a column for each word.
 
     Args:
         image: (H, W, 3) uint8 RGB.
@@ -173,14 +174,19 @@ def draw_word_locations(
     rows = []
     for phrase, of_phrase in boxes.items():
         boxes_xyxy = queries.boxes_xyxy[list(of_phrase)].tolist()
-        words = attention.words_of(phrase)
+        first, words = Panel("" if rows else "image", boxes_xyxy=boxes_xyxy), attention.words_of(phrase)
+        if len(attention.looks) == 1:
+            (x,) = attention.looks
+            panels = [Panel(attention.words[k], x.maps[k], x.covered, boxes_xyxy=boxes_xyxy) for k in words]
+            rows.append((attention.phrases[phrase], [first, *panels]))
+            continue
         for word in words:
             panels = [
                 Panel("" if rows else f"stride {stride}", x.maps[word], x.covered, boxes_xyxy=boxes_xyxy)
                 for stride, x in zip(strides, attention.looks)
             ]
-            first = Panel("" if rows else "image", boxes_xyxy=boxes_xyxy) if word == words[0] else None
             rows.append((attention.words[word], [first, *panels]))
+            first = None
     layer = attention.looks[0].layer
     title = f"Where words look, fusion layer {layer}, mean of heads (full color: maximum); boxes: of their phrase"
     draw_rows(image, rows, path, title=title)
