@@ -89,7 +89,7 @@ def prompted_graphs(model: torch.nn.Module) -> tuple[PromptedDetectorGraph, Text
     Raises:
         ConfigError: no graphs are defined for it, or it has no vocabulary.
     """
-    if not isinstance(model, GroundingDINO):
+    if not callable(getattr(model, "encode_text", None)):
         raise ConfigError(f"export: no graph is defined for {type(model).__name__}, which takes a prompt.")
     if model.vocabulary is None:
         raise ConfigError(
