@@ -84,10 +84,10 @@ def test_entry_describes_its_file(name):
     assert zoo_license(find_model(name).weights) == entry["license"]
 
 
-def test_all_models_together_are_at_most_10_mb():
+def test_all_models_together_are_at_most_12_mb():
     files = list((ROOT / "model_zoo/weights").iterdir())
     assert sorted(files) == sorted(map(file_of, PACKAGED)) and set(PACKAGED) == set(SLICE)
-    assert sum(file.stat().st_size for file in files) <= 10e6
+    assert sum(file.stat().st_size for file in files) <= 12e6
 
 
 def test_missing_or_damaged_package_data_is_a_clear_error(tmp_path, monkeypatch):
