@@ -16,6 +16,7 @@ LVIS is fine-tuned on with sampled prompts, as by MM; it is evaluated on minival
 of 40. MM shortens "bow_(weapon)" to "bow"; here names keep what tells them apart.
 
 Run:       torchrun --nproc-per-node 16 tools/train.py mm_grounding_dino_swin_tiny --init mm_grounding_dino_swin_tiny_o365_goldg
+           vitkit test grounding_dino_swin_tiny data.root=COCO    # zero-shot, with all names as prompt
 Reference: the two original READMEs; "zero-shot" is COCO without training on it. Here: not yet run.
 """  # noqa: E501
 

@@ -62,6 +62,7 @@ LOADERS = {
     "panoptic": "load_panoptic",
     "semantic": "load_semantic",
     "captions": "references",
+    "regions": "located",
 }
 
 

@@ -137,10 +137,19 @@ def test_weights_are_loaded_from_a_file(names, capsys):
     assert capsys.readouterr().out
 
 
+def test_prompts_are_made_of_the_classes(names):
+    names["data"] = dict(train=dict(type="ShapesDetection", num_images=2, image_size=48), num_workers=0)
+    run("vitkit/data/README.md", 1, names)
+    names["data"]["prompts"]["phrases"] = {"star": names["data"]["prompts"]["phrases"]["RBC"]}
+    data = DataSettings(**names["data"])
+    phrases = {p for batch in data.train_loader(data.dataset("train"), seed=0) for p in batch.targets[0]["phrases"]}
+    assert "red blood cell" in phrases and "star" not in phrases
+
+
 def test_augmentation_that_depends_on_the_epoch_is_built(names):
     names["cfg"]["data"]["train"] = dict(type="ShapesDetection", num_images=4, image_size=48)
     names["cfg"]["data"]["val"] = dict(type="ShapesDetection", num_images=2, image_size=48)
-    run("vitkit/data/README.md", 2, names)
+    run("vitkit/data/README.md", 3, names)
     data = DataSettings(**names["cfg"]["data"])
     loader = data.train_loader(data.dataset("train"), seed=0)
     loader.set_position(70)
@@ -148,7 +157,7 @@ def test_augmentation_that_depends_on_the_epoch_is_built(names):
 
 
 def test_folder_of_label_images_is_read(names):
-    run("vitkit/data/README.md", 3, names)
+    run("vitkit/data/README.md", 4, names)
     root = Path(names["data"]["root"])
     for folder in ("images/train", "labels/train"):
         (root / folder).mkdir(parents=True)
@@ -163,6 +172,15 @@ def test_folder_of_label_images_is_read(names):
 def test_training_and_testing_from_python(names):
     run("vitkit/engine/README.md", 1, names)
     assert 0 <= vitkit.test(names["run"].path).metrics["bbox/AP"] <= 1
+
+
+def test_settings_are_searched(names, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    optimize = optuna.Study.optimize
+    monkeypatch.setattr(optuna.Study, "optimize", lambda study, objective, n_trials: optimize(study, objective, 2))
+    run("vitkit/engine/README.md", 5, names)
+    assert len(names["study"].trials) == 2 and 1e-4 <= names["study"].best_params["lr"] <= 1e-2
+    assert all(Path("runs/search", str(number), "best.pth").exists() for number in (0, 1))
 
 
 def test_own_model_is_exported_as_a_graph(names):

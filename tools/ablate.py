@@ -9,6 +9,7 @@ Examples:
     vitkit ablate detr_parts --seeds 0 1
     vitkit ablate detection_bccd data.root=data/bccd --arms DINO "DN-DETR" --budget 60
     vitkit ablate detection_bccd --plot-only
+    vitkit ablate detection_bccd --shard $SLURM_ARRAY_TASK_ID/8     # sbatch --array=1-8; then --plot-only merges them
 """
 
 import argparse
@@ -18,6 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitkit.tools.common import add_trust, errors_in_one_line, is_override
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Parse "I/N", a part of N, counted from 1."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N with I from 1 to N, such as 1/8")
+    return int(number), int(count)
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -43,8 +52,12 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "--list", action="store_true", help="print the sets, or the commands of the set's arms, and stop"
     )
     parser.add_argument(
-        "--plot-only", action="store_true", help="train nothing; write the table and the plot of the existing results"
+        "--plot-only",
+        action="store_true",
+        help="train nothing; merge the results of shards, and write the table and the plot",
     )
+    text = "run every N-th of the runs from the I-th on, counted from 1: the same command on N machines, for I = 1..N"
+    parser.add_argument("--shard", type=shard, metavar="I/N", help=text)
     text = "the runs' device: cpu, cuda, mps, ... (default: auto, the accelerator that PyTorch finds, else cpu)"
     parser.add_argument("--device", default="auto", help=text)
     add_trust(parser)
@@ -82,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(shlex.join(train_command(ablation, arm, args.overrides)) for arm in arms))
             return 0
         from vitkit.apps.starter.ablations.page import write_page
-        from vitkit.apps.starter.ablations.runs import read_rows, run_all
+        from vitkit.apps.starter.ablations.runs import merge, run_all
 
         failures = 0
         if not args.plot_only:
@@ -97,9 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 run_dir=args.run_dir,
                 budget=args.budget,
                 device=args.device,
+                shard=args.shard,
                 trust=args.trust,
             )
-        if rows := read_rows(args.out / f"{path.stem}.json"):
+        if args.shard is not None and not args.plot_only:
+            print(f"shard {args.shard[0]} of {args.shard[1]} is done; --plot-only merges the shards that are")
+        elif rows := merge(args.out, path.stem):
             write_page(ablation, path, rows, args.out)
             print(f"wrote {args.out / path.stem}.{'md' if args.plot_only else 'json, .md'} and .png")
         else:

@@ -4,11 +4,15 @@ MODEL is a name of the model zoo, the folder or a checkpoint of a run, or a conf
 INPUT is an image, a folder of images (including its subfolders), a pattern in quotes, a video, a URL, or the number of
 a camera; several may be given. For a model of clips, the images in each folder are the frames of a video.
 
-An input that cannot be read or predicted is named, and the others are predicted; the exit code is then 1.
+An input that cannot be read or predicted is named, and the others are predicted; the exit code is then 1. A prediction
+that was killed is continued by the same command with --out OUT --resume; inputs that failed are tried again. torchrun
+shares the inputs among its processes, --shard among those of an array job; the last one to finish merges the results.
 
+OUT/predictions.jsonl     the predictions of each image, a line as soon as they are there; predictions-I-of-N.jsonl
 OUT/NAME.jpg              each image with its predictions drawn; OUT/NAME.mp4 for a video
 OUT/NAME.png              from models of clips: frames of a video, and its best classes over time
-OUT/predictions.json      all predictions, also captions; masks as COCO's run lengths; the inputs that failed
+OUT/NAME_frames.jsonl     those of each frame of a video
+OUT/predictions.json      at the end, all predictions; masks as COCO's run lengths; the inputs that failed
 OUT/FORMAT/               with --format, the objects as annotations to be corrected, and an order to review images in
 OUT/NAME_panoptic.png     from panoptic models: segment ids, R + 256 G + 65536 B
 OUT/NAME_semantic.png     from semantic models: the class of each pixel, its position in "classes" of the JSON
@@ -21,10 +25,17 @@ Examples:
     vitkit predict runs/cells --input unlabeled --format cvat        # a first draft of labels, for people to correct
     vitkit predict grounding_dino_swin_tiny --input photos --text "a red car . a dog ."
     vitkit predict runs/roofs --input aerial.tif --tiles 800 --tile-overlap 200
+    vitkit predict runs/detr --input archive --out runs/archive --no-draw --batch-size 16 --workers 8 --resume
+    torchrun --nproc-per-node 8 -m vitkit.tools.predict runs/detr --input archive --out runs/archive --resume
+    vitkit predict runs/detr --input archive --out runs/archive --resume --shard $SLURM_ARRAY_TASK_ID/64
 """
 
+from __future__ import annotations
+
 import argparse
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitkit.tools.common import (
     add_batch_size,
@@ -44,6 +55,9 @@ from vitkit.tools.common import (
     tiling_of,
 )
 from vitkit.tools.data.options import writer_names
+
+if TYPE_CHECKING:
+    from vitkit.apps.inference.journal import Shard
 
 TASKS = ("panoptic", "semantic", "instance", "detection", "classification", "captioning")
 
@@ -75,6 +89,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", type=one_of(writer_names), metavar="FORMAT", help=text)
     parser.add_argument("--no-draw", action="store_true", help="write only the JSON and the maps")
     add_tiles(parser)
+    text = "threads that read and prepare images while the model runs (default: 2)"
+    parser.add_argument("--workers", type=positive, default=2, metavar="N", help=text)
+    text = "continue the prediction in OUT, if there is one: inputs that are done are skipped"
+    parser.add_argument("--resume", action="store_true", help=text)
+    text = "predict only the Ith of N parts of the inputs, from 1; all write into the same OUT"
+    parser.add_argument("--shard", type=shard, metavar="I/N", help=text)
     add_overwrite(parser)
     add_trust(parser)
     add_device(parser)
@@ -91,24 +111,42 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         args.text = args.text[0] if len(args.text) == 1 else args.text
     elif args.text_threshold is not None:
         parser.error("--text-threshold: is for the words of a caption; give one, --text 'a dog chases the ball'")
+    if args.resume and args.overwrite:
+        parser.error("--resume continues what --overwrite replaces: give one of them")
+    if args.shard is not None and "RANK" in os.environ:
+        parser.error("--shard: torchrun's processes are the shards; leave it out")
     return args
+
+
+def shard(text: str) -> Shard:
+    """Parse "2/8", the second of eight parts."""
+    from vitkit.apps.inference.journal import Shard
+
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N, such as 1/8, the first of eight parts")
+    return Shard(int(number) - 1, int(of))
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.apps.inference import load
+    from vitkit.apps.inference.journal import Shard
     from vitkit.apps.inference.writing import Output, predict_files
     from vitkit.logging import setup_logging
 
     with errors_in_one_line():
         setup_logging()
         tiling = tiling_of(args.tiles, args.tile_overlap)
+        # The processes need no group: each writes its own lines, and the last one to finish merges them.
+        rank, local_rank = int(os.environ.get("RANK", 0)), os.environ.get("LOCAL_RANK", "0")
+        has_number = "RANK" in os.environ and args.device not in ("cpu", "mps")
         predictor = load(
             args.model,
             args.weights,
             overrides=args.overrides,
             trust=args.trust,
-            device=args.device,
+            device=f"{args.device}:{local_rank}" if has_number else args.device,
             precision=args.precision,
         )
         require_images(predictor, args.model)
@@ -127,9 +165,13 @@ def main(argv: list[str] | None = None) -> None:
             draw=not args.no_draw,
             labels=args.format,
             overwrite=args.overwrite,
+            resume=args.resume,
+            shard=args.shard or Shard(rank, int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1),
+            workers=args.workers,
         )
-        written = predict_files(predictor, args.input, output, name=args.model, tiling=tiling)
-        print(f"wrote {written}{f' and the drawn files in {written.parent}' if output.draw else ''}")
+        written = predict_files(predictor, args.input, output, name=args.model, overrides=args.overrides, tiling=tiling)
+        if written is not None:
+            print(f"wrote {written}{f' and the drawn files in {written.parent}' if output.draw else ''}")
 
 
 if __name__ == "__main__":

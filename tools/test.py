@@ -10,6 +10,7 @@ Examples:
     vitkit test runs/detr --per-class
     vitkit test runs/detr --split test    (data.test, which was not used for any choice)
     torchrun --nproc-per-node 8 tools/test.py configs/detr_r50.py runs/detr_r50/best.pth
+    vitkit test runs/detr --resume    (the same command was killed: go on with what it had predicted)
     vitkit test configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
     vitkit test runs/roofs --tiles 800    (images much larger than those it was trained on)
     vitkit test configs/bccd/detr.py runs/detr/best.pth --per-class --per-size --thresholds --confusion 0.4
@@ -75,6 +76,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_iou(parser, "for --thresholds, --confusion and --report")
     text = "results file to write (default: results.json in the run's folder, or in this one)"
     parser.add_argument("--out", type=Path, help=text)
+    text = "go on with an evaluation that was killed, whose answers are in OUT without its ending, and .answers"
+    parser.add_argument("--resume", action="store_true", help=text)
     parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and images")
     add_trust(parser)
     add_device(parser)
@@ -95,7 +98,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--tta and --tiles each predict an image in their own way: give one of them")
     if args.tta_scales and not args.tta:
         parser.error("--tta-scales are those of --tta: give both")
-    predicts = {"--tta": args.tta, "--tiles": args.tiles, "--tile-overlap": args.tile_overlap}
+    predicts = {"--resume": args.resume, "--tta": args.tta, "--tiles": args.tiles, "--tile-overlap": args.tile_overlap}
     if args.eval_only and (given := [option for option, value in predicts.items() if value]):
         parser.error(f"{given[0]} changes what a model predicts, and --eval-only has no model: give one of them")
     if args.eval_only and args.out and args.confusion is None:
@@ -111,10 +114,11 @@ def scales(text: str) -> tuple[float, ...]:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.apps.inference import find_model, find_trained
+    from vitkit.apps.training.answers import AnswerFiles
     from vitkit.apps.training.results import score_file, score_results
     from vitkit.apps.training.testing import evaluate_model
     from vitkit.config import format_config
-    from vitkit.distributed import close_distributed, init_distributed, is_main
+    from vitkit.distributed import broadcast_object, close_distributed, init_distributed, is_main
     from vitkit.logging import setup_logging
     from vitkit.models.tta import SCALES
 
@@ -155,6 +159,8 @@ def main(argv: list[str] | None = None) -> None:
                     show(evaluator, details)
                     write_page(evaluator, args.report, facts)
                 return
+            # In one place, on all ranks: a result of the same name may appear between their looking for it.
+            answer_files = AnswerFiles(broadcast_object(out.with_suffix(".answers")), resume=args.resume)
             result = evaluate_model(
                 config,
                 weights,
@@ -162,10 +168,12 @@ def main(argv: list[str] | None = None) -> None:
                 tta_scales=(args.tta_scales or SCALES) if args.tta else None,
                 tiling=tiling_of(args.tiles, args.tile_overlap),
                 split=args.split,
+                answer_files=answer_files,
             )
             if is_main():
                 show(result.evaluator, details, result.thresholds)
                 write(result, out, requested=args.out is not None)
+                answer_files.remove()
                 write_page(result.evaluator, args.report, facts)
                 print(f"{1e3 * result.seconds_per_sample:.1f} ms per {result.sample} on {device.type}")
     finally:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from vitkit.errors import ConfigError
+from vitkit.errors import ConfigError, VitkitError
 
 
 def init_distributed(device_type: str) -> torch.device:
@@ -221,6 +221,29 @@ def gather_dicts(entries: Mapping[Any, Any], *, at_once: int = 32) -> dict[Any, 
         for part in gather_objects(dict(islice(remaining, at_once))):
             merged.update((key, part[key]) for key in part.keys() - merged.keys())
     return merged
+
+
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """Raise an error that a user can cause, in this block of any rank, on all ranks: none waits for an ended one.
+
+    The block must not wait for other ranks, and all ranks must enter it.
+
+    Raises:
+        VitkitError: the error of this rank; or, of the same class, that of the first other rank that has one.
+    """
+    error = None
+    try:
+        yield
+    except VitkitError as caught:
+        error = caught
+    of_rank = None if error is None else (type(error), str(error))
+    per_rank = broadcast_object(gather_objects(of_rank))
+    if error is not None:
+        raise error
+    for number, other in enumerate(per_rank):
+        if other is not None:
+            raise other[0](f"rank {number}: {other[1]}")
 
 
 def broadcast(value: Tensor) -> None:

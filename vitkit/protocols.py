@@ -414,7 +414,10 @@ class Dataset(ABC):
         self._lacks("videos")
 
     def ground_truth(self) -> dict[str, Any]:
-        """Return "images", "annotations" and "categories" in COCO's format, as pycocotools reads them."""
+        """Return "images", "annotations" and "categories" in COCO's format, as pycocotools reads them.
+
+        Masks and reports need the "width" and "height" of each image.
+        """
         self._lacks("boxes or masks of objects")
 
     def load_panoptic(self, index: int) -> PanopticMap:
@@ -424,6 +427,11 @@ class Dataset(ABC):
     def load_semantic(self, index: int) -> np.ndarray:
         """Return the class of each pixel of one stored image, (H, W); `IGNORE_INDEX` for pixels without one."""
         self._lacks("label maps")
+
+    def located(self, index: int) -> Any:
+        """Return the objects of one image in its stored size, and which phrases name them; for `GroundingEvaluator`,
+        see `vitkit.data.datasets.grounding.Located`."""
+        self._lacks("regions that a text names")
 
     def references(self, index: int) -> Sequence[str]:
         """Return all captions of one image."""

@@ -57,7 +57,8 @@ def training(epochs, strong_until, restart_ema_decay=0.9999, batch_size=32):
     """
     return dict(
         epochs=epochs, precision="auto", clip_grad_norm=0.1, seed=42, reference_batch_size=batch_size,
-        ema_decay=0.9999, ema_ramp_steps=1000, restart_epoch=strong_until, restart_ema_decay=restart_ema_decay,
+        sync_batch_norm=True, ema_decay=0.9999, ema_ramp_steps=1000, restart_epoch=strong_until,
+        restart_ema_decay=restart_ema_decay,
     )  # fmt: skip
 
 

@@ -66,13 +66,38 @@ def table(folder, classes):
     write(folder / "boxes.csv", "file,class,xmin,ymin,xmax,ymax\n" + "".join(lines))
 
 
+def label_studio(folder, classes):
+    tasks = []
+    for name in classes:
+        draw(folder / f"{name}.png")
+        value = {"x": 5, "y": 10, "width": 25, "height": 50, "rectanglelabels": [name]}
+        result = [{"type": "rectanglelabels", "value": value}]
+        tasks.append({"data": {"image": f"{name}.png"}, "annotations": [{"result": result}]})
+    write(folder / "tasks.json", tasks)
+
+
+def via(folder, classes):
+    regions = {}
+    for name in classes:
+        draw(folder / f"{name}.png")
+        shape = {"name": "rect", "x": 2, "y": 2, "width": 10, "height": 10}
+        region = {"shape_attributes": shape, "region_attributes": {"class": name}}
+        regions[name] = {"filename": f"{name}.png", "regions": [region]}
+    write(folder / "via.json", regions)
+
+
+WRITERS = [labelme, voc, table, label_studio, via, lambda f, names: coco(f / "own.json", names, len(names))]
+
+
 def labels_of(dataset):
     """The class of the object in each image, by the image's name, which is the class's."""
     names = [Path(dataset.image_path(k)).stem for k in range(len(dataset))]
     return {name: [dataset.classes[k] for k in dataset[i]["target"]["labels"]] for i, name in enumerate(names)}
 
 
-@pytest.mark.parametrize("write_data", [labelme, voc, table, lambda f, names: coco(f / "own.json", names, len(names))])
+@pytest.mark.parametrize(
+    "write_data", [labelme, voc, table, label_studio, via, lambda f, names: coco(f / "own.json", names, len(names))]
+)
 def test_val_of_every_format_takes_the_classes_of_train_by_name(tmp_path, write_data):
     train, val = (CocoDetection(*_written(tmp_path / s, write_data, c)) for s, c in (("train", "abc"), ("val", "bc")))
     match_classes(train, val)

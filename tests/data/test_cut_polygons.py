@@ -10,7 +10,7 @@ from PIL import Image
 from vitkit.data.datasets.coco import CocoDetection
 from vitkit.data.formats import read_annotations
 from vitkit.data.formats.annotated import AnnotatedImages, polygon_fields
-from vitkit.data.formats.writing import write_voc, write_yolo
+from vitkit.data.formats.writing import WRITERS, write_voc
 from vitkit.io.segmentations import cut_polygon, decode_segmentation, overlap, visible_box
 
 WIDTH, HEIGHT = 90, 60
@@ -25,26 +25,33 @@ SHAPES = {
     "one part outside": [[10, 10, 50, 10, 50, 40, 10, 40], [100, 20, 180, 20, 180, 50]],
     "less than a pixel": [[-1.0, 10.3, 0.4, 10.3, -1.0, 10.4]],
     "three pixels": [[-2, 10.2, 1.7, 10.1, 1.9, 11.3]],
+    "a thin sliver": [[-9.39, 16.58, 52.59, -26.78, 56.13, -24.02]],
+    "a sliver in parts": [[24.4, 30.82, -30.56, 21.29, -28.54, -1.12]],
 }
+FORMATS = ("yolo", "cvat", "label-studio")
 
 
-def written(tmp_path, polygons):
-    """Write an object as YOLO and read it again; returns its annotation, if there is one, and what was lost."""
+def written(tmp_path, polygons, format="yolo"):
+    """Write an object and read it again; returns its annotation, if there is one, and what was lost."""
     Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "a.png")
     data = AnnotatedImages("coco", tmp_path / "a.json", tmp_path)
     data.add_object(data.add_image("a.png", WIDTH, HEIGHT), "cat", **polygon_fields(polygons))
     data.splits = {"train": [1]}
     lost = {}
-    write_yolo(data, tmp_path / "out", lost)
-    label = (tmp_path / "out/labels/train/a.txt").read_text().split()
-    assert all(0 <= float(value) <= 1 for value in label)
-    again = read_annotations(tmp_path / "out/labels", tmp_path / "out/images", format="yolo").annotations
+    WRITERS[format](data, tmp_path / "out", lost)
+    if format == "yolo":
+        label = (tmp_path / "out/labels/train/a.txt").read_text().split()
+        assert all(0 <= float(value) <= 1 for value in label)
+    again = read_annotations(tmp_path / "out", format=format).annotations
     return (again[0] if again else None), lost
 
 
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_visible_mask_survives(tmp_path, name):
-    annotation, lost = written(tmp_path, SHAPES[name])
+def test_the_visible_mask_survives(tmp_path, name, format):
+    if format == "label-studio" and name in ("two parts", "overlapping parts"):
+        pytest.skip("parts become separate objects there")
+    annotation, lost = written(tmp_path, SHAPES[name], format)
     assert name == "less than a pixel" or overlap(annotation["segmentation"], SHAPES[name], HEIGHT, WIDTH) >= 0.99
     assert "masks outside their image" not in lost
 
@@ -54,8 +61,9 @@ def test_a_cut_triangle_stays_a_polygon_of_few_points(tmp_path):
     assert len(annotation["segmentation"][0]) == 8
 
 
-def test_a_shape_that_only_surrounds_a_corner_of_the_image_is_counted(tmp_path):
-    annotation, lost = written(tmp_path, [[-30, 20, -40, -40, 20, -30]])
+@pytest.mark.parametrize("format", [*FORMATS, "voc"])
+def test_a_shape_that_only_surrounds_a_corner_of_the_image_is_counted(tmp_path, format):
+    annotation, lost = written(tmp_path, [[-30, 20, -40, -40, 20, -30]], format)
     assert annotation is None and lost["masks outside their image"] == ["1"]
 
 

@@ -21,7 +21,9 @@ from helpers.located_texts import (
 
 from vitkit.data.datasets.grounding import GroundingDataset
 from vitkit.data.loading.loader import build_dataset
+from vitkit.data.text.prompts import Prompts, PromptStep
 from vitkit.errors import ConfigError, DataError
+from vitkit.visualization.samples import describe, draw_sample
 
 
 @pytest.fixture
@@ -58,6 +60,14 @@ def test_a_caption_is_a_prompt_of_its_sentences_and_objects_are_named_by_charact
     assert dataset.classes is None and dataset.image_classes() is None
     located = dataset.located(0)
     assert located.regions.tolist() == [0, 1, 1, 2] and not located.is_expression
+
+
+def test_objects_are_shown_with_the_words_that_name_them(tmp_path, images):
+    path = write_odvg(tmp_path / "train.jsonl", grounding_line(), detection_line())
+    dataset = GroundingDataset(images, path)
+    assert describe(dataset[0]["target"], dataset.classes) == "2 a dog, A hot dog, The dog"
+    assert describe(dataset[1]["target"], dataset.classes) == "cat, dog"
+    assert draw_sample(dataset[0], dataset.classes).shape == draw_sample(dataset[1], dataset.classes).shape
 
 
 def test_objects_that_a_transform_removes_take_their_spans_along(tmp_path, images):
@@ -288,3 +298,23 @@ def test_wrong_label_maps_are_errors(tmp_path, images, content):
 
 def test_caption_of_the_helpers_is_what_its_regions_say():
     assert [CAPTION[b:e] for r in REGIONS for b, e in r["tokens_positive"]] == [r["phrase"] for r in REGIONS]
+
+
+def test_a_prompt_has_the_tokens_of_the_characters_that_name_each_object(tmp_path, images):
+    path = write_odvg(tmp_path / "train.jsonl", detection_line(), grounding_line())
+    dataset = GroundingDataset(images, path)
+    dataset.prompts = Prompts(negatives=1)
+    step = PromptStep(dataset, training=True)
+    (classes, caption), inputs = step([dataset[0], dataset[1]], [0, 1])
+    vocabulary = dataset.target_vocabulary
+    words = [vocabulary.decode([vocabulary.numbers.index(t)]).strip() for t in inputs["tokens"][1].tolist()[1:13]]
+    assert words == ["a", "hot", "dog", "and", "a", "dog", ".", "the", "dog", "is", "red", "."]
+    named = [
+        " ".join(word for word, is_named in zip(words, row[1:].tolist()) if is_named)
+        for row in caption["target"]["positive_map"]
+    ]
+    assert named == ["a hot dog", "a dog", "a dog", "the dog"]
+    assert inputs["blocks"][1].tolist()[:14] == [-1, *[0] * 7, *[1] * 5, -1]
+    target = classes["target"]
+    assert [target["phrases"][label] for label in target["labels"]] == ["cat", "dog"]
+    assert "positive_map" not in target and {*target["phrases"]} == {"cat", "dog"}

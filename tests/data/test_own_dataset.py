@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 import vitkit
+from vitkit.apps.report.label_errors import inside
+from vitkit.errors import DataError
+from vitkit.tools import test
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -55,6 +58,13 @@ def test_the_guides_dataset_of_boxes_trains_a_detector():
     Path("my_config.py").write_text(BOXES)
     run = vitkit.train("my_config.py", run_dir="run", device="cpu")
     assert 0 <= run.metrics["bbox/AP"] <= 1
+    test.main(["run", "--report", "report.html", "--device", "cpu"])
+    assert Path("report.html").is_file()
+
+
+def test_a_truth_without_sizes_is_named_where_they_are_needed():
+    with pytest.raises(DataError, match=r"ground_truth\(\): image 7 has no width and height, in pixels, which masks"):
+        inside([1, 2, 3, 4], {"id": 7})
 
 
 def test_the_guides_dataset_trains_a_classifier():

@@ -15,7 +15,9 @@ import pytest
 import torch
 from helpers.real_runs import CONFIG, finish, start, wait_for_step
 from helpers.sharded_training import needs_newer_torch
+from PIL import Image
 
+from vitkit import load
 from vitkit.data.loading.batch_augmentation import BatchAugmentation
 from vitkit.data.loading.loader import DataSettings
 from vitkit.data.loading.samplers import TrainBatches
@@ -23,6 +25,7 @@ from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
 from vitkit.structures import Sample
 from vitkit.weights import read_checkpoint
+from vitkit.weights.averaging import average
 
 pytest.importorskip("vitkit.tools.train", reason="vitkit is not installed (pip install -e .)")
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,19 +113,24 @@ def test_a_run_interrupted_within_an_epoch_continues_at_the_same_fraction_withou
     assert f"the epoch had 8 batches and has 16 now: it continues at batch {2 * done}" in Path("output.txt").read_text()
 
 
-SHARDED = ["train.strategy=fsdp", "train.ema_decay=none", "train.sharded_checkpoints=true"]
+SHARDED = ["train.strategy=fsdp", "train.sharded_checkpoints=true"]
 
 
 @needs_newer_torch
-def test_shards_are_resumed_by_another_number_of_ranks_for_more_epochs():
-    options = ["tiny.py", *ANY_NUMBER, *SHARDED]
-    assert finish(start(*options, "--run-dir", "four", "train.epochs=1", ranks=2)) == [0, 0]
+def test_shards_and_their_average_are_those_of_full_weights_and_resumed_by_another_number_of_ranks():
+    options = ["tiny.py", *ANY_NUMBER, "train.restart_epoch=1"]
+    assert finish(start(*options, "--run-dir", "full", ranks=2)) == [0, 0]
+    assert finish(start(*options, *SHARDED, "--run-dir", "four", ranks=2)) == [0, 0]
+    assert_same_results("four", "full")
+    best, full = (average([Path(run, "best.pth")])["model"] for run in ("four", "full"))
+    assert all(value.allclose(best[name], rtol=1e-3, atol=1e-4) for name, value in full.items())
     shutil.copytree("four", "two")
     for run, ranks in (("two", 2), ("four", 4)):
-        assert finish(start("--resume", run, "train.epochs=2", ranks=ranks)) == [0] * ranks
-    assert losses("four") == pytest.approx(losses("two"), rel=1e-4) and rates("four") == rates("two")
-    # The falling cosine of one epoch has become that of two.
-    assert rates("four")[4] > rates("four")[3]
+        assert finish(start("--resume", run, "train.epochs=3", ranks=ranks)) == [0] * ranks
+    assert_same_results("four", "two")
+    # The cosine of two epochs has become that of three.
+    assert rates("four") == rates("two") and rates("four")[8] > rates("four")[7]
+    assert load("four/last.pth")(Image.new("RGB", (32, 32))) is not None
 
 
 # Over so many steps, a higher rate would make much of differences in rounding.

@@ -8,11 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.sharded_training import CPU, Blocks, Warnings, needs_newer_torch, run
+from timm.layers import BatchNormAct2d
 from torch import nn
 
 from vitkit.distributed import close_distributed
+from vitkit.engine import build
+from vitkit.engine.build import prepare_model
 from vitkit.engine.checkpointing import LAST_NAME
-from vitkit.engine.parallel import load_state, shard, state_of
+from vitkit.engine.parallel import is_sharded, load_state, shard, state_of
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
 from vitkit.registry import OPTIMIZERS
@@ -135,17 +138,28 @@ def test_sharding_needs_several_processes():
 
 
 @needs_newer_torch
-def test_sharding_of_channels_last_weights_is_an_error():
+def test_weights_that_are_sharded_keep_their_layout():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(ConfigError, match=r"train\.channels_last: .* Set it to false"):
-            shard(nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), CPU)
+        settings = TrainSettings(epochs=1, strategy="fsdp", channels_last=True)
+        model, average = prepare_model(nn.Conv2d(2, 2, 3), settings, CPU)
+        assert is_sharded(model) and average is None
+        image = torch.randn(1, 2, 9, 9).to(memory_format=torch.channels_last)
+        assert model(image).is_contiguous(memory_format=torch.channels_last)
     finally:
         dist.destroy_process_group()
 
 
+def test_batch_norms_of_cpu_processes_are_not_synchronized(monkeypatch, caplog):
+    monkeypatch.setattr(build, "world_size", lambda: 2)
+    settings = TrainSettings(epochs=1, sync_batch_norm=True)
+    model, _ = prepare_model(nn.Sequential(nn.BatchNorm2d(2)), settings, CPU)
+    assert type(model[0]) is nn.BatchNorm2d and "on GPUs only; here each process" in caplog.text
+    # A device without memory takes what a GPU would.
+    model, _ = prepare_model(nn.Sequential(nn.BatchNorm2d(2), BatchNormAct2d(2)), settings, torch.device("meta"))
+    assert all(isinstance(norm, nn.SyncBatchNorm) for norm in model) and model[1].act is not None
+
+
 def test_settings_incompatible_with_sharded_weights_are_errors():
-    with pytest.raises(ConfigError, match=r"train\.ema_decay: sharded weights .* have no average"):
-        TrainSettings(epochs=1, strategy="fsdp", ema_decay=0.9)
-    with pytest.raises(ConfigError, match=r"train\.precision=fp16"):
+    with pytest.raises(ConfigError, match=r"train\.precision=fp16: .* different loss scales. Use .*bf16"):
         TrainSettings(epochs=1, strategy="fsdp", precision="fp16")

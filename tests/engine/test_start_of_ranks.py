@@ -1,18 +1,25 @@
-"""How ranks start: with the same weights, with random numbers of their own, and never alone beside each other."""
+"""How ranks start: alike, with random numbers of their own, and never alone beside each other."""
 
+import logging
+import socket
+import time
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.sharded_training import CPU, needs_newer_torch, on_ranks
+from helpers.plain_dataset import PlainDataset
+from helpers.sharded_training import CPU, Warnings, needs_newer_torch, on_ranks, run
 
 from vitkit import distributed
 from vitkit.config import load_config
-from vitkit.distributed import idle_devices, init_distributed
+from vitkit.distributed import idle_devices, init_distributed, rank
+from vitkit.engine import alike, checkpointing
+from vitkit.engine.alike import check_same_data, check_same_start
 from vitkit.engine.parallel import state_of
 from vitkit.engine.run_folder import RunFolder
 from vitkit.engine.trainer import build_run
-from vitkit.errors import ConfigError
+from vitkit.errors import CheckpointError, ConfigError, VitkitError
 
 
 def weights_and_random_numbers(folder: Path) -> dict:
@@ -37,6 +44,70 @@ def test_ranks_draw_the_same_weights_sharded_or_not(tmp_path):
         torch.testing.assert_close(main["fsdp"][0][name], value, rtol=0, atol=0)
     for strategy in ("ddp", "fsdp"):
         assert not main[strategy][1].equal(other[strategy][1])
+
+
+def message_of(function, *arguments) -> str:
+    try:
+        function(*arguments)
+    except VitkitError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Listed(PlainDataset):
+    def __len__(self):
+        return 3
+
+
+def ranks_that_differ(folder: Path) -> dict:
+    said = Warnings()
+    logging.getLogger("vitkit").addHandler(said)
+    is_other = rank() == 1
+    (folder / f"list{rank()}.json").write_text('{"images": [1, 2]}' if is_other else '{"images": [1, 3]}')
+    (folder / "list.json").write_text("{}")
+    config = {"train": {"seed": 1 + is_other, "epochs": 2}}
+    own, same = (Listed(annotation_file=folder / name) for name in (f"list{rank()}.json", "list.json"))
+    results = {
+        "config": message_of(check_same_start, config),
+        "data": message_of(check_same_data, {"data.train": same, "data.val": own}),
+        "same data": message_of(check_same_data, {"data.train": same}),
+    }
+    now, own_version = time.time, alike.version
+    alike.time.time = lambda: now() + 3600 * is_other
+    alike.version = lambda name: "0.0.1" if is_other else own_version(name)
+    results["same config"] = message_of(check_same_start, {"train": {}})
+    alike.time.time = now
+    run(folder / "shards", "fsdp", epochs=1, sharded_checkpoints=True)
+    if is_other:
+
+        def unreadable(path, *_):
+            raise CheckpointError(f"{path}: its shards cannot be read (Input/output error).")
+
+        checkpointing.read_local = unreadable
+    try:
+        run(folder / "shards", "fsdp", sharded_checkpoints=True)
+    except CheckpointError as error:
+        results["shards"] = str(error)
+    return {**results, "said": said.messages}
+
+
+@needs_newer_torch
+def test_ranks_that_would_not_train_the_same_end_together_with_the_reason(tmp_path):
+    main, other = on_ranks(2, tmp_path, ranks_that_differ)
+    for name in ("config", "data", "same data", "same config"):
+        assert main[name] == other[name]
+    host = socket.gethostname()
+    assert main["config"].startswith(f"ConfigError: rank 1 ({host}) has another config than rank 0: train.seed differ")
+    checksum = zlib.crc32(b'{"images": [1, 2]}')
+    assert (
+        f"DataError: data.val: rank 1 ({host}) has 3 samples ({tmp_path}/list1.json, checksum {checksum})"
+        in main["data"]
+    )
+    assert main["same data"] == main["same config"] == "" and not other["said"]
+    clock = [text for text in main["said"] if "clock" in text]
+    assert clock == [f"rank 1 ({host}): its clock is 1:00:00 ahead of rank 0's; only times in messages depend on it."]
+    assert any("has vitkit 0.0.1 in place of" in text for text in main["said"])
+    assert main["shards"] == f"rank 1: {other['shards']}" and "Input/output error" in other["shards"]
 
 
 @pytest.mark.parametrize("variable", ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])

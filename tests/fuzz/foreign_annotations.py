@@ -51,7 +51,7 @@ _CLASS_LINES = ("cat:256,0,0", "cat:-1,0,0", "cat:0,0,0", "cat:1,2", ":1,2,3", "
 def _finish(rng: random.Random, folder: Path, world: Path, format: str, source: str, photos: list[str]) -> None:
     """Write what a case reads and what it does with it."""
     images = "images" if format in ("coco", "instance_maps", "semantic_maps") else None
-    step = rng.choice(["read", "read", "coco", "yolo", "yolo", "voc", "voc", "merge", "tile", "split", "fix"])
+    step = rng.choice(["read", "read", "coco", "yolo", "yolo", "voc", "voc", "odvg", "merge", "tile", "split", "fix"])
     arguments: list[str] = []
     if step in ("merge", "tile", "split", "fix"):
         arguments += ["--to", rng.choice(["coco", "yolo", "voc"])]
@@ -478,7 +478,7 @@ def check_tool(data: AnnotatedImages, source: Path, images: str | None, options:
     step, arguments, out = options["step"], options["arguments"], "out/new"
     to = arguments[arguments.index("--to") + 1] if "--to" in arguments else step
     place = [*(["--images", images] if images else []), *(["--from", data.format] if options["format"] else [])]
-    if step in ("coco", "yolo", "voc"):
+    if step in ("coco", "yolo", "voc", "odvg"):
         text = run_tool(convert.main, [str(source), *place, "--to", step, "--out", out])
     elif step == "merge":
         shutil.copytree(world / "images", "tmp/sound/images")
@@ -495,11 +495,11 @@ def check_tool(data: AnnotatedImages, source: Path, images: str | None, options:
     if to != "coco":
         written = [Path(out, "data.yaml" if to == "yolo" else "")]
     assert written, text
-    place = data.folder if to == "coco" and step not in ("merge", "tile") else None
+    place = data.folder if to in ("coco", "odvg") and step not in ("merge", "tile") else None
     results = [read_annotations(path, place) for path in written]
     for result in results:
         check_data(result)
-    if step in ("coco", "yolo", "voc", "split"):
+    if step in ("coco", "yolo", "voc", "odvg", "split"):
         compare_objects(data, results, text)
 
 

@@ -158,6 +158,28 @@ def test_debris_of_label_images_csv_and_coco_is_not_data(tmp_path):
     assert len(read_annotations(tmp_path / "coco", tmp_path / "images").images) == 1
 
 
+RECTANGLE = {"x": 5, "y": 5, "width": 9, "height": 9}
+RESULT = {"type": "rectanglelabels", "value": RECTANGLE | {"rectanglelabels": ["cat"]}}
+REGION = {"shape_attributes": RECTANGLE | {"name": "rect"}, "region_attributes": {"class": "cat"}}
+SINGLE_FILES = {
+    "own.xml": '<annotations><image name="a.png" width="40" height="20"><box label="cat" xtl="1" ytl="1" xbr="9" '
+    'ybr="9"/></image></annotations>',
+    "own.json": [{"data": {"image": "a.png"}, "annotations": [{"result": [RESULT]}]}],
+    "via.json": {"a.png": {"filename": "a.png", "regions": [REGION]}},
+}
+
+
+@pytest.mark.parametrize("name", SINGLE_FILES)
+def test_debris_beside_the_only_file_of_a_format_is_not_data(tmp_path, name):
+    for image in ("a", *(d.format("a") for d in DEBRIS)):
+        draw(tmp_path / f"{image}.png")
+    write(tmp_path / name, SINGLE_FILES[name])
+    write(tmp_path / f"._{name}", SINGLE_FILES[name])
+    write(tmp_path / ".ipynb_checkpoints" / name, SINGLE_FILES[name])
+    data = read_annotations(tmp_path)
+    assert len(data.images) == len(data.annotations) == 1 and not data.left_out
+
+
 def test_debris_of_classes_and_videos_is_not_data(tmp_path):
     for name in ("a.png", *(d.format("b.png") for d in DEBRIS)):
         draw(tmp_path / "classes" / "cat" / name)

@@ -85,6 +85,8 @@ def test_detections_name_the_queries_of_all_chunks(vocabulary, images):
     centers = chunks.gather(1, queries[..., None].expand(-1, -1, 4))[..., :2]
     torch.testing.assert_close((boxes_xyxy[..., :2] + boxes_xyxy[..., 2:]) / 2, centers)
     assert torch.equal(labels // 2, queries // 20)
+    with pytest.raises(DataError, match="5 phrases are read in 3 parts, of which each has its own queries. Give fewer"):
+        model.query_scores(outputs, 5)
 
 
 @torch.no_grad()

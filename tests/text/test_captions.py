@@ -28,7 +28,8 @@ def test_tokens_are_those_of_the_sentence_and_blocks_are_sentences(vocabulary):
 def test_words_keep_their_hyphens_and_always_end_with_a_dot(vocabulary):
     caption = encode_caption(vocabulary, '"t-shirt", dog?! ... ball')
     assert caption.words == ["t-shirt", "dog", "ball"] and caption.sentences == [0, 0, 1]
-    assert caption.prompt == encode_caption(vocabulary, '"t-shirt", dog?! ball.').prompt
+    assert caption.prompt == encode_caption(vocabulary, '"t-shirt", dog?! ball. !..').prompt
+    assert encode_caption(vocabulary, "dog?!").prompt == encode_caption(vocabulary, "dog?").prompt
 
 
 @pytest.mark.parametrize(

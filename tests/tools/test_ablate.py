@@ -100,6 +100,25 @@ def test_arms_are_run_once_for_each_seed_and_make_a_table_and_a_plot(toy, tmp_pa
     assert not commands
 
 
+def test_shards_share_the_runs_and_are_merged(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "run_to_end", lambda command, folder: train.main(command[2:]))
+    out = tmp_path / "model_zoo/ablations"
+    assert ablate.main([toy, "--shard", "2/3"]) == ablate.main([toy, "--shard", "1/3"]) == 0
+    assert "shard 1 of 3 is done; --plot-only merges" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == ["toy.1-of-3.json", "toy.2-of-3.json"]
+    done = {(row["arm"], row["seed"]) for path in out.iterdir() for row in json.loads(path.read_text())}
+    assert done == {("plain", 0), ("no decoder, wide", 0), ("no decoder, wide", 1)}
+    assert ablate.main([toy, "--plot-only"]) == 0
+    assert {(row["arm"], row["seed"]) for row in rows_of(tmp_path)} == done
+    page = (out / "toy.md").read_text()
+    assert "| plain | 0 |" in page and "| no decoder, wide | 0, 1 |" in page
+    assert ablate.main([toy]) == 0  # the shard that is missing
+    assert len(rows_of(tmp_path)) == 4
+    with pytest.raises(SystemExit):
+        ablate.main([toy, "--shard", "4/3"])
+    assert "'4/3': expected I/N with I from 1 to N" in capsys.readouterr().err
+
+
 def test_a_run_that_was_interrupted_is_resumed(toy, tmp_path, monkeypatch):
     folder = tmp_path / "runs/ablations/toy/plain-0"
     command = sets.train_command(sets.read_set(tmp_path / toy), "plain", [])

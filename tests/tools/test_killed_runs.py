@@ -75,7 +75,7 @@ def test_run_killed_while_saving_equals_an_uninterrupted_one(dies_in):
 needs_newer_torch = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="this torch shards no model among CPU processes"
 )
-SHARDED = ["train.strategy=fsdp", "train.ema_decay=none", "train.sharded_checkpoints=true", *of_ranks(2)]
+SHARDED = ["train.strategy=fsdp", "train.sharded_checkpoints=true", *of_ranks(2)]
 
 
 @pytest.fixture(scope="module")

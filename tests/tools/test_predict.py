@@ -2,58 +2,27 @@
 
 import errno
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-import torch
+from helpers.untrained_runs import DETR, MASKS, make_run, make_video
 from PIL import Image
 
-from vitkit import build_dataset, build_model, load, load_config
-from vitkit.config import save_config
+from vitkit import load
 from vitkit.errors import DataError
 from vitkit.evaluation.maps import read_ids
+from vitkit.io.atomic import write_atomically
 from vitkit.io.image_files import read_label_map
 from vitkit.io.output import make_new_folder
 from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.tools import predict
 from vitkit.visualization.videos import VideoWriter
-from vitkit.weights import save_checkpoint
 
 pytestmark = pytest.mark.smoke
-
-DETR = """
-from vitkit.configs.quickstart.detr import config as quickstart
-
-
-def config():
-    cfg = quickstart()
-    cfg["model"]["neck"]["out_channels"] = 32
-    cfg["model"]["head"].update(d_model=32, num_heads=2, d_ffn=64, num_encoder_layers=1, num_decoder_layers=1)
-    return cfg
-"""
-MASKS = """
-from vitkit.configs.quickstart.mask2former_panoptic import config as quickstart
-
-
-def config():
-    cfg = quickstart()
-    cfg["model"].update(tasks=["panoptic", "semantic", "instance"], object_threshold=0.0, overlap_threshold=0.0)
-    return cfg
-"""
-
-
-def make_run(text: str, dataset: str) -> None:
-    Path("config.py").write_text(text)
-    config = load_config("config.py")
-    torch.manual_seed(0)
-    data = build_dataset(dict(type=dataset, num_images=1))
-    known = {name: getattr(data, name) for name in ("classes", "things") if hasattr(data, name)}
-    model = build_model(config["model"], classes=data.classes, things=known.get("things"))
-    save_checkpoint("run/best.pth", {"model": model.state_dict(), **known})
-    save_config(config, "run/config.json")
 
 
 @pytest.fixture
@@ -66,13 +35,6 @@ def run(tmp_path, monkeypatch):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(name, rng.integers(0, 255, (48, 64, 3), dtype=np.uint8))
     return "run"
-
-
-def make_video(path: str) -> None:
-    writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
-    for k in range(7):
-        writer.write(np.full((48, 64, 3), 30 * k, np.uint8))
-    writer.release()
 
 
 def predictions(*args):
@@ -156,7 +118,7 @@ def test_video_gives_a_drawn_video_and_its_frames_in_json(run):
 
 @pytest.mark.parametrize(
     ("rate", "written"),
-    [(1e6, VideoWriter.MAX_RATE), (1000 / 7, 142.86), (29.837, 29.837)],  # phones record at any rate
+    [(1e6, VideoWriter.MAX_RATE), (1000 / 7, 1000 / 7), (29.837, 29.837)],  # phones record at any rate
 )
 def test_drawn_video_has_the_frame_rate_of_its_source_if_a_codec_supports_it(rate, written, tmp_path):
     file = VideoWriter(tmp_path / "fast.mp4", np.zeros((48, 64, 3), np.uint8), rate)
@@ -322,7 +284,9 @@ def test_links_in_the_output_are_not_followed(run, tmp_path):
 @pytest.mark.parametrize("form", ["jpg", "png"])
 def test_a_full_disk_is_one_line_and_no_file_is_cut_off(run, capsys, monkeypatch, form):
     def fail(path, write, *, sync):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        if path.name == f"b.{form}":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_atomically(path, write, sync=sync)
 
     monkeypatch.setattr("vitkit.io.output.write_atomically", fail)
     with pytest.raises(SystemExit) as error:
@@ -331,20 +295,26 @@ def test_a_full_disk_is_one_line_and_no_file_is_cut_off(run, capsys, monkeypatch
     assert not list(Path("out").iterdir())
 
 
-def test_videos_are_complete_or_not_there(run, tmp_path, monkeypatch):
+def test_video_has_its_name_when_it_is_complete_and_can_be_read_before(tmp_path):
     frame = np.zeros((48, 64, 3), np.uint8)
     writer = VideoWriter(tmp_path / "a.mp4", frame, 10)
-    writer.add(frame)
+    for _ in range(30):
+        writer.add(frame)
+    shutil.copy(tmp_path / "a.part.mp4", tmp_path / "copy.mp4")  # what a killed process leaves
     assert not (tmp_path / "a.mp4").exists()
+    assert cv2.VideoCapture(str(tmp_path / "copy.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) >= 12
     writer.close()
-    assert (tmp_path / "a.mp4").exists()
-    before = {path.name for path in tmp_path.iterdir()}
-    writer = VideoWriter(tmp_path / "b.mp4", frame, 10)
-    writer.add(frame)
-    monkeypatch.setattr(writer, "_num_frames", 2)  # as if one was not written
-    with pytest.raises(DataError, match=r"b.mp4' cannot be written \(1 of 2 frames are in it\)"):
-        writer.close()
-    assert {path.name for path in tmp_path.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "copy.mp4"}
+    assert cv2.VideoCapture(str(tmp_path / "a.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == 30
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_video_on_a_full_disk_is_a_one_line_error(tmp_path, monkeypatch):
+    frame = np.zeros((48, 64, 3), np.uint8)
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok: path.symlink_to("/dev/full"))
+    with pytest.raises(DataError, match=r"b.mp4' cannot be written \(No space left on device\)"):
+        VideoWriter(tmp_path / "b.mp4", frame, 10).add(frame)
+    assert not (tmp_path / "b.mp4").exists()
 
 
 def test_folders_of_simultaneous_calls_differ(tmp_path):

@@ -291,7 +291,6 @@ def test_error_for_a_full_cache_names_its_folder(repositories, monkeypatch):
 def test_text_prompted_detectors_come_with_their_tokens(repositories, tmp_path, monkeypatch, name, mm):
     pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
     spec = grounding_config(mm=mm, shared=not mm)
-    spec["text_encoder"]["vocabulary_size"] = 30522
     torch.manual_seed(0)
     model = build_model(spec, vocabularies={"target": bert_vocabulary()})
     original = Predictor(model, (), transforms=dict(type="EvalResize", short_side=96, max_size=160))

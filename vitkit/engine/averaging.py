@@ -1,13 +1,16 @@
 """The moving average of a model's weights."""
 
 import math
+from collections.abc import Iterator
+from copy import deepcopy
 
 import torch
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
-class MovingAverage(AveragedModel):
+class MovingAverage(nn.Module):
     """An exponential moving average of a model's weights and buffers, in `module`.
 
     The decay of update n, counted from 1, is decay * (1 - exp(-n / ramp_steps)), so that the average soon forgets the
@@ -16,10 +19,13 @@ class MovingAverage(AveragedModel):
     Args:
         decay: the weight of the previous average, 0..1.
         ramp_steps: updates after which the decay is 63 % of `decay`; 0: it is constant.
+        module: a copy of a sharded model, sharded alike, as torch copies no shards; None: the model is copied.
     """
 
-    def __init__(self, model: nn.Module, *, decay: float, ramp_steps: float = 0.0):
-        super().__init__(model, use_buffers=True)
+    def __init__(self, model: nn.Module, *, decay: float, ramp_steps: float = 0.0, module: nn.Module | None = None):
+        super().__init__()
+        self.module = deepcopy(model) if module is None else module
+        self.register_buffer("n_averaged", torch.tensor(0))
         self.decay = decay
         self.ramp_steps = ramp_steps
 
@@ -31,8 +37,8 @@ class MovingAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Update the average, without moving the number of updates to the device as PyTorch does, which would wait."""
-        averages, values = ([*part.parameters(), *part.buffers()] for part in (self.module, model))
+        """Update the average, each rank its shards of it, without waiting for the device."""
+        averages, values = list(_local_values(self.module)), list(_local_values(model))
         if self.n_averaged == 0:
             torch._foreach_copy_(averages, values)
         else:
@@ -45,3 +51,9 @@ class MovingAverage(AveragedModel):
         """Continue after that many updates, towards another decay."""
         self.n_averaged.fill_(num_updates)
         self.decay = decay
+
+
+def _local_values(model: nn.Module) -> Iterator[Tensor]:
+    """Return the parameters and buffers of a model, or this rank's shards of them."""
+    for value in (*model.parameters(), *model.buffers()):
+        yield value.to_local() if isinstance(value, DTensor) else value

@@ -2,18 +2,20 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from vitkit.config import Config
 from vitkit.config.check import COMMAND_LINE
 from vitkit.data.loading.loader import DataSettings, match_classes
 from vitkit.data.loading.transformed import TransformedLoader
-from vitkit.distributed import broadcast_object, first_rank_first, is_main
+from vitkit.distributed import broadcast_object, first_rank_first, is_main, world_size
 from vitkit.engine.parallel import shard
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError
@@ -290,11 +292,26 @@ def load_initial_weights(
             logger.info("pretrained: %s", f"weights from {source}" if source else "none, all weights are random")
 
 
-def prepare_model(model: nn.Module, settings: TrainSettings, device: torch.device) -> nn.Module:
-    """Move the model to the device, with the memory format and sharding that the settings specify."""
+def prepare_model(
+    model: nn.Module, settings: TrainSettings, device: torch.device
+) -> tuple[nn.Module, nn.Module | None]:
+    """Move the model to the device, with the memory format, batch norms and sharding that the settings specify.
+
+    Returns:
+        the model; and if it is sharded and has a moving average, a copy for that, sharded alike.
+    """
     if settings.activation_checkpointing:
         enable_activation_checkpointing(model)
-    if settings.channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    model = model.to(device)
-    return shard(model, device) if settings.strategy == "fsdp" else model
+    if settings.sync_batch_norm and world_size() > 1:
+        if device.type == "cpu":
+            logger.warning(
+                "train.sync_batch_norm: torch synchronizes batch norms on GPUs only; here each process computes the "
+                "statistics of its own batches."
+            )
+        else:
+            model = convert_sync_batchnorm(model)
+    if settings.strategy != "fsdp":
+        memory_format = torch.channels_last if settings.channels_last else torch.preserve_format
+        return model.to(device, memory_format=memory_format), None
+    average = shard(deepcopy(model).to(device), device) if settings.ema_decay is not None else None
+    return shard(model.to(device), device), average

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from vitkit.devices import accelerator_rng_state, set_accelerator_rng_state
-from vitkit.distributed import RatioMeter, broadcast_object, gather_objects, is_main, rank, world_size
+from vitkit.distributed import RatioMeter, broadcast_object, failing_together, gather_objects, is_main, rank, world_size
 from vitkit.engine.parallel import is_sharded, load_state, local_state, state_of
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
@@ -239,6 +239,21 @@ class RunCheckpoints:
         Raises:
             CheckpointError: the file does not fit this run, or ranks have read different files.
         """
+        with failing_together():
+            state, progress = self._restore_parts(path, steps_per_epoch)
+        _check_same(path, progress)
+        measured = state.get("measured")
+        self.measured.update(measured if isinstance(measured, Mapping) else {})
+        try:
+            self._load_per_rank(path, state, same_for_any_ranks)
+        except _UNFIT_STATE_ERRORS as error:
+            raise CheckpointError(f"{path}: damaged: its random numbers or meters cannot be restored.") from error
+        if is_main():
+            remove_stale(self.run_dir)
+        return progress
+
+    def _restore_parts(self, path: Path, steps_per_epoch: int) -> tuple[dict[str, Any], Progress]:
+        """Restore what is the same on all ranks; return the checkpoint's content and progress."""
         state = read_checkpoint(path, with_shards=not is_sharded(self.parts["model"]))
         lacking = [name for name in (*self.parts, "progress", "rng") if name not in state]
         if lacking:
@@ -261,21 +276,12 @@ class RunCheckpoints:
                     f"{path}: its {name} does not fit this config's ({reason}). Resume with the run's own config; to "
                     "start a new run from its weights use --init."
                 ) from error
-        _check_same(path, progress)
-        measured = state.get("measured")
-        self.measured.update(measured if isinstance(measured, Mapping) else {})
-        try:
-            self._load_per_rank(path, state, same_for_any_ranks)
-        except _UNFIT_STATE_ERRORS as error:
-            raise CheckpointError(f"{path}: damaged: its random numbers or meters cannot be restored.") from error
-        if is_main():
-            remove_stale(self.run_dir)
-        return progress
+        return state, progress
 
     def _load(self, name: str, part: Any, path: Path, state: Mapping[str, Any]) -> None:
         model, stored = self.parts["model"], state[name]
         # A sharded model's optimizer has no state before its first step.
-        in_shards = "shards" in state and (name == "model" or (name == "optimizer" and "state" in stored))
+        in_shards = "shards" in state and (name in ("model", "ema") or (name == "optimizer" and "state" in stored))
         if in_shards:
             stored = read_local(path, state, name, local_state(part, model))
         load_state(part, stored, model, full=not in_shards)

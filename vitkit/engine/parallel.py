@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
-from vitkit.distributed import world_size
+from vitkit.distributed import broadcast, is_main, world_size
+from vitkit.engine.averaging import MovingAverage
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import ConfigError
 from vitkit.nn.layers import checkpointed_blocks
@@ -37,7 +37,7 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     A block's weights are gathered only while it computes. Blocks are those that support activation checkpointing.
 
     Raises:
-        ConfigError: there is no process group, or torch cannot shard this model, or cannot shard on this device.
+        ConfigError: there is no process group, or torch cannot shard on this device.
     """
     if not dist.is_initialized():
         raise ConfigError(
@@ -49,8 +49,6 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
             f"train.strategy=fsdp: torch {torch.__version__} cannot shard a model over CPU processes. Use a newer "
             "one, GPUs, or train.strategy=ddp."
         )
-    if not all(parameter.is_contiguous() for parameter in model.parameters()):
-        raise ConfigError("train.channels_last: torch cannot shard weights of that memory format. Set it to false.")
     mesh = init_device_mesh(device.type, (world_size(),))
     for block in checkpointed_blocks(model).values():
         fully_shard(block, mesh=mesh)
@@ -113,23 +111,29 @@ def state_of(part: Any, model: nn.Module, *, full: bool = True) -> Mapping[str, 
     """
     if is_sharded(model) and isinstance(part, Optimizer) and not part.state:
         return {}  # before its first step, torch would make a step to create the state
-    if is_sharded(model) and (part is model or isinstance(part, Optimizer)):
+    if is_sharded(model) and isinstance(part, (nn.Module, Optimizer)):
         return local_state(part, model, options=_FULL if full else _SHARDED)
-    return part.module.state_dict() if isinstance(part, AveragedModel) else part.state_dict()
+    return _weights_of(part).state_dict()
+
+
+def _weights_of(part: Any) -> Any:
+    """Return the averaged model of a moving average; anything else as it is."""
+    return part.module if isinstance(part, MovingAverage) else part
 
 
 def local_state(part: Any, model: nn.Module, *, options: StateDictOptions = _SHARDED) -> Mapping[str, Any]:
-    """Return the state of a sharded model, or of its optimizer, as each rank's shards, to be overwritten in place."""
-    if part is model:
-        return get_model_state_dict(model, options=options)
-    return get_optimizer_state_dict(model, part, options=options)
+    """Return the state of a sharded model, of its average or its optimizer, as each rank's shards, to be overwritten in
+    place."""
+    if isinstance(part, Optimizer):
+        return get_optimizer_state_dict(model, part, options=options)
+    return get_model_state_dict(_weights_of(part), options=options)
 
 
 def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, full: bool = True) -> None:
     """Load the result of `state_of`; `full` has the same meaning, except that all ranks have the full tensors."""
     options = _FULL if full else _SHARDED
-    if is_sharded(model) and part is model:
-        set_model_state_dict(model, dict(state), options=options)
+    if is_sharded(model) and isinstance(part, nn.Module):
+        set_model_state_dict(_weights_of(part), dict(state), options=options)
     elif is_sharded(model) and isinstance(part, Optimizer):
         if "state" in state:
             set_optimizer_state_dict(model, part, optim_state_dict=dict(state), options=options)
@@ -142,7 +146,19 @@ def load_state(part: Any, state: Mapping[str, Any], model: nn.Module, *, full: b
         part.load_state_dict(state)
         _lay_out_as_parameters(part)
     else:
-        (part.module if isinstance(part, AveragedModel) else part).load_state_dict(state)
+        _weights_of(part).load_state_dict(state)
+
+
+def load_from_main(model: nn.Module, state: Mapping[str, Tensor] | None) -> None:
+    """Load full weights that only the main process has, on all ranks."""
+    if is_sharded(model):
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(model, dict(state or {}), options=options)
+        return
+    if is_main():
+        model.load_state_dict(state)
+    for value in model.state_dict().values():
+        broadcast(value)
 
 
 def _lay_out_as_parameters(optimizer: Optimizer) -> None:

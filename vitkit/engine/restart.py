@@ -1,9 +1,13 @@
 """The return to the best weights when a run's last part begins, and the moving average after it."""
 
 import math
+from collections.abc import Mapping
 
-from vitkit.distributed import broadcast, broadcast_object, is_main
+from torch import Tensor
+
+from vitkit.distributed import broadcast_object, is_main
 from vitkit.engine.checkpointing import BEST_NAME
+from vitkit.engine.parallel import load_from_main
 from vitkit.engine.run import TrainRun
 from vitkit.errors import CheckpointError
 from vitkit.logging import print_line
@@ -26,16 +30,19 @@ def restart_from_best(run: TrainRun) -> None:
         CheckpointError: there is no best.pth of this part of the run, or the state cannot be saved.
     """
     progress = run.progress
-    failure = None
+    failure = best = None
     if is_main():
         try:
-            _load_best(run)
+            best = _best_weights(run)
         except CheckpointError as error:
             failure = str(error)
-    if failure := broadcast_object(failure):
+    failure, has_best = broadcast_object((failure, best is not None))
+    if failure:
         raise CheckpointError(failure)
-    for value in run.model.state_dict().values():
-        broadcast(value)
+    if has_best:
+        load_from_main(run.model, best)
+    else:
+        run.model.load_state_dict(run.ema.module.state_dict())
     run.ema.module.load_state_dict(run.model.state_dict())
     progress.restart_step, progress.worse_in_a_row = progress.step, 0
     restore_average(run)
@@ -43,15 +50,19 @@ def restart_from_best(run: TrainRun) -> None:
     run.checkpoints.save(progress, raise_on_error=True)
 
 
-def _load_best(run: TrainRun) -> None:
+def _best_weights(run: TrainRun) -> Mapping[str, Tensor] | None:
+    """Return the best weights so far; None for the average, if none could be measured.
+
+    Raises:
+        CheckpointError: there is no best.pth of this part of the run.
+    """
     path, epoch, progress = run.run_dir / BEST_NAME, run.progress.epoch, run.progress
     if not path.is_file() and progress.best_metric == run.settings.best_metric and progress.best == -math.inf:
-        run.model.load_state_dict(run.ema.module.state_dict())
         print_line(
             f"epoch {epoch + 1} continues from the average of the weights so far: {progress.best_metric} could not be "
             "measured, so none are the best"
         )
-        return
+        return None
     if not path.is_file():
         raise CheckpointError(
             f"{path}: does not exist, and train.restart_epoch={epoch} continues from it. Expected "
@@ -65,5 +76,5 @@ def _load_best(run: TrainRun) -> None:
             f"{path}: is from epoch {best_epoch}, but train.restart_epoch={epoch} continues from the best one before. "
             "Resume from a later checkpoint, or with train.restart_epoch=none."
         )
-    run.model.load_state_dict(best["model"])
     print_line(f"epoch {epoch + 1} continues from the weights of epoch {best_epoch}, the best so far")
+    return best["model"]

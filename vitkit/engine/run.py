@@ -39,6 +39,9 @@ class TrainRun:
     owns_folder: Callable[[], bool] = lambda: True
     """Whether the folder still belongs to this run, see `run_folder`."""
 
+    model_to_average: nn.Module | None = None
+    """A copy of a sharded model, sharded alike, for the moving average; None: the model is copied."""
+
     hooks: Sequence[Any] = field(default=(), init=False)
     """Each a `vitkit.engine.hooks.Hook`, in the order in which they are called."""
     progress: Progress = field(default_factory=Progress, init=False)
@@ -48,7 +51,8 @@ class TrainRun:
         self.autocast = autocast(self.device, self.settings.precision)
         self.ema: MovingAverage | None = None
         if (decay := self.settings.ema_decay) is not None:
-            self.ema = MovingAverage(self.model, decay=decay, ramp_steps=self.settings.ema_ramp_steps)
+            options = dict(ramp_steps=self.settings.ema_ramp_steps, module=self.model_to_average)
+            self.ema = MovingAverage(self.model, decay=decay, **options)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
         self.meters = getattr(self.criterion, "meters", {})  # optional, see `Criterion`
         # Collecting them from all modules can take as long as a step's norm of gradients.

@@ -52,7 +52,10 @@ class TrainSettings:
     """Use torch.compile on the model: the first step takes minutes, and so does the second size of images, whose result
     then serves all other sizes. On an H100 a step of DETR-R50 takes 0.7 of the time, one of RT-DETR-R18 0.9."""
     channels_last: bool = False
-    """Store convolution weights in channels-last layout (faster with bf16 on GPUs)."""
+    """Store convolution weights in channels-last layout (faster with bf16 on GPUs). With "fsdp" they keep theirs, as
+    torch shards no other; backbones lay out the images so in any case."""
+    sync_batch_norm: bool = False
+    """Compute the statistics of batch norms over the batches of all ranks, where they are not frozen; GPUs only."""
     reference_batch_size: int | None = None
     """Images per optimizer step for which `optimizer.lr` is meant; a run with a different number warns."""
     log_every: int = 50
@@ -92,10 +95,11 @@ class TrainSettings:
                 raise ConfigError(f"train.{name}: got {value}; expected at least {least}, or none.")
         if self.keep_checkpoints < 0:
             raise ConfigError(f"train.keep_checkpoints: got {self.keep_checkpoints}; expected at least 0.")
-        if self.strategy == "fsdp" and self.ema_decay is not None:
-            raise ConfigError("train.ema_decay: sharded weights (train.strategy=fsdp) have no average. Set it to none.")
         if self.strategy == "fsdp" and self.precision == "fp16":
-            raise ConfigError("train.precision=fp16: losses are not scaled for sharded weights; use bf16 with fsdp.")
+            raise ConfigError(
+                "train.precision=fp16: with train.strategy=fsdp each rank would see only the overflows of its own "
+                "shards, and ranks would choose different loss scales. Use train.precision=bf16."
+            )
         if self.sharded_checkpoints and self.strategy != "fsdp":
             raise ConfigError("train.sharded_checkpoints: only train.strategy=fsdp has shards to write.")
         if not 0 <= self.seed < 2**32:

@@ -18,6 +18,7 @@ from vitkit.devices import default_device, resolve_precision
 from vitkit.distributed import (
     broadcast,
     broadcast_object,
+    failing_together,
     first_rank_first,
     gather_objects,
     idle_devices,
@@ -26,6 +27,7 @@ from vitkit.distributed import (
     world_size,
 )
 from vitkit.engine import build, validation
+from vitkit.engine.alike import check_same_data, check_same_start
 from vitkit.engine.checkpointing import BEST_NAME, CONFIG_NAME, Progress
 from vitkit.engine.contracts import check_sample
 from vitkit.engine.feature_cache import cache_features
@@ -90,6 +92,7 @@ def run_training(
         Interrupted: a signal requested the end, and the state is saved.
     """
     require(config, *_REQUIRED)
+    check_same_start(config)
     make_data_paths_absolute(config)
     with first_rank_first():
         init = None if init is None else find_weights(init)
@@ -164,7 +167,9 @@ def build_run(
     settings = TrainSettings(**config["train"]).divided(data, world_size())
     seed_everything(settings.seed)
 
-    train_set, val_set = build.build_datasets(data)
+    with failing_together():
+        train_set, val_set = build.build_datasets(data)
+    check_same_data({"data.train": train_set, "data.val": val_set})
     vocabularies = build.share_vocabularies(train_set, val_set, folder.checkpoint or init, config["model"])
     loader = build.build_train_loader(data, train_set, settings, device)
     train_set.set_num_epochs(settings.epochs)
@@ -176,7 +181,7 @@ def build_run(
             files = cache_features(model.to(device), {"train": train_set, "val": val_set}, data, device)
             for split, path in files.items():
                 config["data"][split]["features"] = path  # for a resumed run
-    model = build.prepare_model(model, settings, device)
+    model, model_to_average = build.prepare_model(model, settings, device)
     criterion = build.build_criterion_for(config, model, train_set).to(device)
     if rank() > 0:  # all ranks have drawn the same weights; dropout and denoising differ
         seed_everything(settings.seed + rank())
@@ -197,6 +202,7 @@ def build_run(
         run_dir=folder.path,
         saved_with={"config": json.dumps(config), **metadata},
         owns_folder=folder.is_mine,
+        model_to_average=model_to_average,
     )
     print_line(describe(run, train_set, val_set, vocabularies))
     if idle := idle_devices(device):

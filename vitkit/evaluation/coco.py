@@ -253,7 +253,8 @@ class CocoEvaluator(SampleEvaluator):
                     f"{unmasked[0]['id']} (image {unmasked[0]['image_id']}). To evaluate masks, every object needs one."
                 )
         matches, of_image = dict(known or {}), group_objects(truth)
-        sizes = {image["id"]: (image.get("height"), image.get("width")) for image in truth["images"]}
+        none = (None, None)  # boxes need no sizes
+        sizes = {x["id"]: image_sides(x)[::-1] if iou_type == "segm" else none for x in truth["images"]}
         for image_id, predictions in answers.items():
             if image_id in matches:
                 continue
@@ -263,7 +264,7 @@ class CocoEvaluator(SampleEvaluator):
             matches[image_id] = match_image(
                 predictions,
                 objects_at(truth, objects),
-                shapes_of(truth, objects, iou_type, sizes.get(image_id, (None, None))),
+                shapes_of(truth, objects, iou_type, sizes.get(image_id, none)),
                 iou_type=iou_type,
                 max_dets=self.max_dets[-1],
                 ious=self._ious,
@@ -452,6 +453,20 @@ def _check_mask_sizes(predictions: Predictions, image_id: int, size: Sequence[An
                 f"image {image_id}: a predicted mask has the size {list(mask['size'])}, [height, width]; expected "
                 f"{list(size)}, that of the image. Predict in the sizes of the original images."
             )
+
+
+def image_sides(image: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the (width, height) of an image of `ground_truth()`, which masks and pages need.
+
+    Raises:
+        DataError: it has none.
+    """
+    if "width" not in image or "height" not in image:
+        raise DataError(
+            f"ground_truth(): image {image['id']!r} has no width and height, in pixels, which masks and reports need. "
+            f"{_SEE_TRUTH}"
+        )
+    return image["width"], image["height"]
 
 
 def masks_to_rle(masks: Tensor) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def write_bytes(path: Path, data: bytes, *, below: Path | None = None) -> None:
     except DataError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with half a character
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
 def write_text(path: Path, text: str, *, below: Path | None = None) -> None:
@@ -51,7 +51,7 @@ def make_new_folder(path: Path) -> Path:
         except FileExistsError:  # by whoever was first, also at the same time
             continue
         except OSError as error:
-            raise _unwritable(folder, error) from error
+            raise unwritable(folder, error) from error
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def writing(path: Path) -> Iterator[Path]:
         with renaming(path, sync=False) as temporary:
             yield temporary
     except (OSError, ValueError) as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
 def link_image(source: Path, out: Path, name: str) -> Path:
@@ -85,7 +85,7 @@ def link_image(source: Path, out: Path, name: str) -> Path:
     except DataError:
         raise
     except (OSError, ValueError) as error:
-        raise _unwritable(target, error) from error
+        raise unwritable(target, error) from error
     return target
 
 
@@ -95,7 +95,8 @@ def check_links(path: Path, folder: Path) -> None:
         raise DataError(f"'{path}' lies outside '{folder}', as a folder in between is a link. Remove it.")
 
 
-def _unwritable(path: Path, error: Exception) -> DataError:
+def unwritable(path: Path, error: Exception) -> DataError:
+    """Return the error of a file that cannot be written."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
     return DataError(
         f"'{path}' cannot be written ({reason}). Free some space, fix the permissions, or choose another --out."

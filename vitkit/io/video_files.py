@@ -178,7 +178,7 @@ class VideoFile:
 
     def _open(self) -> None:
         """Open the file at its start."""
-        av = _import_av()
+        av = import_av()
         self._file.seek(0)
         try:
             self._container = av.open(self._file, options={"format_whitelist": ",".join(FORMATS)})
@@ -326,7 +326,12 @@ class VideoFile:
             ) from error
 
 
-def _import_av() -> ModuleType:
+def import_av() -> ModuleType:
+    """Import PyAV, with FFmpeg's messages off.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     try:
         import av
     except ImportError as error:

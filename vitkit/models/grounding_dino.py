@@ -154,7 +154,16 @@ class GroundingDINO(Detector):
         return {"tokens": torch.ones_like(blocks), "blocks": blocks, "is_word": words_and_padding(blocks)[0]}
 
     def query_scores(self, outputs: Mapping[str, Any], num_classes: int) -> Tensor:
-        """Return the score of each phrase for each query, see `phrase_scores`."""
+        """Return the score of each phrase for each query, see `phrase_scores`.
+
+        Raises:
+            DataError: the prompt is read in parts, each of which has queries of its own.
+        """
+        if "chunks" in outputs:
+            raise DataError(
+                f"text: {num_classes} phrases are read in {len(outputs['chunks'])} parts, of which each has its own "
+                "queries. Give fewer phrases at a time."
+            )
         return phrase_scores(outputs["pred_logits"], outputs["blocks"], outputs["is_word"])
 
     def encode_text(self, tokens: Tensor, blocks: Tensor) -> Text:

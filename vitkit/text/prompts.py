@@ -155,6 +155,8 @@ def spanned_tokens(vocabulary: Vocabulary, phrase: str, spans: Iterable[tuple[in
 _MARKS = re.escape(string.punctuation)
 _WORDS = re.compile(rf"[.?]|[{_MARKS}]|[^\s{_MARKS}](?:[^\s.?]*[^\s{_MARKS}])?")
 """Matches the ends of sentences, other punctuation, and words, which may have some within."""
+_AFTER_END = re.compile(rf"(?<=[.?])[\s{_MARKS}]+$")
+"""Matches punctuation after the last sentence, which would be one without words."""
 
 
 def encode_caption(vocabulary: Vocabulary, text: str, *, max_tokens: int = MAX_TOKENS) -> EncodedCaption:
@@ -164,7 +166,7 @@ def encode_caption(vocabulary: Vocabulary, text: str, *, max_tokens: int = MAX_T
         ConfigError: the vocabulary has no separator.
         DataError: there is no word that the vocabulary knows, or there are more tokens than `max_tokens`.
     """
-    pieces = [*_WORDS.findall(normalize_text(text)), SEPARATOR]
+    pieces = [*_WORDS.findall(_AFTER_END.sub("", normalize_text(text))), SEPARATOR]
     separator, *encoded = vocabulary.encode_all([SEPARATOR, *pieces])
     _check_separator(vocabulary, separator)
     numbers = vocabulary.numbers

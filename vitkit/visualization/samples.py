@@ -36,7 +36,7 @@ def draw_sample(
     canvas, scale = enlarge(sample["image"], min_side)
     if "boxes_cxcywh" not in target:
         return np.asarray(canvas)
-    boxes_xyxy, labels = target_boxes_xyxy(target, canvas.size), target["labels"]
+    boxes_xyxy, (labels, class_names) = target_boxes_xyxy(target, canvas.size), _named_labels(target, class_names)
     if "masks" not in target:
         return draw_detections(np.asarray(canvas), boxes_xyxy, labels, class_names, min_side=1)
     if with_boxes:
@@ -54,7 +54,22 @@ def classes_of(target: Mapping[str, Any], class_names: Sequence[str]) -> Counter
         return Counter({name: weight for name, weight in zip(class_names, weights) if weight})
     if "label" in target:
         return Counter([class_names[target["label"]]])
-    return Counter(class_names[label] for label in target.get("labels", torch.zeros(0)).tolist())
+    if "labels" not in target:
+        return Counter()
+    labels, names = _named_labels(target, class_names)
+    return Counter(names[label] for label in labels.tolist())
+
+
+def _named_labels(target: Mapping[str, Any], class_names: Sequence[str]) -> tuple[torch.Tensor, Sequence[str]]:
+    """Return the labels of a target and their names: classes, or the parts of a caption that name the objects."""
+    if "phrases" not in target:
+        return target["labels"], class_names
+    texts = [target["phrases"][label] for label in target["labels"].tolist()]
+    if "phrase_spans" in target:
+        spans = target["phrase_spans"]
+        texts = [" ".join(text[begin:end] for begin, end in parts) for text, parts in zip(texts, spans)]
+    names = list(dict.fromkeys(texts))
+    return torch.tensor([names.index(text) for text in texts], dtype=torch.int64), names
 
 
 def describe(target: Mapping[str, Any], class_names: Sequence[str]) -> str:

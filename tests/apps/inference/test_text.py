@@ -203,3 +203,6 @@ def test_wrong_texts_are_one_line_on_the_command_line(weights, photos, capsys):
         "--text", "a", "b", "--text-threshold", "0"
     )
     assert "the tokenizer knows no piece of the phrase 'zebra'" in fails("--text", "zebra")
+    with pytest.raises(SystemExit) as error:
+        predict.main(["shapes_dino", "--input", photos, "--text", "a red star"])
+    assert "text: DINO takes no text to look for. Leave it out." in f"{error.value} {capsys.readouterr().err}"

@@ -104,6 +104,8 @@ def make_config_json(loaded: Predictor | TextModel, spec: Mapping[str, Any]) -> 
         model["backbone"]["out_features"] = list(loaded.model.backbone.feature_info)
     if getattr(loaded.model, "training_queries", None) is None:
         model["training_queries"] = []
+    if kind.name == "grounding-dino":
+        model["text_encoder"]["vocabulary_size"] = loaded.model.text_encoder.embedding.num_embeddings
     if kind.name in ("rt_detr_v2", "d_fine") and isinstance(model["head"]["num_points"], int):
         model["head"]["num_points"] = [model["head"]["num_points"]] * len(loaded.model.neck.feature_info)
     if "text_encoder" in model:  # a model with a vocabulary has as many rows

@@ -143,6 +143,8 @@ def _read_samples(statistics: DatasetStatistics) -> None:
             pairs += [(index, segment["label"]) for segment in dataset.load_panoptic(index).segments_info]
         elif {"label", "objects"} & set(dataset.annotations):
             target = dataset[(index, index)]["target"]
+            if "phrases" in target:  # whose numbers are labels, in place of classes
+                continue
             pairs += [(index, int(label)) for label in target.get("labels", [target.get("label")])]
             statistics.kind = "instance" if "masks" in target else statistics.kind
     if pairs:

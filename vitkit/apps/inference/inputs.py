@@ -178,7 +178,8 @@ def find_files(sources: Sequence[str], *, channels: int | None = None) -> tuple[
             paths |= {file: file.stem for file in find_paths_like(text, folders=False)}
     named = list(zip(paths, unique_names(paths.values())))
     videos = [pair for pair in named if pair[0].suffix.lower() in VIDEO_EXTENSIONS or is_camera(pair[0])]
-    return [pair for pair in named if pair not in videos], videos
+    paths_of_videos = {path for path, _ in videos}
+    return [pair for pair in named if pair[0] not in paths_of_videos], videos
 
 
 def is_camera(path: Path) -> bool:

@@ -3,9 +3,10 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
 from vitkit.apps.inference.prediction import Prediction, make_threshold
+from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import predict_tiles
 from vitkit.apps.inference.tiling import TileResult, Tiling
 from vitkit.data.datasets.clip_sampling import ClipSampling
@@ -32,6 +34,16 @@ logger = logging.getLogger("vitkit")
 Read = TypeVar("Read")
 OnFailure = Callable[[str, Exception], None]
 """Takes the name and the error of an input that is left out."""
+
+
+class _Loaded(NamedTuple):
+    """An image as read and as the model takes it, or the error in place of both."""
+
+    name: str
+    image: np.ndarray | None = None
+    sample: dict[str, Any] | None = None
+    """None if the image is predicted in tiles."""
+    error: Exception | None = None
 
 
 class Predictor:
@@ -206,6 +218,7 @@ class Predictor:
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
         on_failure: OnFailure | None = None,
+        workers: int = 0,
     ) -> Iterator[Prediction]:
         """Predict on the images a batch at a time, so that memory need not hold all of them.
 
@@ -215,8 +228,9 @@ class Predictor:
             batch_size: images in a batch. Above 1, images of different sizes are padded, which changes the results of
                 models that do not isolate padding. With `tiles`, which all have one size, the tiles in a batch.
             tiles: predict in tiles of this many pixels, see `Tiling`, for images much larger than the model's.
-            on_failure: called for each image whose prediction fails, which is then left out; None: an error, or a
-                warning for files of a folder or a pattern.
+            on_failure: called for each image that cannot be read or predicted, which is then left out; None: an error,
+                or a warning for files of a folder or a pattern.
+            workers: threads that read and prepare the next images while the model runs.
         Raises:
             DataError: see `__call__`.
             ConfigError: the model's predictions cannot be merged from tiles, or a number is out of range.
@@ -225,8 +239,8 @@ class Predictor:
             raise ConfigError("text_threshold: is for the words of a caption. Give one, text='a dog chases the ball'.")
         if text is not None:
             predictor = self.with_text(text, text_threshold=text_threshold)
-            options = dict(threshold=threshold, batch_size=batch_size, tiles=tiles, on_failure=on_failure)
-            yield from predictor.stream(source, **options)
+            options = dict(threshold=threshold, batch_size=batch_size, tiles=tiles)
+            yield from predictor.stream(source, on_failure=on_failure, workers=workers, **options)
             return
         self.check_text()
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
@@ -234,50 +248,73 @@ class Predictor:
         inputs = self._find(source)
         failures = _Failures()
         on_failure = on_failure or (failures.leave_out if inputs.leaves_out_broken else None)
-        num_predicted = 0
-        for batch in in_batches(self._each(inputs, self._read), 1 if tiling else batch_size):
-            for (name, image), fields in self._run_each(batch, tiling, batch_size, on_failure):
+        num_predicted, size = 0, 1 if tiling else batch_size
+        for batch in in_batches(self._load_ahead(inputs.named, workers, 2 * size, prepares=tiling is None), size):
+            loaded = []
+            for item in batch:
+                if item.error is None:
+                    loaded.append(item)
+                elif on_failure is None:
+                    raise item.error
+                else:
+                    on_failure(item.name, item.error)
+            for item, fields in self._run_each(loaded, tiling, batch_size, on_failure) if loaded else ():
                 num_predicted += 1
                 classes = self.classes
                 if "phrases" in fields:  # the classes of this image
                     classes = list(dict.fromkeys(fields["phrases"]))
                     labels = [classes.index(phrase) for phrase in fields["phrases"]]
                     fields = fields | {"labels": torch.tensor(labels, dtype=torch.int64)}
-                yield Prediction(name, as_rgb(image), fields, classes, thresholds, self.category_ids)
+                yield Prediction(item.name, as_rgb(item.image), fields, classes, thresholds, self.category_ids)
         if failures.errors and not num_predicted:
             raise failures.errors[0]
 
+    def _load_ahead(
+        self, named: Iterable[NamedImage], workers: int, ahead: int, *, prepares: bool
+    ) -> Iterator[_Loaded]:
+        """Read the images and prepare them for the model, in order, in threads if there are `workers`."""
+        local = threading.local()
+
+        def load(named: NamedImage) -> _Loaded:
+            name, image = named
+            if not hasattr(local, "transforms"):  # albumentations keeps the state of the image that it transforms
+                local.transforms = copy.deepcopy(self.transforms) if workers else self.transforms
+            try:
+                image = self.to_array(image, name)
+                return _Loaded(name, image, self._sample(image, local.transforms) if prepares else None)
+            except ConfigError:
+                raise
+            except Exception as error:
+                return _Loaded(name, error=error)
+
+        return map_ahead(load, named, workers=workers, ahead=ahead + workers) if workers else map(load, named)
+
     def _run_each(
-        self,
-        batch: Sequence[tuple[str, np.ndarray]],
-        tiling: Tiling | None,
-        batch_size: int,
-        on_failure: OnFailure | None,
-    ) -> Iterator[tuple[tuple[str, np.ndarray], dict[str, Any]]]:
-        """Yield the named images of a batch with the model's results; of a batch that fails, each image by itself."""
-        images = [image for _, image in batch]
+        self, batch: Sequence[_Loaded], tiling: Tiling | None, batch_size: int, on_failure: OnFailure | None
+    ) -> Iterator[tuple[_Loaded, dict[str, Any]]]:
+        """Yield the images of a batch with the model's results; of a batch that fails, each image by itself."""
         try:
-            results = self.run(images) if tiling is None else [self.run_tiles(images[0], tiling, batch_size=batch_size)]
+            if tiling is None:
+                prepared = self._collate([item.sample for item in batch])
+                results = self.run_batch(prepared, [item.image.shape[:2] for item in batch])
+            else:
+                results = [self.run_tiles(batch[0].image, tiling, batch_size=batch_size)]
         except ConfigError:
             raise
         except Exception as error:  # an image of a size or content that the model cannot take can raise anything
             if on_failure is None:
                 raise
             if len(batch) == 1:
-                on_failure(batch[0][0], error)
+                on_failure(batch[0].name, error)
                 return
         else:
             yield from zip(batch, results)
             return
-        for named in batch:
-            yield from self._run_each([named], tiling, batch_size, on_failure)
+        for item in batch:
+            yield from self._run_each([item], tiling, batch_size, on_failure)
 
     def _find(self, source: Any) -> Inputs:
         return find_images(source, channels=self.channels)
-
-    def _read(self, named: NamedImage) -> tuple[str, np.ndarray]:
-        name, image = named
-        return name, self.to_array(image, name)
 
     def _each(self, inputs: Inputs, read: Callable[[NamedImage], Read]) -> Iterator[Read]:
         """Read the inputs one after the other; those of a folder or a pattern that fail are left out.
@@ -354,15 +391,24 @@ class Predictor:
 
     def prepare(self, images: Sequence[np.ndarray]) -> Batch:
         """Collate arrays as from `to_array` into a batch of model inputs, see `as_evaluated`."""
-        batch = Batch.collate([{"image": to_tensor(self.as_evaluated(image)), "target": {}} for image in images])
+        return self._collate([self._sample(image, self.transforms) for image in images])
+
+    def _sample(self, image: np.ndarray, transforms: Any) -> dict[str, Any]:
+        return {"image": to_tensor(self._transformed(image, transforms)), "target": {}}
+
+    def _collate(self, samples: Sequence[dict[str, Any]]) -> Batch:
+        batch = Batch.collate(samples)
         if "text" in self.model.takes:
-            batch.inputs["text"] = [self._known_text()] * len(images)
+            batch.inputs["text"] = [self._known_text()] * len(samples)
         return batch
 
     def as_evaluated(self, image: np.ndarray) -> np.ndarray:
         """Resize an array as from `to_array` if necessary, see `image_sizes`, and apply the validation transforms."""
+        return self._transformed(image, self.transforms)
+
+    def _transformed(self, image: np.ndarray, transforms: Any) -> np.ndarray:
         image = self._resize(image)
-        return image if self.transforms is None else self.transforms(AnnotatedImage(image), seed=0).image
+        return image if transforms is None else transforms(AnnotatedImage(image), seed=0).image
 
     def _resize(self, image: np.ndarray) -> np.ndarray:
         """Return the image at a size like the model's images; the first resize is logged."""

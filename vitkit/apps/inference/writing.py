@@ -1,27 +1,31 @@
 """Predict on files of images and videos: drawn files, and all predictions as JSON."""
 
+import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from vitkit.apps.exported.loading import is_exported
 from vitkit.apps.inference.inputs import Named, find_files, group_frame_folders, is_camera, open_frames
+from vitkit.apps.inference.journal import RESULTS_NAME, Entries, Journal, Lines, Shard
 from vitkit.apps.inference.labels import write_labels
 from vitkit.apps.inference.prediction import Prediction
-from vitkit.apps.inference.predictor import Predictor, failure_line
+from vitkit.apps.inference.predictor import OnFailure, Predictor, failure_line
 from vitkit.apps.inference.prefetch import map_ahead
 from vitkit.apps.inference.tiles import Tiling
 from vitkit.apps.inference.videos import classify_video
 from vitkit.errors import ConfigError, DataError
 from vitkit.evaluation.maps import encode_ids, encode_labels
-from vitkit.io.output import check_links, make_new_folder, write_bytes, write_text
+from vitkit.io.output import check_links, make_new_folder, unwritable, write_bytes, writing
 from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
 from vitkit.text_format import pluralize
@@ -31,7 +35,8 @@ from vitkit.visualization.videos import VideoWriter
 MAX_LISTED = 5
 """The maximum number of names that are listed: of images without objects, and of a video's classes."""
 FRAMES_SHOWN = 8
-RESULTS_NAME = "predictions.json"
+Write = Callable[[str, Mapping[str, Any]], None]
+"""Takes the name of an input and its entry of the JSON."""
 
 
 @dataclass(frozen=True)
@@ -56,42 +61,39 @@ class Output:
     """The format of annotations, one of WRITERS, in which the objects are also written; None: they are not."""
     overwrite: bool = False
     """Whether the files of an earlier prediction may be replaced."""
-
-
-@dataclass
-class Failures:
-    """The inputs that could not be read or predicted, which do not end the prediction of the others."""
-
-    count: int
-    """Number of inputs."""
-    errors: dict[str, Exception] = field(default_factory=dict)
-    """Name of an input -> its error."""
-
-    def leave_out(self, name: str, error: Exception) -> None:
-        """Add an input and, if there are others, print its error."""
-        self.errors[name] = error
-        if self.count > 1:
-            print(f"left out: {failure_line(name, error)}", file=sys.stderr)
-
-    def to_json(self) -> list[dict[str, str]]:
-        return [{"input": name, "error": failure_line(name, error)} for name, error in self.errors.items()]
+    resume: bool = False
+    """Whether the earlier prediction in the folder is continued, if there is one."""
+    shard: Shard = field(default_factory=Shard)
+    """The part of the inputs that this process predicts. The last one to finish merges the results of all."""
+    workers: int = 2
+    """Threads that read and prepare images while the model runs."""
 
 
 def predict_files(
-    predictor: Predictor, inputs: Sequence[str], output: Output, *, name: str = "model", tiling: Tiling | None = None
-) -> Path:
+    predictor: Predictor,
+    inputs: Sequence[str],
+    output: Output,
+    *,
+    name: str = "model",
+    overrides: Sequence[str] = (),
+    tiling: Tiling | None = None,
+) -> Path | None:
     """Predict on files, write OUT/predictions.json and the drawn files, and return the path of the JSON.
 
+    What is predicted in an input is written to the folder's journal at once, and the JSON is made from it at the end.
     An input that cannot be read or predicted is named and counted, and the others are predicted.
 
     Args:
         inputs: files, folders, patterns, URLs, or numbers of cameras, see `find_files`.
-        name: the model's name in the JSON.
+        name, overrides: the model's name in the JSON, and the changes to its config.
         tiling: how images are cut into tiles; None: they are not.
+    Returns:
+        None if other processes have not finished their shards.
     Raises:
         DataError: there is no such file, a file to write would overwrite one, or no input can be predicted; or, after
             everything else is written, some inputs could not.
-        ConfigError: a model that classifies videos is to predict tiles, or on every Nth frame.
+        ConfigError: a model that classifies videos is to predict tiles, or on every Nth frame; processes that share the
+            inputs have no common folder; or the predictions to be resumed were made in another way.
     """
     images, videos = find_files(inputs, channels=predictor.channels)
     if predictor.sampling is not None:
@@ -105,46 +107,182 @@ def predict_files(
                 f"'{images[0][0]}' is a single image, but the model classifies videos. Give a video's file, or the "
                 "folder of its frames."
             )
+    if output.shard.of > 1 and output.overwrite:
+        raise ConfigError("--overwrite: would remove what the other processes write. Choose a new folder by --out.")
     if output.folder is None:
+        if output.shard.of > 1 or output.resume:
+            what = "continue" if output.resume else "share with the other processes"
+            raise ConfigError(f"--out: not given. Name the folder to {what}.")
         output = replace(output, folder=make_new_folder(Path("runs/predict")))
-    check_files_stay(predictor, images, videos, output)
     if output.labels is not None:
         check_labels(predictor, images, videos)
+    named = [*images, *videos]
+    done = Lines(output.folder, len(named)).done if output.resume else np.zeros(len(named), bool)
+    indices = find_share(len(images), len(videos), output, done)
+    num_images = sum(index < len(images) for index in indices)
+    my_images, my_videos = ([named[k] for k in part] for part in (indices[:num_images], indices[num_images:]))
+    check_files_stay(predictor, named, my_images, my_videos, output)
     output.folder.mkdir(parents=True, exist_ok=True)
-    failures = Failures(len(images) + len(videos))
-    results: dict[str, Any] = {"model": name, "classes": predictor.classes}
+    if predictor.finds_objects and output.threshold is None:
+        print(f"objects from {predictor.thresholds}")
+    if done.any():
+        print(f"resuming {output.folder}: {int(done.sum())} of {pluralize(len(named), 'inputs')} are done")
+    index_of = {str(named[k][0]): k for k in indices}
+    settings = describe_settings(predictor, name, overrides, inputs, named, output, tiling)
+    with Journal(output.folder, output.shard, settings, resume=output.resume, overwrite=output.overwrite) as journal:
+
+        def write(path: str, entry: Mapping[str, Any]) -> None:
+            journal.add(index_of[path], entry)
+
+        def leave_out(path: str, error: Exception) -> None:
+            line = failure_line(path, error)
+            write(path, {"failed": path, "error": line})
+            if len(named) > 1:
+                print(f"left out: {line}", file=sys.stderr)
+
+        def is_new(prediction: Prediction) -> bool:
+            return not done[index_of[prediction.name]]
+
+        if my_images:
+            predict_images(predictor, my_images, output, tiling, write, leave_out, is_new)
+        if my_videos:
+            predict = partial(predict_frames, tiling=tiling) if predictor.sampling is None else predict_clips
+            predict_videos(predict, predictor, my_videos, output, write, leave_out)
+    lines = Lines(output.folder, len(named))
+    if lines.num_missing:
+        print(f"shard {output.shard} is done; {lines.num_missing} of {len(named)} inputs are left to the others")
+        return None
+    if len(lines.failures) == len(named):
+        error = next(iter(lines.failures))["error"]
+        if output.shard.of == 1:
+            journal.remove()
+        raise DataError(error)
+    head: dict[str, Any] = {"model": name, "classes": predictor.classes}
     if predictor.finds_objects:
-        results["thresholds"] = predictor.thresholds.to_json(predictor.classes)
-        if output.threshold is None:
-            print(f"objects from {predictor.thresholds}")
-    if images:
-        results["images"] = predict_images(predictor, images, output, tiling, failures)
-    if videos:
-        predict = partial(predict_frames, tiling=tiling) if predictor.sampling is None else predict_clips
-        results["videos"] = predict_videos(predict, predictor, videos, output, failures)
-    if not predictor.classes:  # the names that a caption gives to objects
-        results["classes"] = _names_of_objects(results)
-    num_failed = len(failures.errors)
-    if num_failed == failures.count:
-        raise next(iter(failures.errors.values()))
-    if num_failed:
-        results["failed"] = failures.to_json()
+        head["thresholds"] = predictor.thresholds.to_json(predictor.classes)
+    head |= {"images": lines.images} if images else {}
+    return merge(lines, head | ({"videos": lines.videos} if videos else {}), output)
+
+
+def merge(lines: Lines, results: dict[str, Any], output: Output) -> Path:
+    """Write OUT/predictions.json, and the annotations if these are wanted, from the journals; return the JSON's path.
+
+    Args:
+        results: the content of the JSON but for `failed`, with the images and the videos that did not fail.
+    Raises:
+        DataError: after everything is written, if some inputs failed.
+    """
     path = output.folder / RESULTS_NAME
-    write_text(path, json.dumps(results), below=output.folder)
+    if not results["classes"]:  # the names that a caption gives to objects
+        results = results | {"classes": _names_of_objects(lines, output.folder)}
+    failed = [{"input": entry["failed"], "error": entry["error"]} for entry in lines.failures]
+    write_results(results | ({"failed": failed} if failed else {}), path)
     if output.labels is not None:
         print("wrote", *write_labels(results, output.labels, output.folder))
-    if num_failed:
+    if failed:
         raise DataError(
-            f"{num_failed} of {pluralize(failures.count, 'inputs')} could not be predicted, and are listed above and "
-            f"under 'failed' in {path}, which has the others. Repair them, or leave them out."
+            f"{len(failed)} of {pluralize(len(lines), 'inputs')} could not be predicted, and are listed under 'failed' "
+            f"in {path}, which has the others. Leave them out, or repair them and predict only them by --resume."
         )
     return path
 
 
-def _names_of_objects(results: Mapping[str, Any]) -> list[str]:
+def find_share(num_images: int, num_videos: int, output: Output, done: np.ndarray) -> list[int]:
+    """Return the numbers of the inputs that are left for this process, videos after images.
+
+    Batches are those of all images in their order, whichever process predicts them, and after however many
+    interruptions, as an image's result may depend on the padding in its batch.
+    """
+    num_batches = -(-num_images // output.batch_size)
+    batches = np.append(np.arange(num_images) // output.batch_size, num_batches + np.arange(num_videos))
+    is_mine = batches % output.shard.of == output.shard.number
+    return np.flatnonzero(is_mine & np.isin(batches, batches[~done])).tolist()
+
+
+def describe_settings(
+    predictor: Predictor,
+    name: str,
+    overrides: Sequence[str],
+    inputs: Sequence[str],
+    named: Named,
+    output: Output,
+    tiling: Tiling | None,
+) -> dict[str, Any]:
+    """Return what the predictions depend on, as plain values."""
+    digest = hashlib.sha256()
+    for path, result in named:
+        digest.update(os.fsencode(f"{path}\0{result}\0"))
+    return {
+        "model": name,
+        "overrides": list(overrides),
+        "weights": weights_checksum(predictor.model, predictor.report.source),
+        "precision": predictor.precision,
+        "text": None if predictor.text is None else repr(predictor.text),
+        "score thresholds": predictor.thresholds.to_json(predictor.classes),
+        "inputs": list(inputs),
+        "number of inputs": len(named),
+        "checksum of the inputs' names": digest.hexdigest(),
+        "threshold": output.threshold,
+        "json_threshold": output.json_threshold,
+        "task": output.task,
+        "batch_size": output.batch_size,
+        "every": output.every,
+        "image_format": output.image_format,
+        "draw": output.draw,
+        "tiles": None if tiling is None else repr(tiling),
+    }
+
+
+def weights_checksum(model: nn.Module, source: str | Path) -> str:
+    """Return a checksum of a model's weights; `source` is their file, which matters if it is an exported one."""
+    digest = hashlib.sha256()
+    for key, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            digest.update(key.encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    if is_exported(source):
+        digest.update(Path(source).read_bytes())
+    return digest.hexdigest()
+
+
+def write_results(results: Mapping[str, Any], path: Path) -> None:
+    """Write the JSON; entries that are read from the journal are written one by one, with the frames of videos.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    check_links(path, path.parent)
+    with writing(path) as temporary, temporary.open("x", encoding="utf-8") as file:
+        for number, (key, value) in enumerate(results.items()):
+            file.write(f"{', ' if number else '{'}{json.dumps(key)}: ")
+            if not isinstance(value, Entries):
+                file.write(json.dumps(value))
+                continue
+            for position, entry in enumerate(value):
+                frames_file = entry.pop("frames", None)
+                text = json.dumps(entry)
+                file.write(f"{', ' if position else '['}{text if frames_file is None else text[:-1]}")
+                if frames_file is None:
+                    continue
+                file.write(', "frames": ')
+                for frame, line in enumerate(_frame_lines(path.parent / frames_file)):
+                    file.write(f"{', ' if frame else '['}{line}")
+                file.write("]}")
+            file.write("]" if len(value) else "[]")
+        file.write("}")
+
+
+def _frame_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield line.rstrip("\n")
+
+
+def _names_of_objects(lines: Lines, folder: Path) -> list[str]:
     """Return the classes of the objects in the JSON's images and frames, in order of appearance."""
-    frames = (frame for video in results.get("videos", ()) for frame in video.get("frames", ()))
-    entries = [*results.get("images", ()), *frames]
+    files = (folder / video["frames"] for video in lines.videos if "frames" in video)
+    frames = (json.loads(line) for file in files for line in _frame_lines(file))
+    entries = (entry for part in (lines.images, frames) for entry in part)
     return list(dict.fromkeys(found["class"] for entry in entries for found in entry.get("objects", ())))
 
 
@@ -159,14 +297,18 @@ def check_labels(predictor: Predictor, images: Named, videos: Named) -> None:
         )
 
 
-def check_files_stay(predictor: Predictor, images: Named, videos: Named, output: Output) -> None:
+def check_files_stay(predictor: Predictor, named: Named, images: Named, videos: Named, output: Output) -> None:
     """Check that no file to write is one of the inputs, or there already.
 
+    Args:
+        named: all inputs.
+        images, videos: those that this process predicts.
     Raises:
         DataError: a drawing or a map would overwrite an input or be written elsewhere, through a link, or an earlier
             prediction would be replaced.
     """
-    inputs = {os.path.realpath(path): path for path, _ in (*images, *videos)}  # Path.resolve fails at circular links
+    is_written = output.draw or {"panoptic", "semantic"} & {*predictor.tasks}
+    inputs = {os.path.realpath(path): path for path, _ in named if is_written}  # Path.resolve fails at circular links
     video_format = "mp4" if predictor.sampling is None else "png"
     drawn = [f"{name}.{output.image_format}" for _, name in images] + [f"{name}.{video_format}" for _, name in videos]
     maps = [f"{name}_{task}.png" for _, name in images for task in ("panoptic", "semantic") if task in predictor.tasks]
@@ -180,55 +322,76 @@ def check_files_stay(predictor: Predictor, images: Named, videos: Named, output:
             )
     written = [RESULTS_NAME, *(drawn if output.draw else ()), *maps]
     existing = next((output.folder / file for file in written if os.path.lexists(output.folder / file)), None)
-    if existing is not None and not output.overwrite:
+    if existing is not None and not (output.overwrite or output.resume):
         raise DataError(
-            f"--out {output.folder}: '{existing}' exists already. Choose another folder, or add --overwrite."
+            f"--out {output.folder}: '{existing}' exists already. Choose another folder, or add --resume or "
+            "--overwrite."
         )
-    for file in written:
-        check_links(output.folder / file, output.folder)
+    for folder in {(output.folder / file).parent for file in written}:
+        check_links(folder / RESULTS_NAME, output.folder)
 
 
 def predict_images(
-    predictor: Predictor, images: Named, output: Output, tiling: Tiling | None, failures: Failures
-) -> list[dict[str, Any]]:
-    """Predict and draw each image; return the entries of the JSON of those that do not fail."""
-    names = dict(images)
-    results = []
+    predictor: Predictor,
+    images: Named,
+    output: Output,
+    tiling: Tiling | None,
+    write: Write,
+    leave_out: OnFailure,
+    is_new: Callable[[Prediction], bool],
+) -> None:
+    """Predict and draw each image, and write its entry of the JSON if it does not fail.
+
+    Args:
+        is_new: whether a prediction has to be written; the others only fill their batch.
+    """
+    names = {str(path): name for path, name in images}
     empty: list[str] = []
-    progress = ProgressLines(len(images), "images")
+    progress = ProgressLines(len(images), _noun("images", output.shard), every=5.0 * output.shard.of)
     predictions = predictor.stream(
-        readable(predictor, names, failures), batch_size=output.batch_size, tiles=tiling, on_failure=failures.leave_out
+        [path for path, _ in images],
+        batch_size=output.batch_size,
+        tiles=tiling,
+        on_failure=leave_out,
+        workers=output.workers,
     )
-    predictions = noting_empty(predictions, output.threshold, empty)
-    for result in map_ahead(partial(write_image, names=names, output=output, failures=failures), predictions):
-        if result is not None:
-            results.append(result)
+    predictions = noting_empty(filter(is_new, predictions), output.threshold, empty)
+    for name, result in map_ahead(partial(write_image, names=names, output=output), predictions):
+        if isinstance(result, Exception):
+            leave_out(name, result)
+        else:
+            write(name, result)
         progress.step()
     progress.finish()
     if empty:
         print(
-            f"nothing was found in {pluralize(len(empty), 'images', of=len(results))}:", *empty[:MAX_LISTED], sep="\n  "
+            f"nothing was found in {pluralize(len(empty), 'images', of=progress.done)}:",
+            *empty[:MAX_LISTED],
+            sep="\n  ",
         )
-    return results
+
+
+def _noun(items: str, shard: Shard) -> str:
+    return items if shard.of == 1 else f"{items} of shard {shard}"
 
 
 def noting_empty(predictions: Iterable[Prediction], threshold: float | None, empty: list[str]) -> Iterator[Prediction]:
-    """Yield the predictions; add a line to `empty` for each in which no object reaches the threshold, and print the
-    first images' classes or captions."""
+    """Yield the predictions; add a line to `empty` for each in which no object reaches the threshold, which is empty
+    beyond the first, and print the first images' classes or captions."""
     for number, prediction in enumerate(predictions):
         if prediction.fields.keys() & {"class_scores", "text"} and number < MAX_LISTED:
             print(f"  {prediction.summary()}")
         shown = prediction if threshold is None else prediction.filter(score=threshold)
         if "scores" in prediction.fields and not len(shown):
-            empty.append(shown.summary())
+            empty.append(shown.summary() if len(empty) < MAX_LISTED else "")
         yield prediction
 
 
 def write_image(
-    prediction: Prediction, names: Mapping[Path, str], output: Output, failures: Failures
-) -> dict[str, Any] | None:
-    """Write the files of an image's prediction; return its entry of the JSON, or None if it cannot be drawn."""
-    name = names[Path(prediction.name)]
+    prediction: Prediction, names: Mapping[str, str], output: Output
+) -> tuple[str, dict[str, Any] | Exception]:
+    """Write the files of an image's prediction; return its name and its entry of the JSON, or why it has none."""
+    name = names[prediction.name]
     file = f"{name}.{output.image_format}"
     try:
         result = prediction.to_json(score_threshold=output.json_threshold)
@@ -238,13 +401,12 @@ def write_image(
     except ConfigError:
         raise
     except Exception as error:  # such as a caption below an image of a width of two pixels
-        failures.leave_out(prediction.name, error)
-        return None
+        return prediction.name, error
     result |= write_maps(prediction, output.folder, name)
-    if not output.draw:
-        return result
-    write_bytes(output.folder / file, drawn, below=output.folder)
-    return result | {"drawn": Path(file).as_posix()}
+    if output.draw:
+        write_bytes(output.folder / file, drawn, below=output.folder)
+        result["drawn"] = Path(file).as_posix()
+    return prediction.name, result
 
 
 def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str]:
@@ -262,18 +424,23 @@ def write_maps(prediction: Prediction, folder: Path, name: str) -> dict[str, str
 
 
 def predict_videos(
-    predict: Callable[..., dict[str, Any]], predictor: Predictor, videos: Named, output: Output, failures: Failures
-) -> list[dict[str, Any]]:
-    """Predict and draw each video; return the entries of the JSON of those that do not fail."""
-    results = []
+    predict: Callable[..., dict[str, Any]],
+    predictor: Predictor,
+    videos: Named,
+    output: Output,
+    write: Write,
+    leave_out: OnFailure,
+) -> None:
+    """Predict and draw each video, and write its entry of the JSON if it does not fail."""
     for path, name in videos:
         try:
-            results.append(predict(predictor, path, name, output))
+            entry = predict(predictor, path, name, output)
         except ConfigError:
             raise
         except Exception as error:  # a damaged video can make a decoder or the model raise anything
-            failures.leave_out(str(path), error)
-    return results
+            leave_out(str(path), error)
+        else:
+            write(str(path), entry)
 
 
 def predict_frames(
@@ -281,29 +448,46 @@ def predict_frames(
 ) -> dict[str, Any]:
     """Predict and draw a video's frames, or a camera's until ctrl-C; return its entry of the JSON.
 
+    The frames' entries are lines of NAME_frames.jsonl, each written at once.
+
     Raises:
         DataError: the video or camera cannot be read.
     """
-    frames, writer = [], None
+    writer, frames_file = None, f"{name}_frames.jsonl"
     with open_frames(int(path.name) if is_camera(path) else path, every=output.every, what="--input") as stream:
         progress = ProgressLines(stream.num_frames or 0, f"frames of {path.name}")
-        predictions = predictor.stream(stream.frames, batch_size=output.batch_size, tiles=tiling)
+        predictions = predictor.stream(
+            stream.frames, batch_size=output.batch_size, tiles=tiling, workers=0 if is_camera(path) else output.workers
+        )
+        frames = _open_lines(output.folder / frames_file, output.folder)
         try:
             for frame, drawn in map_ahead(partial(draw_frame, rate=stream.rate, output=output), predictions):
-                frames.append(frame)
                 if drawn is not None:
                     writer = writer or VideoWriter(output.folder / f"{name}.mp4", drawn, stream.rate / output.every)
                     writer.add(drawn)
+                frames.write(json.dumps(frame) + "\n")
                 progress.step()
         except KeyboardInterrupt:
             if not is_camera(path):
                 raise
         finally:
+            frames.close()
             if writer:
                 writer.close()
     progress.finish()
-    result = {"video": str(path), "frames_per_second": stream.rate, "frames": frames}
+    result = {"video": str(path), "frames_per_second": stream.rate, "frames": frames_file}
     return result | {"drawn": f"{Path(name).as_posix()}.mp4"} if output.draw else result
+
+
+def _open_lines(path: Path, folder: Path) -> Any:
+    """Open an empty file of which each line is written at once."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_links(path, folder)
+        path.unlink(missing_ok=True)
+        return path.open("x", encoding="utf-8", buffering=1)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def predict_clips(predictor: Predictor, path: Path, name: str, output: Output) -> dict[str, Any]:
@@ -339,19 +523,3 @@ def draw_frame(prediction: Prediction, rate: float, output: Output) -> tuple[dic
     number = int(prediction.name)
     drawn = prediction.draw(task=output.task, score_threshold=output.threshold) if output.draw else None
     return {"frame": number, "seconds": number / rate, **entry}, drawn
-
-
-def readable(predictor: Predictor, paths: Collection[Path], failures: Failures) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield images with their names; unreadable ones are left out."""
-
-    def read(path: Path) -> tuple[str, np.ndarray | Exception]:
-        try:
-            return str(path), predictor.to_array(path)
-        except Exception as error:
-            return str(path), error
-
-    for name, image in map_ahead(read, paths, workers=1, ahead=2):
-        if isinstance(image, Exception):
-            failures.leave_out(name, image)
-        else:
-            yield name, image

@@ -9,6 +9,7 @@ import numpy as np
 from vitkit.apps.report.images import LONG_SIDE, ImageBudget
 from vitkit.apps.report.parts import choose_shown_classes
 from vitkit.apps.report.sections import LineChart
+from vitkit.evaluation.coco import image_sides
 from vitkit.evaluation.matching import ImageMatches
 from vitkit.io.segmentations import decode_segmentation
 
@@ -101,7 +102,7 @@ def _entry(image: DetectedImage, kept: Sequence[int]) -> dict[str, Any]:
 
 def _shapes(image: DetectedImage, kept: Sequence[int], iou_type: str) -> dict[str, Any]:
     """Return the size of an image, and its boxes and outlines of masks, in its pixels."""
-    width, height = image.matches.image["width"], image.matches.image["height"]
+    width, height = image_sides(image.matches.image)
     objects, predictions = image.matches.objects, [image.matches.predictions[k] for k in kept]
 
     def boxes(entries: Sequence[Mapping[str, Any]]) -> list[list[float]]:

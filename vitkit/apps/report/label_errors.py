@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitkit.evaluation.coco import image_sides
 from vitkit.evaluation.matching import compute_overlaps
 
 KINDS = ("missing", "extra", "class", "box")
@@ -225,9 +226,9 @@ def corrections(
 
 def inside(bbox: Sequence[float], image: Mapping[str, Any]) -> list[float]:
     """Return the part of a box [x, y, width, height] inside its image, rounded to hundredths of a pixel."""
-    x, y, width, height = bbox
+    (x, y, width, height), (image_width, image_height) = bbox, image_sides(image)
     x0, y0 = max(0.0, x), max(0.0, y)
-    x1, y1 = min(float(image["width"]), x + width), min(float(image["height"]), y + height)
+    x1, y1 = min(float(image_width), x + width), min(float(image_height), y + height)
     return [round(float(value), 2) for value in (x0, y0, max(x1 - x0, 0.0), max(y1 - y0, 0.0))]
 
 

@@ -11,7 +11,7 @@ from vitkit.apps.report.label_errors import LabelError, corrections, detected_fr
 from vitkit.apps.report.parts import Review
 from vitkit.apps.report.report import describe_data, write_page
 from vitkit.apps.report.sections import Alert, Section, Table
-from vitkit.evaluation.coco import CocoEvaluator
+from vitkit.evaluation.coco import CocoEvaluator, image_sides
 from vitkit.io.output import write_text
 from vitkit.text_format import pluralize
 
@@ -110,7 +110,7 @@ def _page_parts(
             annotations = [truth["annotations"][k] for k in numbers[error.image_id]]
             images[error.image_id] = {
                 "url": urls[position_of[error.image_id]],
-                "size": [image["width"], image["height"]],
+                "size": [*image_sides(image)],
                 "labels": [label_of[annotation["category_id"]] for annotation in annotations],
                 "boxes": [annotation["bbox"] for annotation in annotations],
                 "predicted": [],

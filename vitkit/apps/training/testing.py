@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from vitkit.apps.exported.loading import is_exported, open_exported_model
 from vitkit.apps.inference import Predictor, Tiling, load
 from vitkit.apps.inference.load import own_checkpoint
+from vitkit.apps.inference.writing import weights_checksum
+from vitkit.apps.training.answers import AnswerFiles
 from vitkit.data.loading.loader import DataSettings, Split
 from vitkit.devices import resolve_precision
 from vitkit.distributed import first_rank_first, rank, world_size
@@ -25,10 +28,13 @@ from vitkit.logging import ProgressLines, print_line
 from vitkit.models.tta import MultiScaleFlip
 from vitkit.protocols import Evaluator
 from vitkit.registry import CRITERIA, EVALUATORS
-from vitkit.structures import ScoreThresholds
+from vitkit.structures import Batch, ScoreThresholds
+from vitkit.text_format import pluralize
 from vitkit.weights import LoadReport, load_weights
 
 logger = logging.getLogger("vitkit")
+_LOADING = ("num_workers", "pin_memory", "start_workers")
+"""The settings of data that decide how samples are loaded, not which."""
 
 
 @dataclass(repr=False)
@@ -67,6 +73,7 @@ def evaluate_model(
     tta_scales: Sequence[float] | None = None,
     tiling: Tiling | None = None,
     split: Split = "val",
+    answer_files: AnswerFiles | None = None,
 ) -> Evaluation:
     """Build a config's data and model, and predict every sample once. All ranks must call it, in their process group.
 
@@ -78,18 +85,19 @@ def evaluate_model(
         tiling: predict the stored images in tiles, each of which goes through the validation transforms.
         split: the split to evaluate; training data gets the transforms of validation, and so does test data without
             transforms of its own.
+        answer_files: where the answers are written as they come, and those of a killed evaluation are read; None: no
+            files.
     Raises:
         VitkitError: an error that a user can cause, see vitkit/errors.py.
     """
     require(config, "model", "data.val" if split == "val" else "data", "evaluator", "train.epochs")
     if tiling is not None:
-        return _evaluate_tiles(config, weights, device, tiling, split)
+        return _evaluate_tiles(config, weights, device, tiling, split, answer_files)
     data, precision = DataSettings(**config["data"]), _precision(config, device)
     saved = own_checkpoint(weights)
     dataset = data.evaluated(split, saved)
     saved = saved if dataset.has_vocabularies else {}
     vocabularies = use_saved_vocabularies(dataset, saved, str(weights), config["model"])
-    loader = data.val_loader(dataset)
     model = build_model_for(config, dataset, vocabularies)
     is_text = "images" not in model.takes
     if is_exported(weights):
@@ -105,8 +113,24 @@ def evaluate_model(
     is_written = vocabularies and dataset.prompts is None
     measures_references = is_written and "criterion" in config and not is_exported(weights)
     criterion = CRITERIA.build(config["criterion"]).to(device) if measures_references else None
+    if criterion is not None and answer_files is not None and answer_files.resume:
+        raise ConfigError(
+            "--resume: the likelihood of the references is a sum over all sentences, of which only the texts are kept. "
+            "Leave it out to begin anew."
+        )
+    done = set()
+    if answer_files is not None and criterion is None:
+        facts = {"scales": tta_scales, "precision": precision}
+        done = _begin_answers(answer_files, evaluator, model, weights, config, split, facts)
+    loader = data.val_loader(dataset, done=done)
     seconds: list[float] = []
     sizes = SizeCounter()
+
+    def on_batch(predictions: Sequence[Any], batch: Batch) -> None:
+        sizes.add(predictions, batch)
+        if answer_files is not None:
+            answer_files.add()
+
     metrics = evaluate(
         model.to(device),
         loader,
@@ -114,7 +138,7 @@ def evaluate_model(
         device=device,
         precision=precision,
         criterion=criterion,
-        on_batch=sizes.add,
+        on_batch=on_batch,
         seconds=seconds,
     )
     if line := sizes.line(dataset.noun):
@@ -126,7 +150,12 @@ def evaluate_model(
 
 
 def _evaluate_tiles(
-    config: Mapping[str, Any], weights: str | Path, device: torch.device, tiling: Tiling, split: Split
+    config: Mapping[str, Any],
+    weights: str | Path,
+    device: torch.device,
+    tiling: Tiling,
+    split: Split,
+    answer_files: AnswerFiles | None,
 ) -> Evaluation:
     """Predict every stored image in tiles, divided among the ranks.
 
@@ -145,7 +174,11 @@ def _evaluate_tiles(
     print_line(str(predictor.report))
     print_line(f"images are predicted in tiles of {tiling.size} pixels, each resized like a validation image")
     evaluator = EVALUATORS.build(config["evaluator"], dataset=dataset)
-    mine = range(rank(), len(dataset), world_size())
+    done = set()
+    if answer_files is not None:
+        facts = {"tiles": repr(tiling), "precision": precision}
+        done = _begin_answers(answer_files, evaluator, predictor.model, weights, config, split, facts)
+    mine = [index for index in range(rank(), len(dataset), world_size()) if index not in done]
     progress, seconds = ProgressLines(len(mine), "images evaluated in tiles", every=20.0), []
     for index in mine:
         image = dataset.load_image(index)
@@ -153,11 +186,44 @@ def _evaluate_tiles(
         predicted = predictor.run_tiles(image, tiling)
         seconds.append(time.perf_counter() - started)
         evaluator.update([predicted], [{"image_id": dataset.image_ids[index]}])
+        if answer_files is not None:
+            answer_files.add()
         progress.step()
     evaluator.gather()
     metrics = evaluator.compute()
     median = statistics.median(seconds[1:] or seconds or [math.nan])
     return Evaluation(metrics, evaluator, predictor.report, median, "image", _stored_thresholds(weights, classes))
+
+
+def _begin_answers(
+    answer_files: AnswerFiles,
+    evaluator: Evaluator,
+    model: nn.Module,
+    weights: str | Path,
+    config: Mapping[str, Any],
+    split: Split,
+    facts: Mapping[str, Any],
+) -> set[int]:
+    """Read the answers of a killed evaluation; return the indices of the samples that have one.
+
+    Args:
+        facts: what the answers depend on besides the weights and the config.
+    """
+    data = {key: value for key, value in config["data"].items() if key not in _LOADING}
+    settings = {
+        "weights": weights_checksum(model, weights),
+        "model": repr(config["model"]),
+        "data": repr(data),
+        "evaluator": repr(config["evaluator"]),
+        "split": split,
+        **facts,
+    }
+    answered = answer_files.begin(evaluator, settings)
+    sample_ids = evaluator.dataset.sample_ids()
+    done = {index for index, sample_id in enumerate(sample_ids) if sample_id in answered} if answered else set()
+    if done:
+        print_line(f"resuming: {len(done)} of {pluralize(len(sample_ids), evaluator.dataset.noun)} are done")
+    return done
 
 
 def _stored_thresholds(weights: str | Path, classes: Sequence[str] | None) -> ScoreThresholds | None:

@@ -65,9 +65,6 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         lines: dict[str, None] = {}
         for annotation in annotations:
             values = _yolo_values(annotation, image, with_masks, lost)
-            if values is None:
-                lost.setdefault("masks outside their image", []).append(str(annotation.get("id")))
-                continue
             numbers = " ".join(f"{value:.10g}" for value in values)
             line = f"{number[annotation['category_id']]} {numbers}"
             if line in lines:  # which readers take for a mistake
@@ -176,7 +173,7 @@ def _cvat_shape(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: L
         x, y, width, height = _clip(annotation, image, lost)
         box = {"xtl": x, "ytl": y, "xbr": x + width, "ybr": y + height}
         return "box", {key: round_pixels(value) for key, value in box.items()}
-    if isinstance(segmentation, list) and len(segmentation) == 1:
+    if isinstance(segmentation, list) and len(segmentation) == len(polygons) == 1:
         pairs = zip(polygons[0][::2], polygons[0][1::2])
         return "polygon", {"points": ";".join(f"{round_pixels(x)},{round_pixels(y)}" for x, y in pairs)}
     mask = decode_segmentation(segmentation, image["height"], image["width"])
@@ -324,10 +321,21 @@ def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any
             lost.setdefault("boxes without an area", []).append(str(annotation.get("id")))
         elif x >= image_width or y >= image_height or x + width <= 0 or y + height <= 0:
             lost.setdefault("boxes outside their image", []).append(str(annotation.get("id")))
+        elif _is_hidden(annotation, image_height, image_width):
+            lost.setdefault("masks outside their image", []).append(str(annotation.get("id")))
         else:
             objects.setdefault(annotation["image_id"], []).append(annotation)
     for image in data.images:
         yield image, objects.get(image["id"], [])
+
+
+def _is_hidden(annotation: Mapping[str, Any], height: int, width: int) -> bool:
+    """Whether an object has polygons, and no part of them lies in the image although their box does."""
+    polygons, (x, y, box_width, box_height) = annotation.get("segmentation"), annotation["bbox"]
+    if not isinstance(polygons, list) or not polygons:
+        return False
+    is_inside = x >= 0 and y >= 0 and x + box_width <= width and y + box_height <= height
+    return not is_inside and not any(cut_polygon(polygon, height, width) for polygon in polygons)
 
 
 def _clip(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> list[float]:
@@ -367,13 +375,8 @@ def _targets(data: AnnotatedImages) -> dict[int, list[PurePosixPath]]:
     return targets
 
 
-def _yolo_values(
-    annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost
-) -> list[float] | None:
-    """Return the numbers after the class: a box's center and size, or a polygon, in fractions of the image.
-
-    None if the object has a mask, and no part of it lies in the image.
-    """
+def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost) -> list[float]:
+    """Return the numbers after the class: a box's center and size, or a polygon, in fractions of the image."""
     width, height = image["width"], image["height"]
     x, y, box_width, box_height = _clip(annotation, image, lost)
     if not with_masks:
@@ -383,8 +386,6 @@ def _yolo_values(
     if not polygons:
         polygons = [[x, y, x + box_width, y, x + box_width, y + box_height, x, y + box_height]]
     visible = [part for polygon in polygons if (part := cut_polygon(polygon, height, width))]
-    if not visible:
-        return None
     outline = join_polygons(visible)
     # Of parts that overlap, the outline would leave out what they share; and rounding shows in tiny polygons.
     is_changed = len(polygons) > 1 or visible != polygons
@@ -412,9 +413,16 @@ def outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
 
 
 def visible_outlines(segmentation: Any, height: int, width: int) -> list[list[float]]:
-    """Return `outlines` cut at the image's border; empty if there is no mask, or nothing of it is visible."""
+    """Return `outlines` cut at the image's border, or along the mask's pixels where cutting would change the mask.
+
+    One polygon stays one, of the parts of its mask joined by seams. Empty if there is no mask, or nothing of it shows.
+    """
     polygons = outlines(segmentation, height, width) if segmentation else []
-    return [part for polygon in polygons if (part := cut_polygon(polygon, height, width))]
+    visible = [part for polygon in polygons if (part := cut_polygon(polygon, height, width))]
+    if visible != polygons and visible and overlap(visible, segmentation, height, width) < _MIN_OVERLAP:
+        parts = outlines(encode_segmentation(segmentation, height, width), height, width) or visible
+        return [join_polygons(parts)] if len(visible) == 1 else parts
+    return visible
 
 
 def join_polygons(polygons: list[list[float]]) -> list[float]:

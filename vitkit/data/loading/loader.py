@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from vitkit.data.datasets.base import BaseImageDataset
 from vitkit.data.loading.batch_augmentation import BatchAugmentation, MixupOptions, SquareOptions
 from vitkit.data.loading.image_weights import Sampler, image_weights
-from vitkit.data.loading.samplers import EvalBatches, SeededIndex, TokenBatches, TrainBatches
+from vitkit.data.loading.samplers import EvalBatches, RemainingBatches, SeededIndex, TokenBatches, TrainBatches
 from vitkit.data.text.datasets import TextDataset
 from vitkit.data.text.prompts import PromptOptions, Prompts, PromptStep, collate_prompted
 from vitkit.data.transforms.annotated_image import MixesImages
@@ -243,8 +243,12 @@ class DataSettings:
         batches = TrainBatches(len(dataset), **sizes, **steps)
         return BatchLoader(dataset, batches, self, training=True, augment=augment)
 
-    def val_loader(self, dataset: Dataset) -> "BatchLoader":
-        """Return batches that cover every validation image exactly once over all ranks; raises like `train_loader`."""
+    def val_loader(self, dataset: Dataset, *, done: Set[int] = frozenset()) -> "BatchLoader":
+        """Return batches that cover every validation image exactly once over all ranks; raises like `train_loader`.
+
+        Args:
+            done: the indices of images to leave out, unless their batch has others.
+        """
         require_base("dataset", type(dataset), Dataset)
         ranks = {"rank": current_rank(), "world_size": current_world_size()}
         if self.tokens_per_gpu is not None:
@@ -252,7 +256,7 @@ class DataSettings:
             batches = TokenBatches(lengths, batch_tokens=self.tokens_per_gpu, training=False, **ranks)
         else:
             batches = EvalBatches(len(dataset), batch_size=self.val_images_per_gpu, **ranks)
-        return BatchLoader(dataset, batches, self, training=False)
+        return BatchLoader(dataset, RemainingBatches(batches, done) if done else batches, self, training=False)
 
     def _lengths(self, dataset: Dataset) -> np.ndarray:
         lengths = dataset.lengths()
@@ -321,7 +325,7 @@ class BatchLoader:
     def __init__(
         self,
         dataset: Any,
-        batches: TrainBatches | EvalBatches | TokenBatches,
+        batches: TrainBatches | EvalBatches | TokenBatches | RemainingBatches,
         settings: DataSettings,
         *,
         training: bool,
@@ -409,7 +413,7 @@ class _Request(NamedTuple):
 class _Requests:
     """The batches as requests; workers that stay between epochs learn the epoch from them."""
 
-    def __init__(self, batches: TrainBatches | EvalBatches | TokenBatches, *, with_epochs: bool):
+    def __init__(self, batches: TrainBatches | EvalBatches | TokenBatches | RemainingBatches, *, with_epochs: bool):
         self.batches = batches
         self.with_epochs = with_epochs
 

@@ -4,7 +4,7 @@ The order and the random numbers of every sample depend only on (seed, epoch, in
 the middle of an epoch resumes with exactly the samples that it would have seen.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import numpy as np
 
@@ -114,6 +114,24 @@ class EvalBatches:
         for start in range(0, len(self.indices), self.batch_size):
             # A fixed seed: even with random transforms, every evaluation sees the same images.
             yield [(index, index) for index in self.indices[start : start + self.batch_size]]
+
+
+class RemainingBatches:
+    """The evaluation batches of which a sample is left; each is loaded as a whole, so that its padding is the same.
+
+    Args:
+        batches: the batches of this rank.
+        done: the indices of the samples that were evaluated before.
+    """
+
+    def __init__(self, batches: "EvalBatches | TokenBatches", done: Set[int]):
+        self._batches = [batch for batch in batches if not done.issuperset(index for index, _ in batch)]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[SeededIndex]]:
+        return iter(self._batches)
 
 
 class TokenBatches:

@@ -1,5 +1,7 @@
 """Trains the arms of a set and keeps their results."""
 
+import glob
+import itertools
 import json
 import re
 import shlex
@@ -39,6 +41,7 @@ def run_all(
     run_dir: Path,
     budget: float | None,
     device: str,
+    shard: tuple[int, int] | None = None,
     trust: bool = False,
 ) -> int:
     """Run what is missing in the results, all arms with the first seed first; return the number of failed runs.
@@ -48,36 +51,56 @@ def run_all(
         out: the folder of the results.
         run_dir: the folder of the runs.
         budget: start no run after this many minutes; None: no limit.
+        shard: (i, n): run only every n-th of the runs, from the i-th on, counted from 1, and keep the results in a file
+            of this shard, for `merge`; None: all runs.
         trust: see `load_config`, for the saved configs of interrupted runs.
     """
     name, start, failures = path.stem, time.monotonic(), 0
-    results = out / f"{name}.json"
-    for seed in seeds:
-        for arm in arms:
-            rows, command = read_rows(results), train_command(ablation, arm, overrides)
-            done = next((row for row in rows if (row["arm"], row["seed"]) == (arm, seed)), None)
-            if done is not None:
-                if done["command"].rsplit(" ", 3)[0] != shlex.join(command):  # without epochs, eval_every and seed
-                    print(f"{arm}, seed {seed}: {results} has it with other settings: {done['command']}")
-                continue
-            if budget is not None and time.monotonic() - start > 60 * budget:
-                print(f"--budget {budget:g}: starting no more runs")
-                return failures
-            folder = run_dir / name / f"{re.sub(r'[^a-z0-9]+', '_', arm.lower()).strip('_')}-{seed}"
-            try:
-                epochs = next((row["epochs"] for row in rows if row["arm"] == arm), None)
-                row = {"set": name, "arm": arm, "seed": seed} | run_arm(
-                    command, folder, seed=seed, epochs=epochs, ablation=ablation, device=device, trust=trust
-                )
-            except TrainingError as error:
-                print(f"{arm}, seed {seed}: {error}", file=sys.stderr)
-                failures += 1
-                continue
-            write_rows(results, [*rows, row])
-            write_page(ablation, path, [*rows, row], out)
-            metrics = row["evaluations"][-1]["metrics"]
-            print(f"{arm}, seed {seed}: " + "  ".join(f"{m} {metrics.get(m, 0):.3f}" for m in ablation.metrics))
+    first, step = (0, 1) if shard is None else (shard[0] - 1, shard[1])
+    results = out / (f"{name}.json" if shard is None else f"{name}.{shard[0]}-of-{shard[1]}.json")
+    for seed, arm in list(itertools.product(seeds, arms))[first::step]:
+        rows, command = all_rows(out, name), train_command(ablation, arm, overrides)
+        done = next((row for row in rows if (row["arm"], row["seed"]) == (arm, seed)), None)
+        if done is not None:
+            if done["command"].rsplit(" ", 3)[0] != shlex.join(command):  # without epochs, eval_every and seed
+                print(f"{arm}, seed {seed}: {results} has it with other settings: {done['command']}")
+            continue
+        if budget is not None and time.monotonic() - start > 60 * budget:
+            print(f"--budget {budget:g}: starting no more runs")
+            return failures
+        folder = run_dir / name / f"{re.sub(r'[^a-z0-9]+', '_', arm.lower()).strip('_')}-{seed}"
+        try:
+            epochs = next((row["epochs"] for row in rows if row["arm"] == arm), None)
+            row = {"set": name, "arm": arm, "seed": seed} | run_arm(
+                command, folder, seed=seed, epochs=epochs, ablation=ablation, device=device, trust=trust
+            )
+        except TrainingError as error:
+            print(f"{arm}, seed {seed}: {error}", file=sys.stderr)
+            failures += 1
+            continue
+        write_rows(results, [*read_rows(results), row])
+        if shard is None:  # the others of an array would write the page at the same time
+            write_page(ablation, path, all_rows(out, name), out)
+        metrics = row["evaluations"][-1]["metrics"]
+        print(f"{arm}, seed {seed}: " + "  ".join(f"{m} {metrics.get(m, 0):.3f}" for m in ablation.metrics))
     return failures
+
+
+def all_rows(out: Path, name: str) -> list[Row]:
+    """Return the rows of a set's results, and of its shards; of an arm with a seed that is there twice the first."""
+    files = [out / f"{name}.json", *sorted(out.glob(f"{glob.escape(name)}.*-of-*.json"))]
+    rows: dict[tuple[str, int], Row] = {}
+    for row in itertools.chain.from_iterable(map(read_rows, files)):
+        rows.setdefault((row["arm"], row["seed"]), row)
+    return list(rows.values())
+
+
+def merge(out: Path, name: str) -> list[Row]:
+    """Write the results of all shards into those of the set, and return their rows."""
+    rows = sorted(all_rows(out, name), key=lambda row: row["seed"])
+    if len(rows) > len(read_rows(out / f"{name}.json")):
+        write_rows(out / f"{name}.json", rows)
+    return rows
 
 
 def run_arm(

@@ -1,0 +1,154 @@
+"""An evaluation that was killed goes on with what it had predicted, and has the same results."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.untrained_runs import DETR, make_run
+
+from vitkit import build_dataset, build_model, load_config
+from vitkit.apps.inference import find_trained
+from vitkit.apps.training.answers import AnswerFiles
+from vitkit.apps.training.testing import evaluate_model
+from vitkit.errors import ConfigError, DataError
+from vitkit.registry import EVALUATORS
+from vitkit.tools import test
+
+KILLED = """
+import os, signal, sys
+from vitkit.apps.inference import find_trained
+from vitkit.apps.training.answers import AnswerFiles
+from vitkit.distributed import rank
+from vitkit.tools import test
+
+write, count = AnswerFiles._write, 0
+
+def killed(files, content):
+    global count
+    count += 1
+    if count > int(sys.argv[1]) and rank() == int(sys.argv[2]):
+        os.write(files._file.fileno(), b"half of an answer")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(files, content)
+
+AnswerFiles._write = killed
+test.main(sys.argv[3:])
+"""
+ARGUMENTS = ["run", "data.val.num_images=21", "data.val_images_per_gpu=2", "--device", "cpu", "--out"]
+
+
+def kill(after: int, *arguments: str, processes: int = 1) -> None:
+    """Evaluate in processes, the last of which is killed after some batches; then torchrun ends the others."""
+    Path("killed.py").write_text(KILLED)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(torchrun if processes > 1 else ()), "killed.py", str(after), str(processes - 1)]
+    process = subprocess.run([*command, *ARGUMENTS, *arguments], capture_output=True, check=False)
+    assert process.returncode == (-signal.SIGKILL if processes == 1 else 1), process.stderr.decode()
+    assert processes == 1 or b"Signal 9" in process.stderr or b"SIGKILL" in process.stderr
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(DETR, "ShapesDetection")
+
+
+def table(text: str) -> str:
+    return text[text.index("AP") : text.index("ms per image")].rpartition("results are in")[0]
+
+
+def test_killed_evaluation_is_resumed(run, capsys):
+    test.main([*ARGUMENTS, "whole.json"])
+    expected = table(capsys.readouterr().out)
+    kill(4, "killed.json")  # the first frame is what the evaluation depends on
+    test.main([*ARGUMENTS, "killed.json", "--resume"])
+    printed = capsys.readouterr().out
+    assert "resuming: 6 of 21 images are done" in printed and table(printed) == expected
+    assert Path("killed.json").read_bytes() == Path("whole.json").read_bytes()
+    assert not list(Path().glob("*.answers"))
+
+
+def test_killed_evaluation_of_two_processes_is_resumed_by_one(run, capsys):
+    test.main([*ARGUMENTS, "whole.json", "data.val_images_per_gpu=1"])
+    expected = table(capsys.readouterr().out)
+    kill(3, "killed.json", "data.val_images_per_gpu=1", processes=2)
+    before = len(list(Path("killed.answers").iterdir()))
+    test.main([*ARGUMENTS, "killed.json", "data.val_images_per_gpu=1", "--resume"])
+    printed = capsys.readouterr().out
+    assert before == 2 and "resuming: " in printed and table(printed) == expected
+    assert Path("killed.json").read_bytes() == Path("whole.json").read_bytes()
+
+
+def test_other_settings_are_refused_and_without_resume_it_begins_anew(run, capsys):
+    kill(4, "out.json")
+    with pytest.raises(
+        SystemExit, match=r"--resume: the answers in 'out.answers' are of another evaluation, whose data"
+    ):
+        test.main([*ARGUMENTS, "out.json", "--resume", "data.val.num_images=22"])
+    with pytest.raises(SystemExit, match="another evaluation, whose tiles differs"):
+        test.main([*ARGUMENTS, "out.json", "--resume", "--tiles", "64"])
+    test.main([*ARGUMENTS, "out.json"])
+    assert "resuming" not in capsys.readouterr().out and not Path("out.answers").exists()
+
+
+@pytest.mark.parametrize("config", ["detr", "mask2former_panoptic", "maskformer_semantic", "classifier", "video"])
+def test_answers_of_every_task_are_read_as_they_were_written(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    count = "num_videos" if config == "video" else "num_images"
+    config = load_config(f"quickstart/{config}", [f"data.val.{count}=3", "data.num_workers=0"])
+    dataset = build_dataset(config["data"]["val"])
+    torch.manual_seed(0)
+    known = {name: getattr(dataset, name, None) for name in ("classes", "things")}
+    model = build_model(config["model"], **known)
+    torch.save({"model": model.state_dict(), **known}, "best.pth")
+    device = torch.device("cpu")
+    first = evaluate_model(config, "best.pth", device, answer_files=AnswerFiles(Path("a"), resume=False))
+    again = evaluate_model(config, "best.pth", device, answer_files=AnswerFiles(Path("a"), resume=True))
+    assert again.metrics == first.metrics
+    for part, other in zip(first.evaluator.parts, again.evaluator.parts):
+        assert pickle.dumps(part.answers) == pickle.dumps(other.answers) and len(part.answers) == 3
+
+
+def test_likelihoods_of_text_are_not_resumed(tmp_path):
+    config, weights = find_trained("numbers_translator", overrides=["data.val.num_pairs=4", "data.num_workers=0"])
+    files = AnswerFiles(tmp_path / "a", resume=True)
+    with pytest.raises(ConfigError, match="--resume: the likelihood of the references is a sum over all sentences"):
+        evaluate_model(config, weights, torch.device("cpu"), answer_files=files)
+
+
+def test_answers_call_no_code(tmp_path):
+    class Bad:
+        def __reduce__(self):
+            return os.system, ("touch called",)
+
+    dataset = build_dataset(dict(type="ShapesDetection", num_images=2))
+    evaluator = EVALUATORS.build(dict(type="CocoEvaluator"), dataset=dataset)
+    files = AnswerFiles(tmp_path / "a", resume=False)
+    files.begin(evaluator, {})
+    files._write([{1: Bad()}])
+    with pytest.raises(DataError, match=r"0.answers' is damaged \(names posix.system, which is not an answer\)"):
+        AnswerFiles(tmp_path / "a", resume=True).begin(evaluator, {})
+
+
+def test_evaluators_without_answers_cannot_be_resumed(tmp_path):
+    class Counter:
+        parts = property(lambda self: [self])
+
+    assert AnswerFiles(tmp_path / "a", resume=False).begin(Counter(), {}) == set()
+    with pytest.raises(ConfigError, match="Counter keeps no answers by sample"):
+        AnswerFiles(tmp_path / "a", resume=True).begin(Counter(), {})
+
+
+def test_a_folder_that_cannot_be_written_does_not_end_the_evaluation(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    dataset = build_dataset(dict(type="ShapesDetection", num_images=2))
+    evaluator = EVALUATORS.build(dict(type="CocoEvaluator"), dataset=dataset)
+    files = AnswerFiles(tmp_path / "file" / "a", resume=False)
+    assert files.begin(evaluator, {}) == set()
+    files.add()
+    assert "answers are not kept for --resume (Not a directory)" in caplog.text

@@ -1,0 +1,157 @@
+"""vitkit predict, killed and resumed, or shared by several processes: the files are those of a single, whole run."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from helpers.untrained_runs import DETR, MASKS, make_run, make_video
+
+from vitkit.tools import predict
+
+NUM_IMAGES = 40
+
+KILLED = """
+import os, signal, sys
+from vitkit.apps.inference.journal import Journal
+from vitkit.tools import predict
+
+add, count = Journal.add, 0
+
+def killed(journal, index, entry):
+    global count
+    count += 1
+    if count > int(sys.argv[1]):
+        os.write(journal._file.fileno(), b'{"index": %d, "image": "half' % index)
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(journal, index, entry)
+
+Journal.add = killed
+predict.main(sys.argv[2:])
+"""
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Make a new folder with a run and images of several sizes, two of which cannot be read."""
+    monkeypatch.chdir(tmp_path)
+    make_run(DETR, "ShapesDetection")
+    rng = np.random.default_rng(0)
+    Path("photos/deep").mkdir(parents=True)
+    for number in range(NUM_IMAGES):
+        size = (40 + 8 * int(rng.integers(3)), 48 + 8 * int(rng.integers(3)))
+        name = f"photos/{'deep/' if number % 3 else ''}{number:02}.jpg"
+        cv2.imwrite(name, rng.integers(0, 255, (*size, 3), dtype=np.uint8))
+    for name in ("photos/00.jpg", "photos/deep/19.jpg"):
+        Path(name).write_bytes(b"\xff\xd8 no image")
+
+
+def run(out: str, *options, whole: bool = True) -> None:
+    """Predict in this process; `whole` is whether it ends with the line of the inputs that failed."""
+    arguments = ["run", "--input", "photos", "--device", "cpu", "--out", out, "--json-threshold", "0", *options]
+    if not whole:
+        return predict.main(arguments)
+    with pytest.raises(SystemExit, match="error: 2 of 40 inputs could not be predicted"):
+        predict.main(arguments)
+
+
+def kill(after: int, out: str, *options, inputs: str = "photos") -> None:
+    """Predict in a process that is killed in the middle of a line."""
+    arguments = ["run", "--input", inputs, "--device", "cpu", "--out", out, "--json-threshold", "0", *options]
+    process = subprocess.run([sys.executable, "-c", KILLED, str(after), *arguments], capture_output=True, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+
+
+def files(out: str) -> dict[str, bytes]:
+    """Return what a prediction has written, but for the lines of its processes."""
+    found = {str(path.relative_to(out)): path.read_bytes() for path in Path(out).rglob("*") if path.is_file()}
+    return {name: data for name, data in found.items() if not name.endswith(".jsonl")}
+
+
+def test_killed_and_resumed_prediction_is_that_of_an_uninterrupted_one(photos, capsys):
+    options = ("--batch-size", "3", "--format", "coco")
+    run("whole", *options)
+    kill(13, "killed", *options)
+    kept = Path("killed/predictions.jsonl").read_bytes()
+    assert kept.count(b"\n") == 13 and kept.endswith(b"half") and not Path("killed/predictions.json").exists()
+    capsys.readouterr()
+    run("killed", *options, "--resume")
+    assert "resuming killed: 12 of 40 inputs are done" in capsys.readouterr().out
+    assert files("killed") == files("whole") and len(files("whole")) == 38 + 4
+    lines = Path("killed/predictions.jsonl").read_bytes()
+    assert lines.startswith(kept[: -len(b'{"index": 13, "image": "half')])
+    images = [json.loads(line)["index"] for line in lines.splitlines() if b'"failed"' not in line[:30]]
+    assert len(images) == len(set(images)) == NUM_IMAGES - 2
+
+
+def test_failed_inputs_are_predicted_again_when_resumed_and_others_are_not(photos, capsys):
+    run("out")
+    for name in ("photos/00.jpg", "photos/deep/19.jpg"):
+        shutil.copy("photos/03.jpg", name)
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.jpg")}
+    run("out", "--resume", whole=False)
+    assert "2 images, " in capsys.readouterr().out
+    result = json.loads(Path("out/predictions.json").read_text())
+    assert len(result["images"]) == NUM_IMAGES and "failed" not in result
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    run("out", "--resume", "--format", "yolo", whole=False)  # nothing is left but to write the annotations
+    assert len(list(Path("out/yolo/labels").rglob("*.txt"))) == NUM_IMAGES
+
+
+def test_shards_are_merged_by_the_last_one(photos, capsys):
+    run("whole", "--batch-size", "2")
+    options = ("--batch-size", "2", "--shard")
+    run("shards", *options, "3/3", whole=False)
+    assert "shard 3/3 is done; 28 of 40 inputs are left to the others" in capsys.readouterr().out
+    kill(5, "shards", *options, "1/3")
+    run("shards", *options, "1/3", "--resume", whole=False)
+    assert not Path("shards/predictions.json").exists()
+    run("shards", *options, "2/3")
+    assert files("shards") == files("whole")
+    with pytest.raises(SystemExit, match="were made with batch_size 2, and now it is 1"):
+        predict.main(["run", "--input", "photos", "--out", "shards", "--resume", "--json-threshold", "0"])
+    with pytest.raises(SystemExit, match="--overwrite: would remove what the other processes write"):
+        predict.main(["run", "--input", "photos", "--out", "shards", "--overwrite", "--shard", "1/2"])
+    with pytest.raises(SystemExit, match="--out: not given. Name the folder to share"):
+        predict.main(["run", "--input", "photos", "--shard", "1/2"])
+
+
+def test_processes_of_torchrun_share_the_inputs(photos):
+    run("whole")
+    arguments = ["run", "--input", "photos", "--device", "cpu", "--out", "shared", "--json-threshold", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"PYTHONPATH": str(Path(predict.__file__).parents[1])}
+    process = subprocess.run(
+        [*command, "-m", "vitkit.tools.predict", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert "2 of 40 inputs could not be predicted" in process.stderr and process.returncode == 1
+    assert files("shared") == files("whole")
+    lines = [Path(f"shared/predictions-{k}-of-2.jsonl").read_text().count("\n") for k in (1, 2)]
+    assert lines == [NUM_IMAGES // 2] * 2
+
+
+def test_maps_and_videos_are_those_of_an_uninterrupted_prediction(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(MASKS, "ShapesSegmentation")
+    Path("mixed").mkdir()
+    for number in range(2):
+        cv2.imwrite(f"mixed/{number}.png", np.random.default_rng(number).integers(0, 255, (48, 64, 3), dtype=np.uint8))
+    for name in ("a", "b"):
+        make_video(f"mixed/{name}.mp4")
+    arguments = ["run", "--input", "mixed", "--device", "cpu", "--json-threshold", "0", "--out"]
+    predict.main([*arguments, "whole"])
+    kill(3, "killed", inputs="mixed")
+    assert len(Path("killed/a_frames.jsonl").read_text().splitlines()) == 7
+    predict.main([*arguments, "killed", "--resume"])
+    assert files("killed") == files("whole") and len(files("whole")) == 2 * 3 + 2 + 2
+    assert [len(video["frames"]) for video in json.loads(files("killed")["predictions.json"])["videos"]] == [7, 7]
