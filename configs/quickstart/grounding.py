@@ -1,4 +1,4 @@
-"""A small Grounding DINO on the synthetic world: it finds pairs of a color and a shape that it has never seen together.
+"""A small Grounding DINO on the synthetic world: it finds pairs of a color and a shape never seen together.
 
 A class is a pair, "a red star". A quarter of the 48 pairs are in no image and no prompt of the training, which has each
 of their colors and shapes in other pairs. The network is that of quickstart/dino with a text encoder of one layer,
