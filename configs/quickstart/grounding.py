@@ -1,10 +1,10 @@
 """A small Grounding DINO on the synthetic world: it finds pairs of a color and a shape never seen together.
 
 A class is a pair, "a red star". A quarter of the 48 pairs are in no image and no prompt of the training, which has each
-of their colors and shapes in other pairs. The network is that of quickstart/dino with a text encoder of one layer, whose
-words are learned from the class names; a prompt of training has the image's classes and up to 11 others, one of
-validation all 48. The class logit is a product of a query and a word that has read its phrase, so that nothing but its
-words tells the model what "a red star" is.
+of their colors and shapes in other pairs. The network is that of quickstart/dino with a text encoder of one layer,
+whose words are learned from the class names; a prompt of training has the image's classes and up to 11 others, one of
+validation all 48. A logit is the product of a query and a word that has read its phrase, so that nothing but its words
+tells the model what "a red star" is.
 
 Run:  python tools/train.py configs/quickstart/grounding.py
 Here: AP 0.627 of seen and 0.532 of unseen pairs, AP50 0.806, for seed 42; 8.3 processor minutes of an AMD EPYC, one
@@ -17,8 +17,9 @@ Here: AP 0.627 of seen and 0.532 of unseen pairs, AP50 0.806, for seed 42; 8.3 p
           closed set, seen      0.200  0.405  0.559  0.625
           closed set, unseen    0      0      0      0.007
 
-      Both were resumed within the third and the first epoch, with a schedule of 4 epochs in place of 5. The grounding
-      model is in the package: `vitkit predict shapes_grounding --input image.png --text "a red star . a blue ring"`.
+      Both runs were resumed, in the third and the first epoch, with a schedule of 4 epochs in place of 5. The first
+      one's weights are in the package:
+      `vitkit predict shapes_grounding --input image.png --text "a red star . a blue ring"`.
 """
 
 from vitkit.configs.quickstart.deformable_detr import config as deformable_detr
