@@ -1,10 +1,13 @@
 """Workers and their errors, resuming, settings."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from helpers.plain_dataset import PlainDataset
 
+from vitkit.config import load_config
 from vitkit.data.loading.loader import DataSettings, build_dataset, check_same_classes
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols import Dataset
@@ -156,3 +159,13 @@ def test_all_splits_are_evaluated_with_validation_transforms():
         assert (settings.evaluated(split).load_image(0) == stored).all()
     with pytest.raises(ConfigError, match=r"data\.test: the config has none"):
         DataSettings(train=world).evaluated("test")
+
+
+def test_automatic_workers_share_the_cores_of_the_machine(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(32), raising=False)
+    counts = []
+    for ranks in ("1", "4", "32"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        cfg = load_config("quickstart/detr", ["data.num_workers=auto"])
+        counts.append(DataSettings(**cfg["data"]).num_workers)
+    assert counts == [16, 7, 1] and cfg["data"]["num_workers"] == "auto"

@@ -70,6 +70,19 @@ def records(run_dir):
     return [json.loads(line) for line in (run_dir / LOG_NAME).read_text().splitlines()]
 
 
+def test_a_run_that_waits_for_data_names_the_override_once(tmp_path, caplog):
+    run = run_of(tmp_path)
+    (log, _) = run.hooks
+    run.hooks = [log]
+    with log.during_training(run):
+        for seconds, waited in ((1, 0.9), (100, 10), (100, 30), (100, 60)):
+            log.before_epoch(run)
+            log._start -= seconds
+            log.after_step(run, STEP._replace(data_seconds=waited))
+    (message,) = caplog.messages
+    assert message.startswith("30 % of the time is spent waiting for data. ") and "data.num_workers=auto" in message
+
+
 def test_records_are_json_lines_and_a_resumed_run_appends(tmp_path):
     write(tmp_path)
     train, val = records(tmp_path)

@@ -37,6 +37,7 @@ from vitkit.text_format import pluralize
 logger = logging.getLogger("vitkit")
 _MAX_LOGGED = 20
 _MAX_ATTEMPTS = 10
+_MAX_AUTO_WORKERS = 16
 Split = Literal["train", "val", "test"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -65,8 +66,9 @@ class DataSettings:
     `train.images_per_step` says so."""
     val_images_per_gpu: int = 1
     """1: no image is padded, so results depend neither on which images share a batch nor on the number of ranks."""
-    num_workers: int = 2
-    """Number of loading processes per rank; 0 loads in the training process."""
+    num_workers: int | Literal["auto"] = 2
+    """Number of loading processes per rank; 0 loads in the training process; "auto": one for each core that this
+    machine has for the rank, but one, up to 16."""
     tokens_per_gpu: int | None = None
     """For text, instead of both numbers of images: maximum number of tokens per batch and side, padding included."""
     aspect_ratio_grouping: bool = True
@@ -104,6 +106,8 @@ class DataSettings:
     images in every step."""
 
     def __post_init__(self) -> None:
+        if self.num_workers == "auto":
+            self.num_workers = _workers_per_rank()
         minima = {"images_per_gpu": 1, "val_images_per_gpu": 1, "num_workers": 0, "max_image_pixels": 1}
         if self.channels is not None:
             minima["channels"] = 1
@@ -308,6 +312,12 @@ def _with_root(value: Any, root: str) -> Any:
     if isinstance(value, Mapping):
         return {name: _with_root(inner, root) for name, inner in value.items()}
     return [_with_root(inner, root) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _workers_per_rank() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # of this machine
+    return min(max(1, cores // ranks - 1), _MAX_AUTO_WORKERS)
 
 
 def _fraction(spec: Spec | None) -> float | None:

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import logging
 import math
 import sys
 import time
@@ -22,8 +23,11 @@ from vitkit.logging import LOG_NAME, print_line
 from vitkit.protocols import is_measured
 from vitkit.text_format import pluralize
 
+logger = logging.getLogger("vitkit")
 _MAX_SECONDS = 20.0
 """Longest time between two lines on the console, in seconds."""
+_MAX_DATA_SHARE, _SECONDS_TO_JUDGE = 0.2, 30.0
+"""The fraction of the time that a run may wait for data without a warning, and the least time that is judged."""
 
 
 class ProgressLog(Hook):
@@ -40,6 +44,7 @@ class ProgressLog(Hook):
         """Open the log on the main process, and close it however the run ends; a resumed run appends to it."""
         self._resumed = run.progress.step > 0
         self._printed_at = -math.inf
+        self._has_named_data = False
         self._evaluation_seconds: float | None = None
         self._metric = ""
         if not is_main():
@@ -138,6 +143,15 @@ class ProgressLog(Hook):
         record = self._record(run, means, lr) | (self._clock.minutes() if is_main() else {})
         self._print(run, record)
         _call_on_log(run, record)
+        # Shorter windows may consist of the start of the loading processes.
+        is_long = time.monotonic() - self._start >= _SECONDS_TO_JUDGE
+        if record["data_share"] > _MAX_DATA_SHARE and is_long and not self._has_named_data:
+            self._has_named_data = True
+            logger.warning(
+                "%.0f %% of the time is spent waiting for data. Resume with more loading processes "
+                "(data.num_workers=auto takes all cores of this machine), or train on smaller image files.",
+                100 * record["data_share"],
+            )
 
     def _record(self, run: TrainRun, means: Sequence[float], lr: float) -> dict[str, Any]:
         """Return the record of the window, given the mean losses and the last step's learning rate."""
