@@ -5,8 +5,8 @@ INPUT is an image, a folder of images (including its subfolders), a pattern in q
 a camera; several may be given. For a model of clips, the images in each folder are the frames of a video.
 
 An input that cannot be read or predicted is named, and the others are predicted; the exit code is then 1. A prediction
-that was killed is continued by the same command with --out OUT --resume; inputs that failed are tried again. torchrun
-shares the inputs among its processes, --shard among those of an array job; the last one to finish merges the results.
+that was killed is continued by the same command with --resume OUT; inputs that failed are tried again. torchrun shares
+the inputs among its processes, --shard among those of an array job; the last one to finish merges the results.
 
 OUT/predictions.jsonl     the predictions of each image, a line as soon as they are there; predictions-I-of-N.jsonl
 OUT/NAME.jpg              each image with its predictions drawn; OUT/NAME.mp4 for a video
@@ -25,9 +25,9 @@ Examples:
     vitkit predict runs/cells --input unlabeled --format cvat        # a first draft of labels, for people to correct
     vitkit predict grounding_dino_swin_tiny --input photos --text "a red car . a dog ."
     vitkit predict runs/roofs --input aerial.tif --tiles 800 --tile-overlap 200
-    vitkit predict runs/detr --input archive --out runs/archive --no-draw --batch-size 16 --workers 8 --resume
-    torchrun --nproc-per-node 8 -m vitkit.tools.predict runs/detr --input archive --out runs/archive --resume
-    vitkit predict runs/detr --input archive --out runs/archive --resume --shard $SLURM_ARRAY_TASK_ID/64
+    vitkit predict runs/detr --input archive --no-draw --batch-size 16 --workers 8 --resume runs/archive
+    torchrun --nproc-per-node 8 -m vitkit.tools.predict runs/detr --input archive --resume runs/archive
+    vitkit predict runs/detr --input archive --resume runs/archive --shard $SLURM_ARRAY_TASK_ID/64
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_tiles(parser)
     text = "threads that read and prepare images while the model runs (default: 2)"
     parser.add_argument("--workers", type=positive, default=2, metavar="N", help=text)
-    text = "continue the prediction in OUT, if there is one: inputs that are done are skipped"
-    parser.add_argument("--resume", action="store_true", help=text)
+    text = "resume the interrupted prediction in this folder, as OUT: inputs that are done are skipped"
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help=text)
     text = "predict only the Ith of N parts of the inputs, from 1; all write into the same OUT"
     parser.add_argument("--shard", type=shard, metavar="I/N", help=text)
     add_overwrite(parser)
@@ -111,8 +111,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         args.text = args.text[0] if len(args.text) == 1 else args.text
     elif args.text_threshold is not None:
         parser.error("--text-threshold: is for the words of a caption; give one, --text 'a dog chases the ball'")
-    if args.resume and args.overwrite:
-        parser.error("--resume continues what --overwrite replaces: give one of them")
+    if args.resume and (args.out or args.overwrite):
+        parser.error("--resume continues a prediction in its own folder: it takes neither --out nor --overwrite")
     if args.shard is not None and "RANK" in os.environ:
         parser.error("--shard: torchrun's processes are the shards; leave it out")
     return args
@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> None:
         predictor.check_text()
         print(predictor.report)
         output = Output(
-            folder=args.out,
+            folder=args.resume or args.out,
             threshold=args.threshold,
             json_threshold=args.threshold if args.json_threshold is None else args.json_threshold,
             task=args.task,
@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
             draw=not args.no_draw,
             labels=args.format,
             overwrite=args.overwrite,
-            resume=args.resume,
+            resume=args.resume is not None,
             shard=args.shard or Shard(rank, int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1),
             workers=args.workers,
         )

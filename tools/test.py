@@ -10,7 +10,7 @@ Examples:
     vitkit test runs/detr --per-class
     vitkit test runs/detr --split test    (data.test, which was not used for any choice)
     torchrun --nproc-per-node 8 tools/test.py configs/detr_r50.py runs/detr_r50/best.pth
-    vitkit test runs/detr --resume    (the same command was killed: go on with what it had predicted)
+    vitkit test runs/detr --resume runs/detr/results.answers    (the same command was killed: go on from there)
     vitkit test configs/camvid/mask2former.py runs/mask2former/best.pth --tta    (several sizes, mirrored)
     vitkit test runs/roofs --tiles 800    (images much larger than those it was trained on)
     vitkit test configs/bccd/detr.py runs/detr/best.pth --per-class --per-size --thresholds --confusion 0.4
@@ -76,8 +76,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_iou(parser, "for --thresholds, --confusion and --report")
     text = "results file to write (default: results.json in the run's folder, or in this one)"
     parser.add_argument("--out", type=Path, help=text)
-    text = "go on with an evaluation that was killed, whose answers are in OUT without its ending, and .answers"
-    parser.add_argument("--resume", action="store_true", help=text)
+    text = "resume the interrupted evaluation in this folder, which it named after its results: results.answers"
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--report", type=Path, metavar="HTML", help="write a page with numbers, curves and images")
     add_trust(parser)
     add_device(parser)
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
     from vitkit.logging import setup_logging
     from vitkit.models.tta import SCALES
 
-    out = args.out or new_file("results.json", args.model or "")
+    out = args.out or (args.resume and args.resume.with_suffix(".json")) or new_file("results.json", args.model or "")
     figure = f"{out.stem}_confusion.png"
     figure = out.with_name(figure) if args.out else new_file(figure, args.model or "")
     details = Details(
@@ -160,7 +160,8 @@ def main(argv: list[str] | None = None) -> None:
                     write_page(evaluator, args.report, facts)
                 return
             # In one place, on all ranks: a result of the same name may appear between their looking for it.
-            answer_files = AnswerFiles(broadcast_object(out.with_suffix(".answers")), resume=args.resume)
+            folder = broadcast_object(args.resume or out.with_suffix(".answers"))
+            answer_files = AnswerFiles(folder, resume=args.resume is not None)
             result = evaluate_model(
                 config,
                 weights,

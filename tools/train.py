@@ -35,7 +35,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("overrides", nargs="*", default=[], help="key.sub=value, such as train.epochs=2")
     parser.add_argument("--run-dir", type=Path, help="folder of the run (default: runs/CONFIG_NAME, numbered if taken)")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="resume the interrupted run in this folder")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="resume the interrupted run in this folder")
     parser.add_argument(
         "--init", metavar="CHECKPOINT", help="start from the weights of a model or a file; other classes get a new head"
     )

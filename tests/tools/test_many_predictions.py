@@ -39,10 +39,10 @@ class Photos(Dataset):
         return {"image": to_tensor(self.predictor.as_evaluated(image)), "target": {"size": image.shape[:2]}}
 
 
-def predict(out: Path, *options: str, kill_at: int | None = None) -> tuple[float, list[int]]:
+def predict(out: Path, kill_at: int | None = None) -> tuple[float, list[int]]:
     """Run the command, killed at a number of lines; return the seconds of its loop and its memory, MiB, every 0.5 s."""
     command = [sys.executable, "-m", "vitkit.tools.predict", MODEL, "--input", "photos", "--device", "cpu", "--no-draw"]
-    command += ["--out", str(out), "--batch-size", str(BATCH_SIZE), "--format", "coco", *options]
+    command += ["--resume", str(out), "--batch-size", str(BATCH_SIZE), "--format", "coco"]
     lines, memory, first = out / "predictions.jsonl", [], None
     with open(f"{out}.txt", "a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -87,8 +87,8 @@ def test_killed_three_times_ten_thousand_images_are_those_of_an_uninterrupted_pr
     seconds, memory = predict(Path("whole"))
     after = bare_loop(paths[: NUM_IMAGES // 5])
     for part in (1, 2, 3):
-        predict(Path("killed"), "--resume", kill_at=part * NUM_IMAGES // 4)
-    predict(Path("killed"), "--resume")
+        predict(Path("killed"), kill_at=part * NUM_IMAGES // 4)
+    predict(Path("killed"))
     for name in ("predictions.json", "predictions_settings.json", "coco/instances.json", "coco/review_order.txt"):
         assert Path("killed", name).read_bytes() == Path("whole", name).read_bytes(), name
     result = json.loads(Path("whole/predictions.json").read_text())

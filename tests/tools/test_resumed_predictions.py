@@ -52,9 +52,9 @@ def photos(tmp_path, monkeypatch):
         Path(name).write_bytes(b"\xff\xd8 no image")
 
 
-def run(out: str, *options, whole: bool = True) -> None:
+def run(out: str, *options, whole: bool = True, folder: str = "--out") -> None:
     """Predict in this process; `whole` is whether it ends with the line of the inputs that failed."""
-    arguments = ["run", "--input", "photos", "--device", "cpu", "--out", out, "--json-threshold", "0", *options]
+    arguments = ["run", "--input", "photos", "--device", "cpu", folder, out, "--json-threshold", "0", *options]
     if not whole:
         return predict.main(arguments)
     with pytest.raises(SystemExit, match="error: 2 of 40 inputs could not be predicted"):
@@ -81,7 +81,7 @@ def test_killed_and_resumed_prediction_is_that_of_an_uninterrupted_one(photos, c
     kept = Path("killed/predictions.jsonl").read_bytes()
     assert kept.count(b"\n") == 13 and kept.endswith(b"half") and not Path("killed/predictions.json").exists()
     capsys.readouterr()
-    run("killed", *options, "--resume")
+    run("killed", *options, folder="--resume")
     assert "resuming killed: 12 of 40 inputs are done" in capsys.readouterr().out
     assert files("killed") == files("whole") and len(files("whole")) == 38 + 4
     lines = Path("killed/predictions.jsonl").read_bytes()
@@ -95,12 +95,12 @@ def test_failed_inputs_are_predicted_again_when_resumed_and_others_are_not(photo
     for name in ("photos/00.jpg", "photos/deep/19.jpg"):
         shutil.copy("photos/03.jpg", name)
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.jpg")}
-    run("out", "--resume", whole=False)
+    run("out", whole=False, folder="--resume")
     assert "2 images, " in capsys.readouterr().out
     result = json.loads(Path("out/predictions.json").read_text())
     assert len(result["images"]) == NUM_IMAGES and "failed" not in result
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    run("out", "--resume", "--format", "yolo", whole=False)  # nothing is left but to write the annotations
+    run("out", "--format", "yolo", whole=False, folder="--resume")  # nothing is left but to write the annotations
     assert len(list(Path("out/yolo/labels").rglob("*.txt"))) == NUM_IMAGES
 
 
@@ -110,15 +110,15 @@ def test_shards_are_merged_by_the_last_one(photos, capsys):
     run("shards", *options, "3/3", whole=False)
     assert "shard 3/3 is done; 28 of 40 inputs are left to the others" in capsys.readouterr().out
     kill(5, "shards", *options, "1/3")
-    run("shards", *options, "1/3", "--resume", whole=False)
+    run("shards", *options, "1/3", whole=False, folder="--resume")
     assert not Path("shards/predictions.json").exists()
     run("shards", *options, "2/3")
     assert files("shards") == files("whole")
     with pytest.raises(SystemExit, match="were made with batch_size 2, and now it is 1"):
-        predict.main(["run", "--input", "photos", "--out", "shards", "--resume", "--json-threshold", "0"])
+        predict.main(["run", "--input", "photos", "--resume", "shards", "--json-threshold", "0"])
     with pytest.raises(SystemExit, match="--overwrite: would remove what the other processes write"):
         predict.main(["run", "--input", "photos", "--out", "shards", "--overwrite", "--shard", "1/2"])
-    with pytest.raises(SystemExit, match="--out: not given. Name the folder to share"):
+    with pytest.raises(SystemExit, match="--out: not given. Name the folder that the processes share"):
         predict.main(["run", "--input", "photos", "--shard", "1/2"])
 
 
@@ -152,6 +152,6 @@ def test_maps_and_videos_are_those_of_an_uninterrupted_prediction(tmp_path, monk
     predict.main([*arguments, "whole"])
     kill(3, "killed", inputs="mixed")
     assert len(Path("killed/a_frames.jsonl").read_text().splitlines()) == 7
-    predict.main([*arguments, "killed", "--resume"])
+    predict.main([*arguments[:-1], "--resume", "killed"])
     assert files("killed") == files("whole") and len(files("whole")) == 2 * 3 + 2 + 2
     assert [len(video["frames"]) for video in json.loads(files("killed")["predictions.json"])["videos"]] == [7, 7]

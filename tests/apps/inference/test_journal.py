@@ -80,7 +80,7 @@ def test_earlier_lines_are_neither_mixed_nor_lost(tmp_path):
     write(tmp_path, {0: "image"}, Shard(0, 2))
     write(tmp_path, {1: "image"}, Shard(1, 2))
     for shard in (Shard(), Shard(0, 3), Shard(0, 2)):
-        with pytest.raises(DataError, match=r"predictions-1-of-2.jsonl' exists already. Add --resume"):
+        with pytest.raises(DataError, match=r"predictions-1-of-2.jsonl' exists already. Continue it by --resume"):
             Journal(tmp_path, shard, SETTINGS)
     with pytest.raises(ConfigError, match="threshold 0.5, and now it is 0.9"):  # a shard that was started otherwise
         Journal(tmp_path, Shard(2, 2), SETTINGS | {"threshold": 0.9})

@@ -66,7 +66,7 @@ def test_killed_evaluation_is_resumed(run, capsys):
     test.main([*ARGUMENTS, "whole.json"])
     expected = table(capsys.readouterr().out)
     kill(4, "killed.json")  # the first frame is what the evaluation depends on
-    test.main([*ARGUMENTS, "killed.json", "--resume"])
+    test.main([*ARGUMENTS, "killed.json", "--resume", "killed.answers"])
     printed = capsys.readouterr().out
     assert "resuming: 6 of 21 images are done" in printed and table(printed) == expected
     assert Path("killed.json").read_bytes() == Path("whole.json").read_bytes()
@@ -78,7 +78,7 @@ def test_killed_evaluation_of_two_processes_is_resumed_by_one(run, capsys):
     expected = table(capsys.readouterr().out)
     kill(3, "killed.json", "data.val_images_per_gpu=1", processes=2)
     before = len(list(Path("killed.answers").iterdir()))
-    test.main([*ARGUMENTS, "killed.json", "data.val_images_per_gpu=1", "--resume"])
+    test.main([*ARGUMENTS, "killed.json", "data.val_images_per_gpu=1", "--resume", "killed.answers"])
     printed = capsys.readouterr().out
     assert before == 2 and "resuming: " in printed and table(printed) == expected
     assert Path("killed.json").read_bytes() == Path("whole.json").read_bytes()
@@ -89,9 +89,9 @@ def test_other_settings_are_refused_and_without_resume_it_begins_anew(run, capsy
     with pytest.raises(
         SystemExit, match=r"--resume: the answers in 'out.answers' are of another evaluation, whose data"
     ):
-        test.main([*ARGUMENTS, "out.json", "--resume", "data.val.num_images=22"])
+        test.main([*ARGUMENTS, "out.json", "--resume", "out.answers", "data.val.num_images=22"])
     with pytest.raises(SystemExit, match="another evaluation, whose tiles differs"):
-        test.main([*ARGUMENTS, "out.json", "--resume", "--tiles", "64"])
+        test.main([*ARGUMENTS, "out.json", "--resume", "out.answers", "--tiles", "64"])
     test.main([*ARGUMENTS, "out.json"])
     assert "resuming" not in capsys.readouterr().out and not Path("out.answers").exists()
 

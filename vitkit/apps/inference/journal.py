@@ -75,8 +75,8 @@ class Journal:
                 path.unlink(missing_ok=True)
         elif started and not resume:
             raise DataError(
-                f"--out {folder}: '{started[0]}' exists already. Add --resume to continue it, choose another "
-                "folder, or add --overwrite."
+                f"--out {folder}: '{started[0]}' exists already. Continue it by --resume {folder}, choose "
+                "another folder, or add --overwrite."
             )
         is_shared = resume or shard.of > 1
         if is_shared and self._settings_path.exists():

@@ -110,9 +110,8 @@ def predict_files(
     if output.shard.of > 1 and output.overwrite:
         raise ConfigError("--overwrite: would remove what the other processes write. Choose a new folder by --out.")
     if output.folder is None:
-        if output.shard.of > 1 or output.resume:
-            what = "continue" if output.resume else "share with the other processes"
-            raise ConfigError(f"--out: not given. Name the folder to {what}.")
+        if output.shard.of > 1:
+            raise ConfigError("--out: not given. Name the folder that the processes share.")
         output = replace(output, folder=make_new_folder(Path("runs/predict")))
     if output.labels is not None:
         check_labels(predictor, images, videos)
@@ -182,7 +181,8 @@ def merge(lines: Lines, results: dict[str, Any], output: Output) -> Path:
     if failed:
         raise DataError(
             f"{len(failed)} of {pluralize(len(lines), 'inputs')} could not be predicted, and are listed under 'failed' "
-            f"in {path}, which has the others. Leave them out, or repair them and predict only them by --resume."
+            f"in {path}, which has the others. Leave them out, or repair them, and predict only them by "
+            f"--resume {output.folder}."
         )
     return path
 
@@ -324,8 +324,8 @@ def check_files_stay(predictor: Predictor, named: Named, images: Named, videos: 
     existing = next((output.folder / file for file in written if os.path.lexists(output.folder / file)), None)
     if existing is not None and not (output.overwrite or output.resume):
         raise DataError(
-            f"--out {output.folder}: '{existing}' exists already. Choose another folder, or add --resume or "
-            "--overwrite."
+            f"--out {output.folder}: '{existing}' exists already. Choose another folder, continue it by --resume "
+            f"{output.folder}, or add --overwrite."
         )
     for folder in {(output.folder / file).parent for file in written}:
         check_links(folder / RESULTS_NAME, output.folder)
