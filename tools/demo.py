@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser)
-    parser.add_argument("--text", help="what a text-prompted detector looks for: 'a red car. a dog.'")
+    parser.add_argument("--text", metavar="TEXT", help="what a text-prompted detector looks for: 'a red car. a dog.'")
     parser.add_argument("--host", default="127.0.0.1", help="host to serve on (default: 127.0.0.1, only this machine)")
     parser.add_argument("--port", type=int, default=7860, help="port to serve on (default: 7860)")
     add_trust(parser)

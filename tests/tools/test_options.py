@@ -40,6 +40,7 @@ def test_an_option_takes_the_same_values_in_all_commands():
             way = (type(action).__name__, action.nargs, action.metavar, VALUES.get(parse, parse))
             ways[name][way].append(command)
     del ways["--format"]  # of exported files, and of annotations
+    assert {*ways.pop("--text")} == {("_StoreAction", None, "TEXT", "str"), ("_StoreAction", "+", "PHRASE", "str")}
     assert not {name: dict(of) for name, of in ways.items() if len(of) > 1}
 
 
