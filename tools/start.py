@@ -11,6 +11,7 @@ Examples:
     vitkit start photos labels.json --hours 1
     vitkit start cells/data.yaml --hours 0.25 --dry-run
     vitkit start images masks --task semantic
+    vitkit start photos labels.json --zero-shot grounding_dino_swin_tiny    # a baseline without training
     vitkit start flowers --task classification model.backbone.pretrained=resnet50.pth
     vitkit start photos labels.json data.channels=4        # 16 bits, or other channels than RGB
 
@@ -39,6 +40,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_renamed(parser, "--val-share", "--val-fraction")
     text = "folder of the run (default: runs/start)"
     parser.add_argument("--run-dir", type=Path, default=Path("runs/start"), help=text)
+    text = "score this text-prompted detector first, with the class names as its text, as a baseline in the report"
+    parser.add_argument("--zero-shot", metavar="MODEL", help=text)
     parser.add_argument("--dry-run", action="store_true", help="choose and write the config, but do not train")
     add_device(parser)
     args = parser.parse_intermixed_args(argv)
@@ -66,6 +69,7 @@ def main(argv: list[str] | None = None) -> None:
                 val_fraction=args.val_fraction,
                 run_dir=args.run_dir,
                 dry_run=args.dry_run,
+                zero_shot=args.zero_shot,
                 device=args.device,
                 overrides=args.overrides,
             )

@@ -381,6 +381,9 @@ def test_steps_are_timed_whatever_the_number_of_epochs_and_for_minutes_at_most(w
     [
         (dict(hours=float("inf")), "hours=inf: expected a number above 0"),
         (dict(overrides=["epochs"]), "override 'epochs' does not parse"),
+        (dict(zero_shot="shapes_dino"), "zero_shot='shapes_dino': takes no text, so it can find only the classes"),
+        (dict(zero_shot="no_such_model"), "no_such_model"),
+        (dict(zero_shot="shapes_grounding", task="semantic"), "is for task='detection', not 'semantic'"),
     ],
 )
 def test_arguments_without_a_meaning_are_errors(world, step_cost, arguments, message):
@@ -503,6 +506,31 @@ def test_what_the_doctor_shows_is_shown(world, step_cost, monkeypatch, capsys):
     unusual = [issue for issue in issues if issue.verdict != "ok"]
     assert unusual and all(issue.message in shown for issue in unusual)
     assert "`vitkit doctor runs/start/config.py` also checks overfit" in shown
+
+
+def test_text_prompted_detector_is_a_baseline_in_the_report(world, step_cost, monkeypatch, capsys):
+    reported = {}
+
+    def train_and_report(request, data, choice, folder, *, leaks, facts, deadline):
+        reported.update(facts)
+        return None, None
+
+    monkeypatch.setattr(start, "train_and_report", train_and_report)
+    annotations = world / "annotations/instances_train2017.json"
+    main([str(world / "train2017"), str(annotations), RANDOM, "--zero-shot", "shapes_grounding"])
+    score = re.fullmatch(r"bbox/AP (0\.\d+)", reported["zero-shot shapes_grounding"])
+    assert float(score[1]) > 0.1  # it knows shapes with their colors, and is asked for shapes
+    assert f"zero-shot shapes_grounding: {score[0]}" in capsys.readouterr().out
+
+
+def test_baseline_that_cannot_be_scored_is_said_and_does_not_end_the_run(world, step_cost, monkeypatch, tmp_path):
+    reported, content = {}, json.loads((world / "annotations/instances_train2017.json").read_text())
+    content["categories"][0]["name"] = "St. Bernard"
+    (tmp_path / "labels.json").write_text(json.dumps(content))
+    monkeypatch.setattr(start, "train_and_report", lambda *_, facts, **__: reported.update(facts) or (None, None))
+    main([str(world / "train2017"), str(tmp_path / "labels.json"), RANDOM, "--zero-shot", "shapes_grounding"])
+    assert "not scored: " in reported["zero-shot shapes_grounding"]
+    assert "St. Bernard" in reported["zero-shot shapes_grounding"]
 
 
 @pytest.mark.slow

@@ -12,17 +12,19 @@ from pathlib import Path
 import torch
 
 from vitkit.apps.doctor import diagnose, report
+from vitkit.apps.inference.load import FoundModel
 from vitkit.apps.report import write_report
 from vitkit.apps.starter.child_runs import StepCost, time_steps
 from vitkit.apps.starter.own_data import OwnData, read_own_data
 from vitkit.apps.starter.pacing import TOO_SLOW, Pace, note_if_busy
 from vitkit.apps.starter.recipes import RECIPES, Network
+from vitkit.apps.starter.zero_shot import find_text_prompted, score_zero_shot
 from vitkit.apps.training import api
 from vitkit.apps.training.api import Run
 from vitkit.config import Config, load_config
 from vitkit.config.overrides import split_override
 from vitkit.devices import default_device, has_bfloat16
-from vitkit.errors import CheckpointError, ConfigError, DataError
+from vitkit.errors import CheckpointError, ConfigError, DataError, VitkitError
 from vitkit.logging import LOG_NAME
 from vitkit.protocols import is_measured
 from vitkit.registry import BACKBONES, nearest
@@ -136,6 +138,7 @@ def start(
     val_fraction: float = 0.2,
     run_dir: str | Path = "runs/start",
     dry_run: bool = False,
+    zero_shot: str | None = None,
     device: str = "auto",
     overrides: Sequence[str] = (),
 ) -> Started:
@@ -149,6 +152,8 @@ def start(
         val_fraction: the fraction of the images for validation, unless they are split.
         run_dir: folder to write, with a number after its name if it has contents.
         dry_run: choose and write the config, but do not train.
+        zero_shot: a text-prompted detector, such as "grounding_dino_swin_tiny", which is scored with the class names
+            as its text before anything is trained; the report has its figure beside the trained model's.
         device: "cpu", "cuda", ...; "auto": an accelerator if there is one.
         overrides: values for the config, `key.sub=value`.
     Raises:
@@ -161,6 +166,9 @@ def start(
         raise ConfigError(f"val_fraction={val_fraction:g}: expected a fraction between 0 and 1.")
     if not (hours > 0 and math.isfinite(hours)):
         raise ConfigError(f"hours={hours:g}: expected a number above 0.")
+    if zero_shot is not None and task != "detection":
+        raise ConfigError(f"zero_shot={zero_shot!r}: is for task='detection', not {task!r}. Leave it out.")
+    prompted = None if zero_shot is None else find_text_prompted(zero_shot)
     annotations = None if annotations is None else Path(annotations)
     device = default_device() if device == "auto" else device
     request = Request(task, Path(images), annotations, hours, val_fraction, device, tuple(overrides))
@@ -180,7 +188,12 @@ def start(
     if dry_run:
         print(f"train it  {shlex.join(['vitkit', 'train', str(folder / CONFIG)])}")
         return Started(folder, folder / CONFIG, None, None)
-    run, report_file = train_and_report(request, data, choice, folder, leaks=leaks, deadline=began + 3600 * hours)
+    facts = {"leakage": "; ".join(leaks)} if leaks else {}
+    if prompted is not None:
+        facts |= zero_shot_facts(zero_shot, prompted, folder, device)
+    run, report_file = train_and_report(
+        request, data, choice, folder, leaks=leaks, facts=facts, deadline=began + 3600 * hours
+    )
     print(f"ended     after {(time.monotonic() - began) / 60:.0f} of {60 * hours:.0f} min")
     return Started(folder, folder / CONFIG, run, report_file)
 
@@ -199,15 +212,41 @@ def describe_network(config: Config) -> str:
     return text
 
 
+def zero_shot_facts(name: str, found: FoundModel, folder: Path, device: str) -> dict[str, str]:
+    """Score a text-prompted detector on the validation images; print the result and return it for the report."""
+    config = load_config(folder / CONFIG)
+    try:
+        metric = config["train"]["best_metric"]
+        score = score_zero_shot(found, config, device=device)[metric]
+        text = f"{metric} {score:.3f}" if is_measured(score) else f"{metric} cannot be measured: no object"
+    except VitkitError as error:  # a baseline must not end the run
+        text = f"not scored: {error}"
+    print(f"zero-shot {name}: {text}", flush=True)
+    return {f"zero-shot {name}": text}
+
+
 def is_paced(request: Request) -> bool:
     """Whether training is fitted to the time, as the number of epochs is not given."""
     return "train.epochs" not in request.values
 
 
 def train_and_report(
-    request: Request, data: OwnData, choice: Choice, folder: Path, *, leaks: Sequence[str], deadline: float
+    request: Request,
+    data: OwnData,
+    choice: Choice,
+    folder: Path,
+    *,
+    leaks: Sequence[str],
+    facts: Mapping[str, str],
+    deadline: float,
 ) -> tuple[Run, Path]:
-    """Train with the chosen settings, write the report, and print the results and possible next steps."""
+    """Train with the chosen settings, write the report, and print the results and possible next steps.
+
+    Args:
+        leaks: how the user's own split leaks.
+        facts: what else the report says.
+        deadline: when everything has to end, on the monotonic clock.
+    """
     began = time.monotonic()
     try:
         run = train_in_time(request, data, choice, folder, deadline=deadline)
@@ -220,7 +259,7 @@ def train_and_report(
     steps = read_log(run.path / LOG_NAME)[0][-1]["step"]
     trained = f"{pluralize(steps, 'steps')}, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = api.test(run.path, device=request.device)
-    facts = {"model": str(run.path), "trained": trained} | ({"leakage": "; ".join(leaks)} if leaks else {})
+    facts = {"model": str(run.path), "trained": trained, **facts}
     path = write_report(
         evaluated.evaluator, folder / "report.html", title=f"{request.task}: {request.images}", facts=facts
     )
