@@ -8,7 +8,8 @@ channels; a fusion that is always dropped in training, so that it stays as it st
 learn from.
 
 Run:  vitkit ablate grounding_shapes
-Here: not yet run.
+Here: see model_zoo/ablations/grounding_shapes.md; the arms of the text encoder, the fusion and the pairs are not yet
+      run.
 """
 
 from vitkit.configs.quickstart.dino import config as dino
