@@ -23,7 +23,7 @@ from vitkit.text_format import pluralize
 from vitkit.tools.common import add_model, add_overwrite, add_trust, errors_in_one_line, sort_model
 
 NAMES = ("official", "transformers", "vitkit")
-ANNOTATIONS = ("coco", "yolo", "voc", "cvat", "label-studio")
+ANNOTATIONS = ("coco", "yolo", "voc", "cvat", "label-studio", "odvg")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -80,7 +80,7 @@ def datasets(draw):
 
 
 @some(12)
-@hypothesis.given(datasets(), st.permutations(sorted(WRITERS)))
+@hypothesis.given(datasets(), st.permutations(sorted(WRITERS.keys() - {"odvg"})))  # ODVG names no splits
 def test_boxes_survive_a_detour_via_every_format_in_any_order(dataset, order):
     num_images, rows, is_val = dataset
     with tempfile.TemporaryDirectory() as folder:

@@ -9,6 +9,7 @@ from torch import nn
 
 from vitkit.engine.build import build_model
 from vitkit.engine.hooks import MaskAnnealing
+from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError, DataError
 from vitkit.models.windows import window_starts
 from vitkit.nn.attention import AttentionRecorder
@@ -203,7 +204,7 @@ def test_annealing_is_spread_over_the_run():
 
 def run_of(model, *, step, ema=None):
     """Return what the hook reads from a run of two epochs of 6 batches, with two batches per step."""
-    settings = SimpleNamespace(epochs=2, accumulate=2)
+    settings = TrainSettings(epochs=2, accumulate=2)
     return SimpleNamespace(
         model=model, ema=ema, settings=settings, loader=range(6), progress=SimpleNamespace(step=step)
     )

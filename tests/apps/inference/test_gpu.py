@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.emulated_gpu import emulated_gpu, to_device
-from helpers.every_model import CLASSIFIERS, CLIPS, DENSE, IMAGE, TEXTS, dense_model, text_model
+from helpers.every_model import CLASSIFIERS, CLIPS, DENSE, IMAGE, PROMPT, TEXTS, dense_model, text_model
 
 from vitkit import build_model
 from vitkit.apps.inference import MaskFiller, Predictor, TextContinuer, Translator
@@ -41,12 +41,13 @@ def assert_close(got, expected):
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_models_and_captioners_predict_the_same(name):
     model = dense_model(name)
-    predictor = Predictor(model, list("abc"))
+    text = PROMPT if "text" in model.takes else None
+    predictor = Predictor(model, list("abc"), text=text)
     expected = predictor.run(IMAGES)
     is_dense = "words" not in DENSE[name][1]
     of_tiles = predictor.predict([LARGE], tiles=64, batch_size=3)[0].fields if is_dense else {}
     with emulated_gpu():
-        predictor = Predictor(to_device(model), list("abc"))
+        predictor = Predictor(to_device(model), list("abc"), text=text)
         assert_close(predictor.run(IMAGES), expected)
         if is_dense:
             assert_close(predictor.predict([LARGE], tiles=64, batch_size=3)[0].fields, of_tiles)
