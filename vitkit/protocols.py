@@ -193,7 +193,7 @@ class Model(nn.Module):
     def prompt_words(self, text: Any) -> list[str]:
         """Return the words of a text to look for as the model reads them: the columns of its `pred_logits`
         (B, Q, words), a sigmoid each, and of its attention to the prompt."""
-        return text.split()
+        return str(text).split()
 
     def prompt_phrases(self, text: Any) -> list[str]:
         """Return what a text names, the classes of what is detected: its words, if the model has no phrases; nothing,
@@ -218,7 +218,7 @@ class Model(nn.Module):
         Queries are in the order of the outputs, which `postprocess` may sort. By default, logits with an extra column,
         for "no object", go through a softmax, and others through a sigmoid.
         """
-        logits = outputs["pred_logits"].float()
+        logits: Tensor = outputs["pred_logits"].float()
         return logits.softmax(-1)[..., :-1] if logits.shape[-1] > num_classes else logits.sigmoid()
 
     def postprocess_settings(self) -> dict[str, Any] | None:
