@@ -205,14 +205,14 @@ def test_torchrun_loses_a_machine_and_gets_it_back():
 
 def test_a_number_of_processes_that_does_not_divide_is_an_error_with_the_nearest_that_do():
     settings, data = TrainSettings(epochs=1, images_per_step=32), DataSettings(images_per_gpu=4)
-    assert [settings.divided(data, n).accumulate for n in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    assert [settings.for_processes(data, n).accumulate for n in (1, 2, 4, 8)] == [8, 4, 2, 1]
     for processes, nearest in {
         3: "2 or 4 processes, or train.images_per_step=24 or 36.",
         12: "8 processes, or train.images_per_step=48.",
         16: "8 processes, or data.images_per_gpu=2, or train.images_per_step=64.",
     }.items():
         with pytest.raises(ConfigError) as error:
-            settings.divided(data, processes)
+            settings.for_processes(data, processes)
         assert str(error.value) == (
             f"train.images_per_step=32: {processes} processes cannot share these images evenly in batches of "
             f"data.images_per_gpu=4. The nearest that work: {nearest}"
@@ -220,11 +220,11 @@ def test_a_number_of_processes_that_does_not_divide_is_an_error_with_the_nearest
     with pytest.raises(
         ConfigError, match=r"1 process cannot .*: data.images_per_gpu=3, or .*images_per_step=28 or 32\."
     ):
-        TrainSettings(epochs=1, images_per_step=30).divided(data, 1)
+        TrainSettings(epochs=1, images_per_step=30).for_processes(data, 1)
     with pytest.raises(ConfigError, match="train.accumulate=2: the second follows from the first"):
-        TrainSettings(epochs=1, images_per_step=32, accumulate=2).divided(data, 1)
+        TrainSettings(epochs=1, images_per_step=32, accumulate=2).for_processes(data, 1)
     with pytest.raises(ConfigError, match="no fixed number of sentences. Set train.accumulate"):
-        settings.divided(DataSettings(tokens_per_gpu=100), 1)
+        settings.for_processes(DataSettings(tokens_per_gpu=100), 1)
 
 
 def test_each_step_has_the_same_images_in_the_same_batches_for_any_number_of_ranks():

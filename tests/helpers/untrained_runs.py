@@ -36,7 +36,7 @@ def make_run(text: str, dataset: str) -> None:
     config = load_config("config.py")
     torch.manual_seed(0)
     data = build_dataset(dict(type=dataset, num_images=1))
-    known = {name: getattr(data, name) for name in ("classes", "things") if hasattr(data, name)}
+    known = {"classes": data.classes, "things": data.things}
     model = build_model(config["model"], classes=data.classes, things=known.get("things"))
     save_checkpoint("run/best.pth", {"model": model.state_dict(), **known})
     save_config(config, "run/config.json")

@@ -123,7 +123,7 @@ class TrainSettings:
                 "without an evaluation there are no best weights to return to."
             )
 
-    def divided(self, data: DataSettings, processes: int) -> "TrainSettings":
+    def for_processes(self, data: DataSettings, processes: int) -> "TrainSettings":
         """Return the settings with the `accumulate` that makes up `images_per_step`, if that is set.
 
         Raises:

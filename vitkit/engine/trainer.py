@@ -164,7 +164,7 @@ def build_run(
 ) -> tuple[TrainRun, Validate]:
     """Build everything that a config names; return the run, and the function that evaluates its model."""
     data = DataSettings(**config["data"])
-    settings = TrainSettings(**config["train"]).divided(data, world_size())
+    settings = TrainSettings(**config["train"]).for_processes(data, world_size())
     seed_everything(settings.seed)
 
     with failing_together():

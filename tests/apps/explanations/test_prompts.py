@@ -46,7 +46,7 @@ def test_explained_labels_are_phrases_with_the_scores_of_the_prediction(predicto
     p = attention.probabilities  # <s> a . b c . </s>
     assert torch.equal(attention.phrase_of, torch.tensor([-1, 0, -1, 1, 1, -1, -1]))
     torch.testing.assert_close(attention.scores, torch.stack((p[:, 1], p[:, 3:5].mean(-1)), dim=-1))
-    # Earlier layers' scores are those of phrases, too.
+    # Earlier layers' scores are also those of phrases.
     sampling = image_sampling(predictor, IMAGE)
     first = view.outputs["aux_outputs"][0]["pred_logits"][0].sigmoid()
     best = max(float(first[0, 1]), float(first[0, 3:5].mean()))

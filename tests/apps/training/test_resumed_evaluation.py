@@ -103,7 +103,7 @@ def test_answers_of_every_task_are_read_as_they_were_written(config, tmp_path, m
     config = load_config(f"quickstart/{config}", [f"data.val.{count}=3", "data.num_workers=0"])
     dataset = build_dataset(config["data"]["val"])
     torch.manual_seed(0)
-    known = {name: getattr(dataset, name, None) for name in ("classes", "things")}
+    known = {"classes": dataset.classes, "things": dataset.things}
     model = build_model(config["model"], **known)
     torch.save({"model": model.state_dict(), **known}, "best.pth")
     device = torch.device("cpu")

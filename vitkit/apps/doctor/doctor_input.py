@@ -54,7 +54,7 @@ class Case:
         self.data = DataSettings(**config.get("data", {}))
         self.settings = None
         if "train" in config:
-            self.settings = TrainSettings(**config["train"]).divided(self.data, options.gpus)
+            self.settings = TrainSettings(**config["train"]).for_processes(self.data, options.gpus)
             resolved = resolve_precision(self.settings.precision, options.device)
             self.settings = dataclasses.replace(self.settings, precision=resolved)
         self.statistics: dict[str, DatasetStatistics] = {}

@@ -24,6 +24,7 @@ from vitkit.apps.analysis.reports.text import TextCosts, text_costs
 from vitkit.apps.analysis.reports.training import TrainingMacs, epochs_of, training_dataset, training_macs_of
 from vitkit.backbones.base import check_at_least_1
 from vitkit.errors import ConfigError
+from vitkit.protocols import Model
 
 FLOAT32 = 4
 
@@ -276,7 +277,7 @@ def step_memory(
 
 def _example_prompts(module: nn.Module, batch_size: int, device: str) -> dict[str, Any]:
     """Return the inputs of prompts for a model that takes some; nothing for others."""
-    if "text" not in getattr(module, "takes", ()):
+    if not isinstance(module, Model) or "text" not in module.takes:
         return {}
     prompts = module.example_prompts(batch_size)
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in prompts.items()}
