@@ -113,6 +113,7 @@ def test_other_models_read_no_prompts(tiny):
 
 
 def test_the_named_tokenizer_encodes_prompts(tiny, tmp_path):
+    pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
     (tmp_path / "tokenizer.json").write_text(bert_tokenizer())
     config = load_config(tiny, ["model.tokenizer=tokenizer.json"])
     train_set, val_set = build_datasets(DataSettings(**config["data"]))

@@ -77,9 +77,8 @@ def find_tokenizer(source: str | Path) -> TokenizerVocabulary:
         CheckpointError: there is no such file, it is damaged, cannot be downloaded, or is of another kind; or the
             `tokenizers` library is not installed.
     """
-    if not has_tokenizers():
-        raise CheckpointError(f"tokenizer {source}: needs the package tokenizers: pip install tokenizers.")
     if source == BERT and not Path(source).exists():
+        _require_tokenizers(source)
         try:
             path = fetch_file(_BERT_URL, checksum=f"sha256:{_BERT_SHA256}", name=f"{BERT}-{VOCABULARY}")
         except CheckpointError as error:
@@ -96,6 +95,7 @@ def find_tokenizer(source: str | Path) -> TokenizerVocabulary:
                 f"tokenizer {str(source)!r}: there is no {' or '.join(map(str, names))}. Expected {BERT}, a "
                 f"{TOKENIZER}, or a {VOCABULARY} such as {_BERT_URL} (SHA-256 {_BERT_SHA256[:8]}…)."
             )
+        _require_tokenizers(source)
     try:
         content = path.read_text(encoding="utf-8")
         if path.suffix == ".txt":
@@ -103,6 +103,11 @@ def find_tokenizer(source: str | Path) -> TokenizerVocabulary:
         return TokenizerVocabulary(content, _special_numbers(content, {"model_type": "bert"}))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: is not a file of BERT's tokens ({error!s:.150}). Get it again.") from error
+
+
+def _require_tokenizers(source: str | Path) -> None:
+    if not has_tokenizers():
+        raise CheckpointError(f"tokenizer {source}: needs the package tokenizers: pip install tokenizers.")
 
 
 def _wordpiece(tokens: Sequence[str]) -> str:
