@@ -2,7 +2,6 @@
 
 import io
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -11,13 +10,11 @@ import time
 from pathlib import Path
 
 import torch
+from helpers.processes import PROCESSES
 from torch.distributed.checkpoint import FileSystemWriter
 
 from vitkit.weights import read_checkpoint
 
-PROCESSES = multiprocessing.get_context("forkserver")
-# Imported once: a tool imports what trains only when it runs.
-PROCESSES.set_forkserver_preload(["vitkit.tools.train", "vitkit.engine.trainer"])
 LAST_STEP = 12  # three epochs of eight batches, two batches per step
 CONFIG = """
 from vitkit.configs.quickstart.detr import config as quickstart
