@@ -82,15 +82,17 @@ def die_in(function: str, call: int) -> None:
     setattr(module, name, dying)
 
 
-def start(*argv: str, tool: str = "train", ranks: int = 1, prepare: Callable[[], None] | None = None) -> list:
-    """Start a tool on some ranks, each of which first calls `prepare`."""
+def start(
+    *argv: str, tool: str = "train", ranks: int = 1, prepare: Callable[[], None] | None = None, **variables: str
+) -> list:
+    """Start a tool on some ranks, each of which has further environment variables and first calls `prepare`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
     processes = []
     for number in range(ranks):
-        environment = {**group, "RANK": str(number), "LOCAL_RANK": str(number)} if group else {}
+        environment = {**group, "RANK": str(number), "LOCAL_RANK": str(number), **variables} if group else variables
         process = PROCESSES.Process(target=run_tool, args=(tool, list(argv), environment, prepare))
         process.start()
         processes.append(process)
