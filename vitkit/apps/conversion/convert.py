@@ -12,6 +12,7 @@ from torch import Tensor
 from vitkit.apps.conversion.transformers_writing import write_folder
 from vitkit.apps.inference.load import check_not_exported, find_trained, load, own_checkpoint
 from vitkit.apps.inference.predictor import Predictor
+from vitkit.devices import Precision
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.model_zoo.converters import write_names
 from vitkit.registry import nearest
@@ -44,7 +45,7 @@ def convert(
     *,
     to: Literal["official", "transformers", "vitkit"] = "vitkit",
     weights: str | Path | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    precision: Precision = "fp32",
     overrides: Sequence[str] = (),
     overwrite: bool = False,
     trust: bool = False,
