@@ -19,6 +19,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import read_channels
 from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
+from vitkit.io.packs import blocks_of
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols import Dataset
 from vitkit.registry import Spec
@@ -112,6 +113,10 @@ class BaseImageDataset(Dataset):
         """Return width / height of every image, float64 (len(self),)."""
         return np.array([width / height for height, width in map(self.image_size, range(len(self)))])
 
+    def image_blocks(self) -> np.ndarray | None:
+        """Return the number of the block of a pack that holds each image, (len(self),) int64; None: they are files."""
+        return None
+
     def transform(self, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
         """Apply the dataset's transforms, if it has any."""
         if isinstance(self.transforms, MixesImages):
@@ -138,6 +143,9 @@ class ListedImages(BaseImageDataset):
 
     def image_path(self, index: int) -> Path:
         return self.folder / self.file_name(index)
+
+    def image_blocks(self) -> np.ndarray | None:
+        return blocks_of(self.folder, self._file_names)
 
     def file_name(self, index: int) -> str:
         """Return an image's name in the file, relative to the folder."""
