@@ -40,7 +40,8 @@ class SiteFiles:
         ("examples/gated_detr", "configs/README.md", f"{REPOSITORY}/tree/main/configs/examples/gated_detr"),
         ("#what-is-verified", "model_zoo/README.md", "#what-is-verified"),
         ("https://arxiv.org/abs/2005.12872", "README.md", "https://arxiv.org/abs/2005.12872"),
-        ("no_such_file.py", "README.md", "no_such_file.py"),
+        ("no_such_file.py", "README.md", "no_such_file.py"),  # mkdocs reports it
+        (f"{REPOSITORY}/blob/main/no_such_file.md", "vitkit/README.md", "../no_such_file.md"),
     ],
 )
 def test_link_leads_to_a_page_or_to_the_repository(pages, target, source, expected):
@@ -49,7 +50,7 @@ def test_link_leads_to_a_page_or_to_the_repository(pages, target, source, expect
 
 def test_links_in_code_stay_as_they_are(pages):
     text = "[a](1_attention.py)\n\n```python\nlist[0](1_attention.py)\n```\n"
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="model_zoo/notebooks/README.md"))
+    page = SimpleNamespace(is_homepage=False, file=SimpleNamespace(src_uri="model_zoo/notebooks/README.md"))
     config = SimpleNamespace(repo_url=REPOSITORY)
     assert pages.on_page_markdown(text, page, config, SiteFiles()) == text.replace(
         "1_attention.py", "1_attention.md", 1

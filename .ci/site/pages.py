@@ -85,6 +85,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def replaced(match: re.Match[str]) -> str:
         return f"]({link(match[1], page.file.src_uri, config.repo_url, files)})"
 
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]  # it would have one entry
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if part.startswith("```") else re.sub(r"\]\(([^)\s]+)\)", replaced, part) for part in parts)
 
@@ -129,10 +131,8 @@ def link(target: str, source: str, repository: str, files: Files) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), file))
     if path.startswith(f"{NOTEBOOKS}/") and path.endswith(".py"):
         path = path.removesuffix(".py") + ".md"
-    if files.get_file_from_path(path) is not None:
+    if files.get_file_from_path(path) is not None or not (ROOT / path).exists():  # mkdocs reports what does not exist
         return posixpath.relpath(path, posixpath.dirname(source) or ".") + hash_sign + heading
-    if not (ROOT / path).exists():
-        return target  # which mkdocs reports
     return f"{repository}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}{hash_sign}{heading}"
 
 

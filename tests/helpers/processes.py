@@ -1,6 +1,9 @@
 """Processes that start within a moment: forks of a server that has imported what tools and models need."""
 
 import multiprocessing
+import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +35,37 @@ PROCESSES.set_forkserver_preload(
         "vitkit.tools.train",
     ]
 )
+
+
+def run_forked(job: Callable[..., None], *args, seconds: float = 120) -> tuple[int, str]:
+    """Call a function in a process; return the process's exit status and everything that it printed."""
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = PROCESSES.Process(target=print_to, args=(output.name, dict(os.environ), job, *args))
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+            pytest.fail(f"{job.__name__} does not end: {output.read()[-2000:]}")
+        return process.exitcode, output.read()
+
+
+def print_to(path: str, environment: dict[str, str], job: Callable[..., None], *args) -> None:
+    with open(path, "a") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.environ.update(environment)
+    job(*args)
+
+
+def run_anew(program: str) -> tuple[int, str]:
+    """Run a program in a process that has imported other packages, but not vitkit; return what `run_forked` does."""
+    return run_forked(import_anew, program)
+
+
+def import_anew(program: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vitkit"]:
+        del sys.modules[name]
+    exec(program, {})
 
 
 def start_rank(number: int, folder: str, ranks: int, job: Callable) -> None:
