@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from vitkit.errors import ConfigError, VitkitError
+
+Item = TypeVar("Item")
 
 
 def init_distributed(device_type: str) -> torch.device:
@@ -265,7 +267,7 @@ def first_rank_first() -> Iterator[None]:
             barrier()
 
 
-def broadcast_object(item: object) -> object:
+def broadcast_object(item: Item) -> Item:
     """Return the main process's item on every rank."""
     if world_size() == 1:
         return item

@@ -8,6 +8,9 @@
 # both kinds of model briefly, and looks inside Mask2Former.
 
 # %%
+# %pip install --quiet vitkit
+
+# %%
 from pathlib import Path
 
 import torch

@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import multiprocessing
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.sharded_training import CPU, Blocks, Warnings, needs_newer_torch, on_ranks, run
+from helpers.processes import on_ranks
+from helpers.sharded_training import CPU, Blocks, Warnings, needs_newer_torch, run
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
@@ -23,7 +23,6 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.weights import load_weights, read_checkpoint
 
 SHARDED = {"sharded_checkpoints": True}
-multiprocessing.get_context("forkserver").set_forkserver_preload(["vitkit.engine.trainer"])
 
 
 def two_ranks_train(folder: Path) -> dict:

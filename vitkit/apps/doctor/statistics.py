@@ -162,8 +162,8 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
         None if arguments.get("images") is None else Path(arguments["images"]),
         *(arguments.get(name) for name in ("format", "split", "names", "first")),
     )
-    content, folder, notes = source.read_unchecked(log=False)
-    statistics.issues += [Issue("annotations", "note", note, statistics.where) for note in notes]
+    content, folder, notes, _ = source.read_unchecked(log=False)
+    statistics.issues += [Issue("annotations", "note", note, statistics.where) for note in notes()]
     file_issues = detection_issues(content)
     statistics.issues += describe_issues(file_issues, statistics.where)
     if any(not file_issue.part for file_issue in file_issues):

@@ -63,7 +63,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
         content = read_json(path)
         notes = read_exporters_fields(content)
         if issues := detection_issues(content):
-            explain_issues(issues, content, path.name)
+            explain_issues(issues, path.name)
             raise_issues(issues, path.name)
     return {part: content[part] for part in ("images", "annotations", "categories")}, notes
 
