@@ -17,9 +17,7 @@ def test_webdataset_reads_the_images_and_annotations_of_a_pack(tmp_path):
     folder, out = tmp_path / "shapes", tmp_path / "pack"
     write_shapes(folder, num_train=2, num_val=6, image_size=32)
     annotations = folder / "annotations/instances_val2017.json"
-    pack.main(
-        [str(folder), str(out), "--shard-size", "32K", "--annotations", str(annotations), str(folder / "val2017")]
-    )
+    pack.main([str(folder), str(out), "--shard-size", "32K", "--labels", str(annotations), str(folder / "val2017")])
     shards = sorted(map(str, out.glob("shard-*.tar")))
     assert len(shards) > 1
     samples = {sample["__key__"]: sample for sample in webdataset.WebDataset(shards, shardshuffle=False)}

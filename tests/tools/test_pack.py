@@ -42,5 +42,5 @@ def test_sizes_that_are_none_are_named(size, capsys):
 def test_annotations_of_images_elsewhere_are_named(folder, capsys):
     write_shapes("other", num_train=1, num_val=1, image_size=32)
     file = "other/annotations/instances_val2017.json"
-    with pytest.raises(SystemExit, match=rf"--annotations {file}: its images are in 'other/val2017', which is not in"):
-        pack.main(["shapes", "out", "--annotations", file, "other/val2017"])
+    with pytest.raises(SystemExit, match=rf"--labels {file}: its images are in 'other/val2017', which is not in"):
+        pack.main(["shapes", "out", "--labels", file, "other/val2017"])

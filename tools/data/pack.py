@@ -3,11 +3,11 @@
 DATASET is what data.root names. OUT gets tar files with its images, an index of them, and a tar file with the
 annotations and all other files. Copy OUT to where it is to be read from, and train with data.root=ADDRESS, such as
 https://example.org/coco, s3://bucket/coco or /mnt/coco. Readers of tar files such as webdataset find KEY.jpg and, for
-images of --annotations, KEY.json.
+images of --labels, KEY.json.
 
 Examples:
     vitkit data pack data/coco coco_packed
-    vitkit data pack data/coco coco_packed --annotations data/coco/annotations/instances_val2017.json data/coco/val2017
+    vitkit data pack data/coco coco_packed --labels data/coco/annotations/instances_val2017.json data/coco/val2017
     vitkit train configs/detr_r50.py data.root=s3://bucket/coco_packed
 """
 
@@ -31,9 +31,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text = "size of a tar file in bytes, or with K, M or G: 512M (default: 1G); one larger image has its own"
     parser.add_argument("--shard-size", type=_num_bytes, default="1G", metavar="BYTES", help=text)
     text = "write what FILE, of any format that vitkit data convert reads, says of each image in DIR beside the image"
-    parser.add_argument(
-        "--annotations", nargs=2, type=Path, action="append", default=[], metavar=("FILE", "DIR"), help=text
-    )
+    parser.add_argument("--labels", nargs=2, type=Path, action="append", default=[], metavar=("FILE", "DIR"), help=text)
     add_overwrite(parser)
     return parser.parse_args(argv)
 
@@ -51,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     from vitkit.text_format import pluralize
 
     with errors_in_one_line():
-        labels = labels_of(args.annotations, args.dataset)
+        labels = labels_of(args.labels, args.dataset)
         packed = write_pack(
             args.dataset, args.out, shard_bytes=args.shard_size, labels=labels, overwrite=args.overwrite
         )
@@ -77,8 +75,7 @@ def labels_of(pairs: Iterable[tuple[Path, Path]], dataset: Path) -> dict[str, An
             entries[annotation["image_id"]]["annotations"].append({**annotation, **category})
         if not data.folder.resolve().is_relative_to(dataset.resolve()):
             raise DataError(
-                f"--annotations {file}: its images are in '{data.folder}', which is not in '{dataset}'. Give a "
-                "folder of it."
+                f"--labels {file}: its images are in '{data.folder}', which is not in '{dataset}'. Give a folder of it."
             )
         inside = data.folder.resolve().relative_to(dataset.resolve())
         labels |= {(inside / entry["file_name"]).as_posix(): entry for entry in entries.values()}
