@@ -57,8 +57,12 @@ def test_links_in_code_stay_as_they_are(pages):
     )
 
 
-def test_formula_is_drawn_by_the_browser(pages):
-    drawn = pages.on_page_content(r'<p><span class="arithmatex">\(a &lt; b\)</span></p>')
+def test_formula_is_drawn_by_the_browser(pages, caplog):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))
+    drawn = pages.on_page_content(r'<p><span class="arithmatex">\(a &lt; b\)</span></p>', page)
+    assert not caplog.messages
+    pages.on_page_content(r'<p><span class="arithmatex">\(\arg x\)</span></p>', page)
+    assert caplog.messages == [r"a.md: the formula \arg x has unknown commands: ['\\arg']"]
     assert "<math" in drawn and "<mo>&#x0003C;</mo>" in drawn and "arithmatex" not in drawn
 
 

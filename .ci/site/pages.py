@@ -6,6 +6,7 @@ documents work as they do in the repository; links to other files lead to the re
 
 import ast
 import html
+import logging
 import os
 import posixpath
 import re
@@ -21,6 +22,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 
+logger = logging.getLogger("mkdocs.hooks")
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("vitkit", "configs", "tools", "model_zoo")
 NOTEBOOKS = "model_zoo/notebooks"
@@ -91,11 +93,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(part if part.startswith("```") else re.sub(r"\]\(([^)\s]+)\)", replaced, part) for part in parts)
 
 
-def on_page_content(content: str, **_: object) -> str:
+def on_page_content(content: str, page: Page, **_: object) -> str:
     """Write formulas as MathML, which browsers draw by themselves."""
 
     def drawn(match: re.Match[str]) -> str:
-        return convert(html.unescape(match[2]), display="block" if match[1] == "div" else "inline")
+        drawn = convert(html.unescape(match[2]), display="block" if match[1] == "div" else "inline")
+        if unknown := re.findall(r">(\\[a-zA-Z]+)<", drawn):
+            logger.warning("%s: the formula %s has unknown commands: %s", page.file.src_uri, match[2], unknown)
+        return drawn
 
     return re.sub(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', drawn, content, flags=re.DOTALL)
 
@@ -146,6 +151,10 @@ def render_notebook(path: Path) -> dict[str, str | bytes]:
 
         with tempfile.TemporaryDirectory() as folder:
             NotebookClient(notebook, timeout=900, resources={"metadata": {"path": folder}}).execute()
+        for cell in notebook.cells:
+            if cell.cell_type == "code":  # warnings name paths of this machine
+                is_install = cell.source.startswith("%pip")
+                cell.outputs = [each for each in cell.outputs if not is_install and each.get("name") != "stderr"]
     resources = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
     body, resources = MarkdownExporter().from_notebook_node(notebook, resources=resources)
     title, _, rest = body.lstrip().partition("\n")

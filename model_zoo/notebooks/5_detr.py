@@ -69,7 +69,7 @@ show(out / "made_up.png")
 # Among all assignments of objects to different queries, the Hungarian algorithm finds the one with the least total
 # cost:
 #
-# $$\hat\sigma = \arg\min_{\sigma} \sum_i \mathcal{C}_{i\,\sigma(i)}.$$
+# $$\hat\sigma = \operatorname{arg\,min}_{\sigma} \sum_i \mathcal{C}_{i\,\sigma(i)}.$$
 
 # %%
 cost = -3 * probabilities[:, labels].T  # (objects, queries)

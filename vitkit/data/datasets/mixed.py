@@ -13,8 +13,8 @@ from vitkit.errors import ConfigError
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
 
-_SHARED = ("max_image_pixels", "channels")
-"""What `build_dataset` sets, and each of the datasets needs to know."""
+_SHARED = ("max_image_pixels", "channels", "square")
+"""What `build_dataset` and loaders set, and each of the datasets needs to know."""
 
 
 @DATASETS.register

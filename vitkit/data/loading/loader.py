@@ -468,6 +468,8 @@ class _BatchedDataset:
         errors: list[str] = []
         if request.epoch is not None:
             self.dataset.set_epoch(request.epoch)
+        if self.augment is not None:
+            self.dataset.square = self.augment.side(request.epoch, request.number)
         try:
             samples = [self._sample(index, errors) for index in request.samples]
             if self.augment is not None:
