@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from vitkit.errors import ConfigError, TrainingError, VitkitError, error_line
 logger = logging.getLogger("vitkit")
 SECONDS_UNTIL_LOST = 60
 """How long a machine may not answer."""
+
+Item = TypeVar("Item")
 
 
 def init_distributed(device_type: str) -> torch.device:
@@ -342,7 +344,7 @@ def first_rank_first() -> Iterator[None]:
             barrier()
 
 
-def broadcast_object(item: object) -> object:
+def broadcast_object(item: Item) -> Item:
     """Return the main process's item on every rank."""
     if world_size() == 1:
         return item

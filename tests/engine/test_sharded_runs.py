@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import multiprocessing
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.sharded_training import CPU, Blocks, Warnings, needs_newer_torch, on_ranks, run
+from helpers.processes import on_ranks
+from helpers.sharded_training import CPU, Blocks, Warnings, needs_newer_torch, run
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
@@ -28,7 +28,6 @@ from vitkit.weights import load_weights, read_checkpoint
 from vitkit.weights.names import run_weights
 
 SHARDED = {"sharded_checkpoints": True}
-multiprocessing.get_context("forkserver").set_forkserver_preload(["vitkit.engine.trainer"])
 
 
 def two_ranks_train(folder: Path) -> dict:

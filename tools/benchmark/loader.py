@@ -48,7 +48,7 @@ def measure(part: str, options: Options) -> list[Row]:
     times: dict[str, list[float]] = {name: [] for name in pipelines}
     try:
         with tempfile.TemporaryDirectory() as drawn:
-            paths = sorted(Path(images).glob("*.jpg"))[:32] if images else _draw(Path(drawn))
+            paths = sorted(Path(images).glob("*.jpg"))[:32] if images else draw_photos(Path(drawn))
             batches = [paths[start : start + _BATCH_SIZE] for start in range(0, len(paths), _BATCH_SIZE)]
             for load in pipelines.values():
                 load(batches[0])
@@ -66,7 +66,7 @@ def measure(part: str, options: Options) -> list[Row]:
     return [Row("loading an image, one core", name, median, median / first) for name, median in medians.items()]
 
 
-def _draw(folder: Path) -> list[Path]:
+def draw_photos(folder: Path) -> list[Path]:
     """Write eight 640x480 JPEGs with about the detail of a photo (about 90 kB each)."""
     generator = np.random.default_rng(0)
     paths = [folder / f"{number}.jpg" for number in range(8)]

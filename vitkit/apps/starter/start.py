@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from vitkit.apps.doctor import diagnose, report
+from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
 from vitkit.apps.inference.load import FoundModel
 from vitkit.apps.report import write_report
 from vitkit.apps.starter.child_runs import StepCost, time_steps
@@ -259,6 +260,8 @@ def train_and_report(
     steps = read_log(run.path / LOG_NAME)[0][-1]["step"]
     trained = f"{pluralize(steps, 'steps')}, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = api.test(run.path, device=request.device)
+    if not leaks:
+        save_metrics(run.path / METRICS, Measured(data_name(config), "val", {}, evaluated.metrics), run.weights)
     facts = {"model": str(run.path), "trained": trained, **facts}
     path = write_report(
         evaluated.evaluator, folder / "report.html", title=f"{request.task}: {request.images}", facts=facts
