@@ -76,14 +76,11 @@ def test_a_machine_is_cut_off_and_comes_back(machines, tmp_path, monkeypatch):
     Path("tiny.py").write_text(CONFIG)
     agents = []
 
-    def join(number: int) -> None:
+    def join(number: int, *argv: str) -> None:
         agents.append(
             agent(
                 f"{ADDRESSES[0]}:29500",
-                *OPTIONS,
-                "train.epochs=100000",
-                "--run-dir",
-                "run",
+                *argv,
                 address=ADDRESSES[number],
                 is_host=number == 0,
                 inside=machines[number].inside,
@@ -91,10 +88,11 @@ def test_a_machine_is_cut_off_and_comes_back(machines, tmp_path, monkeypatch):
             )
         )
 
+    new = [*OPTIONS, "train.epochs=100000", "--run-dir", "run"]
     try:
-        join(0)
-        join(1)
-        wait_for_ranks("run", 2, agents)
+        join(0, *new)
+        join(1, *new)
+        wait_for_ranks("run", 2, agents, seconds=300)
         wait_for_step("run", 10, [])
         machines[1].ip("link", "set", "eth0", "down")
         began = time.monotonic()
@@ -107,8 +105,8 @@ def test_a_machine_is_cut_off_and_comes_back(machines, tmp_path, monkeypatch):
             time.sleep(1)
         assert agents[0].poll() is None and (agents[1].poll() is not None or num_ranks("run") == 2)
         end(agents)
-        join(0)
-        join(1)
+        join(0, "--resume", "run")
+        join(1, "--resume", "run")
         wait_for_ranks("run", 2, agents[2:], seconds=300)
         end(agents)
     finally:
