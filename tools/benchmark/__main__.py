@@ -53,6 +53,7 @@ PARTS = {
     "translation": "text",
     "loader": "loader",
     "packs": "packs",
+    "waiting": "waiting",
 }
 """Part -> the module in this package whose `measure(part, options)` returns its rows."""
 
