@@ -1,8 +1,10 @@
 """The process group's functions, in one process and on two gloo ranks; and the training loop's shared state."""
 
 import datetime
+import errno
 import math
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from helpers.processes import PROCESSES, on_ranks
 from torch import nn
 
+from vitkit import distributed
 from vitkit.distributed import (
     RatioMeter,
     all_reduce_mean,
@@ -21,6 +24,7 @@ from vitkit.distributed import (
     barrier,
     broadcast_object,
     close_distributed,
+    connect_machines,
     first_rank_first,
     gather_dicts,
     gather_objects,
@@ -144,6 +148,61 @@ def test_single_process_is_its_own_group(monkeypatch):
     assert gather_objects("item") == ["item"] and broadcast_object("item") == "item"
     barrier()
     close_distributed()
+
+
+@pytest.fixture
+def watched(monkeypatch) -> list[tuple[str, dict[str, int]]]:
+    """Record what is watched: the name, and the socket's options, once its process has ended."""
+    names, original = [], distributed._watch
+
+    def record(connection, name):
+        original(connection, name)
+        options = {key: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, key)) for key in KEEPALIVE}
+        names.append((name, options | {"on": connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)}))
+
+    monkeypatch.setattr(distributed, "_watch", record)
+    return names
+
+
+KEEPALIVE = [key for key in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT") if hasattr(socket, key)]
+
+
+def test_machines_are_watched_by_a_connection_of_which_strangers_have_no_part(watched):
+    store = dist.HashStore()
+    connect_machines(store, 0, "127.0.0.1")
+    port, token = store.get("machines").decode().split()
+    with socket.create_connection(("127.0.0.1", int(port))) as stranger:
+        stranger.sendall(b"something 5 else\n")
+    with socket.create_connection(("127.0.0.1", int(port))) as machine:
+        machine.sendall(f"{token} 3 node7\n".encode())
+    deadline = time.monotonic() + 60
+    while not watched and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ((name, options),) = watched
+    assert name == "the machine of rank 3 (node7)" and options["on"] == 1
+    if KEEPALIVE:
+        waits = options["TCP_KEEPIDLE"] + options["TCP_KEEPINTVL"] * options["TCP_KEEPCNT"]
+        assert waits == distributed.SECONDS_UNTIL_LOST
+
+
+def test_a_machine_that_does_not_answer_ends_the_process_with_one_line(monkeypatch, capsys):
+    class Lost:
+        def settimeout(self, _): ...
+        def setsockopt(self, *_): ...
+        def recv(self, _):
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    codes = []
+    monkeypatch.setattr(distributed.os, "_exit", codes.append)
+    distributed._watch(Lost(), "the machine of rank 1 (node7)")
+    assert not codes  # without a process group, nothing waits
+    monkeypatch.setattr(distributed.dist, "is_initialized", lambda: True)
+    distributed._watch(Lost(), "the machine of rank 1 (node7)")
+    assert codes == [1]
+    assert capsys.readouterr().err == (
+        "error: the machine of rank 1 (node7) does not answer (Connection timed out): it or the network is lost. "
+        "Resume with --resume; torchrun does so by itself with --max-restarts.\n"
+    )
 
 
 def test_number_of_a_device_is_an_error_that_names_the_type():

@@ -117,6 +117,11 @@ def reached(run: str) -> int:
     return int(steps[-1]) if steps else 0
 
 
+def losses_of(run: str) -> dict[int, float]:
+    records = [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
+    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+
+
 def wait_for_step(run: str, step: int, processes: list) -> None:
     deadline = time.monotonic() + 300
     while reached(run) < step and all(process.is_alive() for process in processes) and time.monotonic() < deadline:

@@ -288,6 +288,18 @@ def test_two_ranks_give_the_metrics_of_one(tiny, tmp_path, capfd):
     np.testing.assert_allclose([r["score"] for r in one], [r["score"] for r in two], atol=1e-5)
 
 
+def test_an_image_that_one_rank_lacks_ends_an_evaluation_on_all_with_one_line_each(coco_config, tmp_path):
+    overrides = write_coco(tmp_path / "data", num_images=8)
+    train(coco_config, *overrides, "--run-dir", "run")
+    (tmp_path / "data" / "images" / "7.jpg").unlink()
+    assert finish(start("run", *overrides, "--out", "two.json", ranks=2, tool="test")) == [1, 1]
+    said = Path("output.txt").read_text()
+    assert len(re.findall(r"^error(?: \(rank 1\))?: .*7\.jpg", said, re.MULTILINE)) == 1
+    others = re.findall(r"^error .*: another rank has ended, .* see that one's error\.$", said, re.MULTILINE)
+    assert len(others) == 1
+    assert "Traceback" not in said and not Path("two.json").exists()
+
+
 def broken(case: str, folder: Path) -> list:
     """Arguments of a training run whose data is wrong in one way."""
     good = {"id": 1, "image_id": 100, "category_id": 3, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
