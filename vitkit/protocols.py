@@ -315,6 +315,9 @@ class Dataset(ABC):
 
     noun: str = "images"
     """What its samples are called, in the plural."""
+    square: int | None = None
+    """Side of the square that an image will be resized to as a whole, which the loader sets before it loads one; a
+    dataset may return images of that size already."""
     annotations: Sequence[str] = ()
     """What can be loaded of the ground truth: "label" (a class for each sample), "objects" (by `ground_truth`),
     "panoptic" (by `load_panoptic`), "semantic" (by `load_semantic`), "captions" (by `references`), "regions" of a text

@@ -52,6 +52,8 @@ PARTS = {
     "decoding": "text",
     "translation": "text",
     "loader": "loader",
+    "packs": "packs",
+    "waiting": "waiting",
 }
 """Part -> the module in this package whose `measure(part, options)` returns its rows."""
 
@@ -64,7 +66,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=positive, default=9, metavar="N", help=text)
     text = "number of PyTorch's CPU threads (default: PyTorch's own)"
     parser.add_argument("--threads", type=positive, metavar="N", help=text)
-    text = "device of all parts except the loader (default: cpu)"
+    text = "device of all parts except the loader and packs (default: cpu)"
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     parser.add_argument(
         "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of all but ONNX files (default: fp32)"
@@ -74,7 +76,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "--processor-time", action="store_true", help="measure processor time, without waiting for other programs"
     )
     parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="folder of JPEGs to load (default: synthetic ones of 640x480)"
+        "--images", type=Path, metavar="DIR", help="folder of JPEGs to read (default: synthetic ones of 640x480)"
     )
     args = parser.parse_args(argv)
     import torch

@@ -181,6 +181,7 @@ def mix_views(dataset: Dataset, transform: Callable[[Batch], Batch], index: int,
 
 def draw_augmented(dataset: Dataset, augment: BatchAugmentation, epoch: int, index: int, seed: int) -> Sample:
     """Return a training image as in a batch of an epoch, after the image that it may be mixed with."""
+    dataset.square = augment.side(epoch, seed)
     before = dataset[((index + 1) % len(dataset), seed)]
     return augment([before, dataset[(index, seed)]], epoch, seed)[1]
 

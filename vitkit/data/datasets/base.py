@@ -12,13 +12,17 @@ from vitkit.data.transforms.annotated_image import (
     ImageSource,
     MixesImages,
     Transforms,
+    apply_transforms,
     build_transforms,
+    takes_lazy_images,
 )
 from vitkit.data.transforms.by_epoch import TransformsByEpoch
+from vitkit.data.transforms.lazy_image import LazyImage
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import read_channels
 from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
+from vitkit.io.packs import blocks_of
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols import Dataset
 from vitkit.registry import Spec
@@ -112,11 +116,15 @@ class BaseImageDataset(Dataset):
         """Return width / height of every image, float64 (len(self),)."""
         return np.array([width / height for height, width in map(self.image_size, range(len(self)))])
 
+    def image_blocks(self) -> np.ndarray | None:
+        """Return the number of the block of a pack that holds each image, (len(self),) int64; None: they are files."""
+        return None
+
     def transform(self, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
         """Apply the dataset's transforms, if it has any."""
         if isinstance(self.transforms, MixesImages):
             return self.transforms.mix(sample, self, seed=seed)
-        return sample if self.transforms is None else self.transforms(sample, seed=seed)
+        return apply_transforms(self.transforms, sample, seed)
 
 
 class ListedImages(BaseImageDataset):
@@ -139,6 +147,9 @@ class ListedImages(BaseImageDataset):
     def image_path(self, index: int) -> Path:
         return self.folder / self.file_name(index)
 
+    def image_blocks(self) -> np.ndarray | None:
+        return blocks_of(self.folder, map(self.file_name, range(len(self))))
+
     def file_name(self, index: int) -> str:
         """Return an image's name in the file, relative to the folder."""
         return flat_text(self._file_names, self._name_offsets, index)
@@ -160,15 +171,19 @@ class DetectionDataset(BaseImageDataset):
 
     def load_sample(self, index: int, seed: int | None) -> Sample:
         """Load an image with its objects, without those whose mask is empty after the transforms."""
-        original = self.load_annotated(index)
-        annotated = self.transform(original, seed)
+        original = annotated = self.load_annotated(index)
+        if self.square is not None and takes_lazy_images(self.transforms):
+            annotated = original._replace(image=LazyImage(original.image))
+        annotated = self.transform(annotated, seed)
         height, width = annotated.image.shape[:2]
         boxes_xyxy = torch.as_tensor(annotated.boxes_xyxy, dtype=torch.float32)
+        if self.square is not None:
+            annotated = annotated.rendered((self.square, self.square))
         target = {
             "labels": torch.from_numpy(annotated.labels.astype(np.int64)),
             "boxes_cxcywh": xyxy_to_cxcywh(boxes_xyxy) / torch.tensor([width, height, width, height]),
             "image_id": int(self.image_ids[index]),
-            "image_size": (height, width),
+            "image_size": annotated.image.shape[:2],
             "original_size": original.image.shape[:2],
         }
         if annotated.masks is not None:

@@ -24,6 +24,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import FileIssue
 from vitkit.io.image_files import check_inside, is_rotated
 from vitkit.io.json_files import gc_paused
+from vitkit.io.packs import has_file
 from vitkit.io.segmentations import decode_segmentation, object_area, visible_box
 from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
@@ -98,7 +99,7 @@ class CocoDetection(ListedImages, DetectionDataset):
         vars(self).update(index)
         self.folder = Path(self.folder)
         share_arrays(self)
-        if not self.image_path(0).is_file():
+        if not has_file(self.image_path(0)):
             raise DataError(
                 f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.folder}'. "
                 "Give the folder that belongs to these annotations."

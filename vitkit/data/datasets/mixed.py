@@ -13,8 +13,8 @@ from vitkit.errors import ConfigError
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
 
-_SHARED = ("max_image_pixels", "channels")
-"""What `build_dataset` sets, and each of the datasets needs to know."""
+_SHARED = ("max_image_pixels", "channels", "square")
+"""What `build_dataset` and loaders set, and each of the datasets needs to know."""
 
 
 @DATASETS.register
@@ -98,6 +98,15 @@ class MixedDataset(BaseImageDataset):
 
     def aspect_ratios(self) -> np.ndarray:
         return np.concatenate([dataset.aspect_ratios() for dataset in self.datasets])
+
+    def image_blocks(self) -> np.ndarray | None:
+        parts, count = [], 0
+        for dataset in self.datasets:
+            if (blocks := dataset.image_blocks()) is None:
+                return None
+            parts.append(blocks + count)
+            count += int(blocks.max(initial=-1)) + 1
+        return np.concatenate(parts)
 
     def set_num_epochs(self, num_epochs: int) -> None:
         for dataset in self.datasets:

@@ -10,6 +10,7 @@ from vitkit.data.formats.annotated import ImageFiles, polygon_box, rotated_box
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import ANNOTATED_CLASSES, FileIssue, is_box, is_number
 from vitkit.io.folders import is_hidden
+from vitkit.io.packs import has_file
 from vitkit.text_format import pluralize
 
 _CHECKPOINTS = ".ipynb_checkpoints"
@@ -174,7 +175,7 @@ def find_listed_files(content: Any, folder: Path) -> list[str]:
 
 def _is_missing(path: Path) -> bool:
     try:
-        return not os.path.exists(path)
+        return not (os.path.exists(path) or has_file(path))
     except ValueError:  # half a character
         return False
 

@@ -133,13 +133,19 @@ class BatchAugmentation:
         self.rank = rank
         self.world_size = world_size
 
+    def side(self, epoch: int, number: int) -> int | None:
+        """Return the side of the squares of batch `number` of an epoch; None: without squares."""
+        if self.squares is None:
+            return None
+        step = number // self.batches_per_step
+        return self.squares.draw(epoch, np.random.default_rng([self.seed, epoch, step]))
+
     def __call__(self, samples: Sequence[Sample], epoch: int, number: int) -> list[Sample]:
         """Augment the samples of batch `number` of an epoch."""
         samples = list(samples)
         step, batch = divmod(number, self.batches_per_step)
-        if self.squares is not None:
-            size = self.squares.draw(epoch, np.random.default_rng([self.seed, epoch, step]))
-            samples = [squash(sample, size) for sample in samples]
+        if (side := self.side(epoch, number)) is not None:
+            samples = [squash(sample, side) for sample in samples]
         if self.mixup is not None and len(samples) > 1:
             number_in_step = batch * self.world_size + self.rank  # of those of all ranks
             share = self.mixup.draw(epoch, np.random.default_rng([self.seed, epoch, step, 1 + number_in_step]))

@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import cv2
 import numpy as np
 
+from vitkit.data.transforms.crops import resize_image
+from vitkit.data.transforms.lazy_image import LazyImage
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
 
@@ -17,7 +19,8 @@ class AnnotatedImage(NamedTuple):
     """
 
     image: np.ndarray
-    """(H, W, 3) uint8 RGB, or (H, W, C) uint16."""
+    """(H, W, 3) uint8 RGB, or (H, W, C) uint16. Between a dataset that resizes it and transforms that take one, a
+    `LazyImage`; then masks are those of its source, and boxes its own."""
     boxes_xyxy: np.ndarray | None = None
     """(N, 4) float32, in pixels, inside the image."""
     labels: np.ndarray | None = None
@@ -26,6 +29,14 @@ class AnnotatedImage(NamedTuple):
     """(N, H, W) uint8 of 0 and 1."""
     segment_map: np.ndarray | None = None
     """(H, W) uint8 or uint16 numbers of non-overlapping regions, 0 for none."""
+
+    def rendered(self, size: tuple[int, int] | None = None) -> "AnnotatedImage":
+        """Compute the pixels, and masks, of a lazy image, and resize any to (height, width); None: without a resize."""
+        image, size = self.image, size or self.image.shape[:2]
+        if not isinstance(image, LazyImage):
+            return self if size == image.shape[:2] else self.resized(resize_image(image, size))
+        result = self._replace(masks=None).resized(image.render(size))
+        return result if self.masks is None else result._replace(masks=image.render_masks(self.masks, size))
 
     def resized(self, image: np.ndarray) -> "AnnotatedImage":
         """Replace the image by a resized one and resize the annotations to it, maps without interpolation."""
@@ -54,7 +65,10 @@ def check_rgb(image: np.ndarray, name: str) -> None:
 
 
 class Transforms(Protocol):
-    """The interface of what `TRANSFORMS.build` returns."""
+    """The interface of what `TRANSFORMS.build` returns.
+
+    If it also has `takes_lazy_images = True`, it may get an image that is a `LazyImage`, and return one.
+    """
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
         """Transform an image with its annotations; objects that leave the image are removed.
@@ -94,6 +108,18 @@ class MixesImages(Protocol):
             source: the dataset that the other images are drawn from.
             seed: if set, the result depends only on the arguments and the source.
         """
+
+
+def apply_transforms(transforms: Transforms | None, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
+    """Transform an image, a lazy one only by transforms that take it; None leaves it unchanged."""
+    if transforms is None:
+        return sample
+    return transforms(sample if takes_lazy_images(transforms) else sample.rendered(), seed=seed)
+
+
+def takes_lazy_images(transforms: Transforms | None) -> bool:
+    """Whether transforms, or none, take and return an image that is a `LazyImage`."""
+    return transforms is None or getattr(transforms, "takes_lazy_images", False)
 
 
 def build_transforms(transforms: Spec | Transforms | None) -> Transforms | None:

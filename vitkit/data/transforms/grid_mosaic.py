@@ -6,8 +6,15 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from vitkit.data.transforms.annotated_image import AnnotatedImage, ImageSource, Transforms, build_transforms
+from vitkit.data.transforms.annotated_image import (
+    AnnotatedImage,
+    ImageSource,
+    Transforms,
+    apply_transforms,
+    build_transforms,
+)
 from vitkit.data.transforms.crops import compute_resized_size, pad_value_of, resize_image
+from vitkit.data.transforms.lazy_image import LazyImage, opencv_matrix
 from vitkit.data.transforms.mosaic_mixup import Visibility, load_another_image
 from vitkit.errors import ConfigError
 from vitkit.registry import TRANSFORMS, Spec
@@ -86,6 +93,7 @@ class GridMosaic:
         self.scale = tuple(scale)
         self.visibility = Visibility(min_visible, max(min_box_side, _MIN_BOX_SIDE))
         self.pad_value = pad_value
+        self.takes_lazy_images = type(self).mix is GridMosaic.mix
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> None:
@@ -102,15 +110,15 @@ class GridMosaic:
     def mix(self, sample: AnnotatedImage, source: ImageSource, *, seed: int | None = None) -> AnnotatedImage:
         """Make a mosaic or not, and transform it; see `vitkit.data.transforms.annotated_image.MixesImages`."""
         random = np.random.default_rng(seed)
-        transforms = self.otherwise
+        is_lazy, transforms = isinstance(sample.image, LazyImage), self.otherwise
         if random.random() < self.probability:
             transforms = self.transforms
-            grid = make_grid(
-                [sample, *(load_another_image(source, random) for _ in range(3))], self.tile, self.pad_value
-            )
+            samples = [sample.rendered(), *(load_another_image(source, random) for _ in range(3))]
+            grid = make_grid(samples, self.tile, self.pad_value)
             sample = move(grid, self._draw(*grid.image.shape[:2], random), self.visibility, self.pad_value)
-        seed = int(random.integers(2**63))
-        return sample if transforms is None else transforms(sample, seed=seed)
+            if not is_lazy:
+                sample = sample.rendered()
+        return apply_transforms(transforms, sample, int(random.integers(2**63)))
 
     def _draw(self, height: int, width: int, random: np.random.Generator) -> Affine:
         degrees = random.uniform(-self.rotation, self.rotation)
@@ -143,17 +151,14 @@ def make_grid(samples: list[AnnotatedImage], tile: int, pad_value: int) -> Annot
 
 
 def move(sample: AnnotatedImage, affine: Affine, visibility: Visibility, pad_value: int) -> AnnotatedImage:
-    """Rotate, scale and shift an image on a canvas of its own size; a box becomes the one around its moved corners."""
+    """Rotate, scale and shift an image on a canvas of its own size; a box becomes the one around its moved corners.
+
+    Returns:
+        a sample whose image is a `LazyImage`, unless it has masks.
+    """
     height, width = sample.image.shape[:2]
     matrix = affine.matrix(height, width)
-    # OpenCV counts from the center of the top left pixel.
-    in_pixels = matrix.copy()
-    in_pixels[:, 2] += matrix[:, :2].sum(axis=1) / 2 - 0.5
-    border = pad_value_of(sample.image, pad_value)
-    # OpenCV takes at most four channels.
-    planes = [sample.image] if sample.image.shape[2] == 3 else np.moveaxis(sample.image, 2, 0)
-    options = dict(flags=cv2.INTER_LINEAR, borderValue=(border,) * 3)
-    image = np.dstack([cv2.warpAffine(plane, in_pixels, (width, height), **options) for plane in planes])
+    image = LazyImage(sample.image).move(matrix, (height, width), pad_value)
 
     corners = sample.boxes_xyxy[:, [[0, 1], [2, 1], [2, 3], [0, 3]]] @ matrix[:, :2].T + matrix[:, 2]
     moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
@@ -163,7 +168,9 @@ def move(sample: AnnotatedImage, affine: Affine, visibility: Visibility, pad_val
     rows = (sides >= visibility.side).all(axis=1) & (sides.prod(axis=1) >= visibility.share * areas)
     masks = None
     if sample.masks is not None:
+        image = image.render()
         masks = np.zeros((len(sample.masks), height, width), np.uint8)
+        in_pixels = opencv_matrix(matrix)
         for row in np.flatnonzero(rows):
             masks[row] = cv2.warpAffine(sample.masks[row], in_pixels, (width, height), flags=cv2.INTER_NEAREST)
         rows &= masks.any(axis=(1, 2))

@@ -17,6 +17,8 @@ from vitkit.data.transforms.crops import (
     compute_resized_size,
     resize_antialiased,
 )
+from vitkit.data.transforms.lazy_image import LazyImage
+from vitkit.data.transforms.ssd import PhotometricDistort, RandomIoUCrop, RandomZoomOut
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import OPENCV_CHANNELS
 from vitkit.registry import ALBUMENTATIONS, TRANSFORMS, check_names, nearest
@@ -25,6 +27,15 @@ from vitkit.registry import ALBUMENTATIONS, TRANSFORMS, check_names, nearest
 _MIN_BOX_SIDE = 1e-3
 _GIVEN_TARGETS = {"image", "mask", "masks", "bboxes"}
 """The inputs that a transform may request; transforms of several images request others, under names of their own."""
+
+
+@ALBUMENTATIONS.register
+class HorizontalFlip(A.HorizontalFlip):
+    """Mirror left and right, as albumentations does, also a `LazyImage`."""
+
+    def apply(self, img: np.ndarray | LazyImage, **params: Any) -> np.ndarray | LazyImage:
+        """Flip an image."""
+        return img.flip() if isinstance(img, LazyImage) else super().apply(img, **params)
 
 
 class _Pipeline:
@@ -63,6 +74,15 @@ class _Pipeline:
             check_each_transform=check_each_transform,
         )
         self._compose = A.Compose(list(transforms), bbox_params=bbox_params, is_check_shapes=False)
+        # Not their subclasses, which may need pixels. A zoom-out must come first: what is cut off before it stays so.
+        moving = [type(transform) for transform in transforms if type(transform) is not PhotometricDistort]
+        self.takes_lazy_images = (
+            type(self).__call__ is _Pipeline.__call__
+            and check_each_transform
+            and {*moving[:1]} <= {RandomZoomOut, RandomIoUCrop, HorizontalFlip}
+            and {*moving[1:]} <= {RandomIoUCrop, HorizontalFlip}
+        )
+        """Whether it takes an image that is a `LazyImage`, and returns one with the masks of its source."""
 
     def __call__(self, sample: AnnotatedImage, *, seed: int | None = None) -> AnnotatedImage:
         # Not set_random_seed: it gives every transform its own generator with the same seed, so that all would draw the
@@ -72,13 +92,14 @@ class _Pipeline:
         visible = ((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]) > _MIN_BOX_SIDE).all(axis=1)
         rows = np.flatnonzero(visible)[:, None]
         data = {"image": sample.image, "bboxes": np.concatenate([boxes_xyxy[visible], rows], axis=1, dtype=np.float32)}
-        if sample.masks is not None and len(sample.masks):
+        is_lazy = isinstance(sample.image, LazyImage)
+        if sample.masks is not None and len(sample.masks) and not is_lazy:
             data["masks"] = sample.masks
         if sample.segment_map is not None:
             data["mask"] = sample.segment_map
         is_rgb = sample.image.dtype == np.uint8
         try:
-            result = self._compose(**data)
+            result = self._apply_lazily(**data) if is_lazy else self._compose(**data)
         except ConfigError:
             raise
         except Exception as error:  # whatever a user's transform raises, such as for a crop larger than the image
@@ -92,7 +113,7 @@ class _Pipeline:
         image, boxes = result["image"], result["bboxes"].reshape(-1, 5)
         if isinstance(image, np.ndarray) and image.ndim == 2:
             image = image[:, :, None]  # OpenCV drops the axis of a single channel
-        if not isinstance(image, np.ndarray) or (image.dtype, image.shape[2:]) != (
+        if not isinstance(image, np.ndarray | LazyImage) or (image.dtype, image.shape[2:]) != (
             sample.image.dtype,
             sample.image.shape[2:],
         ):
@@ -109,8 +130,23 @@ class _Pipeline:
         if "masks" in data:
             masks = np.asarray(result["masks"])[rows]
         elif masks is not None:
-            masks = np.zeros((0, *image.shape[:2]), np.uint8)
+            masks = masks[rows] if is_lazy else np.zeros((0, *image.shape[:2]), np.uint8)
         return AnnotatedImage(image, boxes[:, :4].astype(np.float32), sample.labels[rows], masks, result.get("mask"))
+
+    def _apply_lazily(self, image: LazyImage, bboxes: np.ndarray) -> dict[str, Any]:
+        """Do what `Compose` does with the boxes of an array, the only images that it takes."""
+        processor, data = self._compose.processors["bboxes"], {"image": image}
+        data["bboxes"] = processor.check_and_convert(bboxes, _size(image), "to")
+        self._compose.py_random.random()  # which Compose draws, too, for a probability of its own
+        for transform in self._compose.transforms:
+            data = transform(**data)
+            data["bboxes"] = processor.filter(data["bboxes"], _size(data["image"]))
+        data["bboxes"] = processor.check_and_convert(data["bboxes"], _size(data["image"]), "from")
+        return data
+
+
+def _size(image: LazyImage) -> dict[str, int]:
+    return {"height": image.shape[0], "width": image.shape[1]}
 
 
 @TRANSFORMS.register

@@ -11,6 +11,7 @@ from albumentations.core.type_definitions import Targets
 
 from vitkit.data.transforms.annotated_image import check_rgb
 from vitkit.data.transforms.crops import pad_image
+from vitkit.data.transforms.lazy_image import LazyImage
 from vitkit.registry import ALBUMENTATIONS
 
 _GRAY = np.array([[0.2989, 0.587, 0.114]])
@@ -46,8 +47,13 @@ class RandomZoomOut(A.DualTransform):
         left, top = int(right * self.py_random.random()), int(bottom * self.py_random.random())
         return {"margins": (left, top, right - left, bottom - top)}
 
-    def apply(self, img: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
+    def apply(
+        self, img: np.ndarray | LazyImage, *, margins: tuple[int, int, int, int], **params: Any
+    ) -> np.ndarray | LazyImage:
         """Add the margins to an image."""
+        if isinstance(img, LazyImage):
+            left, top, right, bottom = margins
+            return img.crop((-left, -top, img.shape[1] + right, img.shape[0] + bottom), self.fill)
         return pad_image(img, margins, self.fill)
 
     def apply_to_mask(self, mask: np.ndarray, *, margins: tuple[int, int, int, int], **params: Any) -> np.ndarray:
@@ -135,8 +141,12 @@ class RandomIoUCrop(A.DualTransform):
         top = int((height - new_height) * self.py_random.random())
         return left, top, left + new_width, top + new_height
 
-    def apply(self, img: np.ndarray, *, crop: tuple[int, int, int, int], **params: Any) -> np.ndarray:
+    def apply(
+        self, img: np.ndarray | LazyImage, *, crop: tuple[int, int, int, int], **params: Any
+    ) -> np.ndarray | LazyImage:
         """Crop an image, mask or segment map."""
+        if isinstance(img, LazyImage):
+            return img.crop(crop)
         x0, y0, x1, y1 = crop
         return np.ascontiguousarray(img[y0:y1, x0:x1])
 
@@ -209,9 +219,18 @@ class PhotometricDistort(A.ImageOnlyTransform):
             "channels": self.py_random.sample(range(3), 3) if self.py_random.random() < self.p_each else [0, 1, 2],
         }
 
-    def apply(
+    def apply(self, img: np.ndarray | LazyImage, **params: Any) -> np.ndarray | LazyImage:
+        """Apply the drawn parameters to an (H, W, 3) uint8 RGB image."""
+        check_rgb(img, "PhotometricDistort")
+        if isinstance(img, LazyImage):
+            reference = img.thumbnail() if params["contrast"] != 1 else None
+            return img.recolor(lambda pixels: self._distort(pixels, reference, **params))
+        return self._distort(img, None, **params)
+
+    def _distort(
         self,
         img: np.ndarray,
+        reference: np.ndarray | None,
         *,
         brightness: float,
         contrast: float,
@@ -221,28 +240,41 @@ class PhotometricDistort(A.ImageOnlyTransform):
         channels: list[int],
         **params: Any,
     ) -> np.ndarray:
-        """Apply the drawn parameters to an (H, W, 3) uint8 RGB image."""
-        check_rgb(img, "PhotometricDistort")
-        levels = np.arange(256, dtype=np.float32)
+        """Apply the drawn parameters.
 
-        def scale_contrast(image: np.ndarray) -> np.ndarray:
-            mean = float(cv2.transform(image, _GRAY).mean())
-            return cv2.LUT(image, _levels(contrast * levels + (1 - contrast) * mean))
+        Args:
+            reference: pixels of the same mean as the whole image's, around which contrast changes, if `img` is only a
+                part of it; None: `img` itself.
+        """
+        levels = np.arange(256, dtype=np.float32)
+        images = [img] if reference is None else [img, reference]
+
+        def scale_contrast(images: list[np.ndarray]) -> list[np.ndarray]:
+            mean = float(cv2.transform(images[-1], _GRAY).mean())
+            table = _levels(contrast * levels + (1 - contrast) * mean)
+            return [cv2.LUT(image, table) for image in images]
 
         if brightness != 1:
-            img = cv2.LUT(img, _levels(brightness * levels))
+            images = [cv2.LUT(image, _levels(brightness * levels)) for image in images]
         if contrast != 1 and contrast_first:
-            img = scale_contrast(img)
+            images = scale_contrast(images)
         if saturation != 1:
-            gray = cv2.transform(img, np.repeat(_GRAY, 3, axis=0))
-            img = cv2.addWeighted(img, saturation, gray, 1 - saturation, 0)
+            images = [_blend_with_gray(image, saturation) for image in images]
         if hue:
-            hsv = cv2.cvtColor(img, cv2.COLOR_RGB2HSV_FULL)  # a full turn is 256 levels
-            hsv[..., 0] += np.uint8(round(256 * hue) % 256)
-            img = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
+            images = [_rotate_hue(image, hue) for image in images]
         if contrast != 1 and not contrast_first:
-            img = scale_contrast(img)
-        return img if channels == [0, 1, 2] else np.ascontiguousarray(img[..., channels])
+            images = scale_contrast(images)
+        return images[0] if channels == [0, 1, 2] else np.ascontiguousarray(images[0][..., channels])
+
+
+def _blend_with_gray(image: np.ndarray, share: float) -> np.ndarray:
+    return cv2.addWeighted(image, share, cv2.transform(image, np.repeat(_GRAY, 3, axis=0)), 1 - share, 0)
+
+
+def _rotate_hue(image: np.ndarray, turns: float) -> np.ndarray:
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)  # a full turn is 256 levels
+    hsv[..., 0] += np.uint8(round(256 * turns) % 256)
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
 
 
 def _levels(values: np.ndarray) -> np.ndarray:
