@@ -1,10 +1,14 @@
 """A large annotation file is parsed once per machine, and what is stored of it is what is read from it."""
 
+import errno
+import io
 import json
 import logging
 import multiprocessing
 import os
 import pickle
+import tempfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,7 +16,12 @@ from PIL import Image
 
 from vitkit.data.datasets import coco as coco_module
 from vitkit.data.datasets.coco import CocoDetection
+from vitkit.data.loading import spooled_bytes
+from vitkit.data.loading import stored_arrays as stored_arrays_module
+from vitkit.data.loading.samplers import TrainBatches
 from vitkit.data.loading.shared_memory import SharedArray
+from vitkit.errors import DataError
+from vitkit.io import json_stream
 
 
 @pytest.fixture
@@ -139,6 +148,148 @@ def test_cache_that_cannot_be_written_is_said(file, reads, caplog, monkeypatch):
     dataset = read(file)
     assert len(dataset) == 3 and len(reads) == 1
     assert "cannot be stored in" in caplog.text and "Set VITKIT_CACHE to a folder" in caplog.text
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Return a function after whose call nothing can be written into the cache."""
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def make():
+        monkeypatch.setattr(stored_arrays_module, "locked", refuse)
+        monkeypatch.setattr(stored_arrays_module, "write_atomically", refuse)
+
+    return make
+
+
+@pytest.mark.parametrize("is_touched", [False, True])
+def test_index_on_a_read_only_disk_is_used(file, reads, caplog, read_only, is_touched):
+    expected = read(file)
+    read_only()
+    if is_touched:
+        os.utime(file, (1, 1))
+    same(expected, read(file))
+    assert len(reads) == 1 and "cannot be stored" not in caplog.text
+
+
+def test_without_an_index_on_a_read_only_disk_the_file_is_parsed_once_per_process(file, reads, caplog, read_only):
+    read_only()
+    dataset = read(file)
+    assert len(reads) == 1 and "(Read-only file system), so each process parses the file" in caplog.text
+    assert dataset.ground_truth() == dataset.ground_truth() and len(reads) == 2
+
+
+def test_index_of_another_version_is_not_read(file, reads, monkeypatch):
+    expected = read(file)
+    monkeypatch.setattr(stored_arrays_module, "_VERSION", stored_arrays_module._VERSION + 1)
+    same(expected, read(file))
+    assert len(reads) == 2
+
+
+def test_folder_of_temporary_files_without_space_is_said(file, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", lambda **kwargs: Full())
+    with pytest.raises(
+        DataError, match=r"instances.json: reading it needs .* \(No space left on device\)\. Set TMPDIR"
+    ):
+        read(file)
+
+
+def test_ground_truth_is_new_objects_each_time(file, reads):
+    dataset = read(file)
+    truth = dataset.ground_truth()
+    truth["annotations"][0]["bbox"][0] = 1000
+    assert dataset.ground_truth()["annotations"][0]["bbox"][0] == 2 and len(reads) == 2
+
+
+def edit(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def set_value(part, position, field, value):
+    return lambda content: content[part][position].update({field: value})
+
+
+CHANGES = {
+    "sound": lambda content: None,
+    "annotations first": lambda content: content.update(images=content.pop("images")),
+    "no annotation": lambda content: content["annotations"].clear(),
+    "no images": lambda content: content.pop("images"),
+    "no object": lambda content: content["annotations"].insert(3, 7),
+    "wrong box": set_value("annotations", 5, "bbox", [1, 2, -3, 4]),
+    "wrong fields": lambda content: [a.update(area=None, id=a["id"] % 2 or 0.5) for a in content["annotations"]],
+    "wrong image too": lambda content: [content["images"][0].update(width=0), content["annotations"][4].pop("bbox")],
+    "null classes": lambda content: [a.update(category_id=None) for a in content["annotations"]],
+    "outside": set_value("annotations", 4, "bbox", [100, 2, 3, 4]),
+    "wrong mask": set_value("annotations", 4, "segmentation", [[1, 2]]),
+    "text ids": lambda content: [a.update(id="a", image_id=str(a["image_id"])) for a in content["annotations"]],
+    "rotated": set_value("annotations", 4, "attributes", {"rotation": 30}),
+    "another scale": lambda content: [image.update(width=2 * image["width"], height=2 * image["height"])
+                                      for image in content["images"]],
+    "hidden image": lambda content: content["images"][0].update(file_name=".hidden.png"),
+    "outside the folder": lambda content: content["images"][1].update(file_name="../1.png"),
+    "without ids": lambda content: [a.pop("id") for a in content["annotations"]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [{}, {"masks": False, "bad_boxes": "drop", "names": ["*0*", "1*"]}])
+@pytest.mark.parametrize("change", CHANGES)
+def test_file_that_is_read_in_parts_is_that_which_is_read_at_once(file, monkeypatch, caplog, change, arguments):
+    edit(file, CHANGES[change])
+    caplog.set_level(logging.INFO, logger="vitkit")
+    monkeypatch.setattr(json_stream, "_ENTRIES", 2)
+    monkeypatch.setattr(json_stream, "_READ", 100)
+    outcomes = []
+    for min_bytes in (1 << 40, 0):
+        monkeypatch.setattr(coco_module, "MIN_BYTES", min_bytes)
+        caplog.clear()
+        try:
+            dataset = CocoDetection(file.parent / "images", file, **{"masks": True, **arguments})
+        except DataError as error:
+            outcomes.append(str(error))
+            continue
+        truth = dataset.ground_truth()
+        state = {name: np.array(value).tolist() for name, value in vars(dataset).items() if name != "_is_large"}
+        outcomes.append((state.pop("_truth") is not None, state, sorted({*caplog.messages}), repr(truth)))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_building_an_index_takes_a_fraction_of_the_memory_of_the_parsed_file(file, monkeypatch):
+    def repeat(content):
+        entries = content["annotations"]
+        entries[0]["segmentation"] = [[2.25 + k % 7 for k in range(60)]]
+        content["annotations"] = [entries[0] | {"id": k} for k in range(3000)]
+
+    edit(file, repeat)
+    monkeypatch.setattr(json_stream, "_ENTRIES", 50)
+    monkeypatch.setattr(json_stream, "_READ", 1 << 14)
+    monkeypatch.setattr(spooled_bytes, "IN_MEMORY", 1 << 16)
+    peaks = []
+    for min_bytes in (0, 1 << 40):
+        monkeypatch.setattr(coco_module, "MIN_BYTES", min_bytes)
+        tracemalloc.start()
+        read(file)
+        peaks.append(tracemalloc.get_traced_memory()[1] / file.stat().st_size)
+        tracemalloc.stop()
+    assert peaks[0] < 2 < 4 < peaks[1], peaks
+
+
+def test_samples_and_their_order_do_not_depend_on_how_the_file_is_read(file, monkeypatch):
+    orders = []
+    for min_bytes in (1 << 40, 0):
+        monkeypatch.setattr(coco_module, "MIN_BYTES", min_bytes)
+        dataset = read(file)
+        batches = TrainBatches(len(dataset), batch_size=1, seed=3, groups=dataset.aspect_ratios() > 1)
+        targets = [dataset[index]["target"] for batch in batches for index in batch]
+        orders.append([(t["image_id"], t["boxes_cxcywh"].tolist(), t["masks"].sum().item()) for t in targets])
+    assert orders[0] == orders[1] and len(orders[0]) == 3
 
 
 def _read_in_a_process(file, started, counted):

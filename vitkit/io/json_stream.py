@@ -115,7 +115,7 @@ class _Text:
             self._position += 1
             self.letter()
             yield name
-            goes_on = self._goes_on("}", '{"":0', '"')
+            goes_on = self._goes_on("}", '{"":""', '"')
         self._position += 1
 
     def entries(self) -> Iterator[list[Any]]:
@@ -128,7 +128,7 @@ class _Text:
             if len(entries) == _ENTRIES:
                 yield entries
                 entries = []
-            goes_on = self._goes_on("]", "[0")
+            goes_on = self._goes_on("]", '[""')
         self._position += 1
         if entries:
             yield entries

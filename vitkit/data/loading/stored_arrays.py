@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ logger = logging.getLogger("vitkit")
 
 MIN_BYTES = 32 << 20
 """Smaller files are parsed in each process: that takes less than a second."""
-_VERSION = 1
+_VERSION = 2
 """To be raised when what is stored, or how annotations are read, changes."""
 _INDEX, _LOCK = "index.json", "lock"
 
@@ -51,7 +52,9 @@ def stored_arrays(file: Path, settings: Mapping[str, Any], build: Callable[[], d
             built = build()
             return _store(folder, file, built)
     except OSError as error:
-        # What `build` reads raises DataError, so this is about the cache.
+        # What `build` reads raises DataError, so this is about the cache, which may be one that can only be read.
+        if built is None and (found := _find(folder, file)) is not None:
+            return found
         logger.warning(
             "%s: its index cannot be stored in '%s' (%s), so each process parses the file. Set VITKIT_CACHE to a "
             "folder with space that may be written.",
@@ -68,11 +71,12 @@ def _find(folder: Path, file: Path) -> dict[str, Any] | None:
         if index["state"] != _state(file):  # also of a file that was only moved or touched
             if index["checksum"] != _checksum(file):
                 return None
-            _write_index(folder, index | {"state": _state(file)})
+            with suppress(OSError):  # of a cache that may only be read
+                _write_index(folder, index | {"state": _state(file)})
         return index["values"] | {
             name: _map(folder / data, *layout) for name, (data, *layout) in index["arrays"].items()
         }
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
