@@ -4,7 +4,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
@@ -34,9 +35,6 @@ def measure(part: str, options: Options) -> list[Row]:
     Raises:
         DataError: there is no JPEG in the folder.
     """
-    images = options.images
-    if images and not any(Path(images).glob("*.jpg")):
-        raise DataError(f"--images: no *.jpg in '{images}'. Name a folder of JPEGs, or leave it out to draw some.")
     pipelines: dict[str, Callable[[list[Path]], object]] = {
         "Pillow + torchvision": _pillow_batch,
         "vitkit": _vitkit_batch,
@@ -47,8 +45,7 @@ def measure(part: str, options: Options) -> list[Row]:
     random.seed(0)
     times: dict[str, list[float]] = {name: [] for name in pipelines}
     try:
-        with tempfile.TemporaryDirectory() as drawn:
-            paths = sorted(Path(images).glob("*.jpg"))[:32] if images else _draw(Path(drawn))
+        with jpegs(options.images) as paths:
             batches = [paths[start : start + _BATCH_SIZE] for start in range(0, len(paths), _BATCH_SIZE)]
             for load in pipelines.values():
                 load(batches[0])
@@ -66,6 +63,22 @@ def measure(part: str, options: Options) -> list[Row]:
     return [Row("loading an image, one core", name, median, median / first) for name, median in medians.items()]
 
 
+@contextmanager
+def jpegs(folder: Path | None) -> Iterator[list[Path]]:
+    """Provide the paths of a folder's JPEGs, at most 32; None: of drawn ones.
+
+    Raises:
+        DataError: there is no JPEG in the folder.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory() as drawn:
+            yield _draw(Path(drawn))
+    elif paths := sorted(Path(folder).glob("*.jpg"))[:32]:
+        yield paths
+    else:
+        raise DataError(f"--images: no *.jpg in '{folder}'. Name a folder of JPEGs, or leave it out to draw some.")
+
+
 def _draw(folder: Path) -> list[Path]:
     """Write eight 640x480 JPEGs with about the detail of a photo (about 90 kB each)."""
     generator = np.random.default_rng(0)
@@ -77,7 +90,7 @@ def _draw(folder: Path) -> list[Path]:
     return paths
 
 
-def _boxes_xyxy(height: int, width: int) -> np.ndarray:
+def seven_boxes(height: int, width: int) -> np.ndarray:
     """Return seven boxes, the average number in a COCO image."""
     sides = np.array([width, height] * 2)
     return np.array([[0.1 * i, 0.05 * i, 0.1 * i + 0.3, 0.05 * i + 0.4] for i in range(7)], np.float32) * sides
@@ -90,7 +103,7 @@ def _vitkit_batch(paths: list[Path]) -> object:
     samples = []
     for path in paths:
         image = read_image(path)
-        boxes_xyxy = _boxes_xyxy(*image.shape[:2]).astype(np.float32)
+        boxes_xyxy = seven_boxes(*image.shape[:2]).astype(np.float32)
         result = _TRANSFORMS(AnnotatedImage(image, boxes_xyxy, np.zeros(len(boxes_xyxy), np.int64)))
         boxes = torch.from_numpy(result.boxes_xyxy)
         samples.append({"image": to_tensor(result.image), "target": {"boxes_xyxy": boxes}})
@@ -111,7 +124,7 @@ def _pillow_batch(paths: list[Path]) -> object:
 
 def _pillow_sample(path: Path) -> tuple[Tensor, Tensor]:
     image = Image.open(path).convert("RGB")
-    boxes = torch.from_numpy(_boxes_xyxy(image.height, image.width)).float()
+    boxes = torch.from_numpy(seven_boxes(image.height, image.width)).float()
     if random.random() < 0.5:
         boxes = boxes[:, [2, 1, 0, 3]] * torch.tensor([-1, 1, -1, 1]) + torch.tensor([image.width, 0, image.width, 0])
         image = F.hflip(image)
