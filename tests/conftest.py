@@ -1,5 +1,7 @@
+import gc
 import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,17 @@ def pytest_configure(config):
 
         device = torch.device(os.environ["VITKIT_TEST_DEVICE"])
         on_device.install(device, os.environ.get("VITKIT_TEST_PRECISION", "fp32"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # What is imported and collected lives until the end; Python would look through it for garbage again and again.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
@@ -45,6 +58,15 @@ def fresh_logging():
 def own_settings(tmp_path_factory, monkeypatch):
     """Keep the files that tests trust out of the user's list."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
+
+
+@pytest.fixture(autouse=True)
+def curves_drawn_once(monkeypatch):
+    """Draw the curves of a tiny run only if no earlier run had the same losses and metrics."""
+    if trainer := sys.modules.get("vitkit.engine.trainer"):
+        from helpers.drawn_curves import plot_once
+
+        monkeypatch.setattr(trainer, "plot_training", plot_once)
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """The process group's functions, in one process and on two gloo ranks; and the training loop's shared state."""
 
 import datetime
+import errno
 import math
 import os
-import subprocess
-import sys
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.processes import PROCESSES, on_ranks
 from torch import nn
 
+from vitkit import distributed
 from vitkit.distributed import (
     RatioMeter,
     all_reduce_mean,
@@ -22,6 +24,7 @@ from vitkit.distributed import (
     barrier,
     broadcast_object,
     close_distributed,
+    connect_machines,
     first_rank_first,
     gather_dicts,
     gather_objects,
@@ -107,15 +110,14 @@ def fetched_in_turn(folder: Path, number: int) -> bool:
     return found
 
 
-def run_rank(number: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=number, world_size=2)
+def exchange(folder: Path) -> dict:
+    number = rank()
     value = torch.tensor([number + 1.0, 10.0])
     half, empty = RatioMeter(), RatioMeter()
     half.add(torch.tensor(number), torch.tensor(1 + 2 * number))
     if number == 1:
         empty.add(torch.tensor(1), torch.tensor(2))
-    results = {
+    return {
         "place": (rank(), world_size(), is_main()),
         "sum": all_reduce_sum(value),
         "mean": all_reduce_mean(value),
@@ -123,26 +125,17 @@ def run_rank(number: int, folder: str) -> None:
         "gathered": gather_objects({"of": number}),
         "in rounds": gather_dicts({key: str(key) for key in range(3 * number, 5)}, at_once=2),
         "broadcast": broadcast_object(f"from {number}"),
-        "found": fetched_in_turn(Path(folder), number),
+        "found": fetched_in_turn(folder, number),
         "ratio": half.compute(),
         "ratio of one rank": empty.compute(),
-        "runs": {name: evaluated_statistics(Path(folder) / name, options) for name, options in RUNS.items()},
+        "runs": {name: evaluated_statistics(folder / name, options) for name, options in RUNS.items()},
     }
-    torch.save(results, f"{folder}/rank{number}.pth")
-    close_distributed()
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    context = torch.multiprocessing.spawn(run_rank, args=(str(folder),), nprocs=2, join=False)
-    deadline = time.monotonic() + 600
-    while not context.join(timeout=1):  # True once both have ended
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("the ranks wait for each other")
-    return folder, [torch.load(folder / f"rank{number}.pth") for number in (0, 1)]
+    return folder, on_ranks(2, folder, exchange)
 
 
 def test_single_process_is_its_own_group(monkeypatch):
@@ -155,6 +148,61 @@ def test_single_process_is_its_own_group(monkeypatch):
     assert gather_objects("item") == ["item"] and broadcast_object("item") == "item"
     barrier()
     close_distributed()
+
+
+@pytest.fixture
+def watched(monkeypatch) -> list[tuple[str, dict[str, int]]]:
+    """Record what is watched: the name, and the socket's options, once its process has ended."""
+    names, original = [], distributed._watch
+
+    def record(connection, name):
+        original(connection, name)
+        options = {key: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, key)) for key in KEEPALIVE}
+        names.append((name, options | {"on": connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)}))
+
+    monkeypatch.setattr(distributed, "_watch", record)
+    return names
+
+
+KEEPALIVE = [key for key in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT") if hasattr(socket, key)]
+
+
+def test_machines_are_watched_by_a_connection_of_which_strangers_have_no_part(watched):
+    store = dist.HashStore()
+    connect_machines(store, 0, "127.0.0.1")
+    port, token = store.get("machines").decode().split()
+    with socket.create_connection(("127.0.0.1", int(port))) as stranger:
+        stranger.sendall(b"something 5 else\n")
+    with socket.create_connection(("127.0.0.1", int(port))) as machine:
+        machine.sendall(f"{token} 3 node7\n".encode())
+    deadline = time.monotonic() + 60
+    while not watched and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ((name, options),) = watched
+    assert name == "the machine of rank 3 (node7)" and options["on"] == 1
+    if KEEPALIVE:
+        waits = options["TCP_KEEPIDLE"] + options["TCP_KEEPINTVL"] * options["TCP_KEEPCNT"]
+        assert waits == distributed.SECONDS_UNTIL_LOST
+
+
+def test_a_machine_that_does_not_answer_ends_the_process_with_one_line(monkeypatch, capsys):
+    class Lost:
+        def settimeout(self, _): ...
+        def setsockopt(self, *_): ...
+        def recv(self, _):
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    codes = []
+    monkeypatch.setattr(distributed.os, "_exit", codes.append)
+    distributed._watch(Lost(), "the machine of rank 1 (node7)")
+    assert not codes  # without a process group, nothing waits
+    monkeypatch.setattr(distributed.dist, "is_initialized", lambda: True)
+    distributed._watch(Lost(), "the machine of rank 1 (node7)")
+    assert codes == [1]
+    assert capsys.readouterr().err == (
+        "error: the machine of rank 1 (node7) does not answer (Connection timed out): it or the network is lost. "
+        "Resume with --resume; torchrun does so by itself with --max-restarts.\n"
+    )
 
 
 def test_number_of_a_device_is_an_error_that_names_the_type():
@@ -194,19 +242,16 @@ def test_every_rank_evaluates_with_the_saved_running_statistics(two_ranks, name)
     assert saved["norm.running_mean"].equal(main["runs"][name]) and not main["runs"][name].equal(torch.zeros(4))
 
 
-JOIN = """
-import sys, time, torch
-from vitkit.distributed import all_reduce_sum, close_distributed, init_distributed
-
-time.sleep(float(sys.argv[1]))
-init_distributed("cpu")
-assert float(all_reduce_sum(torch.ones(()))) == 2
-close_distributed()
-"""
+def join(environment: dict[str, str], seconds: float) -> None:
+    os.environ.update(environment)
+    time.sleep(seconds)
+    init_distributed("cpu")
+    assert float(all_reduce_sum(torch.ones(()))) == 2
+    close_distributed()
 
 
 @contextmanager
-def joining(port: int, *starts: tuple[int, int]) -> Iterator[list[subprocess.Popen]]:
+def joining(port: int, *starts: tuple[int, int]) -> Iterator[list]:
     """Start processes that join torchrun's store, each with its rank (0 or 1) and its delay in seconds."""
     environment = {
         "LOCAL_RANK": 0,
@@ -220,13 +265,19 @@ def joining(port: int, *starts: tuple[int, int]) -> Iterator[list[subprocess.Pop
     try:
         for number, seconds in starts:
             own = {name: str(value) for name, value in {**environment, "RANK": number}.items()}
-            command = [sys.executable, "-c", JOIN, str(seconds)]
-            processes.append(subprocess.Popen(command, env={**os.environ, **own}))
+            processes.append(PROCESSES.Process(target=join, args=(own, seconds)))
+            processes[-1].start()
         yield processes
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.join()
+
+
+def statuses(processes: list) -> list[int | None]:
+    for process in processes:
+        process.join(timeout=60)
+    return [process.exitcode for process in processes]
 
 
 @pytest.fixture
@@ -239,7 +290,7 @@ def test_restarted_ranks_do_not_join_the_ended_ones(agent):
     # In the later attempts, one rank has enough time to read what the ended ranks left before the other one joins.
     for starts in ([(0, 0), (1, 0)], [(0, 0), (1, 2)], [(0, 2), (1, 0)]):
         with joining(agent.port, *starts) as ranks:
-            assert [process.wait(timeout=60) for process in ranks] == [0, 0]
+            assert statuses(ranks) == [0, 0]
 
 
 def test_rank_that_ended_before_the_others_started_is_not_waited_for(agent):
@@ -247,7 +298,7 @@ def test_rank_that_ended_before_the_others_started_is_not_waited_for(agent):
         while not agent.check(["name_of_1"]):
             time.sleep(0.01)
     with joining(agent.port, (0, 0), (1, 2)) as ranks:
-        assert [process.wait(timeout=60) for process in ranks] == [0, 0]
+        assert statuses(ranks) == [0, 0]
 
 
 def test_missing_rank_is_named():

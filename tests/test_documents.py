@@ -1,11 +1,12 @@
 """What the documents say: links lead somewhere, commands are accepted, the README is short."""
 
+import configparser
 import importlib
 import re
 from pathlib import Path
 
 import pytest
-from helpers.documents import DOCUMENTS, ROOT, command_in, name_of
+from helpers.documents import DOCUMENTS, REPOSITORY, ROOT, command_in, linked_file, links_of, name_of
 
 from vitkit import load_config
 from vitkit.config import config_names
@@ -25,14 +26,12 @@ def anchors(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_links_lead_to_files_and_headings(path):
-    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if "://" in target:
-            continue
+    for target in links_of(path):
         file, _, heading = target.partition("#")
-        linked = (path.parent / file).resolve() if file else path
-        assert linked.exists(), f"{name_of(path)}: {target}"
-        assert not heading or heading in anchors(linked), f"{name_of(path)}: {target}"
+        linked = linked_file(path, file)
+        if linked is not None:
+            assert linked.exists(), f"{name_of(path)}: {target}"
+            assert not heading or heading in anchors(linked), f"{name_of(path)}: {target}"
 
 
 COMMANDS = [
@@ -65,3 +64,29 @@ def test_no_text_names_a_former_command(command):
 
 def test_readme_is_read_in_five_minutes():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
+
+
+def test_links_of_the_readme_are_absolute_so_that_they_lead_somewhere_from_a_package_page():
+    links = links_of(ROOT / "README.md")
+    assert len(links) > 30 and all(link.startswith("https://") for link in links)
+
+
+def test_images_of_the_readme_are_small():
+    images = [linked_file(ROOT, link) for link in links_of(ROOT / "README.md") if link.endswith((".jpg", ".png"))]
+    assert len(images) == 2 and all(image.stat().st_size < 160_000 for image in images)
+
+
+def test_readme_lists_every_extra():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg", encoding="utf-8")
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("brings|")[2].partition("##")[0]
+    named = re.findall(r"`(\w+)`", "\n".join(line.rsplit("|", 2)[0] for line in table.splitlines()))
+    assert sorted(named) == sorted(settings["options.extras_require"])
+
+
+def test_all_files_name_the_same_repository():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert settings["metadata"]["url"] == REPOSITORY
+    assert f"repository-code: {REPOSITORY}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"git clone {REPOSITORY} " in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

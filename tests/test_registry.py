@@ -1,7 +1,5 @@
-import subprocess
-import sys
-
 import pytest
+from helpers.processes import run_anew
 
 import vitkit
 from vitkit.errors import ConfigError
@@ -131,7 +129,8 @@ def test_registries_are_found_by_kind():
 
 def test_names_are_registered_whichever_module_is_imported_first():
     script = "from vitkit.registry import BACKBONES; assert 'swin_tiny' in BACKBONES and len(BACKBONES.names()) > 20"
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    status, printed = run_anew(script)
+    assert status == 0, printed
 
 
 def test_every_public_name_can_be_imported():

@@ -107,7 +107,7 @@ def test_readme_predicts_and_trains(names, capsys, monkeypatch):
 
 
 def test_own_backbone_is_built_from_its_config(names):
-    for key in [("README.md", 2), ("README.md", 3)]:
+    for key in [("configs/README.md", 1), ("configs/README.md", 2)]:
         _, _, code = next(snippet for snippet in SNIPPETS if snippet[:2] == key)
         Path(re.match(r"# (\w+\.py)\n", code)[1]).write_text(code)
     model = build_model(vitkit.load_config("my_config.py")["model"] | dict(num_classes=2))
@@ -116,13 +116,13 @@ def test_own_backbone_is_built_from_its_config(names):
 
 
 def test_own_head_has_the_methods_that_training_queries_need(names):
-    run("configs/README.md", 1, names)
+    run("configs/README.md", 3, names)
     head = names["MyHead"]({}, 2, num_queries=5, d_model=8)
     assert head.make_queries(torch.zeros(1, 5, 8)).content.shape == (1, 5, 8) and head.learned_channels == 8
 
 
 def test_own_loss_is_computed(names):
-    run("configs/README.md", 3, names)
+    run("configs/README.md", 5, names)
     spec = names["cfg"]["criterion"] | dict(type="CenterCriterion")
     criterion = CRITERIA.build(spec | dict(weights=spec["weights"] | dict(center=1.0)))
     boxes = torch.tensor([[0.5, 0.5, 0.2, 0.2]])

@@ -220,9 +220,13 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
 
 
 def machine_error_line(error: BaseException) -> str | None:
-    """Return the line with which tools report an error of memory, a file's name or storage; None for another error."""
+    """Return the line with which tools report a lost rank or an error of memory, a file's name or storage; None for
+    another error."""
     from vitkit.devices import is_out_of_memory
+    from vitkit.distributed import lost_peer, rank
 
+    if lost_peer(error):
+        return f"error (rank {rank()}): another rank has ended, and this one with it; see that one's error."
     if is_out_of_memory(error):
         reason = str(error).split("\n")[0] or type(error).__name__
         return f"error: out of memory ({reason}). End other programs, or give this one less to do."

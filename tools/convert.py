@@ -4,7 +4,8 @@ MODEL is anything that vitkit loads: a name of the model zoo, a run, a config wi
 transformers library or hf:OWNER/NAME. Reading the result back gives the same weights, bit for bit in fp32. With
 vitkit's names, a file also holds the config, the classes or vocabularies, and what evaluation has measured, so that it
 can be loaded by itself. For the transformers library OUT may be a folder, which its from_pretrained reads: config.json,
-weights, the preparation of images, a text model's tokens.
+weights, the preparation of images, a text model's tokens, and a model card (README.md), with the metrics that vitkit
+test has measured.
 
 Annotations are converted by vitkit data convert.
 
@@ -34,6 +35,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the file or folder to write")
     text = "precision of the stored numbers (default: fp32)"
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=text)
+    text = "license of the weights, for the model card (default: for models of the zoo, the one it lists)"
+    parser.add_argument("--license", help=text)
     add_overwrite(parser)
     add_trust(parser)
     args = parser.parse_intermixed_args(argv)
@@ -47,9 +50,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with errors_in_one_line():
-        how = dict(precision=args.precision, overrides=args.overrides, overwrite=args.overwrite, trust=args.trust)
+        how = dict(precision=args.precision, license=args.license, overrides=args.overrides)
+        how |= dict(overwrite=args.overwrite, trust=args.trust)
         done = vitkit.convert(args.model, args.out, to=args.to, weights=args.weights, **how)
         print(f"{done.report}\nwrote {done.path}: {pluralize(done.num_entries, 'entries')}, names of {done.names}")
+        if done.card is not None:
+            print(f"wrote {done.card}, a model card")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ NAME.onnx           the model: uint8 images in, predictions out; for a captioner
 NAME.step.onnx      for a captioner or translator, one step of the decoder
 NAME.text.onnx      for a text-prompted detector, the text encoder; beside it NAME.tokenizer.json
 run_NAME.py         predicts with NAME.onnx; needs only onnxruntime, numpy and Pillow (and tokenizers for texts)
+README.md           a model card, with the metrics that vitkit test has measured
 
 Examples:
     vitkit export runs/detr --images photos
@@ -61,7 +62,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--tolerance", type=float, help=f"allowed difference, relative to the largest value (default: {tolerances})"
     )
     parser.add_argument(
-        "--license", help="license of the weights, noted in the file (default: for models of the zoo, the one it lists)"
+        "--license",
+        help="license of the weights, noted in the file and the card (default: that of the model zoo's weights)",
     )
     add_renamed(parser, "--licence", "--license")
     add_trust(parser)
@@ -82,6 +84,7 @@ def main(argv: list[str] | None = None) -> None:
             show(part)
         if export.runner is not None:
             print(f"wrote {export.runner.name} beside it, which predicts with it without PyTorch")
+        print(f"wrote {export.card}, a model card")
 
 
 def show(part: ExportedPart) -> None:

@@ -1,4 +1,4 @@
-"""Evaluate a model on its config's validation data: its metrics, and results.json.
+"""Evaluate a model on its config's validation data: its metrics, also as metrics.json, and results.json.
 
 For detectors these are the COCO metrics, and results for pycocotools; for panoptic and semantic models PQ or IoU, and a
 folder of maps beside results.json; for classifiers there is also a figure of the confusion matrix.
@@ -114,6 +114,7 @@ def scales(text: str) -> tuple[float, ...]:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     from vitkit.apps.inference import find_model, find_trained
+    from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
     from vitkit.apps.training.answers import AnswerFiles
     from vitkit.apps.training.results import score_file, score_results
     from vitkit.apps.training.testing import evaluate_model
@@ -125,6 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     out = args.out or (args.resume and args.resume.with_suffix(".json")) or new_file("results.json", args.model or "")
     figure = f"{out.stem}_confusion.png"
     figure = out.with_name(figure) if args.out else new_file(figure, args.model or "")
+    metrics_file = out.with_name(f"{out.stem}_{METRICS}") if args.out else new_file(METRICS, args.model or "")
     details = Details(
         args.split,
         per_class=args.per_class,
@@ -175,6 +177,11 @@ def main(argv: list[str] | None = None) -> None:
                 show(result.evaluator, details, result.thresholds)
                 write(result, out, requested=args.out is not None)
                 answer_files.remove()
+                options = {"tta": args.tta, "tiles": args.tiles}
+                options = {name: value for name, value in options.items() if value}
+                measured = Measured(data_name(config), args.split, options, result.metrics)
+                save_metrics(metrics_file, measured, weights)
+                print(f"metrics are in {metrics_file}")
                 write_page(result.evaluator, args.report, facts)
                 print(f"{1e3 * result.seconds_per_sample:.1f} ms per {result.sample} on {device.type}")
     finally:

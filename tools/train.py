@@ -109,9 +109,8 @@ def main(argv: list[str] | None = None) -> None:
         report_failure(error)
         sys.exit(error_line(error))
     except Exception as error:  # torchrun shows the error; it is raised again unless one line explains it
-        if lost_peer(error):
-            sys.exit(f"error (rank {rank()}): another rank has ended, and this one with it; see that one's error.")
-        report_failure(error)
+        if not lost_peer(error):
+            report_failure(error)
         if lost_worker(error):
             sys.exit(
                 f"error (rank {rank()}): a loading process was killed ({str(error).strip()}), as systems do when "

@@ -6,7 +6,7 @@ The public names below are imported when they are first used, so that `vitkit --
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from vitkit.apps.analysis.reports.api import analyze

@@ -10,6 +10,9 @@ import torch
 
 from vitkit.errors import lacks_memory
 
+Precision = Literal["fp32", "bf16", "fp16"]
+"""The precision of autocast."""
+
 
 def accelerators() -> list[str]:
     """Return the types of the accelerators that PyTorch finds on this machine, at most one."""
@@ -61,19 +64,21 @@ def processor_name() -> str:
     return processor_field("model name") or platform.processor() or platform.machine()
 
 
-def resolve_precision(precision: str, device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
+def resolve_precision(precision: str, device: torch.device) -> Precision:
     """Return the precision that "auto" stands for on a device: bf16 if it `has_bfloat16`; others unchanged."""
     if precision == "auto":
         return "bf16" if has_bfloat16(device) else "fp32"
     return precision
 
 
-def autocast(device: torch.device, precision: Literal["fp32", "bf16", "fp16"]) -> torch.autocast:
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Return the autocast context for a precision; it does nothing for "fp32"."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
+Precision = Literal["fp32", "bf16", "fp16"]
+"""The precision of autocast."""
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 """The types of errors that `is_out_of_memory` examines."""
 

@@ -1,20 +1,30 @@
 """The process group, started from torchrun's environment; every function also works without one."""
 
 import datetime
+import logging
 import os
+import socket
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from vitkit.errors import ConfigError, VitkitError
+from vitkit.errors import ConfigError, TrainingError, VitkitError, error_line
+
+logger = logging.getLogger("vitkit")
+SECONDS_UNTIL_LOST = 60
+"""How long a machine may not answer."""
+
+Item = TypeVar("Item")
 
 
 def init_distributed(device_type: str) -> torch.device:
@@ -43,6 +53,8 @@ def init_distributed(device_type: str) -> torch.device:
         timeout = datetime.timedelta(minutes=60)
         store, rank_, size = next(dist.rendezvous("env://", timeout=timeout))
         store = store_of_this_attempt(store, rank_, size, timeout)
+        if int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size and int(os.environ["LOCAL_RANK"]) == 0:
+            connect_machines(store, rank_, os.environ["MASTER_ADDR"])
         dist.init_process_group(backend, store=store, rank=rank_, world_size=size, timeout=timeout)
     return device
 
@@ -94,6 +106,73 @@ def store_of_this_attempt(store: dist.Store, number: int, size: int, timeout: da
             raise TimeoutError(f"ranks {missing} of {size} did not join within {timeout}. Did their machines start?")
         time.sleep(0.02)
     return dist.PrefixStore(attempt, store)
+
+
+def connect_machines(store: dist.Store, number: int, main_address: str) -> None:
+    """End this process if another machine, or the network to it, is lost; the first process of each machine calls it.
+
+    A lost machine closes no connection, so that others would wait for it until the process group's timeout. So there is
+    one connection between the main process and each other machine that transfers nothing. Through it, the systems ask
+    each other every few seconds whether they are still there, and answer even while a process computes for minutes.
+    """
+    if number == 0:
+        listener, token = socket.create_server(("", 0)), uuid.uuid4().hex
+        threading.Thread(target=_accept_machines, args=(listener, token), daemon=True).start()
+        store.set("machines", f"{listener.getsockname()[1]} {token}")
+        return
+    port, token = store.get("machines").decode().split()
+    try:
+        connection = socket.create_connection((main_address, int(port)), timeout=SECONDS_UNTIL_LOST)
+        connection.sendall(f"{token} {number} {socket.gethostname()}\n".encode())
+    except OSError as error:
+        logger.warning(
+            "rank %d cannot reach port %s of %s (%s): that a machine is lost will be noticed late.",
+            number,
+            port,
+            main_address,
+            error.strerror or error,
+        )
+        return
+    threading.Thread(target=_watch, args=(connection, f"the machine of rank 0 ({main_address})"), daemon=True).start()
+
+
+def _accept_machines(listener: socket.socket, token: str) -> None:
+    """Watch the connections of other machines; one without the token of the store is from a stranger."""
+    while True:
+        connection, _ = listener.accept()
+        connection.settimeout(SECONDS_UNTIL_LOST)
+        with suppress(OSError, ValueError):
+            own, number, host = connection.makefile().readline(200).split()
+            if own == token:
+                name = f"the machine of rank {number} ({host})"
+                threading.Thread(target=_watch, args=(connection, name), daemon=True).start()
+
+
+def _watch(connection: socket.socket, name: str) -> None:
+    """Wait until the process at the other end of a connection ends, and end this one if its machine does not answer."""
+    interval = SECONDS_UNTIL_LOST // 4
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", interval), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):  # elsewhere the system's own, of two hours
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    try:
+        connection.recv(1)
+    except OSError as error:
+        if dist.is_initialized():
+            _end_without(name, error)
+
+
+def _end_without(name: str, error: OSError) -> None:
+    """End this process, whose main thread waits in a collective operation that nothing interrupts."""
+    lost = TrainingError(
+        f"{name} does not answer ({error.strerror}): it or the network is lost. Resume with --resume; torchrun does so "
+        "by itself with --max-restarts."
+    )
+    report_failure(lost)
+    print(error_line(lost), file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def lost_peer(error: BaseException) -> bool:
@@ -265,7 +344,7 @@ def first_rank_first() -> Iterator[None]:
             barrier()
 
 
-def broadcast_object(item: object) -> object:
+def broadcast_object(item: Item) -> Item:
     """Return the main process's item on every rank."""
     if world_size() == 1:
         return item

@@ -308,7 +308,7 @@ class Batch:
         images: (B, 3, T, H, W) uint8 RGB. The views of a video are consecutive, each with the video's target.
     """
 
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]
     targets: Sequence[Mapping[str, Any]]
 
     @classmethod

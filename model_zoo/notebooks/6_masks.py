@@ -8,6 +8,9 @@
 # both kinds of model briefly, and looks inside Mask2Former.
 
 # %%
+# %pip install --quiet vitkit
+
+# %%
 from pathlib import Path
 
 import torch
@@ -226,8 +229,8 @@ show(out / "points.png")
 # ## Merging masks into a panoptic map
 #
 # Masks may overlap, but the segments of a panoptic map may not. Each pixel goes to the query with the highest product
-# of class score and mask, $\arg\max_j p_j(c_j)\, m_j(x)$, among the queries with a sufficient class score; a segment
-# that keeps too small a part of its mask is dropped. The figure shows which rule decided each pixel.
+# of class score and mask, $\operatorname{arg\,max}_j p_j(c_j)\, m_j(x)$, among the queries with a sufficient class
+# score; a segment that keeps too small a part of its mask is dropped. The figure shows which rule decided each pixel.
 
 # %%
 draw_merging(attention.view, predictor.model, classes, out / "merging.png")

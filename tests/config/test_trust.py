@@ -4,12 +4,12 @@ import importlib
 import json
 import os
 import py_compile
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from helpers.processes import run_forked
 
 from vitkit import load_config
 from vitkit.apps.inference import load
@@ -330,9 +330,13 @@ def test_every_tool_and_the_loader_require_trust(stranger, capsys):
     capsys.readouterr()
 
 
-def test_untrusted_code_cannot_be_run_from_the_command_line(stranger, tmp_path):
-    program = "from vitkit.tools.predict import main; main()"
-    command = [sys.executable, "-c", program, str(stranger), "--input", str(stranger / "config.json")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HOME": str(tmp_path)})
-    assert done.returncode == 1 and "evil.py" in done.stderr and "Traceback" not in done.stderr
+def run_command() -> None:
+    predict.main()
+
+
+def test_untrusted_code_cannot_be_run_from_the_command_line(stranger, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["vitkit predict", str(stranger), "--input", str(stranger / "config.json")])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    status, printed = run_forked(run_command)
+    assert status == 1 and "evil.py" in printed and "Traceback" not in printed
     assert times_run(stranger) == 0

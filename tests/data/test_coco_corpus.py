@@ -4,14 +4,25 @@ They are read in one child process with limited memory and time, as the C code o
 """
 
 import json
+import os
 import re
-import subprocess
+import resource
+import signal
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.processes import run_forked
 from PIL import Image
+
+from vitkit.data.datasets.captions import CocoCaptions
+from vitkit.data.datasets.coco import CocoDetection
+from vitkit.data.datasets.panoptic import CocoPanoptic
+from vitkit.errors import VitkitError
+from vitkit.evaluation.captions import CaptionEvaluator
+from vitkit.evaluation.coco import CocoEvaluator
+from vitkit.evaluation.panoptic import PanopticEvaluator
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory and time as on Linux")
 
@@ -94,20 +105,6 @@ RESULT = {
     "segmentation": {"size": [32, 40], "counts": [100, 1180]},
 }
 
-CHILD = """
-import json, resource, signal, sys
-from pathlib import Path
-from vitkit.data.datasets.captions import CocoCaptions
-from vitkit.data.datasets.coco import CocoDetection
-from vitkit.data.datasets.panoptic import CocoPanoptic
-from vitkit.errors import VitkitError
-from vitkit.evaluation.captions import CaptionEvaluator
-from vitkit.evaluation.coco import CocoEvaluator
-from vitkit.evaluation.panoptic import PanopticEvaluator
-
-used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30))
-
 
 def evaluate(path):
     kind = path.stem.split("_")[0]
@@ -124,17 +121,21 @@ def evaluate(path):
     return dataset[0], evaluator.compute()
 
 
-for name in sys.argv[1:]:
-    signal.alarm(10)  # ends the process: code in C takes no notice of exceptions
-    print(json.dumps([name, "started"]), flush=True)
-    try:
-        outcome = str(evaluate(Path(name))[1])
-    except VitkitError as error:
-        outcome = f"error: {error}"
-    except BaseException as error:
-        outcome = f"raw {error!r}"
-    print(json.dumps([name, outcome]), flush=True)
-"""
+def evaluate_all(names: list[str], folder: Path) -> None:
+    """Evaluate files in a process with limited memory and time, and print the outcome of each."""
+    os.chdir(folder)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30))
+    for name in names:
+        signal.alarm(10)  # ends the process: code in C takes no notice of exceptions
+        print(json.dumps([name, "started"]), flush=True)
+        try:
+            outcome = str(evaluate(Path(name))[1])
+        except VitkitError as error:
+            outcome = f"error: {error}"
+        except BaseException as error:
+            outcome = f"raw {error!r}"
+        print(json.dumps([name, outcome]), flush=True)
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +151,9 @@ def outcomes(tmp_path_factory) -> dict[str, str]:
     (folder / "results.json").write_text(json.dumps([RESULT]))
     files, outcomes = [str(folder / "instances.json"), *map(str, sorted(CORPUS.glob("*.json")))], {}
     while files:  # if a file ends the process, a new process reads the rest
-        child = subprocess.run([sys.executable, "-c", CHILD, *files], cwd=folder, capture_output=True, text=True)
-        lines = [json.loads(line) for line in child.stdout.splitlines()]
-        assert lines, child.stderr
+        _, printed = run_forked(evaluate_all, files, folder)
+        lines = [json.loads(line) for line in printed.splitlines() if line.startswith("[")]
+        assert lines, printed
         outcomes |= {Path(name).stem: outcome for name, outcome in lines}
         files = files[files.index(lines[-1][0]) + 1 :]
     return outcomes

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.loading.samplers import EvalBatches, TokenBatches, TrainBatches
+from vitkit.data.loading import samplers
+from vitkit.data.loading.samplers import WINDOW_BLOCKS, EvalBatches, TokenBatches, TrainBatches
 from vitkit.errors import DataError
 
 
@@ -137,3 +138,44 @@ def test_batches_have_little_padding():
         padded += members.max(axis=0).sum() * len(members)
         real += members.sum()
     assert 1 - real / padded < 0.10
+
+
+def test_images_of_one_window_of_blocks_have_the_order_of_files():
+    groups, weights = np.arange(50) % 3 % 2, np.linspace(0.2, 2, 50)
+    for options in ({}, {"groups": groups}, {"groups": groups, "weights": weights}):
+        blocks = np.random.default_rng(0).integers(0, WINDOW_BLOCKS, 50)
+        assert list(batches_of(50, blocks=blocks, **options)) == list(batches_of(50, **options))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_epoch_reads_a_window_of_blocks_after_the_other(monkeypatch, weighted):
+    monkeypatch.setattr(samplers, "WINDOW_BLOCKS", 4)
+    blocks = np.arange(600) // 10 * 7  # 60 blocks of ten images; their numbers have gaps
+    groups = np.arange(600) % 3 % 2
+    weights = np.random.default_rng(0).uniform(0.5, 2, 600) if weighted else None
+    orders = []
+    for epoch in range(2):
+        sampler = batches_of(600, batch_size=4, groups=groups, blocks=blocks, weights=weights)
+        sampler.set_position(epoch)
+        batches = list(sampler)
+        assert all(len({groups[index] for index, _ in batch}) == 1 for batch in batches)
+        images = [index for batch in batches for index, _ in batch]
+        assert weighted or sorted(set(images)) == list(range(600))
+        used = blocks[images]
+        # Of three windows of four blocks, as a batch may have images of two; repeated images fill the last batches.
+        num_blocks = [len({*used[start : start + 40].tolist()}) for start in range(len(used) - 40)]
+        assert np.quantile(num_blocks, 0.95) <= 12 and max(num_blocks) <= 16  # of 60
+        assert np.median(np.abs(np.diff(images))) > 10  # shuffled within a window
+        orders.append(images)
+        resumed = batches_of(600, batch_size=4, groups=groups, blocks=blocks, weights=weights)
+        resumed.set_position(epoch, 17)
+        assert list(resumed) == batches[17:]
+    assert orders[0] != orders[1]
+
+
+def test_ranks_read_the_same_windows_of_blocks_at_a_time(monkeypatch):
+    monkeypatch.setattr(samplers, "WINDOW_BLOCKS", 2)
+    blocks = np.arange(240) // 10
+    one = list(batches_of(240, blocks=blocks))
+    ranks = [list(batches_of(240, blocks=blocks, rank=rank, world_size=3)) for rank in range(3)]
+    assert [batch for step in zip(*ranks) for batch in step] == one

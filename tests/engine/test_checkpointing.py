@@ -3,7 +3,6 @@
 import errno
 import logging
 import math
-import multiprocessing
 import os
 import random
 import resource
@@ -13,6 +12,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from helpers.processes import PROCESSES
 from helpers.toy_training import Batches, records, run
 
 from vitkit.engine import checkpointing
@@ -261,7 +261,7 @@ def save_with_little_room(folder):
 
 
 def test_incompletely_written_file_leaves_the_previous_one(tmp_path):
-    process = multiprocessing.get_context("forkserver").Process(target=save_with_little_room, args=(tmp_path,))
+    process = PROCESSES.Process(target=save_with_little_room, args=(tmp_path,))
     process.start()
     process.join()
     message = (tmp_path / "error.txt").read_text()

@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.quickstart_runs import REALTIME, quickstart_run
+from timm.layers import BatchNormAct2d, convert_sync_batchnorm
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.nn.modules._functions import SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 import vitkit
@@ -157,6 +159,29 @@ def test_fsdp_with_one_rank_takes_the_steps_of_the_plain_model(gpu, tmp_path, pr
         states.append(get_model_state_dict(run.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=2e-4, msg=name)
+
+
+def test_synchronized_batch_norm_of_one_rank_is_a_batch_norm(gpu, process_group):
+    needs_cuda(gpu)
+    torch.manual_seed(0)
+    plain = torch.nn.BatchNorm2d(8).to(gpu)
+    synchronized = convert_sync_batchnorm(torch.nn.Sequential(BatchNormAct2d(8, apply_act=False)))[0].to(gpu)
+    images = torch.randn(4, 8, 16, 16, device=gpu)
+    results = []
+    for norm in (plain, synchronized):
+        inputs = images.clone().requires_grad_()
+        # The function with which several ranks gather their statistics; of one rank, the module leaves it out.
+        output = (
+            norm(inputs)
+            if norm is plain
+            else SyncBatchNorm.apply(
+                inputs, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps, 0.1, dist.group.WORLD, 1
+            )
+        )
+        output.square().mean().backward()
+        results.append((output, inputs.grad, norm.running_mean, norm.running_var))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
 
 
 def test_channels_last_predicts_the_same(gpu, tmp_path):

@@ -1,17 +1,16 @@
 """A model whose weights are sharded among two gloo ranks trains as one that is full on both."""
 
 import logging
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.processes import on_ranks
 from helpers.sharded_training import CPU, Blocks, Warnings, needs_newer_torch, run
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from vitkit.distributed import close_distributed
 from vitkit.engine import build
 from vitkit.engine.build import prepare_model
 from vitkit.engine.checkpointing import LAST_NAME
@@ -22,10 +21,7 @@ from vitkit.registry import OPTIMIZERS
 from vitkit.weights import read_checkpoint
 
 
-def run_rank(number: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=number, world_size=2)
-    folder = Path(folder)
+def train_each_way(folder: Path) -> dict:
     results = {strategy: run(folder / strategy, strategy) for strategy in ("ddp", "fsdp")}
     warnings = Warnings()
     logging.getLogger("vitkit").addHandler(warnings)
@@ -34,21 +30,13 @@ def run_rank(number: int, folder: str) -> None:
     results["warnings"] = warnings.messages
     results["one image"] = run(folder / "one_image", "fsdp", epochs=1, to_evaluate=(1, 0))
     results["parts"] = run(folder / "parts", "fsdp", epochs=1) + run(folder / "parts", "fsdp")
-    torch.save(results, folder / f"rank{number}.pth")
-    close_distributed()
+    return results
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    context = torch.multiprocessing.spawn(run_rank, args=(str(folder),), nprocs=2, join=False)
-    deadline = time.monotonic() + 600
-    while not context.join(timeout=1):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("the ranks wait for each other")
-    return folder, [torch.load(folder / f"rank{number}.pth") for number in (0, 1)]
+    return folder, on_ranks(2, folder, train_each_way)
 
 
 @needs_newer_torch

@@ -1,7 +1,6 @@
 """How a run's folder is chosen, and kept from other processes."""
 
 import errno
-import multiprocessing
 import os
 import shutil
 import signal
@@ -11,14 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from helpers.processes import PROCESSES
 
 from vitkit.engine import run_folder as module
 from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.run_folder import LOCK_NAME, FolderLock, run_folder
 from vitkit.errors import ConfigError
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["vitkit.engine.run_folder"])
 
 
 def claim(path: Path, **options) -> FolderLock:

@@ -2,28 +2,32 @@
 
 import errno
 import logging
-import multiprocessing
 import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.sharded_training import CPU, Blocks, Warnings, needs_newer_torch, on_ranks, run
+from helpers.processes import on_ranks
+from helpers.sharded_training import CPU, Blocks, Warnings, needs_newer_torch, run
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
+import vitkit
 from vitkit.apps.analysis.memory import training_memory
+from vitkit.distributed import close_distributed
 from vitkit.engine import checkpointing
 from vitkit.engine.checkpointing import BEST_NAME, LAST_NAME, RunCheckpoints, find_newest_checkpoint, remove_stale
 from vitkit.engine.parallel import shard, state_of
 from vitkit.engine.settings import TrainSettings
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.tools import average, export
 from vitkit.weights import load_weights, read_checkpoint
+from vitkit.weights.names import run_weights
 
 SHARDED = {"sharded_checkpoints": True}
-multiprocessing.get_context("forkserver").set_forkserver_preload(["vitkit.engine.trainer"])
 
 
 def two_ranks_train(folder: Path) -> dict:
@@ -246,6 +250,47 @@ def test_only_partial_files_of_a_killed_run_are_removed(first):
     (first / "step_00000009.shards").mkdir()
     remove_stale(first)
     assert {path.name for path in first.iterdir()} == before
+
+
+@pytest.mark.slow
+@needs_newer_torch
+def test_shards_are_averaged_and_exported(tmp_path, monkeypatch):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/init", rank=0, world_size=1)
+    world = dict(num_images=8, image_size=32)
+    try:
+        vitkit.train(
+            "quickstart/detr",
+            run_dir="run",
+            device="cpu",
+            model=dict(num_queries=5),
+            data=dict(train=world, val=world, images_per_gpu=4, num_workers=0),
+            train=dict(epochs=2, strategy="fsdp", save_every_steps=1, keep_checkpoints=2, **SHARDED),
+        )
+    finally:
+        close_distributed()
+    first, second = sorted(Path("run").glob("step_*.pth"))
+    average.main(["run/step_*.pth", "--last", "2", "--out", "averaged.pth"])
+    states = [read_checkpoint(path)["model"] for path in (first, second, Path("averaged.pth"))]
+    for name, value in states[2].items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, (states[0][name].double() + states[1][name]).div(2).float())
+    image = np.random.default_rng(0).integers(256, size=(32, 32, 3), dtype=np.uint8)
+    export.main(["run", "--out", "run.onnx"])
+    expected, exported = (vitkit.load(name)(image, threshold=0) for name in ("run", "run.onnx"))
+    assert len(expected) == 5
+    torch.testing.assert_close(exported.scores, expected.scores, rtol=0, atol=1e-4)
+    assert len(vitkit.load("averaged.pth")(image, threshold=0)) == 5
+
+
+@needs_newer_torch
+def test_folder_of_shards_in_place_of_their_checkpoint_is_named(first):
+    folder = first / shards_named(first / BEST_NAME)
+    for call in (read_checkpoint, run_weights):
+        with pytest.raises(CheckpointError, match=r"contains the shards of a checkpoint, .* Give that: .*best\.pth"):
+            call(folder)
 
 
 def test_sharded_checkpoints_need_sharded_weights():

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.plain_dataset import PlainDataset
-from helpers.sharded_training import CPU, Warnings, needs_newer_torch, on_ranks, run
+from helpers.processes import on_ranks
+from helpers.sharded_training import CPU, Warnings, needs_newer_torch, run
 
 from vitkit import distributed
 from vitkit.config import load_config

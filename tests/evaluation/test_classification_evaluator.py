@@ -1,17 +1,17 @@
 """Accuracies by hand, each image counted once, and what is written."""
 
 import json
-import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from helpers.plain_dataset import PlainDataset
+from helpers.processes import on_ranks
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitkit.distributed import close_distributed
+from vitkit.distributed import rank
 from vitkit.errors import DataError
 from vitkit.evaluation.classification import ClassificationEvaluator, draw_confusion_matrix
 from vitkit.ops.colors import text_color
@@ -27,8 +27,8 @@ def dataset_of(num_images):
 def scores_of(*order):
     """Return scores that rank the given classes first, in this order, and the others after them."""
     scores = torch.zeros(len(CLASSES))
-    for rank, name in enumerate(order):
-        scores[CLASSES.index(name)] = 1.0 - 0.1 * rank
+    for place, name in enumerate(order):
+        scores[CLASSES.index(name)] = 1.0 - 0.1 * place
     return {"class_scores": scores / scores.sum()}
 
 
@@ -124,24 +124,17 @@ def test_counts_can_be_read_on_every_cell(tmp_path, monkeypatch):
     assert {text.get_color() for text in axes.texts} == {"black", "white"}
 
 
-def run_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+def evaluate_own_images(folder: Path) -> list:
     evaluator = ClassificationEvaluator(dataset_of(4))
     # Image 1 is evaluated twice, as samplers repeat images to fill a batch.
-    images = IMAGES[:2] if rank == 0 else IMAGES[1:]
+    images = IMAGES[:2] if rank() == 0 else IMAGES[1:]
     evaluator.update(*zip(*images))
     evaluator.gather()
-    torch.save([evaluator.compute(), evaluator.table()], f"{folder}/rank{rank}.pth")
-    close_distributed()
+    return [evaluator.compute(), evaluator.table()]
 
 
 def test_every_image_counts_once_over_two_ranks(tmp_path):
-    context = torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=2, join=False)
-    deadline = time.monotonic() + 120
-    while not context.join(timeout=1):
-        assert time.monotonic() < deadline, "the ranks wait for each other"
-    main, other = (torch.load(tmp_path / f"rank{rank}.pth") for rank in range(2))
+    main, other = on_ranks(2, tmp_path, evaluate_own_images)
     assert main[0] == {"top1": 1 / 4, "top5": 3 / 4} and "4 images" in main[1]
     assert other == [{}, ""]
 

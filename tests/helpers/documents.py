@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = "https://github.com/vitkit/vitkit"
 DOCUMENTS = sorted(
     path
     for folder in (".", "vitkit", "configs", "tools", "model_zoo")
@@ -14,6 +15,29 @@ DOCUMENTS = sorted(
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def links_of(path: Path) -> list[str]:
+    """Return the targets of a document's links and images; code is left out."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def linked_file(path: Path, target: str) -> Path | None:
+    """Return the repository's file that a link leads to, also by its address; None for other sites.
+
+    Args:
+        path: the document that has the link.
+        target: the link's target without a heading.
+    """
+    own = re.fullmatch(
+        rf"(?:{REPOSITORY}/(?:blob|tree)|https://raw\.githubusercontent\.com/vitkit/vitkit)/main/(.+)", target
+    )
+    if own:
+        return ROOT / own[1]
+    if "://" in target:
+        return None
+    return (path.parent / target).resolve() if target else path
 
 
 def command_in(line: str) -> tuple[str, list[str]] | None:

@@ -1,23 +1,23 @@
-"""Real training runs in separate processes, which may be killed at any moment."""
+"""Real runs of tools in separate processes, which may be killed at any moment."""
 
+import importlib
 import io
 import json
-import multiprocessing
 import os
 import re
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from helpers.processes import PROCESSES
 from torch.distributed.checkpoint import FileSystemWriter
 
+from vitkit.engine import trainer
 from vitkit.weights import read_checkpoint
 
-PROCESSES = multiprocessing.get_context("forkserver")
-# Imported once: a tool imports what trains only when it runs.
-PROCESSES.set_forkserver_preload(["vitkit.tools.train", "vitkit.engine.trainer"])
 LAST_STEP = 12  # three epochs of eight batches, two batches per step
 CONFIG = """
 from vitkit.configs.quickstart.detr import config as quickstart
@@ -42,21 +42,22 @@ def config():
 """
 
 
-def run_tool(argv: list[str], environment: dict[str, str], dies_in: tuple[str, int] | None) -> None:
-    """Run a tool in a separate process, which kills itself in the n-th call of a function if `dies_in` says so."""
+def run_tool(tool: str, argv: list[str], environment: dict[str, str], prepare: Callable[[], None] | None) -> None:
+    """Run a tool in a separate process, which first calls `prepare`; what it prints is appended to output.txt."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    if dies_in:
-        die_in(*dies_in)
-    from vitkit.tools import train
-
-    train.main([*argv, "--device", "cpu"])
+    # Other tests look at curves; here, drawing them would take longer than the run.
+    trainer.plot_training = lambda log_path, out_path: None
+    if prepare:
+        prepare()
+    importlib.import_module(f"vitkit.tools.{tool}").main([*argv, "--device", "cpu"])
 
 
 def die_in(function: str, call: int) -> None:
+    """Have this process kill itself in the n-th call of a function."""
     module, name = {
         "save": (torch, "save"),
         "rename": (os, "replace"),
@@ -81,15 +82,18 @@ def die_in(function: str, call: int) -> None:
     setattr(module, name, dying)
 
 
-def start(*argv: str, ranks: int = 1, dies_in: tuple[str, int] | None = None) -> list:
+def start(
+    *argv: str, tool: str = "train", ranks: int = 1, prepare: Callable[[], None] | None = None, **variables: str
+) -> list:
+    """Start a tool on some ranks, each of which has further environment variables and first calls `prepare`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
     processes = []
     for number in range(ranks):
-        environment = {**group, "RANK": str(number), "LOCAL_RANK": str(number)} if group else {}
-        process = PROCESSES.Process(target=run_tool, args=(list(argv), environment, dies_in))
+        environment = {**group, "RANK": str(number), "LOCAL_RANK": str(number), **variables} if group else variables
+        process = PROCESSES.Process(target=run_tool, args=(tool, list(argv), environment, prepare))
         process.start()
         processes.append(process)
     return processes
@@ -110,6 +114,11 @@ def reached(run: str) -> int:
     log = Path(run, "log.jsonl")
     steps = re.findall(r'"step": (\d+)', log.read_text()) if log.exists() else []
     return int(steps[-1]) if steps else 0
+
+
+def losses_of(run: str) -> dict[int, float]:
+    records = [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
+    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
 
 
 def wait_for_step(run: str, step: int, processes: list) -> None:

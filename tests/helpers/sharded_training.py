@@ -1,7 +1,6 @@
-"""A small model, its data and its training on several gloo ranks."""
+"""A small model, its data and its training, for several gloo ranks."""
 
 import logging
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from vitkit.distributed import close_distributed, is_main, rank
+from vitkit.distributed import is_main, rank
 from vitkit.engine.checkpointing import LAST_NAME
 from vitkit.engine.evaluate import evaluate
 from vitkit.engine.parallel import is_sharded, shard
@@ -155,27 +154,3 @@ class Warnings(logging.Handler):
 
     def emit(self, record):
         self.messages.append(record.getMessage())
-
-
-def start_rank(number: int, folder: str, ranks: int, job) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/init{ranks}{job.__name__}", rank=number, world_size=ranks
-    )
-    result = job(Path(folder))
-    torch.save(result, f"{folder}/{job.__name__}{number}.pth")
-    close_distributed()
-
-
-def on_ranks(ranks: int, folder: Path, job) -> list:
-    """Run a function on several gloo ranks; return the result of each."""
-    context = torch.multiprocessing.start_processes(
-        start_rank, args=(str(folder), ranks, job), nprocs=ranks, join=False, start_method="forkserver"
-    )
-    deadline = time.monotonic() + 300
-    while not context.join(timeout=1):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("the ranks wait for each other")
-    return [torch.load(folder / f"{job.__name__}{number}.pth") for number in range(ranks)]

@@ -1,28 +1,33 @@
 """The choice between fast paths and plain definitions."""
 
-import os
-import subprocess
-import sys
+import runpy
 
 import pytest
 
+import vitkit.kernels
+from vitkit.errors import ConfigError
 from vitkit.kernels import plain_only, use_kernels
 
 
-def ask(choice):
-    """Ask a new process, in which VITKIT_KERNELS is set, whether only plain definitions may run."""
-    code = "from vitkit.kernels import plain_only; print(plain_only())"
-    environment = os.environ | {"VITKIT_KERNELS": choice}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+@pytest.fixture
+def ask(monkeypatch):
+    """Return a function that imports the module with VITKIT_KERNELS set, and says whether it allows plain ones only."""
+
+    def ask(choice):
+        monkeypatch.setenv("VITKIT_KERNELS", choice)
+        return runpy.run_path(vitkit.kernels.__file__)["plain_only"]()
+
+    return ask
 
 
 @pytest.mark.parametrize("choice", ["fast", "plain"])
-def test_environment_chooses_at_import(choice):
-    assert ask(choice).stdout.strip() == str(choice == "plain")
+def test_environment_chooses_at_import(ask, choice):
+    assert ask(choice) == (choice == "plain")
 
 
-def test_unknown_choice_is_an_error():
-    assert "ConfigError: VITKIT_KERNELS=quick: expected fast or plain." in ask("quick").stderr
+def test_unknown_choice_is_an_error(ask):
+    with pytest.raises(ConfigError, match="^VITKIT_KERNELS=quick: expected fast or plain."):
+        ask("quick")
 
 
 def test_block_overrides_the_environment_until_it_ends():

@@ -1,16 +1,15 @@
 """Two gloo ranks against one process on the joined batch, for criteria of boxes."""
 
 import itertools
-import time
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+from helpers.processes import on_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vitkit.distributed import close_distributed
+from vitkit.distributed import rank
 from vitkit.ops.box_distances import distance_bins
 from vitkit.registry import CRITERIA
 
@@ -73,31 +72,20 @@ def gradients(model: nn.Module, losses: dict[str, Tensor]) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-def run_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+def on_two_ranks(folder: Path) -> dict:
     results = {}
     for kind, name in itertools.product(CRITERIA_SPECS, CASES):
         model, images, targets = make_step(CASES[name])
         model, criterion = DistributedDataParallel(model, find_unused_parameters=True), make_criterion(kind)
-        own = slice(2 * rank, 2 * rank + 2)
+        own = slice(2 * rank(), 2 * rank() + 2)
         grads = gradients(model, criterion(model(images[own]), targets[own]))
         results[kind, name] = grads, criterion.meters["matched_accuracy"].compute()
-    torch.save(results, f"{folder}/rank{rank}.pth")
-    close_distributed()
+    return results
 
 
 @pytest.fixture(scope="module")
 def results_of_two_ranks(tmp_path_factory) -> dict:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    context = torch.multiprocessing.spawn(run_rank, args=(str(folder),), nprocs=2, join=False)
-    deadline = time.monotonic() + 400  # on a busy machine
-    while not context.join(timeout=1):  # True once both have ended
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("the two ranks wait for each other")
-    return torch.load(folder / "rank0.pth")
+    return on_ranks(2, tmp_path_factory.mktemp("ranks"), on_two_ranks)[0]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,14 +1,13 @@
 import math
-import time
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+from helpers.processes import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vitkit.distributed import close_distributed
+from vitkit.distributed import rank
 from vitkit.errors import ConfigError, DataError
 from vitkit.losses import SequenceLoss
 
@@ -70,21 +69,11 @@ def gradients(model, x, targets):
     return [parameter.grad for parameter in model.parameters()]
 
 
-def run_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+def of_own_texts(folder: Path) -> list:
     model, x, targets = make_step()
-    own = slice(3 * rank, 3 + rank)  # three texts and one
-    torch.save(gradients(DistributedDataParallel(model), x[own], targets[own]), f"{folder}/rank{rank}.pth")
-    close_distributed()
+    own = slice(3 * rank(), 3 + rank())  # three texts and one
+    return gradients(DistributedDataParallel(model), x[own], targets[own])
 
 
 def test_gradients_of_two_ranks_equal_one_process(tmp_path: Path):
-    context = torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=2, join=False)
-    deadline = time.monotonic() + 400  # on a busy machine
-    while not context.join(timeout=1):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("the two ranks wait for each other")
-    torch.testing.assert_close(torch.load(tmp_path / "rank0.pth"), gradients(*make_step()))
+    torch.testing.assert_close(on_ranks(2, tmp_path, of_own_texts)[0], gradients(*make_step()))

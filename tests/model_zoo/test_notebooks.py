@@ -92,6 +92,39 @@ def test_notebook_names_files_and_sets_that_exist(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS)
+def test_notebook_needs_the_package_and_not_the_repository(path):
+    first_code = next(lines for is_prose, lines in cells(path) if not is_prose)
+    assert [line for line in first_code if line] == ["# %pip install --quiet vitkit"]
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert not [text for text in texts if "/" in text and len(text) < 200 and (ROOT / text).exists()]
+    assert not [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "__file__"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
+def test_notebook_has_a_badge_that_opens_it(path):
+    opened = (
+        f"https://colab.research.google.com/github/vitkit/vitkit/blob/gh-pages/model_zoo/notebooks/{path.stem}.ipynb"
+    )
+    (line,) = (line for line in TEXT.splitlines() if line.startswith(f"| [{path.name}]({path.name})"))
+    assert line.endswith(f"]({opened}) |")
+
+
+def test_curves_of_a_notebook_are_the_measured_ones():
+    tree = ast.parse((FOLDER / "5_detr.py").read_text(encoding="utf-8"))
+    (drawn,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CURVES"
+    )
+    measured = {}
+    for result in json.loads((ROOT / "model_zoo/ablations/detr_convergence.json").read_text(encoding="utf-8")):
+        curve = tuple(round(evaluation["metrics"]["bbox/AP"], 3) for evaluation in result["evaluations"])
+        measured.setdefault(result["arm"], []).append(curve)
+    assert drawn == {arm: tuple(curves) for arm, curves in measured.items()}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_converts_without_losing_cells(path):
     jupytext = pytest.importorskip("jupytext")
     notebook = jupytext.read(path)

@@ -9,7 +9,7 @@ import pytest
 
 import vitkit
 from vitkit import load_config, model_zoo
-from vitkit.apps.deployment.export import zoo_license
+from vitkit.apps.inference.card import zoo_entry
 from vitkit.apps.inference.load import find_model
 from vitkit.data.synthetic.writing import write_shapes
 from vitkit.errors import CheckpointError
@@ -81,7 +81,7 @@ def test_entry_describes_its_file(name):
     assert entry["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     # The file also loads by itself, with the same config.
     assert find_model(path).config["model"] == find_model(name).config["model"]
-    assert zoo_license(find_model(name).weights) == entry["license"]
+    assert zoo_entry(find_model(name).weights)["license"] == entry["license"]
 
 
 def test_all_models_together_are_at_most_12_mb():

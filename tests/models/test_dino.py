@@ -1,16 +1,16 @@
 """DINO, and denoising for all DETRs; test_dino_golden.py compares with the original."""
 
-import time
+from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from helpers.detection_batches import small_batch
 from helpers.detection_specs import deformable_detr_spec, detr_spec
+from helpers.processes import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.config import load_config
-from vitkit.distributed import close_distributed
+from vitkit.distributed import rank
 from vitkit.engine.build import build_model
 from vitkit.engine.step import training_inputs
 from vitkit.errors import CheckpointError, ConfigError
@@ -287,29 +287,19 @@ def test_other_configs_have_the_expected_parameter_counts(name, expected):
     assert sum(p.numel() for p in model.parameters()) == expected
 
 
-def run_rank(rank: int, folder: str) -> None:
+def train_one_step(folder: Path) -> tuple:
     """Train one step with DDP, where the second rank's images have no objects."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
     model = DistributedDataParallel(make_model("dino"))
-    targets = [TARGETS, EMPTY][rank]
+    targets = [TARGETS, EMPTY][rank()]
     losses = make_criterion("dino")(model(*small_batch(), targets=targets), targets)
     sum(losses.values()).backward()
     noised = sum(value for name, value in losses.items() if name.startswith("dn_"))
     grad = model.module.training_queries.denoising.label_embed.weight.grad
-    torch.save((sorted(losses), float(noised), grad), f"{folder}/rank{rank}.pth")
-    close_distributed()
+    return sorted(losses), float(noised), grad
 
 
 def test_rank_without_objects_trains_alongside_one_with_objects(tmp_path):
-    context = torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=2, join=False)
-    deadline = time.monotonic() + 120
-    while not context.join(timeout=1):  # True once both have ended
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("the two ranks wait for each other")
-    first, second = (torch.load(tmp_path / f"rank{rank}.pth") for rank in range(2))
+    first, second = on_ranks(2, tmp_path, train_one_step)
     assert first[0] == second[0]
     assert first[1] > 0 and second[1] == 0
     assert torch.equal(first[2], second[2]) and first[2].abs().sum() > 0

@@ -1,10 +1,8 @@
 """Groups of queries in training (Group DETR, H-DETR) under every head that has queries."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from helpers.processes import run_anew
 
 import vitkit
 from vitkit.config import load_config
@@ -278,8 +276,8 @@ def test_models_without_training_queries_do_not_import_them():
         "model = build_model(load_config('quickstart/detr')['model']).eval();"
         "model(torch.rand(1, 3, 64, 64)); print('vitkit.training_queries' in sys.modules)"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ran.stdout.strip() == "False", ran.stderr
+    status, printed = run_anew(program)
+    assert status == 0 and printed.strip().endswith("False"), printed
 
 
 def test_a_model_loaded_for_prediction_has_no_training_queries(tmp_path):

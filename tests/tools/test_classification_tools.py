@@ -1,21 +1,18 @@
 """Classification from the command lines to the files that the tools write."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.real_runs import finish, start
 from PIL import Image
 
 from vitkit.tools import test as test_tool
 from vitkit.tools import train as train_tool
 from vitkit.weights import read_checkpoint
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 from vitkit.configs.parts.imagenet import deit_augmentation, imagenet
 
@@ -133,21 +130,11 @@ def test_wrong_settings_are_helpful_errors(photos, override, expected):
 
 
 def test_testing_on_two_ranks_gives_the_metrics_of_one(photos, capsys):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    def on_two_ranks(tool, *args):
+        assert finish(start(*args, ranks=2, tool=tool)) == [0, 0], Path("output.txt").read_text()[-3000:]
 
-    def torchrun(tool, *args):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        result = subprocess.run(
-            [*command, str(ROOT / "tools" / tool), *args, "--device", "cpu"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert result.returncode == 0, result.stderr[-3000:]
-
-    torchrun("train.py", photos, "--run-dir", "run", "train.epochs=1")
-    torchrun("test.py", photos, "run/last.pth", "--out", "two.json")
+    on_two_ranks("train", photos, "--run-dir", "run", "train.epochs=1")
+    on_two_ranks("test", photos, "run/last.pth", "--out", "two.json")
     test_tool.main([photos, "run/last.pth", "--out", "one.json", "--device", "cpu"])
     one, two = (json.loads(Path(name).read_text()) for name in ("one.json", "two.json"))
     images = [sorted(result.pop("images"), key=lambda image: image["image_id"]) for result in (one, two)]

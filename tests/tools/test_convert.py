@@ -3,10 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 import vitkit
 from vitkit import load
 from vitkit.apps.conversion.convert import NAMES
+from vitkit.apps.inference.card import Measured, save_metrics
 from vitkit.config import load_config
 from vitkit.data.formats.writing import WRITERS
 from vitkit.engine.build import build_model
@@ -57,6 +59,18 @@ def test_converted_weights_are_read_back_unchanged(run, target, out, key, capsys
     assert key in content.get("model", content)
     again = load("tiny.py", out, classes=["cat", "dog"]).model.state_dict()
     assert all(torch.equal(again[name], value) for name, value in run.state_dict().items())
+
+
+def test_folder_has_a_model_card_with_the_metrics_of_an_evaluation(run, capsys):
+    save_metrics(Path("metrics.json"), Measured("cells", "val", {}, {"bbox/AP": 0.51}), "best.pth")
+    convert.main(["best.pth", "--to", "transformers", "--out", "cats", "--license", "MIT"])
+    assert "wrote cats/README.md, a model card" in capsys.readouterr().out
+    card = ModelCard.load("cats/README.md")
+    (result,) = card.data.eval_results
+    assert (result.dataset_name, result.metric_name, result.metric_value) == ("cells", "bbox/AP", 0.51)
+    assert (card.data.license, card.data.library_name, card.data.model_name) == ("mit", "transformers", "cats")
+    assert "from transformers import AutoImageProcessor, DetrForObjectDetection" in card.text
+    assert 'vitkit.load("hf:OWNER/cats")' in card.text and "## 2 classes\n\ncat, dog\n" in card.text
 
 
 @pytest.mark.parametrize("out", ["own.pth", "own.safetensors"])

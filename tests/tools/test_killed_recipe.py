@@ -3,10 +3,11 @@
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.real_runs import assert_same, finish, log_of, of_ranks, start, wait_for_step
+from helpers.real_runs import assert_same, die_in, finish, log_of, of_ranks, start, wait_for_step
 
 from vitkit.weights import read_checkpoint
 
@@ -94,7 +95,7 @@ def test_killed_run_equals_an_uninterrupted_one(ranks, steps, workers):
 
 def test_run_killed_while_it_saves_the_restart_equals_an_uninterrupted_one():
     # One save before training, three of steps and one of the epoch in each of three epochs, and one of the best epoch.
-    assert finish(start("recipe.py", "--run-dir", "saving", dies_in=("save", 15))) == [-signal.SIGKILL]
+    assert finish(start("recipe.py", "--run-dir", "saving", prepare=partial(die_in, "save", 15))) == [-signal.SIGKILL]
     progress = read_checkpoint("saving/last.pth")["progress"]
     assert (progress["epoch"], progress["step"], progress["restart_step"]) == (3, 9, 0)
     assert "epoch 4 continues from the weights" in Path("saving/console.txt").read_text()

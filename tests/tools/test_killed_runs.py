@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.real_runs import CONFIG, LAST_STEP, assert_same, finish, of_ranks, reached, start, wait_for_step
+from helpers.real_runs import CONFIG, LAST_STEP, assert_same, die_in, finish, of_ranks, reached, start, wait_for_step
 
 from vitkit.engine import validation
 from vitkit.engine.hooks import Interrupted
@@ -65,7 +66,7 @@ def test_run_killed_at_random_moments_equals_an_uninterrupted_one(ranks, seed):
 @pytest.mark.parametrize("dies_in", [("save", 5), ("rename", 8), ("link", 6)])
 def test_run_killed_while_saving_equals_an_uninterrupted_one(dies_in):
     run = f"{dies_in[0]}{dies_in[1]}"
-    assert finish(start("tiny.py", "--run-dir", run, dies_in=dies_in)) == [-signal.SIGKILL]
+    assert finish(start("tiny.py", "--run-dir", run, prepare=partial(die_in, *dies_in))) == [-signal.SIGKILL]
     assert list(Path(run).glob("*.tmp")) or dies_in[0] == "link"
     assert finish(start("--resume", run)) == [0]
     assert_same(run, "whole1")
@@ -98,7 +99,8 @@ def assert_same_shards(run: str, whole: str) -> None:
 @pytest.mark.parametrize("dies_in", [("shards", 5), ("folder", 6)])
 def test_run_killed_while_saving_shards_equals_an_uninterrupted_one(sharded, dies_in):
     run = f"sharded_{dies_in[0]}"
-    assert -signal.SIGKILL in finish(start("tiny.py", "--run-dir", run, *SHARDED, ranks=2, dies_in=dies_in))
+    dying = start("tiny.py", "--run-dir", run, *SHARDED, ranks=2, prepare=partial(die_in, *dies_in))
+    assert -signal.SIGKILL in finish(dying)
     assert list(Path(run).glob("*.shards.tmp"))
     assert finish(start("--resume", run, ranks=2)) == [0, 0]
     assert_same_shards(run, sharded)

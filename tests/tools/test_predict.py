@@ -10,17 +10,20 @@ import cv2
 import numpy as np
 import pytest
 from helpers.untrained_runs import DETR, MASKS, make_run, make_video
+from helpers.video_files import number_of, numbered_frame, write_video
 from PIL import Image
 
 from vitkit import load
+from vitkit.apps.inference import writing
 from vitkit.errors import DataError
 from vitkit.evaluation.maps import read_ids
 from vitkit.io.atomic import write_atomically
 from vitkit.io.image_files import read_label_map
 from vitkit.io.output import make_new_folder
+from vitkit.io.video_files import open_video
 from vitkit.models.detr import DETR as DETR_MODEL
 from vitkit.tools import predict
-from vitkit.visualization.videos import VideoWriter
+from vitkit.visualization.videos import VideoWriter, num_written
 
 pytestmark = pytest.mark.smoke
 
@@ -300,12 +303,71 @@ def test_video_has_its_name_when_it_is_complete_and_can_be_read_before(tmp_path)
     writer = VideoWriter(tmp_path / "a.mp4", frame, 10)
     for _ in range(30):
         writer.add(frame)
-    shutil.copy(tmp_path / "a.part.mp4", tmp_path / "copy.mp4")  # what a killed process leaves
+    shutil.copy(tmp_path / "a.part-0.mp4", tmp_path / "copy.mp4")  # what a killed process leaves
     assert not (tmp_path / "a.mp4").exists()
     assert cv2.VideoCapture(str(tmp_path / "copy.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) >= 12
     writer.close()
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "copy.mp4"}
     assert cv2.VideoCapture(str(tmp_path / "a.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == 30
+
+
+def test_a_video_in_several_parts_is_joined_frame_by_frame(tmp_path):
+    path, starts, killed = tmp_path / "a.mp4", [], []
+    for end in (21, 45, 47, 60):  # the third adds too few frames for a fragment
+        start = num_written(path) // 4 * 4
+        writer = VideoWriter(path, numbered_frame(start, 48, 64), 10, start=start)
+        for number in range(start, end):
+            writer.add(numbered_frame(number, 60 if start else 48, 64))  # another legend
+        starts.append(start)
+        killed.append(writer)  # is not closed
+        assert end - 12 <= num_written(path) <= end or end == 47
+    assert starts[0] == 0 < starts[1] < starts[2] == starts[3]
+    writer.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"] and num_written(path) == 0
+    with open_video(path) as video:
+        numbers = [number_of(frame) for frame in video.frames(range(len(video.times)))]
+        assert numbers == [*range(60)] and video.times.tolist() == pytest.approx([number / 10 for number in range(60)])
+
+
+@pytest.mark.parametrize("draw", [True, False])
+def test_a_killed_video_is_continued(run, draw, monkeypatch, capsys):
+    write_video(Path("clip.avi"), 40, codec="mpeg4")
+    options = ["run", "--input", "clip.avi", "--json-threshold", "0", "--batch-size", "4", "--device", "cpu"]
+    options += [] if draw else ["--no-draw"]
+    predict.main([*options, "--out", "whole"])
+
+    draw_frame, close, seen = writing.draw_frame, VideoWriter.close, []
+
+    def killed(prediction, **others):
+        if prediction.name == "30":
+            raise SystemExit
+        return draw_frame(prediction, **others)
+
+    monkeypatch.setattr(writing, "draw_frame", killed)
+    monkeypatch.setattr(VideoWriter, "close", lambda *args, **others: None)
+    with pytest.raises(SystemExit):
+        predict.main([*options, "--out", "parts"])
+    with Path("parts/clip_frames.jsonl").open("a") as file:
+        file.write('{"frame": 30, "sec')
+
+    def counted(prediction, **others):
+        seen.append(int(prediction.name))
+        return draw_frame(prediction, **others)
+
+    monkeypatch.setattr(writing, "draw_frame", counted)
+    monkeypatch.setattr(VideoWriter, "close", close)
+    predict.main([*options, "--resume", "parts"])
+    first = min(seen)  # frames are drawn in several threads
+    assert sorted(seen) == [*range(first, 40)] and 16 <= first <= 28 and first % 4 == 0
+    assert f"clip.avi: continues at frame {first} of 40" in capsys.readouterr().out
+    for name in ("clip_frames.jsonl", "predictions.json"):
+        assert Path("parts", name).read_bytes() == Path("whole", name).read_bytes()
+    if draw:
+        with open_video("parts/clip.mp4") as parts, open_video("whole/clip.mp4") as whole:
+            assert len(parts.times) == len(whole.times) == 40
+            frames = zip(parts.frames(range(40)), whole.frames(range(40)))
+            assert max(np.abs(a.astype(int) - b).mean() for a, b in frames) < 3  # compressed otherwise
+    assert not list(Path("parts").glob("*part-*"))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")

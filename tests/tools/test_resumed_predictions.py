@@ -4,37 +4,33 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from helpers.real_runs import finish, start
 from helpers.untrained_runs import DETR, MASKS, make_run, make_video
 
+from vitkit.apps.inference.journal import Journal
 from vitkit.tools import predict
 
 NUM_IMAGES = 40
 
-KILLED = """
-import os, signal, sys
-from vitkit.apps.inference.journal import Journal
-from vitkit.tools import predict
 
-add, count = Journal.add, 0
+def die_after(entries: int) -> None:
+    """Have this process kill itself in the middle of a line, after so many entries."""
+    add, numbers = Journal.add, count(1)
 
-def killed(journal, index, entry):
-    global count
-    count += 1
-    if count > int(sys.argv[1]):
-        os.write(journal._file.fileno(), b'{"index": %d, "image": "half' % index)
-        os.kill(os.getpid(), signal.SIGKILL)
-    add(journal, index, entry)
+    def killed(journal, index, entry):
+        if next(numbers) > entries:
+            os.write(journal._file.fileno(), b'{"index": %d, "image": "half' % index)
+            os.kill(os.getpid(), signal.SIGKILL)
+        add(journal, index, entry)
 
-Journal.add = killed
-predict.main(sys.argv[2:])
-"""
+    Journal.add = killed
 
 
 @pytest.fixture
@@ -63,9 +59,9 @@ def run(out: str, *options, whole: bool = True, folder: str = "--out") -> None:
 
 def kill(after: int, out: str, *options, inputs: str = "photos") -> None:
     """Predict in a process that is killed in the middle of a line."""
-    arguments = ["run", "--input", inputs, "--device", "cpu", "--out", out, "--json-threshold", "0", *options]
-    process = subprocess.run([sys.executable, "-c", KILLED, str(after), *arguments], capture_output=True, check=False)
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    arguments = ["run", "--input", inputs, "--out", out, "--json-threshold", "0", *options]
+    processes = start(*arguments, tool="predict", prepare=partial(die_after, after))
+    assert finish(processes) == [-signal.SIGKILL], Path("output.txt").read_text()
 
 
 def files(out: str) -> dict[str, bytes]:
@@ -124,17 +120,9 @@ def test_shards_are_merged_by_the_last_one(photos, capsys):
 
 def test_processes_of_torchrun_share_the_inputs(photos):
     run("whole")
-    arguments = ["run", "--input", "photos", "--device", "cpu", "--out", "shared", "--json-threshold", "0"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"PYTHONPATH": str(Path(predict.__file__).parents[1])}
-    process = subprocess.run(
-        [*command, "-m", "vitkit.tools.predict", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert "2 of 40 inputs could not be predicted" in process.stderr and process.returncode == 1
+    arguments = ["run", "--input", "photos", "--out", "shared", "--json-threshold", "0"]
+    assert 1 in finish(start(*arguments, tool="predict", ranks=2))
+    assert "2 of 40 inputs could not be predicted" in Path("output.txt").read_text()
     assert files("shared") == files("whole")
     lines = [Path(f"shared/predictions-{k}-of-2.jsonl").read_text().count("\n") for k in (1, 2)]
     assert lines == [NUM_IMAGES // 2] * 2

@@ -3,16 +3,12 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.real_runs import CONFIG, LAST_STEP, finish, log_of, reached, start, wait_for_step
 
 from vitkit.weights import read_checkpoint
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -59,23 +55,8 @@ def test_only_one_of_two_processes_resuming_a_run_trains():
 
 
 def test_only_one_of_two_torchrun_launches_in_the_same_folder_trains():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    launches = [
-        subprocess.Popen(
-            [*command, str(ROOT / "tools" / "train.py"), "tiny.py", "--run-dir", "run", "--device", "cpu"],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    try:
-        outputs = [launch.communicate(timeout=200)[0] for launch in launches]
-    finally:
-        for launch in launches:
-            launch.kill()
-    assert sorted(launch.returncode for launch in launches) == [0, 1], "\n".join(text[-2000:] for text in outputs)
-    refused = next(text for launch, text in zip(launches, outputs) if launch.returncode)
-    assert re.search(r"--run-dir run: (in use by process \d+ on \S+ since|already contains a run)", refused)
+    """The launches differ as two of `torchrun --standalone` do, by an id."""
+    launches = [start("tiny.py", "--run-dir", "run", ranks=2, TORCHELASTIC_RUN_ID=name) for name in ("a", "b")]
+    assert sorted(finish(launch) for launch in launches) == [[0, 0], [1, 1]], Path("output.txt").read_text()[-4000:]
+    assert re.search(r"--run-dir run: (in use by process \d+ on \S+ since|already contains a run)", messages()[0])
     assert read_checkpoint("run/last.pth")["progress"]["step"] == LAST_STEP / 2 and log_of("run")

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from helpers.real_runs import finish, start
 from PIL import Image
 from pycocotools.coco import COCO
 
@@ -267,24 +266,15 @@ def test_training_completes_with_each_option(tiny, tmp_path, options):
 
 
 def test_two_ranks_give_the_metrics_of_one(tiny, tmp_path, capfd):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-    def torchrun(tool, *args):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        result = subprocess.run(
-            [*command, str(ROOT / "tools" / tool), *map(str, args), "--device", "cpu"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert result.returncode == 0, result.stderr[-3000:]
-        return result.stdout
+    def on_two_ranks(tool, *args):
+        Path("output.txt").unlink(missing_ok=True)
+        assert finish(start(*args, ranks=2, tool=tool)) == [0, 0], Path("output.txt").read_text()[-3000:]
+        return Path("output.txt").read_text()
 
     # Images 4 per rank, 5 to evaluate: one rank has an image more than the other.
-    printed = torchrun("train.py", tiny, "--run-dir", "run")
+    printed = on_two_ranks("train", tiny, "--run-dir", "run")
     assert "2 x cpu" in printed and len(table_of(printed)) == 12
-    two = torchrun("test.py", tiny, "run/last.pth", "--out", "two.json")
+    two = on_two_ranks("test", tiny, "run/last.pth", "--out", "two.json")
     capfd.readouterr()
     evaluate(tiny, "run/last.pth", "--out", "one.json")
     assert table_of(capfd.readouterr().out) == table_of(two)
@@ -296,6 +286,18 @@ def test_two_ranks_give_the_metrics_of_one(tiny, tmp_path, capfd):
     assert [r["image_id"] for r in one] == [r["image_id"] for r in two]
     assert [r["category_id"] for r in one] == [r["category_id"] for r in two]
     np.testing.assert_allclose([r["score"] for r in one], [r["score"] for r in two], atol=1e-5)
+
+
+def test_an_image_that_one_rank_lacks_ends_an_evaluation_on_all_with_one_line_each(coco_config, tmp_path):
+    overrides = write_coco(tmp_path / "data", num_images=8)
+    train(coco_config, *overrides, "--run-dir", "run")
+    (tmp_path / "data" / "images" / "7.jpg").unlink()
+    assert finish(start("run", *overrides, "--out", "two.json", ranks=2, tool="test")) == [1, 1]
+    said = Path("output.txt").read_text()
+    assert len(re.findall(r"^error(?: \(rank 1\))?: .*7\.jpg", said, re.MULTILINE)) == 1
+    others = re.findall(r"^error .*: another rank has ended, .* see that one's error\.$", said, re.MULTILINE)
+    assert len(others) == 1
+    assert "Traceback" not in said and not Path("two.json").exists()
 
 
 def broken(case: str, folder: Path) -> list:

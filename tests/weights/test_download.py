@@ -2,14 +2,14 @@ import contextlib
 import errno
 import hashlib
 import http.server
+import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers.processes import run_forked
 
 from vitkit.errors import CheckpointError
 from vitkit.weights import download
@@ -93,19 +93,19 @@ def test_simultaneous_downloads_share_one_request(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["weights.pth"]
 
 
+def fetch_half(url, folder):
+    """Kill this process in the middle of a download."""
+
+    def half(response, part, done):
+        part.write_bytes(response.read(1000))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    download._receive = half
+    fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=folder)
+
+
 def test_download_of_a_killed_process_is_continued(url, tmp_path):
-    program = f"""
-import os, signal
-from vitkit.weights import download
-
-def half(response, part, done):
-    part.write_bytes(response.read(1000))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-download._receive = half
-download.fetch_file({url + "/weights.pth"!r}, checksum="sha256:{DIGEST[:8]}", folder=download.Path({str(tmp_path)!r}))
-"""
-    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert run_forked(fetch_half, url, tmp_path)[0] == -signal.SIGKILL
     path = fetch_file(f"{url}/weights.pth", checksum=f"sha256:{DIGEST[:8]}", folder=tmp_path)
     assert path.read_bytes() == CONTENT
     assert _Server.ranges == [None, "bytes=1000-"]

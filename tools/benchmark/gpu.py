@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ["pytest", "-q", "tests/backbones", "tests/models", "tests/losses", "tests/seq2seq", "-k"]
 MEASURED = (
     "deformable", "detr", "deformable_detr", "dino", "mask2former",
-    "rtdetr", "dfine", "rf_detr", "grounding_dino", "backbones", "decoding",
+    "rtdetr", "dfine", "rf_detr", "grounding_dino", "backbones", "decoding", "waiting",
 )  # fmt: skip
 TRAININGS = {"bccd": "bccd/deformable_detr", "camvid": "camvid/mask2former"}
 """Name of the part and of its dataset -> config. Expected: bbox/AP 0.525 and mIoU 0.618, less 0.03 at most."""

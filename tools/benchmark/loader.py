@@ -72,14 +72,14 @@ def jpegs(folder: Path | None) -> Iterator[list[Path]]:
     """
     if folder is None:
         with tempfile.TemporaryDirectory() as drawn:
-            yield _draw(Path(drawn))
+            yield draw_photos(Path(drawn))
     elif paths := sorted(Path(folder).glob("*.jpg"))[:32]:
         yield paths
     else:
         raise DataError(f"--images: no *.jpg in '{folder}'. Name a folder of JPEGs, or leave it out to draw some.")
 
 
-def _draw(folder: Path) -> list[Path]:
+def draw_photos(folder: Path) -> list[Path]:
     """Write eight 640x480 JPEGs with about the detail of a photo (about 90 kB each)."""
     generator = np.random.default_rng(0)
     paths = [folder / f"{number}.jpg" for number in range(8)]
@@ -90,7 +90,7 @@ def _draw(folder: Path) -> list[Path]:
     return paths
 
 
-def seven_boxes(height: int, width: int) -> np.ndarray:
+def boxes_of_image(height: int, width: int) -> np.ndarray:
     """Return seven boxes, the average number in a COCO image."""
     sides = np.array([width, height] * 2)
     return np.array([[0.1 * i, 0.05 * i, 0.1 * i + 0.3, 0.05 * i + 0.4] for i in range(7)], np.float32) * sides
@@ -103,7 +103,7 @@ def _vitkit_batch(paths: list[Path]) -> object:
     samples = []
     for path in paths:
         image = read_image(path)
-        boxes_xyxy = seven_boxes(*image.shape[:2]).astype(np.float32)
+        boxes_xyxy = boxes_of_image(*image.shape[:2]).astype(np.float32)
         result = _TRANSFORMS(AnnotatedImage(image, boxes_xyxy, np.zeros(len(boxes_xyxy), np.int64)))
         boxes = torch.from_numpy(result.boxes_xyxy)
         samples.append({"image": to_tensor(result.image), "target": {"boxes_xyxy": boxes}})
@@ -124,7 +124,7 @@ def _pillow_batch(paths: list[Path]) -> object:
 
 def _pillow_sample(path: Path) -> tuple[Tensor, Tensor]:
     image = Image.open(path).convert("RGB")
-    boxes = torch.from_numpy(seven_boxes(image.height, image.width)).float()
+    boxes = torch.from_numpy(boxes_of_image(image.height, image.width)).float()
     if random.random() < 0.5:
         boxes = boxes[:, [2, 1, 0, 3]] * torch.tensor([-1, 1, -1, 1]) + torch.tensor([image.width, 0, image.width, 0])
         image = F.hflip(image)

@@ -21,7 +21,7 @@ from vitkit.config.load import load_config
 from vitkit.configs.parts.realtime import deim_data, dfine_data
 from vitkit.data.loading.batch_augmentation import squash
 from vitkit.data.loading.loader import DataSettings, build_dataset
-from vitkit.tools.benchmark.loader import jpegs, seven_boxes
+from vitkit.tools.benchmark.loader import boxes_of_image, jpegs
 from vitkit.tools.benchmark.timing import Options, Row
 
 _SIZE = 640
@@ -117,7 +117,7 @@ def _annotate(paths: list[Path], folder: Path) -> Path:
         with Image.open(path) as image:
             width, height = image.size
         images.append({"id": number, "file_name": path.name, "width": width, "height": height})
-        for x0, y0, x1, y1 in seven_boxes(height, width).tolist():
+        for x0, y0, x1, y1 in boxes_of_image(height, width).tolist():
             center, radii = ((x0 + x1) / 2, (y0 + y1) / 2), ((x1 - x0) / 2, (y1 - y0) / 2)
             angles = [2 * math.pi * k / 24 for k in range(24)]
             ellipse = [
@@ -155,7 +155,7 @@ class _Torchvision:
         torch.manual_seed(seed)
         for path in self.paths:
             image = Image.open(path).convert("RGB")
-            boxes = torch.from_numpy(seven_boxes(image.height, image.width))
+            boxes = torch.from_numpy(boxes_of_image(image.height, image.width))
             size = image.height, image.width
             boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size)
             self.transforms({"image": image, "boxes": boxes, "labels": torch.zeros(len(boxes), dtype=torch.long)})

@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.config.schema import TOP_LEVEL, Slot, slots_in
+from vitkit.io.remote_files import is_url
 from vitkit.registry import DATASETS, Spec
 
 _ROOT = "{root}"
+
+
+def _absolute(path: str) -> str:
+    return path if is_url(path) else os.path.abspath(path)
 
 
 def make_data_paths_absolute(cfg: dict[str, Any]) -> None:
@@ -21,7 +26,7 @@ def make_data_paths_absolute(cfg: dict[str, Any]) -> None:
     data = cfg["data"]
     if "root" in data or _ROOT in json.dumps(data):
         default = slots_in(TOP_LEVEL["data"], data, "data")["root"].default
-        data["root"] = os.path.abspath(data.get("root", default))
+        data["root"] = _absolute(data.get("root", default))
     for split in ("train", "val", "test"):
         spec = data.get(split)
         if not isinstance(spec, dict):
@@ -29,4 +34,4 @@ def make_data_paths_absolute(cfg: dict[str, Any]) -> None:
         for name, slot in slots_in(Slot(Spec, registry=DATASETS), spec, f"data.{split}").items():
             value = spec.get(name)
             if Path in typing.get_args(slot.annotation) and isinstance(value, str) and not value.startswith(_ROOT):
-                spec[name] = os.path.abspath(value)
+                spec[name] = _absolute(value)

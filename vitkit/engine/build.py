@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from timm.layers import convert_sync_batchnorm
+from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 
 from vitkit.config import Config
@@ -131,7 +131,7 @@ def build_model(
     classes: Sequence[str] | None = None,
     things: Sequence[bool] | None = None,
     vocabularies: Mapping[str, Vocabulary] | None = None,
-) -> nn.Module:
+) -> Model:
     """Build a config's `model` section.
 
     Args:
@@ -146,11 +146,12 @@ def build_model(
         ConfigError: the section is invalid.
     """
     if classes is None and not vocabularies:
-        return MODELS.build(spec)
+        return _built(spec)
     parameters = parameters_of(MODELS.resolve(spec)[0])
     if vocabularies:
         named = {f"{side}_vocabulary": vocabulary for side, vocabulary in vocabularies.items()}
-        return MODELS.build(spec, **{name: vocabulary for name, vocabulary in named.items() if name in parameters})
+        return _built(spec, **{name: vocabulary for name, vocabulary in named.items() if name in parameters})
+    classes = classes or ()
     stated = dict(spec) if isinstance(spec, Mapping) else {"type": spec}
     num_classes = stated.pop("num_classes", len(classes))
     # A model that takes a prompt has no classes.
@@ -159,7 +160,12 @@ def build_model(
         same_classes = num_classes == len(classes)
         stated_things = stated.pop("things", None)
         arguments["things"] = list(things) if things is not None else stated_things if same_classes else None
-    return MODELS.build(stated, **arguments)
+    return _built(stated, **arguments)
+
+
+def _built(spec: Spec, **arguments: Any) -> Model:
+    model: Model = MODELS.build(spec, **arguments)
+    return model
 
 
 def build_model_for(config: Mapping[str, Any], dataset: Dataset, vocabularies: Mapping[str, Vocabulary]) -> Model:
@@ -217,13 +223,16 @@ def build_criterion(spec: Spec, classes: Sequence[str] | None, dataset: Dataset 
     Raises:
         ConfigError: the section is invalid, or `class_weights` are not for these classes.
     """
+    criterion: Criterion
     if not isinstance(spec, Mapping):
-        return CRITERIA.build(spec)
+        criterion = CRITERIA.build(spec)
+        return criterion
     if spec.get("class_weights") is not None:
         spec = {**spec, "class_weights": _in_class_order(spec["class_weights"], classes or ())}
     if dataset is not None and spec.get("federated_classes") is not None and spec.get("image_counts") is None:
         spec = {**spec, "image_counts": _count_images(dataset)}
-    return CRITERIA.build(spec)
+    criterion = CRITERIA.build(spec)
+    return criterion
 
 
 def _count_images(dataset: Dataset) -> list[int]:
@@ -235,7 +244,7 @@ def _count_images(dataset: Dataset) -> list[int]:
         )
     images, labels = pairs
     counted = labels[np.isin(images, dataset.training_indices())]
-    return np.bincount(counted, minlength=len(dataset.classes)).tolist()
+    return [int(count) for count in np.bincount(counted, minlength=len(dataset.classes or ()))]
 
 
 def _in_class_order(weights: Any, classes: Sequence[str]) -> list[float]:
@@ -264,7 +273,7 @@ def build_criterion_for(config: Mapping[str, Any], model: Model, dataset: Datase
         ConfigError: the `criterion` section is invalid, or its class loss is for other logits than the model's.
     """
     criterion = build_criterion(config["criterion"], dataset.classes if dataset else None, dataset)
-    if None in (model.class_activation, criterion.class_activation):
+    if model.class_activation is None or criterion.class_activation is None:
         return criterion
     if criterion.class_activation != model.class_activation:
         logits, losses = {
@@ -309,9 +318,9 @@ def prepare_model(
                 "statistics of its own batches."
             )
         else:
-            model = convert_sync_batchnorm(model)
+            model = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if settings.strategy != "fsdp":
-        memory_format = torch.channels_last if settings.channels_last else torch.preserve_format
-        return model.to(device, memory_format=memory_format), None
+        model = model.to(device)
+        return model.to(memory_format=torch.channels_last) if settings.channels_last else model, None
     average = shard(deepcopy(model).to(device), device) if settings.ema_decay is not None else None
     return shard(model.to(device), device), average

@@ -26,8 +26,8 @@ from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
 from vitkit.text_format import pluralize
 from vitkit.weights import link_checkpoint, read_checkpoint, save_checkpoint
-from vitkit.weights.reading import find_shards_folder
-from vitkit.weights.sharded import SHARDS_SUFFIX, check_shards, read_local, write_shards
+from vitkit.weights.reading import SHARDS_SUFFIX, find_shards_folder
+from vitkit.weights.sharded import check_shards, read_local, write_shards
 
 logger = logging.getLogger("vitkit")
 LAST_NAME, BEST_NAME = "last.pth", "best.pth"

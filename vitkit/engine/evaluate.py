@@ -1,35 +1,35 @@
 """The evaluation loop."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from vitkit.devices import autocast, synchronize
+from vitkit.devices import Precision, autocast, synchronize
 from vitkit.distributed import RatioMeter, accumulation_dtype, all_reduce_sum, broadcast_object, gather_objects
 from vitkit.engine.contracts import check_losses, check_metrics, check_outputs
 from vitkit.engine.failures import evaluation_remedies, memory_explained
 from vitkit.engine.parallel import full_weights, is_sharded
 from vitkit.logging import ProgressLines, print_line
-from vitkit.protocols import Evaluator, GenerativeModel
+from vitkit.protocols import Criterion, Evaluator, GenerativeModel, Loader
 from vitkit.structures import Batch, ImageSizes
 from vitkit.text_format import pluralize
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    loader: Iterable[Batch],
+    model: Any,
+    loader: Loader,
     evaluator: Evaluator,
     *,
     device: torch.device,
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
-    criterion: nn.Module | None = None,
-    on_batch: Callable[[list, Batch], None] | None = None,
+    precision: Precision = "fp32",
+    criterion: Criterion | None = None,
+    on_batch: Callable[[list[dict[str, Any]], Batch], None] | None = None,
     seconds: list[float] | None = None,
     compute: bool = True,
 ) -> dict[str, float]:
@@ -57,12 +57,14 @@ def evaluate(
             with memory_explained(batch, remedies), autocast(device, precision):
                 outputs = None if generates and criterion is None else model(**batch.inputs)
                 if criterion is not None:
+                    assert outputs is not None
                     check_outputs(model, criterion, outputs)
                     losses = criterion(outputs, batch.targets)
                     check_losses(criterion, losses)
                     loss = sum(losses.values())
                     loss_sum += len(batch) * torch.stack([loss, torch.ones_like(loss)]).to(loss_sum.dtype)
                 if takes_outputs:
+                    assert outputs is not None
                     tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
                     predictions = [{name: value[i] for name, value in tensors.items()} for i in range(len(batch))]
                 elif generates:
@@ -146,7 +148,7 @@ def _evaluation_mode(model: nn.Module, criterion: nn.Module | None, meters: Mapp
             meter.load_state_dict(sums[name])
 
 
-def _batches(loader: Iterable[Batch], model: nn.Module, *, generates: bool, precision: str) -> Iterator[Batch]:
+def _batches(loader: Loader, model: nn.Module, *, generates: bool, precision: Precision) -> Iterator[Batch]:
     """Yield the batches, keeping a sharded model in step with the other ranks, whose shards it needs.
 
     A rank that has fewer batches than others repeats its last one, whose predictions are ignored.

@@ -23,8 +23,8 @@ from vitkit.protocols import Loader
 class TrainRun:
     """What a run consists of; what a single step computes is its `Step`."""
 
-    model: nn.Module
-    """The model on `device`, already sharded if `settings.strategy` says so."""
+    model: Any
+    """The `Model` on `device`, already sharded if `settings.strategy` says so."""
     criterion: nn.Module
     loader: Loader
     optimizer: Optimizer
@@ -47,12 +47,14 @@ class TrainRun:
     progress: Progress = field(default_factory=Progress, init=False)
 
     def __post_init__(self) -> None:
-        self.settings = replace(self.settings, precision=resolve_precision(self.settings.precision, self.device))
-        self.autocast = autocast(self.device, self.settings.precision)
+        precision = resolve_precision(self.settings.precision, self.device)
+        self.settings = replace(self.settings, precision=precision)
+        self.autocast = autocast(self.device, precision)
         self.ema: MovingAverage | None = None
         if (decay := self.settings.ema_decay) is not None:
-            options = dict(ramp_steps=self.settings.ema_ramp_steps, module=self.model_to_average)
-            self.ema = MovingAverage(self.model, decay=decay, **options)
+            self.ema = MovingAverage(
+                self.model, decay=decay, ramp_steps=self.settings.ema_ramp_steps, module=self.model_to_average
+            )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
         self.meters = getattr(self.criterion, "meters", {})  # optional, see `Criterion`
         # Collecting them from all modules can take as long as a step's norm of gradients.

@@ -89,8 +89,9 @@ def train_step(
     try:
         loaded = load_batches(batches, num_batches, progress, settings)
         if same_for_any_ranks:
-            loaded = list(loaded)
-            shares = step_shares(criterion, [batch.targets for batch, _ in loaded], device)
+            whole_step = list(loaded)
+            shares = step_shares(criterion, [batch.targets for batch, _ in whole_step], device)
+            loaded = iter(whole_step)
         for index, (batch, seconds) in enumerate(loaded, start=1):
             data_seconds += seconds
             batch = batch.to(device)
@@ -110,7 +111,7 @@ def train_step(
 
         scaler.unscale_(optimizer)
         grad_norm = gradient_norm(parameters)
-        lr = max(schedule.get_last_lr())
+        lr = float(max(schedule.get_last_lr()))
         decision = guard.decide(losses, targets, grad_norm, progress)
         if decision.take:
             if settings.clip_grad_norm is not None:

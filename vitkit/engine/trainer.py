@@ -68,7 +68,7 @@ def run_training(
     default: Path,
     run_dir: Path | None = None,
     resume: Path | None = None,
-    init: str | None = None,
+    init: str | Path | None = None,
     partial_init: bool = False,
     trust: bool = False,
     hooks: Sequence[Hook] = (),
@@ -122,7 +122,7 @@ def run_training(
 
 
 def check_training(
-    config: Config, device: torch.device, *, init: str | None = None, partial_init: bool = False
+    config: Config, device: torch.device, *, init: str | Path | None = None, partial_init: bool = False
 ) -> None:
     """Build what a config names and check it on the first batch, as `run_training` does, but write and train nothing.
 
@@ -174,7 +174,7 @@ def build_run(
     loader = build.build_train_loader(data, train_set, settings, device)
     train_set.set_num_epochs(settings.epochs)
     metadata = build.collect_dataset_metadata(train_set, vocabularies)
-    model = build.build_model_for(config, train_set, vocabularies)
+    model: Any = build.build_model_for(config, train_set, vocabularies)
     if not folder.checkpoint:
         build.load_initial_weights(model, config["model"], init, metadata.get("classes"), partial=partial_init)
         if data.cache_features is not None:

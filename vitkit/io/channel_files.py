@@ -4,7 +4,6 @@ They are read upright, but otherwise as stored: no channel is dropped, converted
 """
 
 import io
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +34,7 @@ from vitkit.io.image_files import (
     read_open_header,
     read_orientation,
     read_tiff_pages,
+    size_of,
     tiff_orientation,
 )
 
@@ -72,7 +72,7 @@ def read_channels(path: str | Path, channels: int, what: str = "images", *, max_
             8 or 16 bits.
     """
     with open_regular(path, what) as file:
-        num_bytes = os.fstat(file.fileno()).st_size
+        num_bytes = size_of(file)
         if num_bytes > 2 * channels * max_pixels + _HEADER_BYTES:
             raise DataError(f"{what}: '{path}' is larger than {max_pixels} pixels of {channels} channels can be.")
         data = file.read(num_bytes)
@@ -111,7 +111,7 @@ def read_shown(path: Path, what: str = "images") -> np.ndarray:
             if channels is None:
                 raise
         return as_rgb(read_channels(path, channels, what))
-    with open_regular(path, what) as file, decoding(path, what, os.fstat(file.fileno()).st_size):
+    with open_regular(path, what) as file, decoding(path, what, size_of(file)):
         _, _, *channels = read_npy_shape(file)
     return as_rgb(read_channels(path, *channels or [1], what))
 

@@ -6,7 +6,9 @@ that is not finite or does not fit into 64 bits.
 
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 from vitkit.errors import DataError
@@ -42,6 +44,13 @@ class FileIssue(NamedTuple):
     field: str
     message: str
     """What was got, what was expected, and the remedy."""
+    count: int = 1
+    """Number of issues of this kind, of which this is the first; see `IssueCounts`."""
+
+    @property
+    def is_null(self) -> bool:
+        """Whether the value is null."""
+        return self.message.startswith(f"has {self.field} None;")
 
     def __str__(self) -> str:
         return f"{self.entry} {self.message}"
@@ -141,6 +150,8 @@ class _Entries(NamedTuple):
     entries: Sequence[Mapping[str, Any]]
     name: Callable[[int], str]
     """Describes the entry at an index, for messages."""
+    start: int = 0
+    """Index of the first of these entries in the file's list."""
 
     def field_issues(self, fields: Mapping[str, Field]) -> Iterator[FileIssue]:
         """Find the invalid values, field by field."""
@@ -162,17 +173,141 @@ class _Entries(NamedTuple):
     def issue(self, position: int, field: str, expected: str, remedy: str = _CORRECT) -> FileIssue:
         entry = self.entries[position]
         got = f"has {field} {reprlib.repr(entry[field])}" if field in entry else f"has no {field!r}"
-        return FileIssue(self.part, position, self.name(position), field, f"{got}; expected {expected}. {remedy}")
+        message = f"{got}; expected {expected}. {remedy}"
+        return FileIssue(self.part, self.start + position, self.name(position), field, message)
 
 
 def detection_issues(content: Any) -> list[FileIssue]:
     """Check a detection file, but not segmentations (`segmentation_issues`) or whether boxes lie in their images."""
-    issues = _structure_issues(content, ("images", "annotations", "categories"), "detection")
-    if issues:
+    if issues := structure_issues(content):
         return issues
-    annotations = annotation_entries(content)
-    references = _references(content, image_id="images", category_id="categories")
-    return [*_listed_issues(content, IMAGE, CATEGORY), *annotations.field_issues(references | ANNOTATION)]
+    annotations = AnnotationChecks(content).field_issues(content["annotations"])
+    return [*listed_issues(content), *annotations]
+
+
+def structure_issues(content: Any) -> list[FileIssue]:
+    """Check that a detection file has the three lists, of objects only, and that only that of annotations is empty."""
+    return _structure_issues(content, ("images", "annotations", "categories"), "detection")
+
+
+def listed_issues(content: Mapping[str, Any]) -> list[FileIssue]:
+    """Check the images and categories of a detection file that has no `structure_issues`."""
+    return list(_listed_issues(content, IMAGE, CATEGORY))
+
+
+class AnnotationChecks:
+    """The checks of a detection file's annotations, of all of them or of some at a time.
+
+    In each check, `start` is the index of the first of the annotations in the file's list.
+
+    Args:
+        content: the file, of which only `images` and `categories` are read.
+        fields: what is checked besides images; None: the fields of objects.
+    """
+
+    def __init__(self, content: Mapping[str, Any], fields: Mapping[str, Field] | None = None):
+        self._images = content["images"]
+        self.fields = _references(content, image_id="images")
+        self.fields |= _references(content, category_id="categories") | ANNOTATION if fields is None else fields
+
+    def field_issues(self, annotations: Sequence[Mapping[str, Any]], start: int = 0) -> list[FileIssue]:
+        """Check the fields, but not segmentations or whether boxes lie in their images."""
+        return list(self._entries(annotations, start).field_issues(self.fields))
+
+    def bad_box_issues(self, annotations: Sequence[Mapping[str, Any]], start: int = 0) -> list[FileIssue]:
+        """Find the boxes without an area inside their image, where there are no `field_issues`."""
+        entries = self._entries(annotations, start)
+        issues = []
+        for position, annotation in enumerate(annotations):
+            x, y, width, height = annotation["bbox"]
+            image_height, image_width = self._sizes[annotation["image_id"]]
+            if width > 0 and height > 0 and x < image_width and y < image_height and x + width > 0 and y + height > 0:
+                continue
+            expected = f"a box inside the image of {image_width}x{image_height} pixels"
+            if width <= 0 or height <= 0:
+                expected = f"a {'width' if width <= 0 else 'height'} above 0"
+            remedy = (
+                "Correct it; boxes that are empty or outside their image may also be left out, by bad_boxes='drop'."
+            )
+            issues.append(entries.issue(position, "bbox", expected, remedy))
+        return issues
+
+    def segmentation_issues(
+        self, annotations: Sequence[Mapping[str, Any]], start: int = 0, *, required: bool
+    ) -> list[FileIssue]:
+        """Check segmentations, where there are no `field_issues`.
+
+        Args:
+            required: every annotation needs one; otherwise it may be absent, null, or an empty list.
+        """
+        entries = self._entries(annotations, start)
+        issues = []
+        for position, annotation in enumerate(annotations):
+            segmentation = annotation.get("segmentation")
+            if segmentation is None or segmentation == []:
+                expected = "one, as masks=True needs one" if required else None
+            else:
+                expected = describe_wrong_segmentation(segmentation, *self._sizes[annotation["image_id"]])
+            if expected:
+                remedy = "Correct it, or train without masks (masks=False)."
+                issues.append(entries.issue(position, "segmentation", expected, remedy))
+        return issues
+
+    @cached_property
+    def _sizes(self) -> dict[int, tuple[int, int]]:
+        return {image["id"]: (image["height"], image["width"]) for image in self._images}
+
+    @cached_property
+    def _file_names(self) -> dict[int, Any]:
+        return {image["id"]: image.get("file_name") for image in self._images if _is_id(image.get("id"))}
+
+    def _entries(self, annotations: Sequence[Mapping[str, Any]], start: int) -> _Entries:
+        """Describe the annotations by their id and image."""
+
+        def name(position: int) -> str:
+            annotation = annotations[position]
+            image_id = annotation.get("image_id")
+            image = self._file_names.get(image_id, image_id) if _is_id(image_id) else image_id
+            return f"annotation {_id_or_position(annotation, start + position)} (image {reprlib.repr(image)})"
+
+        return _Entries("annotations", annotations, name, start)
+
+
+class IssueCounts:
+    """Issues that are found some at a time: the first of each field, and their number.
+
+    Args:
+        fields: the fields in the order of the messages.
+    """
+
+    def __init__(self, fields: Iterable[str]):
+        self._order = {field: number for number, field in enumerate(fields)}
+        self._first: dict[tuple[str, bool], FileIssue] = {}
+
+    def add(self, issues: Iterable[FileIssue]) -> None:
+        """Add issues of later positions."""
+        for issue in issues:
+            # null is kept apart, as a file with null everywhere may be that of a known exporter.
+            kind = issue.field, issue.is_null
+            first = self._first.get(kind)
+            self._first[kind] = issue if first is None else first._replace(count=first.count + issue.count)
+
+    def __bool__(self) -> bool:
+        return bool(self._first)
+
+    def issues(self) -> list[FileIssue]:
+        """Return the first issue of each kind with its number, ordered by field and position."""
+        return sorted(self._first.values(), key=lambda issue: (self._order[issue.field], issue.position))
+
+
+def bad_box_issues(content: Mapping[str, Any]) -> list[FileIssue]:
+    """Find the boxes without an area inside their image, in a file that has no `detection_issues`."""
+    return AnnotationChecks(content).bad_box_issues(content["annotations"])
+
+
+def segmentation_issues(content: Mapping[str, Any], *, required: bool) -> list[FileIssue]:
+    """Check the segmentations of a file that has no `detection_issues`; `required` as in `AnnotationChecks`."""
+    return AnnotationChecks(content).segmentation_issues(content["annotations"], required=required)
 
 
 def lvis_issues(content: Mapping[str, Any]) -> list[FileIssue]:
@@ -186,45 +321,6 @@ def lvis_issues(content: Mapping[str, Any]) -> list[FileIssue]:
     classes = Field(are_classes, f"a list of the {len(ids)} ids in 'categories'", _GIVE_LVIS)
     frequency = Field(lambda value: value in ("r", "c", "f"), "'r', 'c' or 'f' (rare, common, frequent)", _GIVE_LVIS)
     return list(_listed_issues(content, dict.fromkeys(ANNOTATED_CLASSES, classes), {"frequency": frequency}))
-
-
-def bad_box_issues(content: Mapping[str, Any]) -> list[FileIssue]:
-    """Find the boxes without an area inside their image, in a file that has no `detection_issues`."""
-    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-    annotations = annotation_entries(content)
-    issues = []
-    for position, annotation in enumerate(content["annotations"]):
-        x, y, width, height = annotation["bbox"]
-        image_width, image_height = sizes[annotation["image_id"]]
-        if width > 0 and height > 0 and x < image_width and y < image_height and x + width > 0 and y + height > 0:
-            continue
-        expected = f"a box inside the image of {image_width}x{image_height} pixels"
-        if width <= 0 or height <= 0:
-            expected = f"a {'width' if width <= 0 else 'height'} above 0"
-        remedy = "Correct it; boxes that are empty or outside their image may also be left out, by bad_boxes='drop'."
-        issues.append(annotations.issue(position, "bbox", expected, remedy))
-    return issues
-
-
-def segmentation_issues(content: Mapping[str, Any], *, required: bool) -> list[FileIssue]:
-    """Check the segmentations of a file that has no `detection_issues`.
-
-    Args:
-        required: every annotation needs one; otherwise it may be absent, null, or an empty list.
-    """
-    annotations = annotation_entries(content)
-    sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
-    issues = []
-    for position, annotation in enumerate(content["annotations"]):
-        segmentation = annotation.get("segmentation")
-        if segmentation is None or segmentation == []:
-            expected = "one, as masks=True needs one" if required else None
-        else:
-            expected = describe_wrong_segmentation(segmentation, *sizes[annotation["image_id"]])
-        if expected:
-            remedy = "Correct it, or train without masks (masks=False)."
-            issues.append(annotations.issue(position, "segmentation", expected, remedy))
-    return issues
 
 
 def panoptic_issues(content: Any) -> list[FileIssue]:
@@ -250,8 +346,8 @@ def caption_issues(content: Any) -> list[FileIssue]:
     issues = _structure_issues(content, ("images", "annotations"), "caption")
     if issues:
         return issues
-    fields = _references(content, image_id="images") | CAPTION
-    return [*_listed_issues(content, CAPTIONED_IMAGE), *annotation_entries(content).field_issues(fields)]
+    annotations = AnnotationChecks(content, CAPTION).field_issues(content["annotations"])
+    return [*_listed_issues(content, CAPTIONED_IMAGE), *annotations]
 
 
 def result_issues(
@@ -265,7 +361,7 @@ def result_issues(
     """
     if not isinstance(results, list):
         return [_file_issue(results, "a list of predictions in COCO's format")]
-    if no_objects := _object_issues(results, "results"):
+    if no_objects := object_issues(results, "results"):
         return no_objects
     entries = _Entries("results", results, "entry {}".format)
     fields = _predicted(image_id=image_ids, category_id=category_ids)
@@ -281,7 +377,7 @@ def caption_result_issues(results: Any, image_ids: Collection[int]) -> list[File
     """Check predicted captions, at most one for each image, in COCO's result format."""
     if not isinstance(results, list) or not results:
         return [_file_issue(results, "a list of captions that is not empty: [{'image_id': number, 'caption': text}]")]
-    if no_objects := _object_issues(results, "results"):
+    if no_objects := object_issues(results, "results"):
         return no_objects
     entries = _Entries("results", results, "entry {}".format)
     fields = _predicted(image_id=image_ids) | {"caption": CAPTION["caption"]}
@@ -294,7 +390,7 @@ def panoptic_result_issues(
     """Check predicted segments, except for their maps, in COCO's result format."""
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
         return [_file_issue(content, "panoptic results: {'annotations': [{...}, ...]}")]
-    no_objects = _object_issues(content["annotations"], "annotations")
+    no_objects = object_issues(content["annotations"], "annotations")
     return no_objects or _segment_issues(
         content["annotations"], _predicted(image_id=image_ids, category_id=category_ids)
     )
@@ -309,7 +405,7 @@ def classified_issues(content: Mapping[str, Any]) -> list[FileIssue]:
         return [_file_issue(classes, "different names under 'classes'")]
     if not isinstance(images, list) or not images:
         return [_file_issue(images, "a list of images that is not empty under 'images'")]
-    if no_objects := _object_issues(images, "images"):
+    if no_objects := object_issues(images, "images"):
         return no_objects
     entries = _Entries("images", images, "entry {}".format)
     image_id = Field(lambda value: type(value) in (int, str), "a number or a text")
@@ -325,7 +421,7 @@ def sentence_issues(content: Any, num_sentences: int) -> list[FileIssue]:
     sentences = content.get("sentences") if isinstance(content, dict) else None
     if not isinstance(sentences, list) or not sentences:
         return [_file_issue(content, "texts that vitkit test wrote: {'sentences': [{...}, ...]}, not empty")]
-    if no_objects := _object_issues(sentences, "sentences"):
+    if no_objects := object_issues(sentences, "sentences"):
         return no_objects
     entries = _Entries("sentences", sentences, "entry {}".format)
     text = CAPTION["caption"]
@@ -343,26 +439,11 @@ def raise_issues(issues: Sequence[FileIssue], name: str) -> None:
     if not issues:
         return
     more = ""
-    if len(issues) > 1:
-        fields = Counter(issue.field for issue in issues[1:])
-        counts = ", ".join(f"{count} x {field}" for field, count in fields.most_common())
-        more = f" And {len(issues) - 1} more: {counts}; vitkit doctor lists all issues of datasets."
+    fields = chain.from_iterable(repeat(issue.field, issue.count) for issue in issues)
+    if others := Counter(islice(fields, 1, None)):
+        counts = ", ".join(f"{count} x {field}" for field, count in others.most_common())
+        more = f" And {others.total()} more: {counts}; vitkit doctor lists all issues of datasets."
     raise DataError(f"{name}: {issues[0]}{more}")
-
-
-def annotation_entries(content: Mapping[str, Any]) -> _Entries:
-    """Return the annotations of a file, described by their id and image."""
-    file_names: dict[int, Any] = {}
-
-    def name(position: int) -> str:
-        if not file_names:  # only built for the first issue
-            file_names.update((i["id"], i.get("file_name")) for i in content["images"] if _is_id(i.get("id")))
-        annotation = content["annotations"][position]
-        image_id = annotation.get("image_id")
-        image = file_names.get(image_id, image_id) if _is_id(image_id) else image_id
-        return f"annotation {_id_or_position(annotation, position)} (image {reprlib.repr(image)})"
-
-    return _Entries("annotations", content["annotations"], name)
 
 
 def _id_or_position(entry: Mapping[str, Any], position: int) -> str:
@@ -379,7 +460,7 @@ def _structure_issues(content: Any, parts: Sequence[str], kind: str) -> list[Fil
         return [FileIssue("", 0, "the file", missing[0], f"{message}expected a COCO {kind} file: {{{expected}}}.")]
     issues = []
     for part in parts:
-        issues += _object_issues(lists[part], part)
+        issues += object_issues(lists[part], part)
         if not lists[part] and part != "annotations":
             noun = {"images": "image", "categories": "class"}[part]
             issues.append(FileIssue("", 0, f"the list '{part}'", part, f"is empty; expected at least one {noun}."))
@@ -445,9 +526,9 @@ def _predicted(**ids: Collection[int | str]) -> dict[str, Field]:
     return {field: _one_of(values, f"{field}s of the dataset", _OTHER_DATASET) for field, values in ids.items()}
 
 
-def _object_issues(entries: Sequence[Any], part: str) -> list[FileIssue]:
-    """Find the entries that are not objects."""
-    wrong = [(position, entry) for position, entry in enumerate(entries) if not isinstance(entry, dict)]
+def object_issues(entries: Sequence[Any], part: str, start: int = 0) -> list[FileIssue]:
+    """Find the entries that are not objects; `start` is the index of the first entry in the file's list."""
+    wrong = [(position, entry) for position, entry in enumerate(entries, start) if not isinstance(entry, dict)]
     message = "is {}; expected an object, {{...}}. Remove it."
     return [FileIssue("", k, f"entry {k} of '{part}'", part, message.format(reprlib.repr(entry))) for k, entry in wrong]
 

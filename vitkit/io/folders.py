@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitkit.errors import DataError
 from vitkit.io.image_files import FORMATS, TIFF_STARTS, decoding, open_regular, read_tiff_pages
+from vitkit.io.packs import packed_files
 from vitkit.text_format import pluralize
 
 logger = logging.getLogger("vitkit")
@@ -64,9 +65,10 @@ def one_form(name: str) -> str:
 def data_files(folder: Path) -> list[Path]:
     """Return the files in a folder and its subfolders, sorted, without hidden ones; links to folders are followed.
 
-    Broken links and devices are among them, so that whoever reads them names them.
+    Images of a mounted pack are among them, and broken links and devices, so that whoever reads them names them.
     """
-    return sorted(_walk(folder), key=lambda path: path.parts)  # comparing paths takes five times as long
+    files = [*_walk(folder), *packed_files(folder)]
+    return sorted(files, key=lambda path: path.parts)  # comparing paths takes five times as long
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -107,7 +109,7 @@ def log_unread(folder: Path, others: Iterable[Path], images: Iterable[Path]) -> 
     """Log what of a folder is not read: files of other endings, and all but the first page or frame of images."""
     if counts := count_endings(others):
         logger.warning("'%s': left out files that are not read as images: %s", folder, counts)
-    candidates = [path for path in images if path.suffix.lower() in _WITH_FRAMES][:_MAX_OPENED]
+    candidates = [path for path in images if path.suffix.lower() in _WITH_FRAMES and path.exists()][:_MAX_OPENED]
     if several := [path for path in candidates if _has_frames(path)]:
         count = pluralize(len(several), "images", "have")
         least = "at least " if len(candidates) == _MAX_OPENED else ""

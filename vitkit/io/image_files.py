@@ -19,6 +19,7 @@ from PIL import Image, TiffImagePlugin, features
 from torch import Tensor
 
 from vitkit.errors import DataError, LossyImageError
+from vitkit.io.packs import read_packed
 
 
 def _optional_formats() -> Iterator[str]:
@@ -224,7 +225,7 @@ def read_header(path: str | Path, what: str = "images", *, max_pixels: int = MAX
         DataError: see `read_image`.
     """
     with open_regular(path, what) as file:
-        return read_open_header(file, os.fstat(file.fileno()).st_size, path, what, max_pixels)
+        return read_open_header(file, size_of(file), path, what, max_pixels)
 
 
 def upright_size(path: str | Path, what: str = "images", *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -244,7 +245,7 @@ def is_rotated(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> bool:
 def _stored_size_and_orientation(path: str | Path, what: str, max_pixels: int) -> tuple[tuple[int, int], int]:
     """Read (width, height) before rotation, and the orientation, 1 (upright) to 8."""
     with open_regular(path, what) as file:
-        num_bytes = os.fstat(file.fileno()).st_size
+        num_bytes = size_of(file)
         if is_array(file):
             with decoding(path, what, num_bytes):
                 height, width, *_ = read_npy_shape(file)
@@ -358,7 +359,7 @@ def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> b
         DataError: see `read_image`.
     """
     with open_regular(path, what) as file:
-        num_bytes = os.fstat(file.fileno()).st_size
+        num_bytes = size_of(file)
         read_open_header(file, num_bytes, path, what, max_pixels)
         with decoding(path, what, num_bytes):
             file.seek(0)
@@ -366,7 +367,7 @@ def read_file(path: str | Path, what: str, *, max_pixels: int = MAX_PIXELS) -> b
 
 
 def open_regular(path: str | Path, what: str) -> BinaryIO:
-    """Open a file for reading; raise an error for a device or a pipe, which may never end."""
+    """Open a file on the disk or in a mounted pack; raise an error for a device or a pipe, which may never end."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
@@ -374,9 +375,18 @@ def open_regular(path: str | Path, what: str) -> BinaryIO:
         reason = "it is a folder" if stat.S_ISDIR(mode) else "it is a device or a pipe"
         remedy = "Give a file."
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte or half a character
+        if isinstance(error, FileNotFoundError) and (content := read_packed(path)) is not None:
+            return io.BytesIO(content)
         reason = error.strerror if isinstance(error, OSError) else str(error)
         remedy = _LISTED if what == "images" else "Give the path of an image."
     raise DataError(f"{what}: cannot read '{path}' ({reason}). {remedy}")
+
+
+def size_of(file: BinaryIO) -> int:
+    """Return the number of bytes of a file that `open_regular` has opened, and go to its start."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    return size
 
 
 def read_open_header(file: BinaryIO, num_bytes: int, path: str | Path, what: str, max_pixels: int) -> ImageHeader:

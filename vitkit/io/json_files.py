@@ -12,7 +12,7 @@ from typing import Any
 from vitkit.errors import DataError
 
 
-class _RepeatedKey(ValueError):
+class RepeatedKey(ValueError):
     """An object of a JSON file has a key twice."""
 
 
@@ -26,18 +26,25 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
         DataError: there is no such file, or its content is not readable as JSON.
     """
     path = Path(path)
+    with explained_errors(path, key, remedy), gc_paused():
+        return json.loads(path.read_bytes(), object_pairs_hook=to_object)
+
+
+@contextmanager
+def explained_errors(path: Path, key: str = "annotations", remedy: str | None = None) -> Iterator[None]:
+    """Turn the errors of reading and parsing a file into DataErrors; the arguments are those of `read_json`."""
     remedy = (
         remedy or f"Download the dataset (see vitkit/data/README.md), or correct data.root or `{key}` of this dataset."
     )
     if not isfile(path):  # Path.is_file raises for a name that is too long
         raise DataError(f"{key}: no file '{path}'. {remedy}")
     try:
-        data = path.read_bytes()
-        with gc_paused():
-            return json.loads(data, object_pairs_hook=_object)
+        yield
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{key}: cannot read '{path}' ({error.strerror}). {remedy}") from error
-    except _RepeatedKey as error:
+    except RepeatedKey as error:
         raise DataError(
             f"{path.name}: an object has the key {str(error)!r:.100} twice ('{path}'), of which readers take only one. "
             "Export the file again, or give each value a key of its own."
@@ -45,7 +52,7 @@ def read_json(path: str | Path, *, key: str = "annotations", remedy: str | None 
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path.name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg} ('{path}', "
-            f"{len(data)} bytes). {_explanation(path, data)}"
+            f"{path.stat().st_size} bytes). {_explanation(path)}"
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path.name}: '{path}' is not text ({error}). Expected JSON.") from error
@@ -71,10 +78,10 @@ def read_json_lines(path: str | Path, *, key: str = "annotations") -> Iterator[t
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if text := line.strip():
-                    yield number, json.loads(text, object_pairs_hook=_object)
+                    yield number, json.loads(text, object_pairs_hook=to_object)
     except OSError as error:
         raise DataError(f"{key}: cannot read '{path}' ({error.strerror}). Correct the path.") from error
-    except _RepeatedKey as error:
+    except RepeatedKey as error:
         raise DataError(
             f"{path.name} line {number}: an object has the key {str(error)!r:.100} twice. Keep one."
         ) from error
@@ -89,17 +96,18 @@ def read_json_lines(path: str | Path, *, key: str = "annotations") -> Iterator[t
         raise DataError(f"{path.name} line {number}: {error}. Expected a JSON object as UTF-8 text.") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of a JSON file, unless it would lose a value."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        raise _RepeatedKey(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+        raise RepeatedKey(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
     return content
 
 
-def _explanation(path: Path, data: bytes) -> str:
+def _explanation(path: Path) -> str:
     """Explain what a file that is not JSON may be instead."""
-    start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    with path.open("rb") as file:
+        start = file.read(1 << 16).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if not start:
         return "It is empty: fetch or export it again."
     if start == b"<":

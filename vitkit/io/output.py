@@ -4,8 +4,9 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
-from vitkit.errors import DataError
+from vitkit.errors import DataError, VitkitError
 from vitkit.io.atomic import link_atomically, renaming, write_atomically
 from vitkit.io.image_files import path_inside, read_header, upright_size
 
@@ -60,8 +61,19 @@ def writing(path: Path) -> Iterator[Path]:
     try:
         with renaming(path, sync=False) as temporary:
             yield temporary
+    except VitkitError:
+        raise
     except (OSError, ValueError) as error:
         raise unwritable(path, error) from error
+
+
+@contextmanager
+def writing_text(path: Path, *, below: Path) -> Iterator[TextIO]:
+    """Yield a UTF-8 file to write to part by part; see `write_bytes`."""
+    with writing(path) as temporary:
+        check_links(path, below)
+        with temporary.open("x", encoding="utf-8") as file:
+            yield file
 
 
 def link_image(source: Path, out: Path, name: str) -> Path:

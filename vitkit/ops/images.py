@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.errors import ConfigError, DataError
 from vitkit.protocols import Backbone
@@ -39,12 +39,12 @@ def check_pixel_statistics(
     return mean, std
 
 
-def pixel_statistics(backbone: Backbone) -> dict[str, Sequence[float]]:
+def pixel_statistics(backbone: nn.Module | Backbone) -> dict[str, Sequence[float]]:
     """Return `mean` and `std` for `normalize_images`: the backbone's, or ImageNet's if it specifies none."""
     return dict(mean=getattr(backbone, "pixel_mean", IMAGENET_MEAN), std=getattr(backbone, "pixel_std", IMAGENET_STD))
 
 
-def in_channels(backbone: Backbone) -> int:
+def in_channels(backbone: nn.Module | Backbone) -> int:
     """Return the number of channels of a backbone's images: as many as its pixel statistics have, or 3."""
     return len(pixel_statistics(backbone)["mean"])
 

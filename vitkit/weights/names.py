@@ -86,9 +86,13 @@ def run_weights(folder: Path) -> Path:
 
     Raises:
         ConfigError: it is not the folder of a run.
+        CheckpointError: it is that of a checkpoint's shards.
     """
     weights = [folder / name for name in RUN_WEIGHTS if (folder / name).is_file()]
     if not weights or not (folder / RUN_CONFIG).is_file():
+        from vitkit.weights.reading import check_not_shards  # imports PyTorch
+
+        check_not_shards(folder)
         raise ConfigError(
             f"'{folder}' is not the folder of a run: expected {RUN_CONFIG} and {' or '.join(RUN_WEIGHTS)}, as training "
             "writes them."

@@ -25,6 +25,8 @@ from vitkit.weights.transformers_folder import (
     read_shards,
 )
 
+SHARDS_SUFFIX = ".shards"
+"""Suffix of the names of folders with shards, see vitkit/weights/sharded.py."""
 _MAX_COMPRESSION = 50
 """How much smaller than its arrays an .npz file may be; PyTorch's files are not compressed."""
 _STARTS = (b"PK", b"\x80")
@@ -95,9 +97,20 @@ def find_shards_folder(path: Path) -> str | None:
     return shards.get("folder") if isinstance(shards, Mapping) else None
 
 
+def check_not_shards(path: Path) -> None:
+    """Raise a CheckpointError if a path is the folder of a checkpoint's shards, which does not say what is in them."""
+    if path.name.endswith(SHARDS_SUFFIX) and os.path.isdir(path):
+        files = [file for file in sorted(path.parent.glob("*.pth")) if find_shards_folder(file) == path.name]
+        raise CheckpointError(
+            f"{path}: contains the shards of a checkpoint, whose file is beside it. Give that: "
+            f"{' or '.join(map(str, files)) or 'it is missing'}."
+        )
+
+
 def _check_exists(path: Path) -> None:
     if os.path.isfile(path):  # Path's own methods raise an OSError for a name that is too long
         return
+    check_not_shards(path)
     # If a run's folder was named, list its checkpoints; otherwise those beside the missing file.
     folder = path if os.path.isdir(path) else path.parent
     names = [file.name for suffix in (".pth", ".safetensors") for file in folder.glob(f"*{suffix}")]

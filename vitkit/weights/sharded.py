@@ -31,9 +31,6 @@ from vitkit.distributed import broadcast_object, gather_objects, is_main, rank
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import TEMPORARY_SUFFIX, sync_folder
 
-SHARDS_SUFFIX = ".shards"
-"""Suffix of the folders' names."""
-
 
 def write_shards(folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     """Write the state's DTensors, each rank its own shards, into a folder that does not exist yet.

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.sharded_training import CPU, needs_newer_torch, on_ranks
+from helpers.processes import on_ranks
+from helpers.sharded_training import CPU, needs_newer_torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.processes import run_forked
 from helpers.small_exports import CLASSES, IMAGES, export, predictor_of
+from huggingface_hub import ModelCard
 from PIL import Image
 from torch.torch_version import TorchVersion
 
@@ -20,11 +22,20 @@ import vitkit
 from vitkit import build_model, load_config, model_zoo
 from vitkit.apps.deployment import export as export_module
 from vitkit.apps.deployment.checks import differences, image_inputs, image_size
-from vitkit.apps.deployment.export import ExportSettings, Part, check_out, read_images, runner_path, write_part
+from vitkit.apps.deployment.export import (
+    ExportSettings,
+    Part,
+    card_path,
+    check_out,
+    read_images,
+    runner_path,
+    write_part,
+)
 from vitkit.apps.deployment.metadata import describe
 from vitkit.apps.exported.graphs import ExportGraph, image_graph
 from vitkit.apps.exported.loading import open_exported
 from vitkit.apps.inference import Translator, load
+from vitkit.apps.inference.card import zoo_entry
 from vitkit.errors import ConfigError
 from vitkit.kernels.windows import window_partition, window_reverse
 from vitkit.structures import ImageSizes
@@ -61,9 +72,7 @@ def test_quantization_prints_no_advice_of_its_library(tmp_path):
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "weight"], ["y"])], "product", [x], [y], [weight])
     path = tmp_path / "product.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    code = f"import pathlib; from vitkit.apps.deployment.export import quantize; quantize(pathlib.Path({str(path)!r}))"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert printed.stdout + printed.stderr == ""
+    assert run_forked(export_module.quantize, path) == (0, "")
     assert "MatMulInteger" in [node.op_type for node in onnx.load(path).graph.node]
 
 
@@ -161,10 +170,26 @@ def test_fixed_size_file_is_compared_on_padded_images():
     assert np.array_equal(runner.prepare(IMAGES[0])["padding_mask"], batch["padding_mask"])
 
 
+def test_model_card_lies_beside_the_file(run):
+    card = ModelCard.load(run / "out" / "README.md")
+    assert (card.data.license, card.data.license_name, card.data.library_name) == ("other", "cc0", "onnx")
+    assert card.data.pipeline_tag == "object-detection" and card.data.model_name == "tiny"
+    assert "python run_tiny.py 'street.jpg'" in card.text and 'vitkit.load("tiny.onnx")("street.jpg")' in card.text
+
+
+def test_model_card_replaces_no_other_readme(tmp_path):
+    out, readme = tmp_path / "cells.onnx", tmp_path / "README.md"
+    assert card_path(out) == readme
+    readme.write_text("# cells\n\nMy project.\n")
+    assert card_path(out) == tmp_path / "cells.README.md"
+    readme.write_text("---\n---\n\n# cells\n\nDINO; written by vitkit 0.2.0.\n")
+    assert card_path(out) == readme and card_path(tmp_path / "dogs.onnx") == tmp_path / "dogs.README.md"
+
+
 def test_license_of_the_zoo_applies_only_to_its_own_weights(tmp_path):
-    assert export_module.zoo_license("detr_r50") == model_zoo.index()["detr_r50"]["license"] is not None
+    assert zoo_entry("detr_r50")["license"] == model_zoo.index()["detr_r50"]["license"] is not None
     (tmp_path / "detr_r50").mkdir()
-    assert export_module.zoo_license(tmp_path / "detr_r50") is None
+    assert zoo_entry(tmp_path / "detr_r50") == {}
 
 
 def test_metadata_contain_the_normalization_statistics_of_the_model():

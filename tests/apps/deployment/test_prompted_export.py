@@ -87,7 +87,7 @@ def test_files_take_numbers_and_features_of_any_length(folder):
     import onnx
 
     assert {path.name for path in (folder / "out").iterdir()} == {
-        "tiny.onnx", "tiny.text.onnx", "tiny.tokenizer.json", "run_tiny.py",
+        "tiny.onnx", "tiny.text.onnx", "tiny.tokenizer.json", "run_tiny.py", "README.md",
     }  # fmt: skip
     shapes, kinds = {}, {}
     for name in ("tiny", "tiny.text"):

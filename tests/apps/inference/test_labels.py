@@ -1,15 +1,17 @@
 """Predictions written as annotations for tools of labeling."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from vitkit.apps.inference.labels import as_annotations, write_labels
+from vitkit.apps.inference.labels import PredictedImages, write_labels
 from vitkit.apps.inference.prediction import Prediction
 from vitkit.data.formats import read_annotations
+from vitkit.data.formats.annotated import AnnotatedImages
 from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.segmentations import decode_segmentation
@@ -97,11 +99,39 @@ def test_the_least_certain_image_is_reviewed_first(tmp_path):
     assert [line.partition(" ")[0] for line in lines] == ["0.900", "0.000"] and lines[0].endswith("2.png")
 
 
+class ManyImages:
+    """Entries of predictions.json that are made when they are iterated, as those of a folder's journal are."""
+
+    def __init__(self, folder, image, count):
+        self.folder, self.image, self.count = folder, image, count
+
+    def __iter__(self):
+        for number in range(self.count):
+            objects = [{**found, "box_xyxy": [*found["box_xyxy"]]} for found in self.image["objects"] * 10]
+            yield self.image | {"image": f"{self.folder}/{number}.png", "objects": objects}
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_objects_are_not_all_in_memory(format, tmp_path):
+    (image, _), peaks = predictions(tmp_path)["images"], []
+    for count in (1, 15, 40):  # the first call imports
+        photos = tmp_path / f"{count} photos"
+        photos.mkdir()
+        for number in range(count):
+            (photos / f"{number}.png").hardlink_to(image["image"])
+        tracemalloc.start()
+        write_labels({"classes": CLASSES, "images": ManyImages(photos, image, count)}, format, tmp_path / f"{count}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # The 20 objects of an image take 15 kB or more.
+    assert (peaks[2] - peaks[1]) / 25 < 5000
+
+
 def test_annotations_need_images_on_the_disk_and_objects(tmp_path):
     content = predictions(tmp_path)
     content["images"][0]["image"] = "https://example.org/a.jpg"
     with pytest.raises(DataError, match=r"example.org/a.jpg' is not a file on this disk"):
-        as_annotations(content["images"], CLASSES)
+        PredictedImages(content["images"], CLASSES)
     with pytest.raises(ConfigError, match="the model predicts none"):
         write_labels({"classes": CLASSES, "images": [{"image": "a.jpg", "text": "a dog"}]}, "coco", tmp_path)
 
@@ -131,9 +161,10 @@ def test_predict_writes_labels_that_a_detector_can_be_trained_on(tmp_path, capsy
 
 @pytest.mark.parametrize("format", ["cvat", "label-studio"])
 def test_polygons_end_at_the_border(format, tmp_path):
-    data = as_annotations(predictions(tmp_path)["images"], CLASSES)
-    data.annotations[:] = data.annotations[:1]
-    data.annotations[0] |= {"bbox": [-20, 10, 60, 20], "segmentation": [[-20, 10, 40, 10, 40, 30, -20, 30]]}
+    predictions(tmp_path)
+    data = AnnotatedImages("coco", tmp_path, tmp_path / "photos")
+    polygon = [-20, 10, 40, 10, 40, 30, -20, 30]
+    data.add_object(data.add_image("1.png", *SIZE), "cell", [-20, 10, 60, 20], segmentation=[polygon], score=0.5)
     WRITERS[format](data, tmp_path / "out", {})
     (found,) = read_annotations(tmp_path / "out").annotations
     assert found["bbox"] == [0, 10, 40, 20] and found["area"] == 800

@@ -13,6 +13,7 @@ from PIL import Image
 
 import vitkit
 from vitkit import load_config
+from vitkit.apps.inference.card import read_metrics
 from vitkit.apps.starter import child_runs, own_data, start
 from vitkit.apps.starter.child_runs import StepCost
 from vitkit.apps.starter.recipes import RECIPES
@@ -541,3 +542,5 @@ def test_photos_are_trained_on_and_reported(world, tmp_path, monkeypatch, capsys
     assert "reached   bbox/AP" in out and "better    vitkit start" in out
     assert Path("runs/start/report.html").stat().st_size > 10_000
     assert Path("runs/start/run/best.pth").is_file()
+    (measured,) = read_metrics("runs/start/run/best.pth")  # for a model card
+    assert measured.data == "train2017" and 0 <= measured.metrics["bbox/AP"] <= 1

@@ -3,53 +3,49 @@
 import os
 import pickle
 import signal
-import subprocess
-import sys
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.real_runs import finish, start
 from helpers.untrained_runs import DETR, make_run
 
 from vitkit import build_dataset, build_model, load_config
 from vitkit.apps.inference import find_trained
 from vitkit.apps.training.answers import AnswerFiles
 from vitkit.apps.training.testing import evaluate_model
+from vitkit.distributed import rank
 from vitkit.errors import ConfigError, DataError
 from vitkit.registry import EVALUATORS
 from vitkit.tools import test
 
-KILLED = """
-import os, signal, sys
-from vitkit.apps.inference import find_trained
-from vitkit.apps.training.answers import AnswerFiles
-from vitkit.distributed import rank
-from vitkit.tools import test
+ARGUMENTS = ["run", "data.val.num_images=21", "data.val_images_per_gpu=2", "--out"]
 
-write, count = AnswerFiles._write, 0
 
-def killed(files, content):
-    global count
-    count += 1
-    if count > int(sys.argv[1]) and rank() == int(sys.argv[2]):
-        os.write(files._file.fileno(), b"half of an answer")
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(files, content)
+def evaluate(arguments: list[str]) -> None:
+    test.main([*arguments, "--device", "cpu"])
 
-AnswerFiles._write = killed
-test.main(sys.argv[3:])
-"""
-ARGUMENTS = ["run", "data.val.num_images=21", "data.val_images_per_gpu=2", "--device", "cpu", "--out"]
+
+def die_after(batches: int, of_rank: int) -> None:
+    """Have the process of a rank kill itself in the middle of an answer, after so many batches."""
+    write, numbers = AnswerFiles._write, count(1)
+
+    def killed(files, content):
+        if next(numbers) > batches and rank() == of_rank:
+            os.write(files._file.fileno(), b"half of an answer")
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(files, content)
+
+    AnswerFiles._write = killed
 
 
 def kill(after: int, *arguments: str, processes: int = 1) -> None:
-    """Evaluate in processes, the last of which is killed after some batches; then torchrun ends the others."""
-    Path("killed.py").write_text(KILLED)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(torchrun if processes > 1 else ()), "killed.py", str(after), str(processes - 1)]
-    process = subprocess.run([*command, *ARGUMENTS, *arguments], capture_output=True, check=False)
-    assert process.returncode == (-signal.SIGKILL if processes == 1 else 1), process.stderr.decode()
-    assert processes == 1 or b"Signal 9" in process.stderr or b"SIGKILL" in process.stderr
+    """Evaluate in processes, the last of which is killed after some batches; the others end because they lose it."""
+    prepare = partial(die_after, after, processes - 1)
+    statuses = finish(start(*ARGUMENTS, *arguments, tool="test", ranks=processes, prepare=prepare))
+    assert statuses == [1] * (processes - 1) + [-signal.SIGKILL], Path("output.txt").read_text()
 
 
 @pytest.fixture
@@ -63,10 +59,10 @@ def table(text: str) -> str:
 
 
 def test_killed_evaluation_is_resumed(run, capsys):
-    test.main([*ARGUMENTS, "whole.json"])
+    evaluate([*ARGUMENTS, "whole.json"])
     expected = table(capsys.readouterr().out)
     kill(4, "killed.json")  # the first frame is what the evaluation depends on
-    test.main([*ARGUMENTS, "killed.json", "--resume", "killed.answers"])
+    evaluate([*ARGUMENTS, "killed.json", "--resume", "killed.answers"])
     printed = capsys.readouterr().out
     assert "resuming: 6 of 21 images are done" in printed and table(printed) == expected
     assert Path("killed.json").read_bytes() == Path("whole.json").read_bytes()
@@ -74,11 +70,11 @@ def test_killed_evaluation_is_resumed(run, capsys):
 
 
 def test_killed_evaluation_of_two_processes_is_resumed_by_one(run, capsys):
-    test.main([*ARGUMENTS, "whole.json", "data.val_images_per_gpu=1"])
+    evaluate([*ARGUMENTS, "whole.json", "data.val_images_per_gpu=1"])
     expected = table(capsys.readouterr().out)
     kill(3, "killed.json", "data.val_images_per_gpu=1", processes=2)
     before = len(list(Path("killed.answers").iterdir()))
-    test.main([*ARGUMENTS, "killed.json", "data.val_images_per_gpu=1", "--resume", "killed.answers"])
+    evaluate([*ARGUMENTS, "killed.json", "data.val_images_per_gpu=1", "--resume", "killed.answers"])
     printed = capsys.readouterr().out
     assert before == 2 and "resuming: " in printed and table(printed) == expected
     assert Path("killed.json").read_bytes() == Path("whole.json").read_bytes()
@@ -89,10 +85,10 @@ def test_other_settings_are_refused_and_without_resume_it_begins_anew(run, capsy
     with pytest.raises(
         SystemExit, match=r"--resume: the answers in 'out.answers' are of another evaluation, whose data"
     ):
-        test.main([*ARGUMENTS, "out.json", "--resume", "out.answers", "data.val.num_images=22"])
+        evaluate([*ARGUMENTS, "out.json", "--resume", "out.answers", "data.val.num_images=22"])
     with pytest.raises(SystemExit, match="another evaluation, whose tiles differs"):
-        test.main([*ARGUMENTS, "out.json", "--resume", "out.answers", "--tiles", "64"])
-    test.main([*ARGUMENTS, "out.json"])
+        evaluate([*ARGUMENTS, "out.json", "--resume", "out.answers", "--tiles", "64"])
+    evaluate([*ARGUMENTS, "out.json"])
     assert "resuming" not in capsys.readouterr().out and not Path("out.answers").exists()
 
 

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from vitkit.apps.analysis.memory import count_saved_by_part, saved_bytes
+from vitkit.devices import Precision
 from vitkit.nn.layers import checkpointed_blocks, enable_activation_checkpointing
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -39,7 +40,7 @@ def count_activations(
     shape: tuple[int, ...],
     *,
     device: Literal["cpu", "cuda"] | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    precision: Precision = "fp32",
     checkpointing: bool = False,
 ) -> Activations:
     """Count activations without computing them, which needs neither the device nor its memory.

@@ -9,14 +9,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitkit.apps.conversion.transformers_writing import write_folder
+from vitkit.apps.conversion.transformers_writing import TOKENIZER, write_folder
+from vitkit.apps.inference.card import CARD, make_card, read_metrics
 from vitkit.apps.inference.load import check_not_exported, find_trained, load, own_checkpoint
 from vitkit.apps.inference.predictor import Predictor
+from vitkit.devices import Precision
 from vitkit.errors import CheckpointError, ConfigError
+from vitkit.io.output import write_text
 from vitkit.model_zoo.converters import write_names
 from vitkit.registry import nearest
 from vitkit.weights import LoadReport, save_checkpoint
-from vitkit.weights.transformers_folder import MODEL_ENTRIES
+from vitkit.weights.hub import PREPROCESSOR
+from vitkit.weights.tokenizer_files import TOKENIZER as TOKENIZER_FILE
+from vitkit.weights.transformers_folder import CONFIG, MODEL_ENTRIES
 from vitkit.weights.writing import write_safetensors
 
 NAMES = ("official", "transformers", "vitkit")
@@ -36,6 +41,8 @@ class Converted:
     num_entries: int
     report: LoadReport | None
     """The report of loading the weights."""
+    card: Path | None = None
+    """The model card in a folder of the transformers library; None for a file."""
 
 
 def convert(
@@ -44,7 +51,8 @@ def convert(
     *,
     to: Literal["official", "transformers", "vitkit"] = "vitkit",
     weights: str | Path | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    precision: Precision = "fp32",
+    license: str | None = None,
     overrides: Sequence[str] = (),
     overwrite: bool = False,
     trust: bool = False,
@@ -57,12 +65,13 @@ def convert(
     Args:
         model: see `find_model`.
         out: a .pth or .safetensors file; for transformers also a folder, which its `from_pretrained` reads:
-            config.json, weights, the preparation of images, a text model's tokens.
+            config.json, weights, the preparation of images, a text model's tokens, and a model card, README.md.
         to: whose names the weights get: those of the model's original project, of the transformers library, or of
             vitkit. With vitkit's, a file also has the config, the classes or vocabularies, and what evaluation has
             measured, so that it can be loaded by itself.
         weights: weights for a config; None: those of `model`.
         precision: of the stored floating-point numbers; fp16 and bf16 halve a file, and loading makes them fp32 again.
+        license: license of the weights, for the model card; None: for models of the zoo, the one that it lists.
         overrides, trust: see `load`.
         overwrite: replace `out` if it exists.
     Raises:
@@ -80,8 +89,11 @@ def convert(
     loaded = load(config, weights, training_queries=True)
     check_not_exported(loaded, "convert")
     if out.suffix not in ENDINGS:
+        measured = read_metrics(weights)
         state, names = write_folder(out, loaded, config["model"])
-        return Converted(out, names, len(state), loaded.report)
+        about = dict(name=out.name, license=license, library="transformers", usage=_usage(out), measured=measured)
+        write_text(out / CARD, make_card(loaded, config, weights, **about))
+        return Converted(out, names, len(state), loaded.report, out / CARD)
     state, names = (loaded.model.state_dict(), "vitkit") if to == "vitkit" else write_names(loaded.model, to)
     state = _in_precision(state, precision)
     kept = _keep_entries(loaded, config, weights) if to == "vitkit" else {}
@@ -92,6 +104,29 @@ def convert(
     else:
         save_checkpoint(out, {"model": state, **kept})
     return Converted(out, names, len(state), loaded.report)
+
+
+def _usage(folder: Path) -> str:
+    """Return how a folder of the transformers library is loaded, in Markdown."""
+    (architecture,) = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["architectures"]
+    readers = {"model": architecture}
+    if (folder / PREPROCESSOR).is_file():
+        readers["processor"] = "AutoImageProcessor"
+    if (folder / TOKENIZER).is_file() or (folder / TOKENIZER_FILE).is_file():
+        readers["tokenizer"] = "AutoTokenizer"
+    lines = [f'{name} = {reader}.from_pretrained("OWNER/{folder.name}")' for name, reader in readers.items()]
+    code = "\n".join([f"from transformers import {', '.join(sorted(readers.values()))}", "", *lines])
+    return f"""```python
+{code}
+```
+
+Or, with `pip install vitkit`:
+
+```python
+import vitkit
+
+model = vitkit.load("hf:OWNER/{folder.name}")
+```"""
 
 
 def _in_precision(state: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:

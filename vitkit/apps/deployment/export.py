@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch.export import Dim, ExportedProgram
 
-from vitkit import model_zoo
 from vitkit.apps.deployment.checks import (
     NUM_TOKENS,
     Difference,
@@ -41,6 +40,7 @@ from vitkit.apps.deployment.text import text_graphs
 from vitkit.apps.exported.graphs import Axes, ExportGraph, image_graph
 from vitkit.apps.exported.loading import METADATA, import_optional_module, open_exported
 from vitkit.apps.exported.settings import FORMATS, TOLERANCES, ExportSettings
+from vitkit.apps.inference.card import CARD, WRITTEN, make_card, read_metrics, zoo_entry
 from vitkit.apps.inference.inputs import find_images
 from vitkit.apps.inference.language import LanguageModel
 from vitkit.apps.inference.load import Loaded, check_not_exported, find_trained, load
@@ -49,7 +49,7 @@ from vitkit.apps.inference.translator import Translator
 from vitkit.config.trust import ProgramCode, remember
 from vitkit.data.synthetic.world import World
 from vitkit.errors import ConfigError, DataError, place_in_own_code
-from vitkit.io.output import write_bytes
+from vitkit.io.output import write_bytes, write_text
 from vitkit.weights import LoadReport
 
 TRACED_SIZE = (259, 515)
@@ -92,6 +92,8 @@ class Export:
     the detector and the text encoder."""
     runner: Path | None
     """The program beside an ONNX file that runs it without PyTorch; None for other formats."""
+    card: Path
+    """The model card."""
     report: LoadReport | None
     """The report of loading the weights."""
 
@@ -126,12 +128,14 @@ def export(
         model: see `find_model`.
         out: the file; None: NAME.onnx or NAME.pt2 in the current folder. A model that writes text has a second file
             beside it, the step of the decoder, and a text-prompted one its text encoder and its tokenizer's file. A
-            program that runs it without PyTorch lies beside an ONNX file.
+            model card lies beside them, see `card_path`, and beside an ONNX file a program that runs it without
+            PyTorch.
         weights: weights for a config; None: those of `model`.
         format, precision, size, opset, tolerance, overwrite: see `ExportSettings`.
         images: images on which the file is compared with the model, see `find_images`; None: synthetic ones.
         max_images: only the first of these images.
-        license: license of the weights, noted in the file; None: for models of the zoo, the one that it lists.
+        license: license of the weights, noted in the file and the card; None: for models of the zoo, the one that it
+            lists.
         overrides, trust: see `load`.
     Raises:
         ConfigError: the settings are invalid, the format cannot represent the model, a package is missing, or the
@@ -152,25 +156,45 @@ def export(
         config, weights = find_trained(model, weights, overrides=overrides, trust=trust)
         predictor = load(config, weights)
     check_not_exported(predictor, "export")
-    metadata = describe(predictor, config, name=name, license=license or zoo_license(weights))
+    license, measured = license or zoo_entry(weights).get("license"), read_metrics(weights)
+    metadata = describe(predictor, config, name=name, license=license)
     arrays = read_images(images, predictor, max_images) if isinstance(predictor, Predictor) else []
     parts = export_model(predictor, out, settings, images=arrays, metadata=metadata)
-    return Export(parts, runner_path(out) if format == "onnx" else None, predictor.report)
+    runner, card = runner_path(out) if format == "onnx" else None, card_path(out)
+    usage, library = card_usage(predictor, out, runner), "onnx" if format == "onnx" else "pytorch"
+    about = dict(name=out.stem, license=license, library=library, usage=usage, measured=measured)
+    write_text(card, make_card(predictor, config, weights, **about))
+    return Export(parts, runner, card, predictor.report)
+
+
+def card_path(out: Path) -> Path:
+    """Return the path of the model card beside a file: README.md, or NAME.README.md if that is something else's."""
+    path = out.with_name(CARD)
+    if not path.exists():
+        return path
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    is_own = f"\n# {out.stem}\n" in text and WRITTEN in text
+    return path if is_own else out.with_name(f"{out.stem}.{CARD}")
+
+
+def card_usage(predictor: Loaded, out: Path, runner: Path | None) -> str:
+    """Return how an exported file is used, in Markdown."""
+    is_prompted = isinstance(predictor, Predictor) and "text" in predictor.model.takes
+    given = "street.jpg" if isinstance(predictor, Predictor) else "one sentence"
+    text = ', text="cat . dog ."' if is_prompted else ""
+    python = f'```python\nimport vitkit\n\nprint(vitkit.load("{out.name}")("{given}"{text}))\n```'
+    if runner is None:
+        return python
+    packages = f"onnxruntime numpy pillow{' tokenizers' if is_prompted else ''}"
+    prompt = ' --text "cat . dog ."' if is_prompted else ""
+    command = f"python {runner.name} '{given}'{prompt}"
+    return f"```bash\npip install {packages}\n{command}\n```\n\nOr, with `pip install vitkit`:\n\n{python}"
 
 
 def name_of(model: str | Path | Mapping[str, Any]) -> str:
     """Return the name of a model's file without extension: that of its folder, checkpoint, config or zoo entry."""
     path = Path(getattr(model, "path", "model") if isinstance(model, Mapping) else model)
     return path.resolve().name if path.is_dir() else path.stem
-
-
-def zoo_license(weights: str | Path | None) -> str | None:
-    """Return the license of weights of the model zoo; None for others, such as those fine-tuned from them."""
-    if weights is None:
-        return None
-    is_file = Path(weights).exists()
-    name = model_zoo.published_name(weights) if is_file else model_zoo.listed_name(str(weights))
-    return model_zoo.index().get(name, {}).get("license")
 
 
 def read_images(source: Any, predictor: Predictor, max_images: int) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ from vitkit.data.loading.loader import DataSettings, match_classes
 from vitkit.errors import DataError, VitkitError
 from vitkit.io.coco_schema import FileIssue, caption_issues, detection_issues, panoptic_issues
 from vitkit.io.json_files import read_json
+from vitkit.io.packs import mount
 from vitkit.protocols import Dataset
 from vitkit.registry import DATASETS
 from vitkit.text_format import pluralize
@@ -83,7 +84,7 @@ class DatasetStatistics:
 def dataset_statistics(data: DataSettings, split: str, train: Dataset | None = None) -> DatasetStatistics:
     """Build the dataset of a split, which gets the classes of the training data if there is one, and collect its
     statistics."""
-    spec, root, where = getattr(data, split), data.root, f"data.{split}"
+    spec, where = getattr(data, split), f"data.{split}"
     statistics = DatasetStatistics(where)
     try:
         statistics.dataset = data.dataset(split)
@@ -102,6 +103,7 @@ def dataset_statistics(data: DataSettings, split: str, train: Dataset | None = N
         constructor, arguments = DATASETS.resolve(spec, where)
         if statistics.dataset is not None:
             _read_dataset(statistics)
+        root = mount(data.root)
         arguments = {k: v.replace("{root}", root) if isinstance(v, str) else v for k, v in arguments.items()}
         if "annotations" not in arguments:
             return statistics  # a dataset that needs them could not be built, which is an issue already
@@ -160,8 +162,8 @@ def _read_detection_file(statistics: DatasetStatistics, arguments: Mapping[str, 
         None if arguments.get("images") is None else Path(arguments["images"]),
         *(arguments.get(name) for name in ("format", "split", "names", "first")),
     )
-    content, folder, notes = source.read_unchecked(log=False)
-    statistics.issues += [Issue("annotations", "note", note, statistics.where) for note in notes]
+    content, folder, notes, _ = source.read_unchecked(log=False)
+    statistics.issues += [Issue("annotations", "note", note, statistics.where) for note in notes()]
     file_issues = detection_issues(content)
     statistics.issues += describe_issues(file_issues, statistics.where)
     if any(not file_issue.part for file_issue in file_issues):

@@ -251,17 +251,20 @@ class FrameStream(NamedTuple):
 
 
 @contextmanager
-def open_frames(source: int | str | Path, *, every: int = 1, what: str = "input") -> Iterator[FrameStream]:
+def open_frames(
+    source: int | str | Path, *, every: int = 1, start: int = 0, what: str = "input"
+) -> Iterator[FrameStream]:
     """Open a video file, or a camera by its number, to read every `every`-th frame.
 
     Args:
+        start: how many of these frames of a file are left out.
         what: beginning of the error messages.
     Raises:
         DataError: the file cannot be decoded, see `open_video`, or the camera gives no frame.
     """
     if not isinstance(source, int):
         with open_video(source, what) as video:
-            numbers = range(0, len(video.times), every)
+            numbers = range(0, len(video.times), every)[start:]
             frames = zip(map(str, numbers), video.frames(numbers))
             yield FrameStream(frames, video.info.frame_rate, len(numbers))
         return

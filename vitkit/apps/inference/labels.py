@@ -8,20 +8,20 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from vitkit.data.formats.annotated import AnnotatedImages, left_out_lines
-from vitkit.data.formats.writing import WRITERS, Lost
+from vitkit.data.formats.annotated import NUM_SHOWN, AnnotatedImages, left_out_lines
+from vitkit.data.formats.writing import WRITERS
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.output import write_text, writing
+from vitkit.io.output import writing_text
 from vitkit.io.segmentations import decode_segmentation
 
 
 def write_labels(predictions: Mapping[str, Any], format: str, folder: Path) -> list[Path]:
     """Write the objects of images as annotations of a format, and the images in the order in which to look at them.
 
-    COCO's are written image by image; for the other formats all objects are in memory.
+    They are written image by image; of all images, only names and sizes are in memory.
 
     Args:
-        predictions: `images` and `classes` as in predictions.json; the images are iterated several times.
+        predictions: `images` and `classes` as in predictions.json; the images are iterated twice.
         format: one of WRITERS; scores are kept in COCO, CVAT and Label Studio.
         folder: annotations are written to its subfolder of the format's name, and names to review_order.txt in it, the
             least certain image first.
@@ -32,44 +32,104 @@ def write_labels(predictions: Mapping[str, Any], format: str, folder: Path) -> l
     images, classes = predictions.get("images", ()), predictions["classes"]
     if "objects" not in next(iter(images), ()):
         raise ConfigError(f"--format {format}: writes objects in images, and the model predicts none. Leave it out.")
-    target = folder / format
+    target, data = folder / format, PredictedImages(images, classes)
     if format == "coco":
-        written = [_write_coco(images, classes, target / "instances.json")]
+        written = [_write_coco(data, target / "instances.json")]
     else:
-        lost: Lost = {}
-        written = WRITERS[format](as_annotations(images, classes), target, lost)
+        lost = _FirstNames()
+        written = WRITERS[format](data, target, lost)
         for line in left_out_lines(lost):
             print(f"  lost: {line}")
-    order = sorted((-image["uncertainty"], image["image"]) for image in images)
-    write_text(target / "review_order.txt", "".join(f"{-negative:.3f} {name}\n" for negative, name in order))
-    return [*written, target / "review_order.txt"]
+    order = target / "review_order.txt"
+    with writing_text(order, below=folder) as file:
+        for negative, name in sorted(zip((-value for value in data.uncertainties), data.names)):
+            file.write(f"{-negative:.3f} {name}\n")
+    return [*written, order]
 
 
-def as_annotations(images: Iterable[Mapping[str, Any]], classes: Sequence[str]) -> AnnotatedImages:
-    """Return objects of predictions.json as annotations, whose `file_name`s are relative to the images' common folder.
+class PredictedImages(AnnotatedImages):
+    """Objects of predictions.json as annotations, made image by image; `file_name`s are relative to the images' common
+    folder.
 
+    Args:
+        entries: the images of predictions.json, which are iterated here and for each iteration over the objects.
+        classes: the names of the classes.
     Raises:
         DataError: images lie on the network, or on several drives.
     """
-    folder = _common_folder(images)
-    data = AnnotatedImages("predictions", folder, folder, _content(classes))
-    for image, annotations in _each_annotated(images, classes, folder):
-        data.images.append(image)
-        data.annotations.extend(annotations)
-    return data
+
+    def __init__(self, entries: Iterable[Mapping[str, Any]], classes: Sequence[str]):
+        self._entries, self._has_masks = entries, False
+        self.names: list[str] = []
+        """The image of each entry."""
+        self.uncertainties: list[float] = []
+        self._sizes: list[tuple[int, int]] = []
+        folder = None
+        for entry in entries:
+            folder = _common_folder(folder, entry["image"])
+            self.names.append(entry["image"])
+            self.uncertainties.append(entry["uncertainty"])
+            self._sizes.append((entry["width"], entry["height"]))
+            self._has_masks = self._has_masks or any("mask" in found for found in entry["objects"])
+        categories = [{"id": number, "name": name} for number, name in enumerate(classes, start=1)]
+        super().__init__("predictions", Path(folder), Path(folder), {"categories": categories})
+
+    @property
+    def images(self) -> Iterator[dict[str, Any]]:
+        """COCO's images, from the first one on each time."""
+        for image_id, (path, (width, height)) in enumerate(zip(self.names, self._sizes), start=1):
+            name = Path(os.path.abspath(path)).relative_to(self.folder).as_posix()
+            yield {"id": image_id, "file_name": name, "width": width, "height": height}
+
+    @property
+    def annotations(self) -> Iterator[dict[str, Any]]:
+        """COCO's annotations, from the first one on each time."""
+        return (annotation for _, annotations in self.each_image() for annotation in annotations)
+
+    def any_object_has(self, key: str) -> bool:
+        """Whether an object has a field: each one's score, and the masks of a model that predicts them."""
+        return self._has_masks if key == "segmentation" else key == "score"
+
+    def each_image(self) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """Yield COCO's entry of each image, and those of its objects."""
+        ids = {category["name"]: category["id"] for category in self.categories}
+        num_objects = 0
+        for image, entry in zip(self.images, self._entries):
+            of_image = AnnotatedImages("predictions", self.folder, self.folder)
+            for found in entry["objects"]:
+                x0, y0, x1, y1 = found["box_xyxy"]
+                fields = {"score": found["score"]}
+                if "mask" in found:
+                    area = int(decode_segmentation(found["mask"], image["height"], image["width"]).sum())
+                    fields |= {"segmentation": found["mask"], "area": area}
+                of_image.add_object(image["id"], ids[found["class"]], [x0, y0, x1 - x0, y1 - y0], **fields)
+            for annotation in of_image.annotations:
+                num_objects += 1
+                annotation["id"] = num_objects
+            yield image, of_image.annotations
 
 
-def _write_coco(images: Iterable[Mapping[str, Any]], classes: Sequence[str], path: Path) -> Path:
+def _common_folder(folder: str | None, image: str) -> str:
+    """Return the folder that has both another one, if there is one, and an image.
+
+    Raises:
+        DataError: the image is not on this disk, or on another drive.
+    """
+    if not os.path.exists(image):
+        raise DataError(f"--format: '{image}' is not a file on this disk. Download it first.")
+    own = os.path.dirname(os.path.abspath(image))
+    try:
+        return own if folder is None else os.path.commonpath([folder, own])
+    except ValueError as error:
+        raise DataError("--format: the images lie on several drives. Copy them into one folder.") from error
+
+
+def _write_coco(data: PredictedImages, path: Path) -> Path:
     """Write what `write_coco` would, without holding all objects in memory."""
-    folder = _common_folder(images)
-    with (
-        writing(path) as temporary,
-        temporary.open("x", encoding="utf-8") as file,
-        TemporaryFile("w+", dir=path.parent) as objects,
-    ):
+    with writing_text(path, below=path.parent) as file, TemporaryFile("w+", dir=path.parent) as objects:
         file.write('{"images": [')
         num_objects = 0
-        for number, (image, annotations) in enumerate(_each_annotated(images, classes, folder)):
+        for number, (image, annotations) in enumerate(data.each_image()):
             file.write(f"{', ' if number else ''}{json.dumps(image)}")
             for annotation in annotations:
                 objects.write(f"{', ' if num_objects else ''}{json.dumps(annotation)}")
@@ -77,46 +137,27 @@ def _write_coco(images: Iterable[Mapping[str, Any]], classes: Sequence[str], pat
         file.write('], "annotations": [')
         objects.seek(0)
         shutil.copyfileobj(objects, file)
-        file.write(f'], "categories": {json.dumps(_content(classes)["categories"])}}}')
+        file.write(f'], "categories": {json.dumps(data.categories)}}}')
     return path
 
 
-def _common_folder(images: Iterable[Mapping[str, Any]]) -> Path:
-    folder = None
-    for image in images:
-        if not os.path.exists(image["image"]):
-            raise DataError(f"--format: '{image['image']}' is not a file on this disk. Download it first.")
-        own = os.path.dirname(os.path.abspath(image["image"]))
-        try:
-            folder = own if folder is None else os.path.commonpath([folder, own])
-        except ValueError as error:
-            raise DataError("--format: the images lie on several drives. Copy them into one folder.") from error
-    return Path(folder)
+class _FirstNames(dict[str, "_Counted"]):
+    """What a format cannot hold, as `Lost`: how often, and the names that messages show."""
+
+    def setdefault(self, reason: str, names: list[str]) -> "_Counted":
+        return super().setdefault(reason, _Counted())
 
 
-def _content(classes: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    categories = [{"id": number, "name": name} for number, name in enumerate(classes, start=1)]
-    return {"images": [], "annotations": [], "categories": categories}
+class _Counted(list[str]):
+    """A list that counts all names and keeps the first ones."""
 
+    def __init__(self) -> None:
+        self._count = 0
 
-def _each_annotated(
-    images: Iterable[Mapping[str, Any]], classes: Sequence[str], folder: Path
-) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Yield COCO's entry of each image, and those of its objects."""
-    ids = {name: number for number, name in enumerate(classes, start=1)}
-    num_objects = 0
-    for image_id, image in enumerate(images, start=1):
-        data = AnnotatedImages("predictions", folder, folder)
-        name = Path(os.path.abspath(image["image"])).relative_to(folder).as_posix()
-        data.add_image(name, image["width"], image["height"])
-        for found in image["objects"]:
-            x0, y0, x1, y1 = found["box_xyxy"]
-            fields = {"score": found["score"]}
-            if "mask" in found:
-                area = int(decode_segmentation(found["mask"], image["height"], image["width"]).sum())
-                fields |= {"segmentation": found["mask"], "area": area}
-            data.add_object(image_id, ids[found["class"]], [x0, y0, x1 - x0, y1 - y0], **fields)
-        for annotation in data.annotations:
-            num_objects += 1
-            annotation["id"] = num_objects
-        yield data.images[0] | {"id": image_id}, data.annotations
+    def append(self, name: str) -> None:
+        self._count += 1
+        if self._count <= NUM_SHOWN:
+            super().append(name)
+
+    def __len__(self) -> int:
+        return self._count

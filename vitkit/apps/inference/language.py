@@ -71,12 +71,14 @@ class TextContinuer(LanguageModel):
             ConfigError: a setting is wrong.
             DataError: a prompt is not text, or has more tokens than the model has positions.
         """
-        if not isinstance(decoding, DecodingSettings):
+        if isinstance(decoding, DecodingSettings):
+            settings = decoding
+        else:
             check_names(DecodingSettings, decoding or {}, "decoding")
-            decoding = replace(self.model.decoding, **(decoding or {}))
+            settings = replace(self.model.decoding, **(decoding or {}))
         if isinstance(prompt, str):
-            return next(self.stream([prompt], decoding))
-        return list(self.stream(prompt, decoding))
+            return next(self.stream([prompt], settings))
+        return list(self.stream(prompt, settings))
 
     def stream(
         self, prompts: Iterable[str], settings: DecodingSettings, *, batch_size: int = BATCH
@@ -90,11 +92,12 @@ class TextContinuer(LanguageModel):
             size = batch_size if min(rooms) >= settings.max_length else 1
             for start in range(0, len(texts), size):
                 rows = slice(start, start + size)
-                changes = {
-                    "seed": settings.seed + (number + start) * settings.n_best,  # each text samples with its own seeds
-                    "max_length": min(settings.max_length, *rooms[rows]),
-                }
-                yield from self._continue(texts[rows], encoded[rows], replace(settings, **changes))
+                batch_settings = replace(
+                    settings,
+                    seed=settings.seed + (number + start) * settings.n_best,  # each text samples with its own seeds
+                    max_length=min(settings.max_length, *rooms[rows]),
+                )
+                yield from self._continue(texts[rows], encoded[rows], batch_settings)
             number += len(texts)
 
     def _continue(

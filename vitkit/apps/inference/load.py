@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from os.path import exists, isdir, isfile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from vitkit import model_zoo
+import vitkit.model_zoo as model_zoo
 from vitkit.apps.exported.loading import (
-    PROGRAM_SUFFIX,
     ExportedGenerator,
     ExportedModel,
     is_exported,
@@ -18,6 +17,7 @@ from vitkit.apps.exported.loading import (
     read_as_checkpoint,
     trust_program,
 )
+from vitkit.apps.exported.settings import PROGRAM_SUFFIX
 from vitkit.apps.inference.language import MaskFiller, TextContinuer
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.apps.inference.translator import Translator
@@ -27,6 +27,7 @@ from vitkit.config import Config, config_names, find_config, load_config, load_s
 from vitkit.config.names import CONFIG_SUFFIXES, check_unambiguous, has_arguments
 from vitkit.data.datasets.video import read_sampling
 from vitkit.data.text.prompts import Prompts
+from vitkit.devices import Precision
 from vitkit.engine.build import build_model
 from vitkit.errors import CheckpointError, ConfigError
 from vitkit.io.image_files import MAX_PIXELS
@@ -56,7 +57,7 @@ def load(
     classes: Sequence[str] | None = None,
     things: Sequence[bool] | None = None,
     device: str | torch.device = "cpu",
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    precision: Precision = "fp32",
     trust: bool = False,
     training_queries: bool = False,
 ) -> Loaded:
@@ -79,6 +80,7 @@ def load(
         DataError: the classes of a text-prompted model are not phrases.
     """
     config, weights = find_trained(source, weights, overrides=overrides, trust=trust)
+    assert weights is not None
     if not isinstance(config.get("model"), str | Mapping):
         raise ConfigError(f"{getattr(config, 'path', 'config')}: model is not set, so there is nothing to load.")
     checkpoint = own_checkpoint(weights)
@@ -106,11 +108,12 @@ def load(
     spec = config["model"]
     if isinstance(spec, Mapping) and not training_queries:
         spec = {name: value for name, value in spec.items() if name != "training_queries"}
-    model = build_model(spec, classes=classes, things=things, vocabularies=vocabularies)
+    built = build_model(spec, classes=classes, things=things, vocabularies=vocabularies)
+    model: Any = built  # or an exported file, in its place
     if is_exported(weights):
-        model, report = open_exported_model(weights, model), LoadReport(str(weights))
+        model, report = open_exported_model(weights, built), LoadReport(str(weights))
     else:
-        report = load_weights(model, weights, classes=classes, spec=spec)
+        report = load_weights(built, weights, classes=classes, spec=spec)
     if "source" in vocabularies:
         return Translator(model.to(device), vocabularies, report=report)
     if "masked_tokens" in model.returns:
@@ -148,7 +151,8 @@ def _channels(config: Mapping[str, Any], model: nn.Module) -> int | None:
     if isinstance(model, ExportedModel):
         backbone = child(model.model, "backbone")
     channels = None if backbone is None else in_channels(backbone)
-    return _section(config, "data").get("channels", None if channels == 3 else channels)
+    stated: int | None = _section(config, "data").get("channels", None if channels == 3 else channels)
+    return stated
 
 
 def _check_things(name: str, config: Mapping[str, Any], things: Sequence[bool] | None) -> None:

@@ -47,7 +47,7 @@ class Prediction:
     """What the model's `postprocess` or `generate` returned, on the CPU, in pixels of `image`."""
     classes: Sequence[str]
     thresholds: ScoreThresholds = field(default_factory=ScoreThresholds)
-    category_ids: Sequence[int] | None = None
+    category_ids: Sequence[int | str] | None = None
     """The category id of each class in the annotations, for `to_coco`; None: the labels are used."""
 
     @property
@@ -58,7 +58,7 @@ class Prediction:
     @cached_property
     def _order(self) -> Tensor:
         """Indices into `fields` of the objects that reach their thresholds, the highest score first."""
-        scores = self.fields["scores"]
+        scores: Tensor = self.fields["scores"]
         order = scores.argsort(descending=True, stable=True)
         return order[(scores >= self.thresholds.of(self.fields["labels"]))[order]]
 
@@ -98,7 +98,14 @@ class Prediction:
     @property
     def names(self) -> list[str] | None:
         """The class name of each of `labels`."""
-        return None if self.labels is None else [self.classes[label] for label in self.labels.tolist()]
+        return None if self.labels is None else [name for name, _, _ in self._classified()]
+
+    def _classified(self) -> list[tuple[str, int, float]]:
+        """Return name, label and score of each object, segment or class; none of a prediction without classes."""
+        if self.labels is None or self.scores is None:
+            return []
+        labels, scores = self.labels.tolist(), self.scores.tolist()
+        return [(self.classes[label], label, score) for label, score in zip(labels, scores)]
 
     @property
     def panoptic(self) -> Tensor | None:
@@ -108,7 +115,8 @@ class Prediction:
     @property
     def segments(self) -> list[dict[str, Any]]:
         """id, label and score of each panoptic segment."""
-        return self.fields.get("segments_info", [])
+        segments: list[dict[str, Any]] = self.fields.get("segments_info", [])
+        return segments
 
     @property
     def semantic(self) -> Tensor | None:
@@ -175,12 +183,12 @@ class Prediction:
         if self.text is not None:
             return f"{self.name}: {self.text}"
         if "class_scores" in self.fields:
-            best = [f"{name} {score:.2f}" for name, score in zip(self.names, self.scores.tolist())]
-            return f"{self.name}: {', '.join(best)}"
+            return f"{self.name}: {', '.join(f'{name} {score:.2f}' for name, _, score in self._classified())}"
         if self.semantic is not None and self.labels is None:
             return f"{self.name}: {', '.join(self.to_json()['areas'])}"
         if len(self):
-            counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).most_common())
+            counted = Counter(name for name, _, _ in self._classified()).most_common()
+            counts = ", ".join(f"{count} {name}" for name, count in counted)
             return f"{self.name}: {counts}" + (f"; from {self.thresholds}" if "scores" in self.fields else "")
         if not len(self.fields.get("scores", ())):
             return f"{self.name}: nothing"
@@ -274,7 +282,7 @@ class Prediction:
                 "score": score,
                 **({} if mask is None else {"segmentation": mask}),
             }
-            for label, box, score, mask in zip(self.labels.tolist(), boxes_xywh.tolist(), self.scores.tolist(), masks)
+            for (_, label, score), box, mask in zip(self._classified(), boxes_xywh.tolist(), masks)
         ]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -286,7 +294,8 @@ class Prediction:
         pandas = _import("pandas", "to_pandas")
         if self.labels is None:
             raise ConfigError(f"to_pandas: needs classes, and the model predicts {', '.join(self.fields)}.")
-        columns = {"class": self.names, "label": self.labels.tolist(), "score": self.scores.tolist()}
+        names, labels, scores = zip(*self._classified()) if len(self) else ((), (), ())
+        columns = {"class": names, "label": labels, "score": scores}
         if self.boxes is not None:
             columns |= dict(zip(("x0", "y0", "x1", "y1"), self.boxes.T.tolist()))
         return pandas.DataFrame(columns)
@@ -298,11 +307,13 @@ class Prediction:
             ConfigError: supervision is not installed, or the model predicts no boxes.
         """
         supervision = _import("supervision", "to_supervision")
+        boxes_xyxy, masks, scores, labels = self._required_boxes("to_supervision"), self.masks, self.scores, self.labels
+        assert scores is not None and labels is not None  # boxes have both
         return supervision.Detections(
-            xyxy=self._required_boxes("to_supervision").numpy(),
-            mask=None if self.masks is None else self.masks.numpy(),
-            confidence=self.scores.numpy(),
-            class_id=self.labels.numpy(),
+            xyxy=boxes_xyxy.numpy(),
+            mask=None if masks is None else masks.numpy(),
+            confidence=scores.numpy(),
+            class_id=labels.numpy(),
             data={"class_name": np.array(self.names)},
         )
 
@@ -339,9 +350,7 @@ class Prediction:
             largest_first = sorted(zip(pixels.tolist(), labels.tolist()), reverse=True)
             result["areas"] = {self.classes[label]: count / (height * width) for count, label in largest_first}
         if "class_scores" in self.fields:
-            scores, labels = self._best_classes
-            best = zip(labels.tolist(), scores.tolist())
-            result["classes"] = [{"class": self.classes[label], "score": score} for label, score in best]
+            result["classes"] = [{"class": name, "score": score} for name, _, score in self._classified()]
         if self.text is not None:
             result |= {"text": self.text, "score": self.fields["score"]}
         return result
@@ -350,7 +359,7 @@ class Prediction:
         masks = [None] * len(self._order) if self.masks is None else masks_to_rle(self.masks)
         return [
             {"class": name, "score": score, "box_xyxy": box, **({} if mask is None else {"mask": mask})}
-            for name, score, box, mask in zip(self.names, self.scores.tolist(), self.boxes.tolist(), masks)
+            for (name, _, score), box, mask in zip(self._classified(), self._required_boxes("to_json").tolist(), masks)
         ]
 
 

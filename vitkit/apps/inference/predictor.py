@@ -6,11 +6,11 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.apps.inference.inputs import ImageLike, Inputs, NamedImage, find_images, in_batches, to_array
 from vitkit.apps.inference.prediction import Prediction, make_threshold
@@ -20,13 +20,13 @@ from vitkit.apps.inference.tiling import TileResult, Tiling
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.transforms.annotated_image import AnnotatedImage
 from vitkit.data.transforms.pipelines import EvalResize
-from vitkit.devices import OUT_OF_MEMORY, autocast, is_out_of_memory
+from vitkit.devices import OUT_OF_MEMORY, Precision, autocast, is_out_of_memory
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.channel_files import as_rgb
 from vitkit.io.image_files import MAX_PIXELS, to_tensor
 from vitkit.protocols import DenseModel, GenerativeModel, Model, require_base
 from vitkit.registry import TRANSFORMS
-from vitkit.structures import Batch, ImageSizes, ScoreThresholds
+from vitkit.structures import Batch, ImageSizes, Sample, ScoreThresholds
 from vitkit.text.prompts import Caption, Prompt
 from vitkit.weights import LoadReport
 
@@ -37,13 +37,19 @@ OnFailure = Callable[[str, Exception], None]
 
 
 class _Loaded(NamedTuple):
-    """An image as read and as the model takes it, or the error in place of both."""
+    """An image as read and as the model takes it."""
 
     name: str
-    image: np.ndarray | None = None
-    sample: dict[str, Any] | None = None
+    image: np.ndarray
+    sample: Sample | None
     """None if the image is predicted in tiles."""
-    error: Exception | None = None
+
+
+class _Unread(NamedTuple):
+    """An image that cannot be read or prepared."""
+
+    name: str
+    error: Exception
 
 
 class Predictor:
@@ -71,20 +77,21 @@ class Predictor:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         classes: Sequence[str],
         *,
         transforms: Any = None,
-        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        precision: Precision = "fp32",
         max_image_pixels: int = MAX_PIXELS,
         report: LoadReport | None = None,
         thresholds: ScoreThresholds | None = None,
-        category_ids: Sequence[int] | None = None,
+        category_ids: Sequence[int | str] | None = None,
         image_sizes: ImageSizes | None = None,
         channels: int | None = None,
         text: Prompt | None = None,
     ):
-        self.model = model.eval()
+        self.model: Any = model.eval()
+        self._is_dense = isinstance(model, DenseModel)
         self.text: Prompt | Caption | None = text
         self.channels = channels
         self.report = report
@@ -120,7 +127,7 @@ class Predictor:
         if "text" not in self.model.takes:
             raise ConfigError(f"text: {type(self.model).__name__} takes no text to look for. Leave it out.")
         predictor = copy.copy(self)
-        predictor.text = text if text_threshold is None else Caption(text, text_threshold)
+        predictor.text = text if text_threshold is None else Caption(text, text_threshold)  # type: ignore[arg-type]  # which checks it
         predictor.classes, predictor.category_ids = self.model.prompt_phrases(predictor.text), None
         predictor.thresholds = ScoreThresholds(self.model.score_threshold)
         return predictor
@@ -146,7 +153,8 @@ class Predictor:
     @property
     def tasks(self) -> Sequence[str]:
         """The tasks that a segmentation model is configured for, see `Model.tasks`."""
-        return self.model.tasks
+        tasks: Sequence[str] = self.model.tasks
+        return tasks
 
     @property
     def finds_objects(self) -> bool:
@@ -239,8 +247,9 @@ class Predictor:
             raise ConfigError("text_threshold: is for the words of a caption. Give one, text='a dog chases the ball'.")
         if text is not None:
             predictor = self.with_text(text, text_threshold=text_threshold)
-            options = dict(threshold=threshold, batch_size=batch_size, tiles=tiles)
-            yield from predictor.stream(source, on_failure=on_failure, workers=workers, **options)
+            yield from predictor.stream(
+                source, threshold=threshold, batch_size=batch_size, tiles=tiles, on_failure=on_failure, workers=workers
+            )
             return
         self.check_text()
         tiling = Tiling(tiles) if isinstance(tiles, int) else tiles
@@ -251,13 +260,13 @@ class Predictor:
         num_predicted, size = 0, 1 if tiling else batch_size
         for batch in in_batches(self._load_ahead(inputs.named, workers, 2 * size, prepares=tiling is None), size):
             loaded = []
-            for item in batch:
-                if item.error is None:
-                    loaded.append(item)
+            for read in batch:
+                if isinstance(read, _Loaded):
+                    loaded.append(read)
                 elif on_failure is None:
-                    raise item.error
+                    raise read.error
                 else:
-                    on_failure(item.name, item.error)
+                    on_failure(read.name, read.error)
             for item, fields in self._run_each(loaded, tiling, batch_size, on_failure) if loaded else ():
                 num_predicted += 1
                 classes = self.classes
@@ -271,11 +280,11 @@ class Predictor:
 
     def _load_ahead(
         self, named: Iterable[NamedImage], workers: int, ahead: int, *, prepares: bool
-    ) -> Iterator[_Loaded]:
+    ) -> Iterator[_Loaded | _Unread]:
         """Read the images and prepare them for the model, in order, in threads if there are `workers`."""
         local = threading.local()
 
-        def load(named: NamedImage) -> _Loaded:
+        def load(named: NamedImage) -> _Loaded | _Unread:
             name, image = named
             if not hasattr(local, "transforms"):  # albumentations keeps the state of the image that it transforms
                 local.transforms = copy.deepcopy(self.transforms) if workers else self.transforms
@@ -285,7 +294,7 @@ class Predictor:
             except ConfigError:
                 raise
             except Exception as error:
-                return _Loaded(name, error=error)
+                return _Unread(name, error)
 
         return map_ahead(load, named, workers=workers, ahead=ahead + workers) if workers else map(load, named)
 
@@ -295,7 +304,7 @@ class Predictor:
         """Yield the images of a batch with the model's results; of a batch that fails, each image by itself."""
         try:
             if tiling is None:
-                prepared = self._collate([item.sample for item in batch])
+                prepared = self._collate([item.sample for item in batch if item.sample is not None])
                 results = self.run_batch(prepared, [item.image.shape[:2] for item in batch])
             else:
                 results = [self.run_tiles(batch[0].image, tiling, batch_size=batch_size)]
@@ -316,23 +325,27 @@ class Predictor:
     def _find(self, source: Any) -> Inputs:
         return find_images(source, channels=self.channels)
 
-    def _each(self, inputs: Inputs, read: Callable[[NamedImage], Read]) -> Iterator[Read]:
-        """Read the inputs one after the other; those of a folder or a pattern that fail are left out.
+    def _each(
+        self, inputs: Inputs, read: Callable[[NamedImage], Read], on_failure: OnFailure | None = None
+    ) -> Iterator[Read]:
+        """Read the inputs one after the other; `on_failure` gets those that fail, or, of a folder or a pattern, they
+        are left out.
 
         Raises:
             DataError: an input given by name cannot be read, or none of a folder or a pattern can.
         """
-        if not inputs.leaves_out_broken:
+        num_read, failures = 0, _Failures()
+        on_failure = on_failure or (failures.leave_out if inputs.leaves_out_broken else None)
+        if on_failure is None:
             yield from map(read, inputs.named)
             return
-        num_read, failures = 0, _Failures()
         for pair in inputs.named:
             try:
                 result = read(pair)
             except ConfigError:
                 raise
             except Exception as error:
-                failures.leave_out(pair[0], error)
+                on_failure(pair[0], error)
                 continue
             num_read += 1
             yield result
@@ -350,7 +363,7 @@ class Predictor:
 
     def run_tiles(self, image: np.ndarray, tiling: Tiling, *, batch_size: int = 1) -> dict[str, Any]:
         """Predict on an array as from `to_array` in tiles, see `predict_tiles`; like `run` if it fits one tile."""
-        if not isinstance(self.model, DenseModel):
+        if not self._is_dense:
             raise ConfigError(
                 f"tiles: {type(self.model).__name__} predicts no boxes, masks or maps. Predict without tiles."
             )
@@ -382,7 +395,7 @@ class Predictor:
         """Predict on a batch of images or clips; `sizes` are the (height, width) of the original images."""
         batch = batch.to(self.device)
         with autocast(self.device, self.precision), _memory_explained(sizes):
-            if isinstance(self.model, DenseModel):
+            if self._is_dense:
                 outputs = self.model(**batch.inputs)
                 results = self.model.postprocess(outputs, sizes)
             else:
@@ -393,10 +406,10 @@ class Predictor:
         """Collate arrays as from `to_array` into a batch of model inputs, see `as_evaluated`."""
         return self._collate([self._sample(image, self.transforms) for image in images])
 
-    def _sample(self, image: np.ndarray, transforms: Any) -> dict[str, Any]:
+    def _sample(self, image: np.ndarray, transforms: Any) -> Sample:
         return {"image": to_tensor(self._transformed(image, transforms)), "target": {}}
 
-    def _collate(self, samples: Sequence[dict[str, Any]]) -> Batch:
+    def _collate(self, samples: Sequence[Sample]) -> Batch:
         batch = Batch.collate(samples)
         if "text" in self.model.takes:
             batch.inputs["text"] = [self._known_text()] * len(samples)

@@ -74,7 +74,7 @@ class Tiling:
         if length <= self.size:
             return [0]
         count = math.ceil((length - self.shared) / (self.size - self.shared))
-        return np.linspace(0, length - self.size, count).round().astype(int).tolist()
+        return [int(start) for start in np.linspace(0, length - self.size, count).round()]
 
 
 class TileResult(NamedTuple):

@@ -64,7 +64,7 @@ class TextModel:
     """
 
     def __init__(self, model: nn.Module, vocabularies: Mapping[str, Vocabulary], *, report: LoadReport | None = None):
-        self.model = model.eval()
+        self.model: Any = model.eval()  # of any kind: its subclasses say what they call
         self.vocabularies = dict(vocabularies)
         self.report = report
         self.device = next(model.parameters()).device
@@ -100,12 +100,11 @@ class Translator(TextModel):
         Raises:
             DataError: an item is not text.
         """
-        is_one = isinstance(source, str)
+        if isinstance(source, str):
+            return next(self.stream([source], beams=beams, n_best=n_best, batch_size=batch_size))
         if not isinstance(source, Iterable):
             raise DataError(f"got {type(source).__name__}; the model expects text, or a list of texts.")
-        translations = self.stream([source] if is_one else source, beams=beams, n_best=n_best, batch_size=batch_size)
-        if is_one:
-            return next(translations)
+        translations = self.stream(source, beams=beams, n_best=n_best, batch_size=batch_size)
         return list(translations) if isinstance(source, Sequence) else translations
 
     def predict(self, source: str | Iterable[str], **options: Any) -> list[Translation]:
@@ -150,12 +149,13 @@ class Translator(TextModel):
         if not hypotheses:
             raise DataError("align: no token in the text. Give a sentence.")
         best = hypotheses[0]
+        assert best.attention is not None
         alignment = Alignment(best.attention, source.token_texts([*ids, EOS]), target.token_texts(best.tokens))
         return alignment.by_word() if words and best.tokens else alignment
 
 
 def translate(
-    model: nn.Module,
+    model: Any,
     encoded: Iterable[list[int]],
     settings: DecodingSettings,
     *,

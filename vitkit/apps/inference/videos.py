@@ -4,21 +4,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.apps.inference.inputs import Inputs, find_videos
 from vitkit.apps.inference.prediction import Prediction, make_threshold
-from vitkit.apps.inference.predictor import Predictor
+from vitkit.apps.inference.predictor import OnFailure, Predictor
 from vitkit.apps.inference.tiling import Tiling
 from vitkit.data.datasets.clip_sampling import ClipSampling
 from vitkit.data.datasets.video import read_clips
+from vitkit.devices import Precision
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.image_files import MAX_PIXELS
 from vitkit.io.video_files import ASSUMED_FRAME_RATE, Video, VideoInfo, open_video
+from vitkit.protocols import Model
 from vitkit.structures import Batch
 from vitkit.text.prompts import Prompt
 from vitkit.visualization.clips import draw_strip
@@ -72,12 +74,12 @@ class VideoPredictor(Predictor):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         classes: Sequence[str],
         *,
         sampling: ClipSampling,
         transforms: Any = None,
-        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        precision: Precision = "fp32",
         max_image_pixels: int = MAX_PIXELS,
         report: LoadReport | None = None,
     ):
@@ -95,18 +97,21 @@ class VideoPredictor(Predictor):
         threshold: float | None = None,
         batch_size: int = 1,
         tiles: int | Tiling | None = None,
+        on_failure: OnFailure | None = None,
+        workers: int = 0,
     ) -> Iterator[Prediction]:
-        """Predict on videos, one at a time; see `Predictor.stream`. Classes have no threshold, videos no tiles."""
+        """Predict on videos, one at a time; see `Predictor.stream`. Classes have no threshold, videos no tiles, and
+        `workers` have nothing to do."""
         if text is not None:
             predictor = self.with_text(text, text_threshold=text_threshold)
-            yield from predictor.stream(source, threshold=threshold, tiles=tiles)
+            yield from predictor.stream(source, threshold=threshold, tiles=tiles, on_failure=on_failure)
             return
         if threshold is not None:
             make_threshold(threshold)
         videos = self._find(source)
         if tiles is not None:
             raise ConfigError("tiles: the model classifies videos, which have no tiles.")
-        yield from self._each(videos, lambda named: predict_video(self, *named))
+        yield from self._each(videos, lambda named: predict_video(self, *named), on_failure)
 
     def _find(self, source: Any) -> Inputs:
         return find_videos(source)
@@ -124,7 +129,7 @@ class VideoPredictor(Predictor):
         raise ConfigError("tiles: the model classifies videos, which have no tiles.")
 
 
-def open_source(predictor: Predictor, source: Any, name: str = "video") -> Video:
+def open_source(predictor: Predictor, source: Any, name: str = "video") -> Video | FrameList:
     """Open a video: a file, a folder of frames, or a sequence of frames that `Predictor.to_array` takes.
 
     Raises:
@@ -153,7 +158,7 @@ def classify_video(predictor: Predictor, source: Any, num_clips: int | None = No
         return _classify(predictor, video, num_clips)
 
 
-def _classify(predictor: Predictor, video: Video, num_clips: int | None) -> VideoScores:
+def _classify(predictor: Predictor, video: Video | FrameList, num_clips: int | None) -> VideoScores:
     numbers = _clips_of(_sampling_of(predictor), video.times, num_clips)
     clips = []
     for clip in numbers:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from vitkit.io.video_files import open_video
 from vitkit.logging import ProgressLines
 from vitkit.text_format import pluralize
 from vitkit.visualization.clips import draw_scores_over_time
-from vitkit.visualization.videos import VideoWriter
+from vitkit.visualization.videos import VideoWriter, num_written
 
 MAX_LISTED = 5
 """The maximum number of names that are listed: of images without objects, and of a video's classes."""
@@ -453,39 +454,66 @@ def predict_frames(
     Raises:
         DataError: the video or camera cannot be read.
     """
-    writer, frames_file = None, f"{name}_frames.jsonl"
-    with open_frames(int(path.name) if is_camera(path) else path, every=output.every, what="--input") as stream:
+    writer, frames_file, drawn_file = None, f"{name}_frames.jsonl", f"{name}.mp4"
+    is_live, is_complete = is_camera(path), False
+    source, start = (int(path.name), 0) if is_live else (path, find_start(name, output))
+    with open_frames(source, every=output.every, start=start, what="--input") as stream:
+        if start:
+            print(f"{path}: continues at frame {start} of {start + stream.num_frames}")
         progress = ProgressLines(stream.num_frames or 0, f"frames of {path.name}")
         predictions = predictor.stream(
-            stream.frames, batch_size=output.batch_size, tiles=tiling, workers=0 if is_camera(path) else output.workers
+            stream.frames, batch_size=output.batch_size, tiles=tiling, workers=0 if is_live else output.workers
         )
-        frames = _open_lines(output.folder / frames_file, output.folder)
+        frames = _open_lines(output.folder / frames_file, output.folder, start)
         try:
             for frame, drawn in map_ahead(partial(draw_frame, rate=stream.rate, output=output), predictions):
                 if drawn is not None:
-                    writer = writer or VideoWriter(output.folder / f"{name}.mp4", drawn, stream.rate / output.every)
+                    writer = writer or VideoWriter(
+                        output.folder / drawn_file, drawn, stream.rate / output.every, start=start
+                    )
                     writer.add(drawn)
                 frames.write(json.dumps(frame) + "\n")
                 progress.step()
+            is_complete = True
         except KeyboardInterrupt:
-            if not is_camera(path):
+            if not is_live:
                 raise
+            is_complete = True
         finally:
             frames.close()
             if writer:
-                writer.close()
+                writer.close(is_complete=is_complete)
     progress.finish()
     result = {"video": str(path), "frames_per_second": stream.rate, "frames": frames_file}
-    return result | {"drawn": f"{Path(name).as_posix()}.mp4"} if output.draw else result
+    return result | {"drawn": Path(drawn_file).as_posix()} if output.draw else result
 
 
-def _open_lines(path: Path, folder: Path) -> Any:
-    """Open an empty file of which each line is written at once."""
+def find_start(name: str, output: Output) -> int:
+    """Return how many frames of a video an earlier prediction has written, in whole batches; the last one is predicted
+    again, in case its line is damaged."""
+    if not output.resume:
+        return 0
+    try:
+        with (output.folder / f"{name}_frames.jsonl").open("rb") as file:
+            count = sum(line.endswith(b"}\n") for line in file)
+    except FileNotFoundError:
+        return 0
+    if output.draw:
+        count = min(count, num_written(output.folder / f"{name}.mp4"))
+    return max(count - 1, 0) // output.batch_size * output.batch_size
+
+
+def _open_lines(path: Path, folder: Path, start: int) -> Any:
+    """Open a file of which each line is written at once, and keep its first `start` lines."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_links(path, folder)
-        path.unlink(missing_ok=True)
-        return path.open("x", encoding="utf-8", buffering=1)
+        if not start:
+            path.unlink(missing_ok=True)
+            return path.open("x", encoding="utf-8", buffering=1)
+        with path.open("rb+") as file:
+            file.truncate(sum(map(len, islice(file, start))))
+        return path.open("a", encoding="utf-8", buffering=1)
     except OSError as error:
         raise unwritable(path, error) from error
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from vitkit.apps.doctor import diagnose, report
+from vitkit.apps.inference.card import METRICS, Measured, data_name, save_metrics
 from vitkit.apps.inference.load import FoundModel
 from vitkit.apps.report import write_report
 from vitkit.apps.starter.child_runs import StepCost, time_steps
@@ -172,7 +173,7 @@ def start(
     annotations = None if annotations is None else Path(annotations)
     device = default_device() if device == "auto" else device
     request = Request(task, Path(images), annotations, hours, val_fraction, device, tuple(overrides))
-    load_config(f"start/{task}", overrides, check=False)  # a misspelt key is an error before the data are read
+    load_config(f"start/{task}", overrides, check=False)  # a misspelled key is an error before the data are read
     began, folder = time.monotonic(), make_free_folder(Path(run_dir))
     data = read_own_data(task, request.images, annotations, fraction=val_fraction, out=folder / "data")
     print(f"data      {data.summary}", flush=True)
@@ -259,6 +260,8 @@ def train_and_report(
     steps = read_log(run.path / LOG_NAME)[0][-1]["step"]
     trained = f"{pluralize(steps, 'steps')}, {(time.monotonic() - began) / 60:.0f} min"
     evaluated = api.test(run.path, device=request.device)
+    if not leaks:
+        save_metrics(run.path / METRICS, Measured(data_name(config), "val", {}, evaluated.metrics), run.weights)
     facts = {"model": str(run.path), "trained": trained, **facts}
     path = write_report(
         evaluated.evaluator, folder / "report.html", title=f"{request.task}: {request.images}", facts=facts

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -10,7 +11,7 @@ from vitkit.apps.inference import find_model, find_trained
 from vitkit.apps.inference.load import own_checkpoint
 from vitkit.apps.training.api import test
 from vitkit.config import Config
-from vitkit.data.datasets.coco_file import AnnotationSource, read_coco_file
+from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
 from vitkit.data.loading.loader import DataSettings, Split
 from vitkit.engine.checkpointing import CONFIG_NAME
 from vitkit.engine.settings import require
@@ -62,14 +63,15 @@ class AnnotatedFile(_GroundTruth):
         self.annotation_file, self._images = Path(annotations), None if images is None else Path(images)
         # For COCO's format, the folder of the images is not searched for annotations.
         source = AnnotationSource(self.annotation_file, self._images or self.annotation_file.parent)
-        content = read_coco_file(source, masks=False, drop_bad_boxes=True).content
+        file = DetectionFile(source, masks=False, drop_bad_boxes=True)
+        content, annotations = file.content, chain.from_iterable(file.annotations())
         categories = sorted(content["categories"], key=lambda category: category["id"])
         self.category_ids = [category["id"] for category in categories]
         self.classes = [category["name"] for category in categories]
         self.image_ids = [image["id"] for image in content["images"]]
         entries = [
             {"iscrowd": 0, **a, "area": object_area(a), "id": k, "file_id": a.get("id")}
-            for k, a in enumerate(content["annotations"], start=1)
+            for k, a in enumerate(annotations, start=1)
         ]
         self._content = {**content, "annotations": entries}
 

@@ -1,6 +1,6 @@
 """What all datasets of images share: indexing, transforms, defaults, and building detection samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.io.channel_files import read_channels
 from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS, check_inside, read_image, to_tensor
+from vitkit.io.packs import blocks_of
 from vitkit.ops.boxes import xyxy_to_cxcywh
 from vitkit.protocols import Dataset
 from vitkit.registry import Spec
@@ -115,6 +116,10 @@ class BaseImageDataset(Dataset):
         """Return width / height of every image, float64 (len(self),)."""
         return np.array([width / height for height, width in map(self.image_size, range(len(self)))])
 
+    def image_blocks(self) -> np.ndarray | None:
+        """Return the number of the block of a pack that holds each image, (len(self),) int64; None: they are files."""
+        return None
+
     def transform(self, sample: AnnotatedImage, seed: int | None) -> AnnotatedImage:
         """Apply the dataset's transforms, if it has any."""
         if isinstance(self.transforms, MixesImages):
@@ -136,16 +141,18 @@ class ListedImages(BaseImageDataset):
         self.folder = Path(folder)
         check_inside(folder, (entry["file_name"] for entry in entries), file.name, allow_outside=allow_outside)
         self.image_ids = np.array([entry["id"] for entry in entries], np.int64)
-        # In UTF-8, as NumPy's texts take four bytes per letter.
-        self._file_names = np.array([entry["file_name"].encode("utf-8", "surrogatepass") for entry in entries])
+        self._file_names, self._name_offsets = flat_texts(entry["file_name"] for entry in entries)
         self._sizes = np.array([(entry["height"], entry["width"]) for entry in entries], np.int64)
 
     def image_path(self, index: int) -> Path:
         return self.folder / self.file_name(index)
 
+    def image_blocks(self) -> np.ndarray | None:
+        return blocks_of(self.folder, map(self.file_name, range(len(self))))
+
     def file_name(self, index: int) -> str:
         """Return an image's name in the file, relative to the folder."""
-        return self._file_names[index].decode("utf-8", "surrogatepass")
+        return flat_text(self._file_names, self._name_offsets, index)
 
     def image_size(self, index: int) -> tuple[int, int]:
         height, width = self._sizes[index].tolist()
@@ -191,6 +198,19 @@ def new_labels(old: Sequence[str], new: Sequence[str]) -> np.ndarray:
     """Return the (len(old),) int64 label of each class among new names, -1 for those that are not among them."""
     label_of = {one_form(name): label for label, name in enumerate(new)}
     return np.array([label_of.get(one_form(name), -1) for name in old], np.int64)
+
+
+def flat_texts(texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts as (bytes,) uint8 and (N + 1,) int64, the position where each begins: NumPy's own texts take four
+    bytes per letter, and all have the length of the longest."""
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+
+def flat_text(data: np.ndarray, offsets: np.ndarray, index: int) -> str:
+    """Return one of `flat_texts`; raises IndexError."""
+    start, stop = offsets[:-1][index], offsets[1:][index]
+    return data[start:stop].tobytes().decode("utf-8", "surrogatepass")
 
 
 def require_folders(**folders: str | Path) -> None:

@@ -23,6 +23,7 @@ from vitkit.errors import ConfigError, DataError
 from vitkit.io.coco_schema import caption_issues, raise_issues
 from vitkit.io.image_files import check_inside, to_tensor
 from vitkit.io.json_files import read_json
+from vitkit.io.packs import blocks_of, has_file
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import EOS, Batch
 from vitkit.text.vocabulary import Vocabulary
@@ -193,10 +194,10 @@ class CocoCaptions(CaptionDataset):
         captioned = [entry for entry in entries if captions[entry["id"]]]
         if not captioned:
             raise DataError(f"{path.name}: none of the first {first} images in '{path}' has a caption.")
-        usable = [entry for entry in captioned if (self.folder / entry["file_name"]).is_file()]
+        usable = [entry for entry in captioned if has_file(self.folder / entry["file_name"])]
         num_missing = len(captioned) - len(usable)
         if num_missing and (missing_images == "error" or not usable):
-            missing = next(entry for entry in captioned if not (self.folder / entry["file_name"]).is_file())
+            missing = next(entry for entry in captioned if not has_file(self.folder / entry["file_name"]))
             raise DataError(
                 f"images: '{path}' lists '{missing['file_name']}', which is not in '{images}' ({num_missing} "
                 f"of {len(captioned)} images are missing). Give the folder that belongs to these captions, or leave "
@@ -215,6 +216,9 @@ class CocoCaptions(CaptionDataset):
 
     def image_path(self, index: int) -> Path:
         return self.folder / str(self._file_names[index])
+
+    def image_blocks(self) -> np.ndarray | None:
+        return blocks_of(self.folder, self._file_names.tolist())
 
     def references(self, index: int) -> list[str]:
         return self._captions[index]
@@ -255,7 +259,8 @@ def _read_karpathy(content: Mapping[str, Any], split: str | None, path: Path, fo
         raise DataError(f"{path.name}: split is {split!r}; it has {options}. Set `split` to one of them.")
     chosen = [image for image in images if _KARPATHY_SPLITS.get(image["split"], image["split"]) == split]
     # COCO's images are in folders; whoever downloads the others has them in one.
-    in_folders = folder is not None and (folder / str(chosen[0].get("filepath", "")) / chosen[0]["filename"]).is_file()
+    first = Path(str(chosen[0].get("filepath", "")), chosen[0]["filename"])
+    in_folders = folder is not None and has_file(folder / first)
     return {
         "images": [
             {

@@ -5,7 +5,7 @@ Annotations in other formats (YOLO, Pascal VOC, LabelMe, CVAT, CSV, label images
 
 import logging
 import marshal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, count
 from pathlib import Path
@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.datasets.base import DetectionDataset, ListedImages, new_labels, require_folders
-from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile, read_coco_file
+from vitkit.data.datasets.coco_file import AnnotationSource, DetectionFile
 from vitkit.data.formats.sizes import is_scaled
-from vitkit.data.loading.shared_memory import share_arrays
+from vitkit.data.loading.shared_memory import share, share_arrays
+from vitkit.data.loading.spooled_bytes import SpooledBytes, SpooledLists, read_lists
 from vitkit.data.loading.stored_arrays import MIN_BYTES, stored_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
-from vitkit.io.image_files import is_rotated
+from vitkit.io.coco_schema import FileIssue
+from vitkit.io.image_files import check_inside, is_rotated
 from vitkit.io.json_files import gc_paused
+from vitkit.io.packs import has_file
 from vitkit.io.segmentations import decode_segmentation, object_area, visible_box
 from vitkit.registry import DATASETS, Spec
 from vitkit.text_format import pluralize
@@ -60,6 +63,8 @@ class CocoDetection(ListedImages, DetectionDataset):
     file_kind = "objects"
     _id_of_raw: dict[int, int | None] | None = None
     """Category id in the file -> that of `category_ids`, None for what is left out; None: all are the same."""
+    _truth: dict[str, np.ndarray] | None = None
+    """What `ground_truth` is made of, once it was called."""
 
     def __init__(
         self,
@@ -94,7 +99,7 @@ class CocoDetection(ListedImages, DetectionDataset):
         vars(self).update(index)
         self.folder = Path(self.folder)
         share_arrays(self)
-        if not self.image_path(0).is_file():
+        if not has_file(self.image_path(0)):
             raise DataError(
                 f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.folder}'. "
                 "Give the folder that belongs to these annotations."
@@ -115,18 +120,27 @@ class CocoDetection(ListedImages, DetectionDataset):
         is_kept = new >= 0
         if not is_kept.all():
             if self.masks:
-                parts = zip(self._segmentation_offsets[:-1][is_kept], self._segmentation_offsets[1:][is_kept])
-                blobs = [self._segmentations[start:stop] for start, stop in parts]
-                self._segmentations = np.concatenate([np.zeros(0, np.uint8), *blobs])
-                self._segmentation_offsets = np.cumsum([0, *map(len, blobs)])
+                self._segmentation_spans = self._segmentation_spans[is_kept]
             self._offsets = np.concatenate([[0], np.cumsum(is_kept)])[self._offsets]
             self._boxes_xyxy = self._boxes_xyxy[is_kept]
         self._labels, self.num_objects = new[is_kept], int(is_kept.sum())
         self.classes, self.category_ids = list(classes), list(category_ids)
         share_arrays(self)
 
+    @staticmethod
+    def _issues(content: dict[str, Any]) -> list[FileIssue]:
+        """Return issues of the file's images and categories that others than this format's have."""
+        return []
+
     def _read(self, *, log: bool = True) -> DetectionFile:
-        return read_coco_file(self._source, masks=self.masks, drop_bad_boxes=self.bad_boxes == "drop", log=log)
+        return DetectionFile(
+            self._source,
+            masks=self.masks,
+            drop_bad_boxes=self.bad_boxes == "drop",
+            in_parts=self._is_large,
+            log=log,
+            check=self._issues,
+        )
 
     def _stored(self, part: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what `build` makes of the annotations; of a large file, what any process has made of it."""
@@ -140,15 +154,17 @@ class CocoDetection(ListedImages, DetectionDataset):
         """Return the attributes that hold the images and objects, and `messages`, each with its logging level."""
         others = {*vars(self)}
         with gc_paused():
-            file = self._read(log=not self._is_large)
+            file = self._read()
             categories = sorted(file.content["categories"], key=lambda category: category["id"])
             self.category_ids: list[int] = [category["id"] for category in categories]
             self.classes: list[str] = [category["name"] for category in categories]
-            self.list_images(
-                file.folder, file.content["images"], file=self.annotation_file, allow_outside=allow_outside
-            )
+            images = file.content["images"]
+            self.list_images(file.folder, images, file=self.annotation_file, allow_outside=True)
             num_clipped = self._index_objects(file)
-        notes = file.notes if self._is_large else ()  # otherwise reading has logged them
+            # Not before: issues of the annotations come first.
+            names = (image["file_name"] for image in images)
+            check_inside(file.folder, names, self.annotation_file.name, allow_outside=allow_outside)
+        notes = file.notes() if self._is_large else ()  # otherwise reading has logged them
         messages = [(logging.WARNING, f"{self.annotation_file}: {note}") for note in notes]
         text = (
             f"{self.annotation_file.name}: {pluralize(len(self), 'images')}, {pluralize(self.num_objects, 'objects')} "
@@ -157,47 +173,44 @@ class CocoDetection(ListedImages, DetectionDataset):
             f"{pluralize(self.num_crowds, 'crowd regions')} left out"
         )
         messages.append((logging.INFO, text))
-        if wrong := file.wrong_segmentations:
-            text = f"{self.annotation_file.name}: {len(wrong)} invalid masks are ignored, such as: {wrong[0]}"
+        if wrong := file.wrong_segmentation:
+            text = f"{self.annotation_file.name}: {wrong.count} invalid masks are ignored, such as: {wrong}"
             messages.append((logging.WARNING, text))
         self.folder = str(self.folder)
         return {name: value for name, value in vars(self).items() if name not in others} | {"messages": messages}
 
     def _index_objects(self, file: DetectionFile) -> int:
         """Set the arrays of objects; return the number of boxes that were clipped."""
-        annotations = file.content["annotations"]
-        objects = [annotation for annotation in annotations if not annotation.get("iscrowd")]
         index_of_image = {image_id: index for index, image_id in enumerate(self.image_ids.tolist())}
         label_of_category = {category_id: label for label, category_id in enumerate(self.category_ids)}
-        image_indices = np.array([index_of_image[annotation["image_id"]] for annotation in objects], np.int64)
-        # Columns are read in the file's order: reading a million objects in another order takes three times as long.
-        labels = np.array([label_of_category[annotation["category_id"]] for annotation in objects], np.int64)
-        coordinates = chain.from_iterable(annotation["bbox"] for annotation in objects)
-        boxes = np.fromiter(coordinates, np.float64, 4 * len(objects)).reshape(-1, 4)
-
+        no_spans = np.zeros((0, 2), np.int64)
+        columns = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32), no_spans)]
+        segmentations = SpooledBytes(self.annotation_file.name)
+        self.num_crowds = num_clipped = 0
+        for annotations in file.annotations():
+            objects = [annotation for annotation in annotations if not annotation.get("iscrowd")]
+            self.num_crowds += len(annotations) - len(objects)
+            image_indices = np.array([index_of_image[annotation["image_id"]] for annotation in objects], np.int64)
+            labels = np.array([label_of_category[annotation["category_id"]] for annotation in objects], np.int64)
+            boxes, beyond = _clip_boxes(objects, self._sizes[image_indices])
+            num_clipped += beyond
+            spans = no_spans
+            if self.masks:
+                # Marshalled lists, which only this machine's processes read, take 9 bytes per coordinate.
+                blobs = [marshal.dumps(annotation["segmentation"]) for annotation in objects]
+                stops = segmentations.size + np.cumsum([0, *map(len, blobs)], dtype=np.int64)
+                spans = np.stack([stops[:-1], stops[1:]], axis=1)
+                segmentations.write(b"".join(blobs))
+            columns.append((image_indices, labels, boxes, spans))
+        image_indices, labels, boxes, spans = map(np.concatenate, zip(*columns))
         order = np.argsort(image_indices, kind="stable")  # objects of one image together, in the file's order
         # Objects of image i are the rows offsets[i] to offsets[i + 1].
         self._offsets = np.searchsorted(image_indices[order], np.arange(len(self) + 1))
-        self._labels, boxes = labels[order], boxes[order]
-        boxes[:, 2:] += boxes[:, :2]
-        height, width = self._sizes[image_indices[order]].T
-        clipped = boxes.clip(0, np.stack([width, height, width, height], axis=1))
-        (beyond,) = np.nonzero((np.abs(boxes - clipped) > BOX_TOLERANCE).any(axis=1))
-        for row in beyond.tolist():
-            x, y, box_width, box_height = visible_box(objects[order[row]], int(height[row]), int(width[row]))
-            clipped[row] = x, y, x + box_width, y + box_height
-        self._boxes_xyxy = clipped.astype(np.float32)
-        self.num_objects, self.num_crowds = len(objects), len(annotations) - len(objects)
-
+        self._labels, self._boxes_xyxy = labels[order], boxes[order]
+        self.num_objects = len(order)
         if self.masks:
-            self._index_masks([objects[position] for position in order])
-        return len(beyond)
-
-    def _index_masks(self, objects: list[dict]) -> None:
-        # Marshalled lists, which only this process and its workers read, take 9 bytes per coordinate.
-        blobs = [marshal.dumps(annotation["segmentation"]) for annotation in objects]
-        self._segmentations = np.frombuffer(b"".join(blobs), np.uint8)
-        self._segmentation_offsets = np.cumsum([0, *map(len, blobs)])
+            self._segmentations, self._segmentation_spans = segmentations.array(), spans[order]
+        return num_clipped
 
     def load_annotated(self, index: int) -> AnnotatedImage:
         image = self.load_image(index)
@@ -241,7 +254,7 @@ class CocoDetection(ListedImages, DetectionDataset):
     def _load_masks(self, rows: slice, height: int, width: int) -> np.ndarray:
         masks = np.zeros((rows.stop - rows.start, height, width), np.uint8)
         for mask, row in zip(masks, range(rows.start, rows.stop)):
-            start, stop = self._segmentation_offsets[row : row + 2]
+            start, stop = self._segmentation_spans[row]
             mask[:] = decode_segmentation(marshal.loads(self._segmentations[start:stop]), height, width)
         return masks
 
@@ -251,34 +264,60 @@ class CocoDetection(ListedImages, DetectionDataset):
         pairs = np.unique(np.stack([image_indices, self._labels], axis=1), axis=0)
         return pairs[:, 0], pairs[:, 1]
 
-    def _marshalled(self) -> dict[str, Any]:
-        return {"content": np.frombuffer(marshal.dumps(self._read(log=False).content), np.uint8)}
+    def _read_truth(self) -> dict[str, np.ndarray]:
+        """Read the annotations again, and return what `ground_truth` is made of."""
+        lists = SpooledLists(self.annotation_file.name)
+        with gc_paused():
+            file = self._read(log=False)
+            lists.append([file.content])
+            # pycocotools marks "not matched" by id 0, but files of other tools count from 0 or leave keys out.
+            numbers = count(1)
+            for annotations in file.annotations():
+                lists.append(
+                    [
+                        {"iscrowd": 0, **a, "area": object_area(a), "id": number, "file_id": a.get("id")}
+                        for a, number in zip(annotations, numbers)
+                    ]
+                )
+        data, offsets = lists.arrays()
+        return {"data": data, "offsets": offsets}
 
     def ground_truth(self) -> dict[str, Any]:
-        """Read the annotations again for evaluation by pycocotools: unclipped and with crowd regions.
+        """Return the annotations for evaluation by pycocotools: unclipped and with crowd regions.
 
-        Annotation ids count from 1; `file_id` is the id in the file.
+        The first call reads them. Annotation ids count from 1; `file_id` is the id in the file.
 
         Raises:
             DataError: see the constructor.
         """
+        if self._truth is None:
+            self._truth = {name: share(array) for name, array in self._stored("ground truth", self._read_truth).items()}
         with gc_paused():
-            if self._is_large:
-                content = marshal.loads(self._stored("ground truth", self._marshalled)["content"])
-            else:
-                content = self._read(log=False).content
-            if self._id_of_raw:
-                entries = {self._id_of_raw.get(category["id"]): category for category in content["categories"]}
-                names = zip(self.category_ids, self.classes)
-                categories = [{**entries.get(raw, {}), "id": raw, "name": name} for raw, name in names]
-                content = {**content, "categories": categories}
-            annotations = []
-            for position, annotation in enumerate(content["annotations"]):
-                raw = annotation["category_id"]
-                category_id = self._id_of_raw.get(raw) if self._id_of_raw else raw
-                if category_id is None:
-                    continue
-                # pycocotools marks "not matched" by id 0, but files of other tools count from 0 or leave keys out.
-                ids = {"id": position + 1, "file_id": annotation.get("id"), "category_id": category_id}
-                annotations.append({"iscrowd": 0, **annotation, "area": object_area(annotation), **ids})
+            (content,), *parts = read_lists(**self._truth)
+            annotations = [*chain.from_iterable(parts)]
+        if self._id_of_raw:
+            entries = {self._id_of_raw.get(category["id"]): category for category in content["categories"]}
+            names = zip(self.category_ids, self.classes)
+            content["categories"] = [{**entries.get(raw, {}), "id": raw, "name": name} for raw, name in names]
+            for annotation in annotations:
+                annotation["category_id"] = self._id_of_raw.get(annotation["category_id"])
+            annotations = [annotation for annotation in annotations if annotation["category_id"] is not None]
         return {**content, "annotations": annotations}
+
+
+def _clip_boxes(objects: Sequence[Mapping[str, Any]], sizes: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the boxes of objects clipped to their images, (N, 4) float32 xyxy, and the number that was beyond.
+
+    Args:
+        sizes: (N, 2) int64, (height, width) of the object's image.
+    """
+    coordinates = chain.from_iterable(annotation["bbox"] for annotation in objects)
+    boxes = np.fromiter(coordinates, np.float64, 4 * len(objects)).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    height, width = sizes.T
+    clipped = boxes.clip(0, np.stack([width, height, width, height], axis=1))
+    (beyond,) = np.nonzero((np.abs(boxes - clipped) > BOX_TOLERANCE).any(axis=1))
+    for row in beyond.tolist():
+        x, y, box_width, box_height = visible_box(objects[row], int(height[row]), int(width[row]))
+        clipped[row] = x, y, x + box_width, y + box_height
+    return clipped.astype(np.float32), len(beyond)

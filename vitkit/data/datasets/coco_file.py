@@ -1,18 +1,36 @@
 """Reads and checks COCO detection files, and files of other formats as if they were COCO's."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitkit.data.formats import AnnotatedImages, detect_format, read_annotations
 from vitkit.data.formats.annotated import UNREADABLE, matches_any
-from vitkit.data.formats.exporters import explain_issues, find_listed_files, read_exporters_fields
-from vitkit.data.formats.sizes import fit_sizes
-from vitkit.errors import ConfigError, DataError
-from vitkit.io.coco_schema import FileIssue, bad_box_issues, detection_issues, raise_issues, segmentation_issues
+from vitkit.data.formats.exporters import (
+    ExportersFields,
+    explain_issues,
+    find_listed_files,
+    has_lists,
+    has_text_id,
+    read_exporters_fields,
+)
+from vitkit.data.formats.sizes import fit_images, fit_sizes
+from vitkit.data.loading.spooled_bytes import SpooledLists
+from vitkit.errors import ConfigError, DataError, VitkitError
+from vitkit.io.coco_schema import (
+    AnnotationChecks,
+    FileIssue,
+    IssueCounts,
+    listed_issues,
+    object_issues,
+    raise_issues,
+    structure_issues,
+)
 from vitkit.io.json_files import read_json
+from vitkit.io.json_stream import read_json_parts
 
 logger = logging.getLogger("vitkit")
 
@@ -44,6 +62,39 @@ class AnnotationSource:
         is_json = self.annotations.suffix.lower() == ".json" and self.annotations.is_file()
         return self.format or ("coco" if is_json else detect_format(self.annotations, self.images))
 
+    def read_parts(self) -> "Unchecked":
+        """Read the content of a large file like `read_unchecked`, without holding its annotations; log nothing.
+
+        Raises:
+            DataError: there is no such file, or it is not JSON.
+        """
+        entries = SpooledLists(self.annotations.name)
+        text_ids: list[bool] = []
+
+        def take(annotations: list[Any]) -> None:
+            text_ids.append(any(map(has_text_id, annotations)))
+            entries.append(annotations)
+
+        content = read_json_parts(self.annotations, "annotations", take)
+        if not has_lists(content) or "shapes" in content:  # wrong, or LabelMe's
+            return self.read_unchecked(log=False)
+        fields = ExportersFields(content, has_text_ids=any(text_ids))
+        listed = find_listed_files(content, self.images)
+        scaling = fit_images(
+            content["images"],
+            self.images,
+            lambda: chain.from_iterable(fields.read(entries)),
+            measure_all=False,
+            strict=False,
+        )
+
+        def parts() -> Iterator[list[Any]]:
+            for annotations in fields.read(entries):
+                scaling.apply(annotations)
+                yield annotations
+
+        return Unchecked(content, self.images, lambda: [*fields.notes(), *listed, *scaling.notes], parts)
+
     def read_unchecked(self, *, log: bool = True) -> "Unchecked":
         """Read the content without checking COCO's fields; `choose` then selects what is used.
 
@@ -61,7 +112,7 @@ class AnnotationSource:
                     notes += fit_sizes(content, self.images, measure_all=False, strict=False).notes
                 for note in notes if log else ():
                     logger.warning("%s: %s", self.annotations, note)
-                return Unchecked(content, self.images, notes)
+                return Unchecked(content, self.images, lambda: notes, lambda: iter([content["annotations"]]))
         data = read_annotations(
             self.annotations,
             self.images,
@@ -75,20 +126,27 @@ class AnnotationSource:
         _report(data, log=log)  # before the split, which does not keep what was left out
         if self.split is not None or self.names is None:
             data = data.split(self.split)
-        return Unchecked(data.content, data.folder, notes)
+        return Unchecked(data.content, data.folder, lambda: notes, lambda: iter([data.annotations]))
 
-    def choose(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the images that are used, with their annotations.
+    def choose_images(self, images: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the images that are used.
 
         Raises:
             ConfigError, DataError: there is no such image.
         """
         if self.names is not None:
-            images = [image for image in content["images"] if matches_any(image["file_name"], self.names)]
+            images = [image for image in images if matches_any(image["file_name"], self.names)]
             if not images:
                 raise DataError(f"{self.annotations.name}: no image's name matches any of names={list(self.names)}.")
-            content = _with_images(content, images)
-        return keep_first_images(content, self.first)
+        return _first_images(images, self.first)
+
+    def choose(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the content with the images that are used and their annotations; see `choose_images`."""
+        return _with_images(content, self.choose_images(content["images"])) if self.chooses() else content
+
+    def chooses(self) -> bool:
+        """Whether only some of the images are used."""
+        return self.names is not None or self.first is not None
 
 
 class Unchecked(NamedTuple):
@@ -99,8 +157,10 @@ class Unchecked(NamedTuple):
     `categories`."""
     folder: Path
     """Folder of the images."""
-    notes: list[str]
-    """What was assumed, and read in another form than COCO's."""
+    notes: Callable[[], list[str]]
+    """Returns what was assumed, and read in another form than COCO's, once all annotations are read."""
+    parts: Callable[[], Iterator[list[Any]]]
+    """Returns the annotations, some at a time; those of a large file are not in the content."""
 
 
 def _report(data: AnnotatedImages, *, log: bool) -> None:
@@ -117,52 +177,106 @@ def _report(data: AnnotatedImages, *, log: bool) -> None:
             logger.warning("%s: left out %d %s, such as %s", data.source, len(names), reason, names[0])
 
 
-class DetectionFile(NamedTuple):
-    """The content of a detection file without its unusable annotations."""
-
-    content: dict[str, Any]
-    """`images`, `annotations` and `categories` as in the file."""
-    folder: Path
-    """Folder of the images."""
-    num_dropped: int
-    """Number of annotations left out because their boxes are empty or outside their images."""
-    wrong_segmentations: list[FileIssue]
-    """The invalid segmentations, which were removed from their annotations."""
-    notes: list[str]
-    """What was assumed in reading."""
-
-
-def read_coco_file(
-    source: AnnotationSource, *, masks: bool = True, drop_bad_boxes: bool = False, log: bool = True
-) -> DetectionFile:
-    """Read a detection file and check everything in it that is used.
+class DetectionFile:
+    """A detection file, whose annotations are checked as they are read.
 
     Args:
+        source: the file, and which of its images are used.
         masks: every annotation needs a valid segmentation; otherwise invalid ones are removed.
         drop_bad_boxes: leave out annotations whose box is empty or outside its image, in place of an error.
+        in_parts: read a COCO file without holding its annotations in memory; nothing is logged.
         log: see `AnnotationSource.read_unchecked`.
+        check: returns further issues of images and categories.
     Raises:
-        DataError: no such file, not JSON, or its content is invalid.
+        DataError: there is no such file, it is not JSON, or its content is invalid.
     """
-    name = source.annotations.name
-    content, folder, notes = source.read_unchecked(log=log)
-    if issues := detection_issues(content):
-        explain_issues(issues, content, name)
+
+    num_dropped = 0
+    """Number of annotations left out because their boxes are empty or outside their images."""
+    wrong_segmentation: FileIssue | None = None
+    """The first of the invalid segmentations, which are removed from their annotations, with their number."""
+
+    def __init__(
+        self,
+        source: AnnotationSource,
+        *,
+        masks: bool = True,
+        drop_bad_boxes: bool = False,
+        in_parts: bool = False,
+        log: bool = True,
+        check: Callable[[dict[str, Any]], list[FileIssue]] = lambda content: [],
+    ):
+        self._source, self._masks, self._drop_bad_boxes, self._check = source, masks, drop_bad_boxes, check
+        content, self.folder, self.notes, self._parts = (
+            source.read_parts() if in_parts else source.read_unchecked(log=log)
+        )
+        if not has_lists(content) or not isinstance(content.get("categories"), list):
+            raise_issues(structure_issues(content), source.annotations.name)
+        self.content: dict[str, Any] = {**content, "annotations": []}
+        """The images that are used, the categories, and whatever else the file contains; the list of annotations is
+        empty."""
+        self._structure = structure_issues(self.content)
+        self._listed = [] if self._structure else listed_issues(self.content)
+        self._checks = None if self._structure else AnnotationChecks(self.content)
+        self._unusable: VitkitError | None = None
+        self._used_ids: set[int] | None = None
+        if source.chooses() and not self._structure and not self._listed:
+            try:
+                self.content["images"] = source.choose_images(self.content["images"])
+                self._used_ids = {image["id"] for image in self.content["images"]}
+            except VitkitError as error:
+                self._unusable = error
+        if self._structure or self._listed or self._unusable:
+            for _ in self.annotations():  # raises what is wrong, also of the annotations
+                pass
+
+    def annotations(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the usable annotations in the file's order, some at a time, as objects that may be changed.
+
+        Raises:
+            DataError: an annotation is invalid; at the end, as the message counts all of them.
+        """
+        no_objects, bad_boxes, wrong_masks = (IssueCounts([name]) for name in ("annotations", "bbox", "segmentation"))
+        wrong_fields = IssueCounts(self._checks.fields if self._checks else ())
+        num_read = num_chosen = num_used = 0
+        for entries in self._parts():
+            no_objects.add(object_issues(entries, "annotations", num_read))
+            if self._checks and not no_objects:
+                wrong_fields.add(self._checks.field_issues(entries, num_read))
+            num_read += len(entries)
+            if not self._checks or no_objects or self._listed or wrong_fields or self._unusable:
+                continue
+            if self._used_ids is not None:
+                entries = [annotation for annotation in entries if annotation["image_id"] in self._used_ids]
+            issues = self._checks.bad_box_issues(entries, num_chosen)
+            bad_boxes.add(issues)
+            dropped = {issue.position - num_chosen for issue in issues}
+            num_chosen += len(entries)
+            used = [annotation for k, annotation in enumerate(entries) if k not in dropped] if dropped else entries
+            issues = self._checks.segmentation_issues(used, num_used, required=self._masks)
+            wrong_masks.add(issues)
+            for issue in issues:
+                used[issue.position - num_used].pop("segmentation", None)
+            num_used += len(used)
+            if not (self._masks and wrong_masks):
+                yield used
+        parts = ("images", "annotations", "categories")
+        self._raise(sorted([*self._structure, *no_objects.issues()], key=lambda issue: parts.index(issue.field)))
+        self._raise([*self._listed, *wrong_fields.issues()])
+        if self._unusable:
+            raise self._unusable
+        if not self._drop_bad_boxes:
+            self._raise(bad_boxes.issues())
+        if self._masks:
+            self._raise(wrong_masks.issues())
+        self._raise(self._check(self.content))
+        self.num_dropped = num_chosen - num_used
+        self.wrong_segmentation = next(iter(wrong_masks.issues()), None)
+
+    def _raise(self, issues: list[FileIssue]) -> None:
+        name = self._source.annotations.name
+        explain_issues(issues, name)
         raise_issues(issues, name)
-    content = source.choose(content)
-    bad_boxes = bad_box_issues(content)
-    if bad_boxes and not drop_bad_boxes:
-        raise_issues(bad_boxes, name)
-    dropped = {issue.position for issue in bad_boxes}
-    if dropped:
-        usable = [entry for position, entry in enumerate(content["annotations"]) if position not in dropped]
-        content = {**content, "annotations": usable}
-    wrong = segmentation_issues(content, required=masks)
-    if masks:
-        raise_issues(wrong, name)
-    for issue in wrong:
-        del content["annotations"][issue.position]["segmentation"]
-    return DetectionFile(content, folder, len(dropped), wrong, notes)
 
 
 def keep_first_images(content: dict[str, Any], count: int | None) -> dict[str, Any]:
@@ -171,11 +285,13 @@ def keep_first_images(content: dict[str, Any], count: int | None) -> dict[str, A
     Raises:
         ConfigError: count is below 1.
     """
-    if count is None:
-        return content
-    if count < 1:
+    return content if count is None else _with_images(content, _first_images(content["images"], count))
+
+
+def _first_images(images: list[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
+    if count is not None and count < 1:
         raise ConfigError(f"first: got {count}; expected at least 1, or none for all images.")
-    return _with_images(content, content["images"][:count])
+    return images[:count]
 
 
 def _with_images(content: dict[str, Any], images: list[dict[str, Any]]) -> dict[str, Any]:

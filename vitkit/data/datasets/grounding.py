@@ -23,6 +23,7 @@ from vitkit.data.formats.grounding import (
 from vitkit.data.loading.shared_memory import share_arrays
 from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
+from vitkit.io.packs import has_file
 from vitkit.registry import DATASETS, Spec, nearest
 from vitkit.structures import Sample
 from vitkit.text.vocabulary import normalize_text
@@ -106,7 +107,7 @@ class GroundingDataset(ListedImages, DetectionDataset):
         )
         self._index(source, names, first, drop=bad_boxes == "drop", folder=Path(images), allow_outside=allow_outside)
         share_arrays(self)
-        if not self.image_path(0).is_file():
+        if not has_file(self.image_path(0)):
             raise DataError(
                 f"images: '{self.annotation_file}' lists '{self.file_name(0)}', which is not in '{self.folder}'. "
                 "Give the folder that belongs to these annotations."

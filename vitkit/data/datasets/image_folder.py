@@ -14,6 +14,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import DataError
 from vitkit.io.folders import image_files, is_hidden
 from vitkit.io.image_files import FORMATS, to_tensor
+from vitkit.io.packs import blocks_of
 from vitkit.registry import DATASETS, Spec
 from vitkit.structures import Sample
 
@@ -129,6 +130,9 @@ class ListedFiles(ClassificationDataset):
 
     def image_path(self, index: int) -> Path:
         return self.folder / self.image_id(index)
+
+    def image_blocks(self) -> np.ndarray | None:
+        return blocks_of(self.folder, map(self.image_id, range(len(self))))
 
 
 @DATASETS.register

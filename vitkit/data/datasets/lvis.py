@@ -4,8 +4,7 @@ https://arxiv.org/abs/1908.03195)."""
 from typing import Any
 
 from vitkit.data.datasets.coco import CocoDetection
-from vitkit.data.datasets.coco_file import DetectionFile
-from vitkit.io.coco_schema import ANNOTATED_CLASSES, lvis_issues, raise_issues
+from vitkit.io.coco_schema import ANNOTATED_CLASSES, lvis_issues
 from vitkit.registry import DATASETS
 
 
@@ -20,10 +19,7 @@ class LvisDetection(CocoDetection):
     (11 to 100), or "f", frequent. The arguments are those of `CocoDetection`.
     """
 
-    def _read(self, *, log: bool = True) -> DetectionFile:
-        file = super()._read(log=log)
-        raise_issues(lvis_issues(file.content), self.annotation_file.name)
-        return file
+    _issues = staticmethod(lvis_issues)
 
     def ground_truth(self) -> dict[str, Any]:
         """See `CocoDetection`; the images list classes by the ids of `category_ids`."""

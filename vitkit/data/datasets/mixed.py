@@ -99,6 +99,15 @@ class MixedDataset(BaseImageDataset):
     def aspect_ratios(self) -> np.ndarray:
         return np.concatenate([dataset.aspect_ratios() for dataset in self.datasets])
 
+    def image_blocks(self) -> np.ndarray | None:
+        parts, count = [], 0
+        for dataset in self.datasets:
+            if (blocks := dataset.image_blocks()) is None:
+                return None
+            parts.append(blocks + count)
+            count += int(blocks.max(initial=-1)) + 1
+        return np.concatenate(parts)
+
     def set_num_epochs(self, num_epochs: int) -> None:
         for dataset in self.datasets:
             dataset.set_num_epochs(num_epochs)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -75,6 +75,18 @@ class AnnotatedImages:
     def categories(self) -> list[dict[str, Any]]:
         """COCO's categories."""
         return self.content["categories"]
+
+    def each_image(self) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """Yield each image with its objects."""
+        objects: dict[int, list[dict[str, Any]]] = {}
+        for annotation in self.annotations:
+            objects.setdefault(annotation["image_id"], []).append(annotation)
+        for image in self.images:
+            yield image, objects.get(image["id"], [])
+
+    def any_object_has(self, key: str) -> bool:
+        """Whether an object has a value other than none in a field, such as "segmentation"."""
+        return any(annotation.get(key) not in (None, []) for annotation in self.annotations)
 
     def category_id(self, name: str) -> int:
         """Return the id of a class, adding the class if it is new."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from vitkit.errors import DataError
 from vitkit.io.coco_schema import detection_issues, raise_issues
 from vitkit.io.folders import IMAGE_SUFFIXES, data_files, is_hidden
 from vitkit.io.json_files import gc_paused, read_json
+from vitkit.io.packs import has_file
 
 # "latest.json" has no test images.
 _SPLIT_WORD = re.compile("|".join(sorted(SPLIT_NAMES, key=len, reverse=True)).replace("test", "(?<![a-z])test"))
@@ -63,7 +63,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
         content = read_json(path)
         notes = read_exporters_fields(content)
         if issues := detection_issues(content):
-            explain_issues(issues, content, path.name)
+            explain_issues(issues, path.name)
             raise_issues(issues, path.name)
     return {part: content[part] for part in ("images", "annotations", "categories")}, notes
 
@@ -102,7 +102,7 @@ def _images_of(path: Path, names: Sequence[str]) -> Path:
     folders = [path.parent, path.parent / "images", path.parent.parent / "images"]
     for folder in folders:
         # Not any image: beside the file may be a sheet that `vitkit data convert` has drawn.
-        if any(exists(folder / name) for name in names[:_NUM_LOOKED_UP]):
+        if any(has_file(folder / name) for name in names[:_NUM_LOOKED_UP]):
             return folder
     for folder in folders:
         if folder.is_dir() and any(

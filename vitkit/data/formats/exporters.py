@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -10,6 +10,7 @@ from vitkit.data.formats.annotated import ImageFiles, polygon_box, rotated_box
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import ANNOTATED_CLASSES, FileIssue, is_box, is_number
 from vitkit.io.folders import is_hidden
+from vitkit.io.packs import has_file
 from vitkit.text_format import pluralize
 
 _CHECKPOINTS = ".ipynb_checkpoints"
@@ -22,28 +23,74 @@ def read_exporters_fields(content: Any) -> list[str]:
 
     Entries that are not objects, and values that mean nothing, are left to the checks of the schema.
     """
-    if not isinstance(content, dict) or not all(isinstance(content.get(k), list) for k in ("images", "annotations")):
+    if not has_lists(content):
         return []
-    counts: Counter[str] = Counter()
-    debris = [image for image in content["images"] if isinstance(image, dict) and _is_debris(image.get("file_name"))]
-    if debris:
-        counts["images whose names begin with a dot, left out"] += len(debris)
-        ids_of_debris = _ids_of(debris)
-        left_out = {*map(id, debris)}
-        content["images"] = [image for image in content["images"] if id(image) not in left_out]
-        content["annotations"] = [
-            annotation
-            for annotation in content["annotations"]
-            if not isinstance(annotation, dict) or annotation.get("image_id") not in ids_of_debris
+    fields = ExportersFields(content, has_text_ids=any(map(has_text_id, content["annotations"])))
+    (content["annotations"],) = fields.read([content["annotations"]])
+    return fields.notes()
+
+
+def has_lists(content: Any) -> bool:
+    """Whether a file has lists of images and annotations."""
+    return isinstance(content, dict) and all(isinstance(content.get(k), list) for k in ("images", "annotations"))
+
+
+def has_text_id(annotation: Any) -> bool:
+    return isinstance(annotation, dict) and isinstance(annotation.get("id"), str)
+
+
+class ExportersFields:
+    """Turns what exporters write otherwise into COCO's fields: in the images at once, in annotations as they are read.
+
+    Args:
+        content: the file, whose images are changed in place, and whose annotations are not read.
+        has_text_ids: whether an annotation has a text as its id.
+    """
+
+    def __init__(self, content: dict[str, Any], *, has_text_ids: bool):
+        debris = [
+            image for image in content["images"] if isinstance(image, dict) and _is_debris(image.get("file_name"))
         ]
-    for image in content["images"]:
-        # LVIS puts COCO's images into other parts, and names them only by their addresses: HOST/train2017/NUMBER.jpg.
-        if isinstance(image, dict) and ANNOTATED_CLASSES[0] in image and isinstance(image.get("coco_url"), str):
-            image["file_name"] = "/".join(PurePosixPath(image["coco_url"]).parts[-2:])
-    annotations = [annotation for annotation in content["annotations"] if isinstance(annotation, dict)]
-    ids = {key: _ids_of(content.get(part)) for key, part in (("image_id", "images"), ("category_id", "categories"))}
-    for annotation in annotations:
-        for key, of_part in ids.items():
+        self._ids_of_debris = _ids_of(debris)
+        self._has_debris, self._has_text_ids = bool(debris), has_text_ids
+        self._of_images: Counter[str] = Counter()
+        if debris:
+            self._of_images["images whose names begin with a dot, left out"] += len(debris)
+            left_out = {*map(id, debris)}
+            content["images"] = [image for image in content["images"] if id(image) not in left_out]
+        for image in content["images"]:
+            # LVIS puts COCO's images into other parts, and names them only by their addresses:
+            # HOST/train2017/NUMBER.jpg.
+            if isinstance(image, dict) and ANNOTATED_CLASSES[0] in image and isinstance(image.get("coco_url"), str):
+                image["file_name"] = "/".join(PurePosixPath(image["coco_url"]).parts[-2:])
+        self._ids = {
+            key: _ids_of(content.get(part)) for key, part in (("image_id", "images"), ("category_id", "categories"))
+        }
+        self._counts, self._number = self._of_images, 0
+
+    def read(self, parts: Iterable[list[Any]]) -> Iterator[list[Any]]:
+        """Change the annotations in place, and yield those that are used, part by part."""
+        self._counts, self._number = Counter(self._of_images), 0
+        for annotations in parts:
+            if self._has_debris:
+                annotations = [a for a in annotations if not self._is_of_debris(a)]
+            for annotation in annotations:
+                if isinstance(annotation, dict):
+                    self._read(annotation)
+            yield annotations
+
+    def notes(self) -> list[str]:
+        """Describe what was changed since `read` began."""
+        numbered = {"annotations with texts as ids, numbered from 1": self._number} if self._number else {}
+        return [f"{what}: {count}" for what, count in {**self._counts, **numbered}.items()]
+
+    def _is_of_debris(self, annotation: Any) -> bool:
+        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
+        return isinstance(image_id, int) and image_id in self._ids_of_debris
+
+    def _read(self, annotation: dict[str, Any]) -> None:
+        counts = self._counts
+        for key, of_part in self._ids.items():
             value = annotation.get(key)
             if isinstance(value, str) and value.isdecimal() and int(value) in of_part:
                 annotation[key] = int(value)
@@ -57,11 +104,9 @@ def read_exporters_fields(content: Any) -> list[str]:
         for key in _UNREAD:
             if annotation.get(key):
                 counts[f"objects with a field {key!r}, which is not read although it may turn their boxes"] += 1
-    if any(isinstance(annotation.get("id"), str) for annotation in annotations):
-        for number, annotation in enumerate(annotations, start=1):
-            annotation["id"] = number
-        counts["annotations with texts as ids, numbered from 1"] += len(annotations)
-    return [f"{what}: {count}" for what, count in counts.items()]
+        if self._has_text_ids:
+            self._number += 1
+            annotation["id"] = self._number
 
 
 def _is_debris(name: Any) -> bool:
@@ -130,17 +175,18 @@ def find_listed_files(content: Any, folder: Path) -> list[str]:
 
 def _is_missing(path: Path) -> bool:
     try:
-        return not os.path.exists(path)
+        return not (os.path.exists(path) or has_file(path))
     except ValueError:  # half a character
         return False
 
 
-def explain_issues(issues: list[FileIssue], content: Mapping[str, Any], name: str) -> None:
+def explain_issues(issues: Sequence[FileIssue], name: str) -> None:
     """Raise a DataError that names the cause, if the issues of a file are those of a known exporter."""
     without_class = [issue for issue in issues if issue.part == "annotations" and issue.field == "category_id"]
-    if without_class and all(content["annotations"][k.position].get("category_id", 0) is None for k in without_class):
+    if without_class and all(issue.is_null for issue in without_class):
+        count = sum(issue.count for issue in without_class)
         raise DataError(
-            f"{name}: {pluralize(len(without_class), 'annotations', 'have')} category_id null: VIA writes so where a "
+            f"{name}: {pluralize(count, 'annotations', 'have')} category_id null: VIA writes so where a "
             "region's class is free text, or an option whose id is not a number. Export VIA's annotations as CSV or "
             "JSON, which keep the class and are read too."
         )

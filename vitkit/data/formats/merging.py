@@ -11,7 +11,7 @@ import numpy as np
 
 from vitkit.data.formats.annotated import AnnotatedImages, class_names
 from vitkit.data.formats.sizes import check_size
-from vitkit.data.formats.writing import image_files
+from vitkit.data.formats.writing import check_images, image_file
 from vitkit.errors import DataError
 from vitkit.io.channel_files import narrow, read_channels
 from vitkit.io.image_files import path_inside, read_image
@@ -39,7 +39,8 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
         raise DataError(f"--map {unknown[0]}: no dataset has this class. {nearest(unknown[0], class_set)}")
     merged = AnnotatedImages("coco", out, out / "images")
     with_splits = all(data.splits for data in datasets)
-    sources = [image_files(data) for data in datasets]
+    for data in datasets:
+        check_images(data)
     for number, data in enumerate(datasets):
         names = class_names(data.content)
         splits_of = _splits_of(data) if with_splits else {}
@@ -48,7 +49,7 @@ def merge_datasets(datasets: Sequence[AnnotatedImages], classes: Mapping[str, st
                 merged.category_id(classes.get(name, name))
         ids = {}
         for image in data.images:
-            source = sources[number][image["id"]]
+            source = image_file(data, image)
             name = f"{number}_{data.source.stem}/{_relative(source, data.folder)}"
             link_image(source, out, f"images/{name}")
             ids[image["id"]] = merged.add_image(name, image["width"], image["height"])
@@ -106,9 +107,6 @@ def tile_dataset(
     content = {"images": [], "annotations": [], "categories": list(data.categories)}
     tiled = AnnotatedImages("coco", out, out / "images", content)
     splits_of = _splits_of(data)
-    objects: dict[int, list[dict[str, Any]]] = {}
-    for annotation in data.annotations:
-        objects.setdefault(annotation["image_id"], []).append(annotation)
     names_of: dict[str, list[str]] = {}
     for image in data.images:
         names_of.setdefault(_tile_name(image["file_name"], "", channels), []).append(image["file_name"])
@@ -116,13 +114,13 @@ def tile_dataset(
         a, b = repeated[0][:2]
         which = f"'{a}' is listed twice, and its tiles" if a == b else f"the tiles of '{a}' and '{b}'"
         raise DataError(f"{which} would have one file. List each image once, under a unique name.")
-    sources = image_files(data)
-    for image in data.images:
-        source = sources[image["id"]]
+    check_images(data)
+    for image, annotations in data.each_image():
+        source = image_file(data, image)
         pixels = read_image(source) if channels is None else read_channels(source, channels)
         check_size(image, (pixels.shape[1], pixels.shape[0]))
         file_name = _relative(source, data.folder)
-        annotations, shown = objects.get(image["id"], []), set()
+        shown = set()
         tiles = tiles_of(image["height"], image["width"])
         parts = [_parts(annotation, tiles, image) for annotation in annotations]
         for number, tile in enumerate(tiles):

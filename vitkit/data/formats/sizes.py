@@ -4,8 +4,7 @@ Where an image was annotated at another scale than that of its file, its boxes, 
 widths and heights are left to `--fix sizes`, and other differences are errors: nothing tells where the objects lie.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,35 +51,71 @@ def fit_sizes(content: Mapping[str, Any], folder: Path, *, measure_all: bool = T
     Raises:
         DataError: an image was annotated with another shape than its file has.
     """
-    images = [image for image in content["images"] if _is_measurable(image)]
+    scaling = fit_images(
+        content["images"], folder, lambda: content["annotations"], measure_all=measure_all, strict=strict
+    )
+    scaling.apply(content["annotations"])
+    return Fit(scaling.notes, {*scaling.sizes})
+
+
+class Scaling(NamedTuple):
+    """How objects are scaled to fit the image files."""
+
+    notes: list[str]
+    sizes: dict[int, tuple[tuple[int, int], tuple[int, int]]]
+    """Id of each image whose objects are scaled -> (width, height) as it was listed, and that of its file."""
+
+    def apply(self, annotations: Iterable[Any]) -> None:
+        """Scale objects, in place."""
+        for annotation in annotations if self.sizes else ():
+            if sizes := _sizes_of(annotation, self.sizes):
+                _scale(annotation, *sizes)
+
+
+def fit_images(
+    images: Sequence[Any],
+    folder: Path,
+    annotations: Callable[[], Iterable[Any]],
+    *,
+    measure_all: bool = True,
+    strict: bool = True,
+) -> Scaling:
+    """Set the sizes of images to those of their files, in place, and find out which objects have to be scaled.
+
+    Args:
+        annotations: returns the annotations, which are only read if there is an image that may have to be scaled.
+        folder, measure_all, strict: see `fit_sizes`.
+    Raises:
+        DataError: see `fit_sizes`.
+    """
+    images = [image for image in images if _is_measurable(image)]
     sampled = images
     if not measure_all and len(images) > _MAX_MEASURED:
         sampled = images[:: len(images) // _NUM_SAMPLED]
-    sizes = _other_sizes(sampled, folder)
-    if sizes and len(sampled) < len(images):
-        sizes = _other_sizes(images, folder)
-    by_id = {image["id"]: image for image in images if image["id"] in sizes}
-    scaled = {id_: by_id[id_] for id_, size in sizes.items() if is_scaled(_listed(by_id[id_]), size)}
-    others = [image for id_, image in by_id.items() if id_ not in scaled and sizes[id_] != _listed(image)[::-1]]
+    files = _other_sizes(sampled, folder)
+    if files and len(sampled) < len(images):
+        files = _other_sizes(images, folder)
+    by_id = {image["id"]: image for image in images if image["id"] in files}
+    sizes = {id_: (_listed(by_id[id_]), size) for id_, size in files.items() if is_scaled(_listed(by_id[id_]), size)}
+    others = [image for id_, image in by_id.items() if id_ not in sizes and files[id_] != _listed(image)[::-1]]
     if strict and others:
-        raise DataError(size_difference(others[0], sizes[others[0]["id"]], len(others)))
-    if not scaled:
-        return Fit([], set())
-    objects: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for annotation in content["annotations"]:
-        if isinstance(annotation, dict) and annotation.get("image_id") in scaled:
-            objects[annotation["image_id"]].append(annotation)
-    fit = _fit_file(scaled, sizes, objects)
-    example = next(iter(scaled.values()))
-    (width, height), (file_width, file_height) = _listed(example), sizes[example["id"]]
-    for id_, image in scaled.items():
-        for annotation in () if fit else objects[id_]:
-            _scale(annotation, _listed(image), sizes[id_])
-        image["width"], image["height"] = sizes[id_]
-    where = f"'{example['file_name']}', {width}x{height} for a file of {file_width}x{file_height} pixels"
-    text = f"{pluralize(len(scaled), 'images', 'are')} listed with another size than the file's, such as {where}"
-    done = "boxes fit the files, so only the sizes are corrected" if fit else "boxes, masks and keypoints are scaled"
-    return Fit([f"{text}: the {done}"], set() if fit else {*scaled})
+        raise DataError(size_difference(others[0], files[others[0]["id"]], len(others)))
+    if not sizes:
+        return Scaling([], {})
+    are_of_files = _fit_files(sizes, annotations())
+    example, ((width, height), (file_width, file_height)) = next(iter(sizes.items()))
+    for id_, (_, size) in sizes.items():
+        by_id[id_]["width"], by_id[id_]["height"] = size
+    where = f"'{by_id[example]['file_name']}', {width}x{height} for a file of {file_width}x{file_height} pixels"
+    text = f"{pluralize(len(sizes), 'images', 'are')} listed with another size than the file's, such as {where}"
+    if are_of_files:
+        return Scaling([f"{text}: the boxes fit the files, so only the sizes are corrected"], {})
+    return Scaling([f"{text}: the boxes, masks and keypoints are scaled"], sizes)
+
+
+def _sizes_of(annotation: Any, sizes: Mapping[int, Any]) -> Any:
+    image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
+    return sizes.get(image_id) if isinstance(image_id, int) else None
 
 
 def check_size(image: Mapping[str, Any], size: tuple[int, int]) -> None:
@@ -147,27 +182,26 @@ def is_scaled(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return low < high and small[1] < large[1]
 
 
-def _fit_file(
-    images: Mapping[int, Mapping[str, Any]],
-    sizes: Mapping[int, tuple[int, int]],
-    objects: Mapping[int, Sequence[Mapping[str, Any]]],
+def _fit_files(
+    sizes: Mapping[int, tuple[tuple[int, int], tuple[int, int]]], annotations: Iterable[Mapping[str, Any]]
 ) -> bool:
     """Whether the objects are in the pixels of the files, or are fractions, so that only the listed sizes are wrong."""
     beyond_listed = beyond_file = num_boxes = 0
     largest = 0.0
-    for id_, image in images.items():
-        (width, height), (file_width, file_height) = _listed(image), sizes[id_]
-        right, bottom = width + 1 + _SLACK * (file_width - width), height + 1 + _SLACK * (file_height - height)
-        for annotation in objects[id_]:
-            segmentation = annotation.get("segmentation")
-            if isinstance(segmentation, dict) and segmentation.get("size") == [file_height, file_width]:
-                return True
-            if is_box(annotation.get("bbox")):
-                x, y, box_width, box_height = annotation["bbox"]
-                largest = max(largest, *annotation["bbox"])
-                num_boxes += 1
-                beyond_listed += x + box_width > right or y + box_height > bottom
-                beyond_file += x + box_width > file_width + 1 or y + box_height > file_height + 1
+    for annotation in annotations:
+        if not (of_image := _sizes_of(annotation, sizes)):
+            continue
+        (width, height), (file_width, file_height) = of_image
+        segmentation = annotation.get("segmentation")
+        if isinstance(segmentation, dict) and segmentation.get("size") == [file_height, file_width]:
+            return True
+        if is_box(annotation.get("bbox")):
+            x, y, box_width, box_height = annotation["bbox"]
+            right, bottom = width + 1 + _SLACK * (file_width - width), height + 1 + _SLACK * (file_height - height)
+            largest = max(largest, *annotation["bbox"])
+            num_boxes += 1
+            beyond_listed += x + box_width > right or y + box_height > bottom
+            beyond_file += x + box_width > file_width + 1 or y + box_height > file_height + 1
     return 0 < largest <= MAX_FRACTION or (beyond_listed > _MIN_BEYOND * num_boxes and not beyond_file)
 
 

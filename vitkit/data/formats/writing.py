@@ -7,6 +7,8 @@ them). What a format cannot hold is counted in `lost`.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 from xml.etree import ElementTree
@@ -22,7 +24,7 @@ from vitkit.data.formats.sizes import check_size
 from vitkit.errors import DataError
 from vitkit.io.coco_schema import ANNOTATED_CLASSES
 from vitkit.io.image_files import path_inside, upright_size
-from vitkit.io.output import link_image, write_bytes, write_text
+from vitkit.io.output import link_image, write_bytes, write_text, writing_text
 from vitkit.io.parsing import check_distinct, is_name
 from vitkit.io.segmentations import cut_polygon, decode_segmentation, encode_segmentation, overlap, visible_box
 
@@ -58,9 +60,10 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     """
     ids = sorted(category["id"] for category in data.categories)
     number = {category_id: k for k, category_id in enumerate(ids)}
-    with_masks = any(annotation.get("segmentation") for annotation in data.annotations)
+    with_masks = data.any_object_has("segmentation")
     check_names(data)
-    sources, targets = image_files(data), _targets(data)
+    check_images(data)
+    names_in_splits = _names_in_splits(data)
     for image, annotations in _by_image(data, lost):
         lines: dict[str, None] = {}
         for annotation in annotations:
@@ -70,8 +73,8 @@ def write_yolo(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
             if line in lines:  # which readers take for a mistake
                 lost.setdefault("duplicate objects", []).append(str(annotation.get("id")))
             lines[line] = None
-        for target in targets[image["id"]]:
-            link_image(sources[image["id"]], out, f"images/{target}")
+        for target in names_in_splits(image):
+            link_image(image_file(data, image), out, f"images/{target}")
             label_file = (out / "labels" / target).with_suffix(".txt")
             write_text(label_file, "".join(f"{line}\n" for line in lines), below=out)
     for split in data.splits.keys() - {*SPLIT_NAMES.values()}:
@@ -91,11 +94,11 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     """Write JPEGImages, Annotations, ImageSets/Main/SPLIT.txt, and classes.txt with the order of the classes."""
     names = class_names(data.content)
     check_names(data, stripped=True)
-    stems, sources, file_names = {}, image_files(data), _flat_names(data)
+    check_images(data)
+    flat_name = _flat_names(data)
     for image, annotations in _by_image(data, lost):
-        name = file_names[image["id"]]
-        stems[image["id"]] = PurePosixPath(name).stem
-        link_image(sources[image["id"]], out, f"JPEGImages/{name}")
+        name = flat_name(image)
+        link_image(image_file(data, image), out, f"JPEGImages/{name}")
         root = ElementTree.Element("annotation")
         _add_text(root, filename=name)
         size = ElementTree.SubElement(root, "size")
@@ -117,8 +120,9 @@ def write_voc(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
                 ymax=round_pixels(y + height),
             )
         ElementTree.indent(root)
-        path = out / "Annotations" / f"{stems[image['id']]}.xml"
+        path = out / "Annotations" / f"{PurePosixPath(name).stem}.xml"
         write_bytes(path, ElementTree.tostring(root, encoding="utf-8"), below=out)
+    stems = {image["id"]: PurePosixPath(flat_name(image)).stem for image in data.images} if data.splits else {}
     for split, image_ids in data.splits.items():
         path = path_inside(out / "ImageSets" / "Main", f"{split}.txt", f"split {split!r}")
         write_text(path, "".join(f"{stems[image_id]}\n" for image_id in image_ids), below=out)
@@ -135,7 +139,7 @@ def write_cvat(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     """
     names = class_names(data.content)
     check_names(data, stripped=True)
-    sources = image_files(data)
+    check_images(data)
     subsets = {image_id: split for split, ids in data.splits.items() for image_id in ids}
     root = ElementTree.Element("annotations")
     _add_text(root, version="1.1")
@@ -145,25 +149,39 @@ def write_cvat(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
         _add_text(label, name=name)
         attribute = ElementTree.SubElement(ElementTree.SubElement(label, "attributes"), "attribute")
         _add_text(attribute, name="score", mutable=False, input_type="number", default_value=0, values="0;1;0.001")
-    for number, (image, annotations) in enumerate(_by_image(data, lost)):
-        file_name, height, width = image["file_name"], image["height"], image["width"]
-        link_image(sources[image["id"]], out, f"images/{file_name}")
-        described = {"id": number, "name": file_name, "width": width, "height": height}
-        if image["id"] in subsets:
-            described["subset"] = subsets[image["id"]]
-        element = ElementTree.SubElement(root, "image", {key: str(value) for key, value in described.items()})
-        for annotation in annotations:
-            kind, fields = _cvat_shape(annotation, image, lost)
-            flags = {"occluded": int(annotation.get("occluded") not in _UNSET), "z_order": 0}
-            known = {"label": names[annotation["category_id"]], "source": "auto" if "score" in annotation else "file"}
-            shape = ElementTree.SubElement(
-                element, kind, {key: str(value) for key, value in (known | fields | flags).items()}
-            )
-            if "score" in annotation:
-                ElementTree.SubElement(shape, "attribute", name="score").text = f"{annotation['score']:.3f}"
     ElementTree.indent(root)
-    write_bytes(out / "annotations.xml", ElementTree.tostring(root, encoding="utf-8", xml_declaration=True), below=out)
-    return [out / "annotations.xml"]
+    path = out / "annotations.xml"
+    head, end = ElementTree.tostring(root, encoding="unicode").rsplit("\n", 1)
+    with writing_text(path, below=out) as file:
+        file.write(f"<?xml version='1.0' encoding='utf-8'?>\n{head}\n")
+        for number, (image, annotations) in enumerate(_by_image(data, lost)):
+            link_image(image_file(data, image), out, f"images/{image['file_name']}")
+            element = _cvat_image(image, annotations, names, lost)
+            element.attrib = {"id": str(number)} | element.attrib
+            if image["id"] in subsets:
+                element.set("subset", subsets[image["id"]])
+            ElementTree.indent(element, level=1)
+            file.write(f"  {ElementTree.tostring(element, encoding='unicode')}\n")
+        file.write(end)
+    return [path]
+
+
+def _cvat_image(
+    image: Mapping[str, Any], annotations: list[dict[str, Any]], names: Mapping[int, str], lost: Lost
+) -> ElementTree.Element:
+    """Return the element of an image with its objects, without its number."""
+    described = {"name": image["file_name"], "width": str(image["width"]), "height": str(image["height"])}
+    element = ElementTree.Element("image", described)
+    for annotation in annotations:
+        kind, fields = _cvat_shape(annotation, image, lost)
+        flags = {"occluded": int(annotation.get("occluded") not in _UNSET), "z_order": 0}
+        known = {"label": names[annotation["category_id"]], "source": "auto" if "score" in annotation else "file"}
+        shape = ElementTree.SubElement(
+            element, kind, {key: str(value) for key, value in (known | fields | flags).items()}
+        )
+        if "score" in annotation:
+            ElementTree.SubElement(shape, "attribute", name="score").text = f"{annotation['score']:.3f}"
+    return element
 
 
 def _cvat_shape(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -> tuple[str, dict[str, Any]]:
@@ -193,21 +211,9 @@ def write_label_studio(data: AnnotatedImages, out: Path, lost: Lost) -> list[Pat
     """
     names = class_names(data.content)
     check_names(data)
-    sources = image_files(data)
+    check_images(data)
     split_of = {image_id: split for split, ids in data.splits.items() for image_id in ids}
-    key = "predictions" if any("score" in annotation for annotation in data.annotations) else "annotations"
-    tasks = []
-    for image, annotations in _by_image(data, lost):
-        link_image(sources[image["id"]], out, f"images/{image['file_name']}")
-        results = [
-            result
-            for annotation in annotations
-            for result in _label_studio_results(annotation, names[annotation["category_id"]], image, lost)
-        ]
-        scores = [annotation["score"] for annotation in annotations if "score" in annotation]
-        entry = {"result": results} | ({"score": min(scores), "model_version": "vitkit"} if scores else {})
-        known = {"split": split_of[image["id"]]} if image["id"] in split_of else {}
-        tasks.append({"data": {"image": f"{LOCAL_FILES}images/{image['file_name']}"} | known, key: [entry]})
+    key = "predictions" if data.any_object_has("score") else "annotations"
     interface = ElementTree.Element("View")
     ElementTree.SubElement(interface, "Image", name="image", value="$image")
     for kind in ("RectangleLabels", "PolygonLabels"):
@@ -215,7 +221,21 @@ def write_label_studio(data: AnnotatedImages, out: Path, lost: Lost) -> list[Pat
         for name in (names[i] for i in sorted(names)):
             ElementTree.SubElement(tag, "Label", value=name)
     ElementTree.indent(interface)
-    write_text(out / "tasks.json", json.dumps(tasks, ensure_ascii=False), below=out)
+    with writing_text(out / "tasks.json", below=out) as file:
+        file.write("[")
+        for number, (image, annotations) in enumerate(_by_image(data, lost)):
+            link_image(image_file(data, image), out, f"images/{image['file_name']}")
+            results = [
+                result
+                for annotation in annotations
+                for result in _label_studio_results(annotation, names[annotation["category_id"]], image, lost)
+            ]
+            scores = [annotation["score"] for annotation in annotations if "score" in annotation]
+            entry = {"result": results} | ({"score": min(scores), "model_version": "vitkit"} if scores else {})
+            known = {"split": split_of[image["id"]]} if image["id"] in split_of else {}
+            task = {"data": {"image": f"{LOCAL_FILES}images/{image['file_name']}"} | known, key: [entry]}
+            file.write(f"{', ' if number else ''}{json.dumps(task, ensure_ascii=False)}")
+        file.write("]")
     write_bytes(out / "labels.xml", ElementTree.tostring(interface, encoding="utf-8"), below=out)
     return [out / "tasks.json", out / "labels.xml"]
 
@@ -245,25 +265,41 @@ def write_odvg(data: AnnotatedImages, out: Path, lost: Lost) -> list[Path]:
     names = class_names(data.content)
     check_names(data)
     label_of = {category_id: label for label, category_id in enumerate(sorted(names))}
-    lines: dict[int, str] = {}
-    for image, annotations in _by_image(data, lost):
-        instances = []
-        for annotation in annotations:
-            if annotation.get("segmentation"):
-                lost.setdefault("masks: ODVG has boxes only", []).append(str(annotation.get("id")))
-            x, y, width, height = _clip(annotation, image, lost)
-            category_id = annotation["category_id"]
-            bbox = [round_pixels(value) for value in (x, y, x + width, y + height)]
-            instances.append({"bbox": bbox, "label": label_of[category_id], "category": names[category_id]})
-        if ANNOTATED_CLASSES[0] in image:
-            lost.setdefault("lists of the classes that an image is annotated for", []).append(image["file_name"])
-        described = {"filename": image["file_name"], "height": image["height"], "width": image["width"]}
-        lines[image["id"]] = json.dumps(described | {"detection": {"instances": instances}}) + "\n"
-    for split, ids in (data.splits or {"annotations": list(lines)}).items():
-        path = path_inside(out, f"{split}.jsonl", f"split {split!r}")
-        write_text(path, "".join(lines[image_id] for image_id in ids), below=out)
+    splits = {name: {*ids} for name, ids in data.splits.items()} or {"annotations": None}
+    with ExitStack() as stack:
+        files = {}
+        for split in splits:
+            path = path_inside(out, f"{split}.jsonl", f"split {split!r}")
+            files[split] = stack.enter_context(writing_text(path, below=out))
+        for image, annotations in _by_image(data, lost):
+            line = json.dumps(_odvg_entry(image, annotations, names, label_of, lost)) + "\n"
+            for split, ids in splits.items():
+                if ids is None or image["id"] in ids:
+                    files[split].write(line)
     write_text(out / LABEL_MAP, json.dumps({label_of[i]: names[i] for i in sorted(names)}), below=out)
     return [out]
+
+
+def _odvg_entry(
+    image: Mapping[str, Any],
+    annotations: list[dict[str, Any]],
+    names: Mapping[int, str],
+    label_of: Mapping[int, int],
+    lost: Lost,
+) -> dict[str, Any]:
+    """Return an image's line."""
+    instances = []
+    for annotation in annotations:
+        if annotation.get("segmentation"):
+            lost.setdefault("masks: ODVG has boxes only", []).append(str(annotation.get("id")))
+        x, y, width, height = _clip(annotation, image, lost)
+        category_id = annotation["category_id"]
+        bbox = [round_pixels(value) for value in (x, y, x + width, y + height)]
+        instances.append({"bbox": bbox, "label": label_of[category_id], "category": names[category_id]})
+    if ANNOTATED_CLASSES[0] in image:
+        lost.setdefault("lists of the classes that an image is annotated for", []).append(image["file_name"])
+    described = {"filename": image["file_name"], "height": image["height"], "width": image["width"]}
+    return described | {"detection": {"instances": instances}}
 
 
 STAYING = ("coco", "odvg")
@@ -278,17 +314,23 @@ WRITERS: dict[str, Callable[[AnnotatedImages, Path, Lost], list[Path]]] = {
 }
 
 
-def image_files(data: AnnotatedImages) -> dict[int, Path]:
-    """Return the file of each image by its id, before anything is written.
+def image_file(data: AnnotatedImages, image: Mapping[str, Any]) -> Path:
+    """Return an image's file.
+
+    Raises:
+        DataError: it lies outside the dataset's folder.
+    """
+    return path_inside(data.folder, image["file_name"], data.source.name)
+
+
+def check_images(data: AnnotatedImages) -> None:
+    """Check the files of all images, before anything is written.
 
     Raises:
         DataError: a file lies outside the dataset's folder, cannot be read, or has another size than annotated.
     """
-    files = {}
     for image in data.images:
-        files[image["id"]] = path_inside(data.folder, image["file_name"], data.source.name)
-        check_size(image, upright_size(files[image["id"]]))
-    return files
+        check_size(image, upright_size(image_file(data, image)))
 
 
 def check_names(data: AnnotatedImages, *, stripped: bool = False) -> None:
@@ -300,8 +342,7 @@ def check_names(data: AnnotatedImages, *, stripped: bool = False) -> None:
         DataError: a name cannot, or two classes have the same.
     """
     check_distinct(class_names(data.content).values(), data.source.name)
-    names = [*class_names(data.content).values(), *data.splits, *(image["file_name"] for image in data.images)]
-    for name in names:
+    for name in chain(class_names(data.content).values(), data.splits, (image["file_name"] for image in data.images)):
         if not is_name(name) or name.isspace() or (stripped and name != name.strip()):
             raise DataError(
                 f"{data.source.name}: the name {name!r:.200} cannot be written in this format; expected a line of "
@@ -311,22 +352,23 @@ def check_names(data: AnnotatedImages, *, stripped: bool = False) -> None:
 
 def _by_image(data: AnnotatedImages, lost: Lost) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yield each image with its objects, leaving out those that neither YOLO nor VOC can hold."""
-    objects: dict[int, list[dict[str, Any]]] = {}
-    sizes = {image["id"]: (image["width"], image["height"]) for image in data.images}
-    for annotation in data.annotations:
-        (x, y, width, height), (image_width, image_height) = annotation["bbox"], sizes[annotation["image_id"]]
-        if annotation.get("iscrowd"):
-            lost.setdefault("crowd regions", []).append(str(annotation.get("id")))
-        elif min(width, height) <= 0:
-            lost.setdefault("boxes without an area", []).append(str(annotation.get("id")))
-        elif x >= image_width or y >= image_height or x + width <= 0 or y + height <= 0:
-            lost.setdefault("boxes outside their image", []).append(str(annotation.get("id")))
-        elif _is_hidden(annotation, image_height, image_width):
-            lost.setdefault("masks outside their image", []).append(str(annotation.get("id")))
-        else:
-            objects.setdefault(annotation["image_id"], []).append(annotation)
-    for image in data.images:
-        yield image, objects.get(image["id"], [])
+    for image, annotations in data.each_image():
+        kept = []
+        for annotation in annotations:
+            x, y, width, height = annotation["bbox"]
+            if annotation.get("iscrowd"):
+                reason = "crowd regions"
+            elif min(width, height) <= 0:
+                reason = "boxes without an area"
+            elif x >= image["width"] or y >= image["height"] or x + width <= 0 or y + height <= 0:
+                reason = "boxes outside their image"
+            elif _is_hidden(annotation, image["height"], image["width"]):
+                reason = "masks outside their image"
+            else:
+                kept.append(annotation)
+                continue
+            lost.setdefault(reason, []).append(str(annotation.get("id")))
+        yield image, kept
 
 
 def _is_hidden(annotation: Mapping[str, Any], height: int, width: int) -> bool:
@@ -349,30 +391,41 @@ def _clip(annotation: Mapping[str, Any], image: Mapping[str, Any], lost: Lost) -
     return visible_box(annotation, image["height"], image["width"])
 
 
-def _flat_names(data: AnnotatedImages) -> dict[int, str]:
-    """Return a unique file name without folders for each image id."""
-    names = {image["id"]: PurePosixPath(image["file_name"]) for image in data.images}
-    is_repeated = max(Counter(path.stem for path in names.values()).values(), default=0) > 1
-    flat = {key: str(path).replace("/", "_") if is_repeated else path.name for key, path in names.items()}
-    taken: dict[str, PurePosixPath] = {}
-    for key, path in names.items():
-        stem = PurePosixPath(flat[key]).stem
-        if stem in taken:
-            which = f"'{path}' and '{taken[stem]}'" if taken[stem] != path else f"two images are called '{path}' and"
-            raise DataError(f"{which} would have one label file. Give each image a unique name.")
-        taken[stem] = path
-    return flat
+def _flat_names(data: AnnotatedImages) -> Callable[[Mapping[str, Any]], str]:
+    """Return a function from an image to a unique file name without folders."""
+    stems = Counter(PurePosixPath(image["file_name"]).stem for image in data.images)
+    is_repeated = max(stems.values(), default=0) > 1
+
+    def flat_name(image: Mapping[str, Any]) -> str:
+        path = PurePosixPath(image["file_name"])
+        return str(path).replace("/", "_") if is_repeated else path.name
+
+    if is_repeated:
+        taken: dict[str, str] = {}
+        for image in data.images:
+            stem, name = PurePosixPath(flat_name(image)).stem, image["file_name"]
+            if stem in taken:
+                other = taken[stem]
+                which = f"'{name}' and '{other}'" if other != name else f"two images are called '{name}' and"
+                raise DataError(f"{which} would have one label file. Give each image a unique name.")
+            taken[stem] = name
+    return flat_name
 
 
-def _targets(data: AnnotatedImages) -> dict[int, list[PurePosixPath]]:
-    """Return the names that each image is written to: one in the folder of every split that it is in."""
-    names = _flat_names(data)
-    splits = data.splits or {_ALL: list(names)}
-    targets: dict[int, list[PurePosixPath]] = {image_id: [] for image_id in names}
-    for split, image_ids in splits.items():
-        for image_id in dict.fromkeys(image_ids):
-            targets[image_id].append(PurePosixPath(split, names[image_id]))
-    return targets
+def _names_in_splits(data: AnnotatedImages) -> Callable[[Mapping[str, Any]], list[PurePosixPath]]:
+    """Return a function from an image to the names that it is written to: one in the folder of each split that it is
+    in."""
+    flat_name = _flat_names(data)
+    splits: dict[int, dict[str, None]] = {}
+    for split, image_ids in data.splits.items():
+        for image_id in image_ids:
+            splits.setdefault(image_id, {})[split] = None
+
+    def names_in_splits(image: Mapping[str, Any]) -> list[PurePosixPath]:
+        of_image = splits.get(image["id"], ()) if data.splits else (_ALL,)
+        return [PurePosixPath(split, flat_name(image)) for split in of_image]
+
+    return names_in_splits
 
 
 def _yolo_values(annotation: Mapping[str, Any], image: Mapping[str, Any], with_masks: bool, lost: Lost) -> list[float]:

@@ -29,6 +29,7 @@ from vitkit.distributed import world_size as current_world_size
 from vitkit.errors import ConfigError, DataError, VitkitError
 from vitkit.io.folders import one_form
 from vitkit.io.image_files import MAX_PIXELS
+from vitkit.io.packs import mount
 from vitkit.protocols import Dataset, require_base
 from vitkit.registry import DATASETS, SECTIONS, Spec, nearest, parameters_of
 from vitkit.structures import Batch, Sample
@@ -57,7 +58,8 @@ class DataSettings:
     """A dataset that training never sees, and that chooses nothing, for vitkit test --split test; likewise. It has
     the transforms of `val` unless it sets its own."""
     root: str = "data"
-    """Folder that contains the data."""
+    """Folder that contains the data; or the folder or address (https://, s3://, gs://) of a pack, see vitkit.io.packs,
+    whose images are read where they are."""
     classes: Sequence[str] | None = None
     """Names of the classes to use, in this order, of all that the data have: objects, files and pixels of others are
     left out. None: all classes of `train`."""
@@ -241,10 +243,11 @@ class DataSettings:
             weights = np.bincount(indices, minlength=len(dataset)) * (1.0 if weights is None else weights)
         if self.aspect_ratio_grouping and (aspect_ratios := dataset.aspect_ratios()) is not None:
             groups = (aspect_ratios >= 1).astype(np.int64)
-        sizes = {"batch_size": self.images_per_gpu, "groups": groups, "weights": weights}
+        blocks = dataset.image_blocks() if isinstance(dataset, BaseImageDataset) else None
+        images = {"groups": groups, "weights": weights, "blocks": blocks}
         steps = {"seed": seed, "batches_per_step": batches_per_step, **ranks}
         augment = None if self.squares is None else BatchAugmentation(self.squares, self.mixup, **steps)
-        batches = TrainBatches(len(dataset), **sizes, **steps)
+        batches = TrainBatches(len(dataset), batch_size=self.images_per_gpu, **images, **steps)
         return BatchLoader(dataset, batches, self, training=True, augment=augment)
 
     def val_loader(self, dataset: Dataset, *, done: Set[int] = frozenset()) -> "BatchLoader":
@@ -284,15 +287,16 @@ def build_dataset(
 
     Args:
         spec: spec of a registered dataset. Its `fraction`, if any, is for `DataSettings.dataset`.
-        root: replaces `{root}` in the spec's strings.
+        root: replaces `{root}` in the spec's strings; if it is a pack, the folder that stands for it does.
         key: the spec's config key ("data.train"), for error messages.
         max_image_pixels: see `DataSettings`; None: its default.
         channels: see `DataSettings`.
     """
-    if isinstance(spec, Mapping):
-        spec = _with_root(spec, root)
-        spec.pop("fraction", None)
     try:
+        if isinstance(spec, Mapping):
+            # A spec without {root} does not need what it stands for.
+            spec = _with_root(spec, mount(root) if "{root}" in str(spec) else root)
+            spec.pop("fraction", None)
         dataset = DATASETS.build(spec)
     except DataError as error:
         raise DataError(f"{key}: {error}") from error

@@ -13,6 +13,8 @@ from vitkit.errors import DataError
 
 SeededIndex = tuple[int, int]
 """(index in the dataset, seed of the sample's transforms)."""
+WINDOW_BLOCKS = 256
+"""Blocks of a pack among whose images an epoch's order is random: 1 GiB, some thousand photos."""
 
 
 class TrainBatches:
@@ -22,12 +24,16 @@ class TrainBatches:
     ranks have the same number of batches; if there are too few images to fill the last ones, images are repeated with
     different random numbers.
 
+    With `blocks`, the order is one of blocks: `WINDOW_BLOCKS` of them, drawn at random, are read at a time, and their
+    images shuffled. What is read in one piece is then used in a short time, and a cache need not hold more than that.
+
     Args:
         num_images: size of the dataset.
         batch_size: images per batch on each rank.
         seed: the run's seed, the same on all ranks.
         groups: (num_images,) int group of each image; a batch holds images of one group only. None: all are one group.
         weights: (num_images,) average number of times that each image occurs in an epoch. None: once.
+        blocks: (num_images,) int64 number of the block of a pack that holds each image; None: images are files.
         batches_per_step: of each rank; an epoch then consists of complete steps, and what a step trains on is the same
             for any number of ranks with the same `world_size * batches_per_step`.
         rank, world_size: those of this process.
@@ -41,6 +47,7 @@ class TrainBatches:
         seed: int,
         groups: np.ndarray | None = None,
         weights: np.ndarray | None = None,
+        blocks: np.ndarray | None = None,
         batches_per_step: int = 1,
         rank: int = 0,
         world_size: int = 1,
@@ -50,6 +57,7 @@ class TrainBatches:
         self.batches_per_step = batches_per_step
         self.groups = np.zeros(num_images, np.int64) if groups is None else groups
         self.weights = weights
+        self._blocks = None if blocks is None else np.unique(blocks, return_inverse=True)[1]
         self.rank = rank
         self.world_size = world_size
         group_ids, counts = np.unique(self.groups, return_counts=True)
@@ -81,15 +89,19 @@ class TrainBatches:
         """Return the indices of all ranks, (batches, batch_size), and how often each occurred earlier in the epoch."""
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(len(self.groups))
+        windows = self._windows()
         batches = []
         for group, size in self._group_sizes.items():
             members = order[self.groups[order] == group]
             if self.weights is not None:
                 members = draw(members, self.weights[members], size, random)
+            # Stable: within a window, the order stays the random one.
+            members = members[np.argsort(windows[members], kind="stable")]
             num_batches = -(-len(members) // self.batch_size)
             # np.resize repeats from the start.
             batches.append(np.resize(members, (num_batches, self.batch_size)))
         indices = random.permutation(np.concatenate(batches))
+        indices = indices[np.argsort(windows[indices[:, 0]], kind="stable")]
         indices = np.resize(indices, (len(self) * self.world_size, self.batch_size))
         flat = indices.ravel()
         by_index = np.argsort(flat, kind="stable")
@@ -97,6 +109,14 @@ class TrainBatches:
         repeats = np.empty_like(flat)
         repeats[by_index] = np.arange(len(flat)) - starts[inverse]
         return indices, repeats.reshape(indices.shape)
+
+    def _windows(self) -> np.ndarray:
+        """Return the window of the epoch that each image belongs to, (num_images,) int64; all one without blocks."""
+        if self._blocks is None:
+            return np.zeros(len(self.groups), np.int64)
+        # A generator of its own: data of one window have the order that they have as files.
+        random = np.random.default_rng([self.seed, self.epoch, 1])
+        return random.permutation(self._blocks.max(initial=-1) + 1)[self._blocks] // WINDOW_BLOCKS
 
 
 class EvalBatches:

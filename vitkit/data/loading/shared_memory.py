@@ -32,12 +32,12 @@ class SharedArray(np.ndarray):
 
 
 def share(array: np.ndarray) -> np.ndarray:
-    """Move an array to memory that processes share; empty arrays, and all arrays on non-POSIX systems, are returned as
-    is.
+    """Move an array to memory that processes share; arrays that are there, empty ones, and all arrays on non-POSIX
+    systems, are returned as is.
 
     The memory has no name: it is freed with the last process that uses it, even if that is killed.
     """
-    if os.name != "posix" or not array.nbytes:
+    if os.name != "posix" or not array.nbytes or isinstance(array, SharedArray):
         return array
     array = np.ascontiguousarray(array)
     # Not in /dev/shm, as PyTorch's shared tensors are: containers often limit it to 64 MB, of which COCO's annotations
@@ -50,9 +50,9 @@ def share(array: np.ndarray) -> np.ndarray:
 
 
 def share_arrays(dataset: Any) -> None:
-    """Move all array attributes of a dataset that are not there to memory that processes share."""
+    """Move all array attributes of a dataset to memory that processes share."""
     for name, value in vars(dataset).items():
-        if isinstance(value, np.ndarray) and not isinstance(value, SharedArray):
+        if isinstance(value, np.ndarray):
             setattr(dataset, name, share(value))
 
 

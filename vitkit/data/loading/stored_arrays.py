@@ -11,8 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,7 @@ import numpy as np
 
 from vitkit.data.loading.shared_memory import map_file
 from vitkit.io.atomic import write_atomically
-
-try:
-    import fcntl  # only available on Unix
-except ImportError:
-    fcntl = None
+from vitkit.io.local_cache import cache_folder, locked
 
 logger = logging.getLogger("vitkit")
 
@@ -33,13 +28,6 @@ MIN_BYTES = 32 << 20
 _VERSION = 1
 """To be raised when what is stored, or how annotations are read, changes."""
 _INDEX, _LOCK = "index.json", "lock"
-
-
-def cache_folder() -> Path:
-    """Return the folder of indices: $VITKIT_CACHE, or vitkit in the user's cache folder."""
-    if folder := os.environ.get("VITKIT_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitkit"
 
 
 def stored_arrays(file: Path, settings: Mapping[str, Any], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -57,7 +45,7 @@ def stored_arrays(file: Path, settings: Mapping[str, Any], build: Callable[[], d
     built = None
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(folder, file):
+        with locked(folder / _LOCK, f"{file.name}: waiting for another process, which reads it"):
             if (found := _find(folder, file)) is not None:
                 return found
             built = build()
@@ -71,21 +59,6 @@ def stored_arrays(file: Path, settings: Mapping[str, Any], build: Callable[[], d
         )  # fmt: skip
         built = build() if built is None else built
     return built
-
-
-@contextmanager
-def _locked(folder: Path, file: Path) -> Iterator[None]:
-    """Let one process at a time read or write an index; the system releases the lock when a process ends."""
-    with (folder / _LOCK).open("ab") as lock:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logger.info("%s: waiting for another process, which reads it", file.name)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError as error:
-                logger.debug("%s: the file system has no locks (%s)", folder, error.strerror)
-        yield
 
 
 def _find(folder: Path, file: Path) -> dict[str, Any] | None:

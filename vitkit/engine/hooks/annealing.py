@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
@@ -33,7 +34,7 @@ class MaskAnnealing(Hook):
     ):
         if (start_steps is None) != (end_steps is None):
             raise ConfigError("MaskAnnealing: expected both start_steps and end_steps, or neither.")
-        if start_steps is not None:
+        if start_steps is not None and end_steps is not None:
             fits = len(start_steps) == len(end_steps) and all(a < b for a, b in zip(start_steps, end_steps))
             if not fits:
                 raise ConfigError(
@@ -78,15 +79,16 @@ class MaskAnnealing(Hook):
         probabilities = self.probabilities(run.progress.step, steps, run.model.num_blocks)
         run.model.set_mask_probabilities(probabilities)
         if run.ema is not None:  # the average includes buffers, but this buffer is a setting
-            run.ema.module.set_mask_probabilities(probabilities)
+            average: Any = run.ema.module
+            average.set_mask_probabilities(probabilities)
 
     def probabilities(self, step: int, total_steps: int, num_blocks: int) -> list[float]:
         """Return the fraction of queries that each block masks in the step after `step` steps."""
-        if self.start_steps is None:
+        if self.start_steps is None or self.end_steps is None:
             gap = total_steps / 2 / max(1, num_blocks - 1)
             starts = [total_steps / 6 + i * gap for i in range(num_blocks)]
             spans = [(start, start + total_steps / 6) for start in starts]
         else:
-            spans = list(zip(self.start_steps, self.end_steps))
+            spans = [(float(start), float(end)) for start, end in zip(self.start_steps, self.end_steps)]
         progress = [min(max((step - start) / (end - start), 0.0), 1.0) for start, end in spans]
         return [(1 - share) ** self.power for share in progress]

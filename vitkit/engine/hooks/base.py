@@ -26,7 +26,7 @@ class Hook:
     `run.optimizer.register_step_pre_hook`.
     """
 
-    def during_training(self, run: TrainRun) -> AbstractContextManager:
+    def during_training(self, run: TrainRun) -> AbstractContextManager[None]:
         """Enclose the training, entered after the run is restored; an error that ends the run passes through it."""
         return nullcontext()
 
@@ -48,7 +48,7 @@ class Hook:
     def after_epoch(self, run: TrainRun) -> None:
         """Called after an epoch's batches, before its evaluation."""
 
-    def during_evaluation(self, run: TrainRun) -> AbstractContextManager:
+    def during_evaluation(self, run: TrainRun) -> AbstractContextManager[None]:
         """Enclose an evaluation."""
         return nullcontext()
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
 from vitkit.devices import synchronize
 from vitkit.engine.hooks.base import Hook
 from vitkit.engine.run import TrainRun
@@ -36,7 +38,8 @@ class StepProfile(Hook):
         self.steps, self.after = steps, after
         self.seconds = dict.fromkeys(PARTS, 0.0)
         """Seconds of each part in the measured steps so far."""
-        self._seen, self._device, self._mark, self._batches = 0, None, 0.0, 0
+        self._seen, self._mark, self._batches = 0, 0.0, 0
+        self._device = torch.device("cpu")
         self._of_step = dict.fromkeys(PARTS, 0.0)
         self._handles: list[Any] = []
 

@@ -1,0 +1,403 @@
+"""Packs on a disk and on a server: what is read is what was packed, and whatever fails is named and bounded."""
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import tarfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.range_server import serve
+
+from vitkit.errors import ConfigError, DataError
+from vitkit.io import packs, remote_files
+from vitkit.io.folders import data_files, image_files
+from vitkit.io.image_files import read_image, upright_size
+from vitkit.io.pack_writing import write_pack
+from vitkit.io.packs import blocks_of, has_file, mount, read_packed
+from vitkit.io.remote_files import BlockCache, read_range
+
+NAMES = ("a/1.png", "a/2.png", "a/b/3.png", "a0.png", "c/ü.png", "c/x.y.png")
+BLOCK = 1000
+
+
+@pytest.fixture(autouse=True)
+def small_and_fast(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    for module in (packs, remote_files):
+        monkeypatch.setattr(module, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(remote_files, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(remote_files, "TIMEOUT", 0.5)
+
+
+@pytest.fixture
+def data(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    for number, name in enumerate(NAMES):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (12 + number, 16, 3), np.uint8)).save(folder / name)
+    (folder / "annotations").mkdir()
+    (folder / "annotations/file.json").write_text('{"images": []}')
+    (folder / "empty").mkdir()
+    (folder / ".hidden.png").write_bytes(b"-")
+    return folder
+
+
+@pytest.fixture
+def pack(data, tmp_path):
+    write_pack(data, tmp_path / "served/pack", shard_bytes=16 << 10)
+    return tmp_path / "served/pack"
+
+
+@pytest.fixture
+def server(pack):
+    pytest.importorskip("aiohttp")
+    with serve(pack.parent) as served:
+        yield served
+
+
+def shard_of(root: str | Path, name: str) -> tuple[str, int, int]:
+    """Return the shard of an image, and where its content begins and ends."""
+    pack, number = packs._find_image(Path(root) / name)
+    shard, start, length, _ = pack.members[number].tolist()
+    return pack.shards[shard]["name"], start, start + length
+
+
+def test_every_file_of_a_pack_is_the_one_that_was_packed(data, pack, server):
+    for root in (str(pack), f"{server.url}/pack/"):
+        root = Path(mount(root))
+        assert [(root / name).read_bytes() for name in ("annotations/file.json",)] == [b'{"images": []}']
+        assert [read_packed(root / name) for name in NAMES] == [(data / name).read_bytes() for name in NAMES]
+        assert all(np.array_equal(read_image(root / name), read_image(data / name)) for name in NAMES)
+        assert upright_size(root / "a0.png") == (16, 15)
+        assert [has_file(root / name) for name in ("a/1.png", "a/9.png", "a", "annotations/file.json")] == [1, 0, 0, 1]
+        assert (root / "empty").is_dir()
+
+
+def test_folders_of_a_pack_are_listed_as_those_that_were_packed(data, pack):
+    root = Path(mount(str(pack)))
+    for folder in ("", "a", "a/b", "c", "empty", "annotations"):
+        listed, original = ([p.relative_to(r) for p in data_files(r / folder)] for r in (root, data))
+        assert listed == original, folder
+    assert [path.name for path in image_files(root / "a")] == ["1.png", "2.png", "3.png"]
+
+
+def test_tar_files_have_at_most_the_size_that_was_chosen_and_the_same_bytes_each_time(data, tmp_path):
+    for out in ("one", "two"):
+        packed = write_pack(data, tmp_path / out, shard_bytes=13 << 10)
+    assert packed.num_images == 6 and packed.num_files == 1 and packed.num_shards > 1
+    description = json.loads((tmp_path / "one/pack.json").read_text())
+    assert len(description["shards"]) == packed.num_shards
+    for shard in description["shards"]:
+        path = tmp_path / "one" / shard["name"]
+        assert path.stat().st_size == shard["size"] <= 13 << 10
+        assert path.read_bytes() == (tmp_path / "two" / shard["name"]).read_bytes()
+    names = []
+    for shard in sorted((tmp_path / "one").glob("shard-*.tar")):
+        with tarfile.open(shard) as tar:
+            names += tar.getnames()
+    assert sorted(names) == sorted(NAMES)
+
+
+def test_what_cannot_be_packed_is_named(data, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match=r"no folder '.*none'\. Give the folder of the data"):
+        write_pack(tmp_path / "none", out)
+    with pytest.raises(DataError, match=r"'.*annotations' contains no image"):
+        write_pack(data / "annotations", out)
+    with pytest.raises(DataError, match=r"OUT '.*' is within '.*data'"):
+        write_pack(data, data / "pack")
+    with pytest.raises(DataError, match=r"the annotations list 'a/9\.png', which is not in"):
+        write_pack(data, out, labels={"a/9.png": {}})
+    (data / "a/1.jpg").write_bytes((data / "a/1.png").read_bytes())
+    with pytest.raises(DataError, match=r"'a/1\.jpg' and 'a/1\.png' would both have the annotations a/1\.json"):
+        write_pack(data, out, labels={"a/1.jpg": {}, "a/1.png": {}})
+    (data / "clip.mp4").write_bytes(b"-")
+    with pytest.raises(DataError, match=r"clip\.mp4' is a video; only images are read from packs"):
+        write_pack(data, out)
+    (data / "clip.mp4").unlink()
+    out.mkdir()
+    with pytest.raises(DataError, match=r"exists already, and is not replaced\. .* --overwrite"):
+        write_pack(data, out)
+    with pytest.raises(DataError, match="is not a pack, and is not replaced"):
+        write_pack(data, out, overwrite=True)
+    out.rmdir()
+    write_pack(data, out)
+    (data / "a0.png").unlink()
+    assert write_pack(data, out, overwrite=True).num_images == 6
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_other_roots_stay_and_missing_packs_are_named(tmp_path, server):
+    assert mount(str(tmp_path)) == str(tmp_path) and mount("data") == "data"
+    with pytest.raises(DataError, match=r"no 'http://.*/none/pack\.json'\. Correct the address"):
+        mount(f"{server.url}/none")
+    with pytest.raises(ConfigError, match=r"'nowhere://x/pack\.json': Protocol not known: nowhere"):
+        mount("nowhere://x")
+
+
+@pytest.mark.skipif(find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_packages_of_other_protocols_are_named():
+    with pytest.raises(
+        ConfigError, match=r"'s3://bucket/data/pack\.json': s3:// needs another package: pip install s3fs"
+    ):
+        mount("s3://bucket/data")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: "{", "is not a pack's description, or damaged"),
+        (lambda text: text.replace('"shards"', '"other"'), "is not a pack's description, or damaged"),
+        (lambda text: text.replace('"vitkit_pack": 1', '"vitkit_pack": 2'), "has format 2; this vitkit reads 1"),
+    ],
+)
+def test_descriptions_that_cannot_be_read_are_named(pack, change, message):
+    (pack / "pack.json").write_text(change((pack / "pack.json").read_text()))
+    with pytest.raises(DataError, match=rf"pack\.json' {message}"):
+        mount(str(pack))
+
+
+def test_a_changed_index_is_named(pack):
+    content = bytearray((pack / "names.npy").read_bytes())
+    content[-1] ^= 1
+    (pack / "names.npy").write_bytes(content)
+    with pytest.raises(DataError, match=r"names\.npy' has another checksum than pack\.json says"):
+        mount(str(pack))
+    assert not list((pack.parents[1] / "cache/packs").glob("*/"))
+
+
+def test_names_that_lead_out_of_the_folder_are_refused(pack, tmp_path):
+    import hashlib
+
+    with tarfile.open(pack / "files.tar", "w") as tar:
+        tar.add(pack / "pack.json", "../outside.json")
+    content = (pack / "files.tar").read_bytes()
+    description = json.loads((pack / "pack.json").read_text())
+    description["files"]["files.tar"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (pack / "pack.json").write_text(json.dumps(description))
+    with pytest.raises(DataError, match=r"has '\.\./outside\.json', which is not a file of a folder of data"):
+        mount(str(pack))
+    assert not list(tmp_path.rglob("outside.json"))
+
+
+def test_a_name_that_the_pack_lacks_is_reported_like_a_missing_file(pack):
+    root = Path(mount(str(pack)))
+    with pytest.raises(DataError, match=r"images: cannot read '.*a/9\.png' \(No such file or directory\)"):
+        read_image(root / "a/9.png")
+    assert blocks_of(root, ["a/1.png", "a/9.png"]) is None
+    assert blocks_of(root.parent, ["a/1.png"]) is None
+    assert read_packed(root / ("long" * 40 + ".png")) is None
+
+
+def test_blocks_ascend_by_shard_and_position(pack):
+    root = Path(mount(str(pack)))
+    blocks = blocks_of(root, sorted(NAMES, key=str.encode))
+    assert (np.diff(blocks) >= 0).all() and blocks[0] == 0 and blocks[-1] > 3
+    assert blocks_of(root / "a", ["2.png", "1.png"]).tolist() == [blocks[1], blocks[0]]
+
+
+@pytest.mark.parametrize("faults", [[500, 503], ["stall"], ["truncate", "truncate"], [429, 500, "truncate", 500]])
+def test_passing_failures_of_a_server_are_asked_again(data, server, faults):
+    root = mount(f"{server.url}/pack")
+    shard, *_ = shard_of(root, "a/1.png")
+    server.faults[f"pack/{shard}"] = list(faults)
+    assert read_packed(f"{root}/a/1.png") == (data / "a/1.png").read_bytes()
+    assert not server.faults[f"pack/{shard}"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (500, "500, message='Internal Server Error'"),
+        ("truncate", "Response payload is not completed"),
+        ("stall", "nothing complete arrived within 0.2 seconds"),
+    ],
+)
+def test_lasting_failures_of_a_server_end_in_a_line_that_names_them(server, monkeypatch, fault, reason):
+    monkeypatch.setattr(remote_files, "TIMEOUT", 0.2)
+    root = mount(f"{server.url}/pack")
+    shard, *_ = shard_of(root, "a/1.png")
+    server.faults[f"pack/{shard}"] = [fault] * 100
+    start = time.monotonic()
+    with pytest.raises(DataError) as caught:
+        read_image(f"{root}/a/1.png")
+    assert time.monotonic() - start < 5
+    assert len(server.faults[f"pack/{shard}"]) == 95
+    line = str(caught.value)
+    assert f"'{server.url}/pack/{shard}' (bytes 0 to 999) cannot be read in 5 attempts: " in line and reason in line
+    assert line.endswith("Check the network and the server, and go on with --resume.") and "\n" not in line
+
+
+def test_a_file_that_may_not_be_read_is_asked_for_once(server):
+    root = mount(f"{server.url}/pack")
+    shard, *_ = shard_of(root, "a/1.png")
+    server.faults[f"pack/{shard}"] = [403] * 100
+    with pytest.raises(DataError, match=r"cannot be read: 403, message='Forbidden'.*Correct the address or rights"):
+        read_image(f"{root}/a/1.png")
+    assert len(server.faults[f"pack/{shard}"]) == 99
+
+
+def test_a_missing_shard_is_named(pack, server):
+    for root in (mount(f"{server.url}/pack"), mount(str(pack))):
+        shard, *_ = shard_of(root, "c/ü.png")
+        (pack / shard).rename(pack / "moved")
+        with pytest.raises(DataError, match=rf"{shard}' cannot be read \(No such|no 'http.*/{shard}'\. Correct the"):
+            read_image(f"{root}/c/ü.png")
+        (pack / "moved").rename(pack / shard)
+
+
+def test_a_server_without_ranges_is_named_at_the_start(server):
+    server.serves_ranges = False
+    with pytest.raises(
+        DataError, match=r"pack\.json' \(bytes 0 to 0\): the server sent \d+ bytes: it does not serve r"
+    ):
+        mount(f"{server.url}/pack")
+
+
+def test_a_changed_shard_is_named_and_nothing_of_it_is_used(data, pack, server):
+    roots = mount(f"{server.url}/pack"), mount(str(pack))
+    shard, start, _ = shard_of(roots[0], "a/2.png")
+    content = bytearray((pack / shard).read_bytes())
+    content[start + 5] ^= 1
+    (pack / shard).write_bytes(content)
+    for root in roots:
+        message = rf"{shard}': bytes {start} to \d+, image 'a/2\.png', have another checksum than the index says"
+        with pytest.raises(DataError, match=message):
+            read_image(f"{root}/a/2.png")
+        assert read_packed(f"{root}/a/1.png") == (data / "a/1.png").read_bytes()
+
+
+def test_a_shorter_shard_is_named_with_its_size(pack, server):
+    roots = mount(f"{server.url}/pack"), mount(str(pack))
+    shard, start, stop = shard_of(roots[0], "a/2.png")
+    os.truncate(pack / shard, start + 1)
+    with pytest.raises(DataError, match=rf"{shard}' ends before byte {stop}: it is incomplete"):
+        read_image(f"{roots[1]}/a/2.png")
+    os.truncate(pack / shard, start // BLOCK * BLOCK)
+    with pytest.raises(
+        DataError, match=rf"{shard}' .*cannot be read.*The server now says: size {start // BLOCK * BLOCK}"
+    ):
+        read_image(f"{roots[0]}/a/2.png")
+
+
+def test_a_pack_that_is_written_anew_is_read_anew(data, pack, server):
+    old = mount(f"{server.url}/pack")
+    read_packed(f"{old}/a/1.png")
+    (data / "a/1.png").write_bytes((data / "a/2.png").read_bytes())
+    write_pack(data, pack, overwrite=True)
+    new = mount(f"{server.url}/pack")
+    assert new != old and read_packed(f"{new}/a/1.png") == (data / "a/2.png").read_bytes()
+
+
+def test_blocks_are_fetched_once(data, server):
+    root = mount(f"{server.url}/pack")
+    server.requests.clear()
+    for _ in range(3):
+        for name in NAMES:
+            assert read_packed(f"{root}/{name}") == (data / name).read_bytes()
+    assert len(server.requests) == len(set(server.requests)) > len(NAMES)
+    assert all(first % BLOCK == 0 for _, first in server.requests)
+
+
+def test_a_damaged_block_of_the_cache_is_fetched_again(data, server, tmp_path):
+    root = mount(f"{server.url}/pack")
+    read_packed(f"{root}/a/1.png")
+    blocks = [path for path in (tmp_path / "cache/blocks").iterdir() if path.is_file()]
+    for block in blocks:
+        block.write_bytes(b"x" * block.stat().st_size)
+    assert read_packed(f"{root}/a/1.png") == (data / "a/1.png").read_bytes()
+    for block in blocks:
+        block.write_bytes(b"x")
+    assert read_packed(f"{root}/a/1.png") == (data / "a/1.png").read_bytes()
+
+
+def test_the_cache_keeps_the_blocks_used_last_within_its_size(tmp_path, server):
+    content = np.random.default_rng(1).bytes(40 * BLOCK)
+    (tmp_path / "served/file").write_bytes(content)
+    cache = BlockCache(tmp_path / "blocks", max_bytes=12 * BLOCK)
+
+    def read(number):
+        start = number * BLOCK
+        assert cache.read(f"{server.url}/file", "key", start, start + BLOCK, len(content)) == content[start:][:BLOCK]
+
+    for number in range(40):
+        read(number)
+        read(0)
+        time.sleep(0.002)  # the times of files have a resolution
+        stored = [path for path in (tmp_path / "blocks").iterdir() if path.is_file()]
+        assert sum(path.stat().st_size for path in stored) <= 12 * BLOCK
+    assert sum(first == 0 for _, first in server.requests) == 1  # it was used all the time
+    assert {"key-0", "key-39"} <= {path.name for path in stored}
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "a lot"])
+def test_a_size_of_the_cache_that_is_none_is_named(monkeypatch, text):
+    monkeypatch.setenv("VITKIT_CACHE_GB", text)
+    with pytest.raises(ConfigError, match=rf"VITKIT_CACHE_GB: got '{text}'; expected a number of gigabytes"):
+        BlockCache()
+
+
+def test_without_a_cache_exactly_the_images_are_read(data, server, monkeypatch):
+    monkeypatch.setenv("VITKIT_CACHE_GB", "0")
+    root = mount(f"{server.url}/pack")
+    server.requests.clear()
+    assert [read_packed(f"{root}/{name}") for name in NAMES] == [(data / name).read_bytes() for name in NAMES]
+    assert len(server.requests) == len(NAMES)
+
+
+def test_a_full_disk_is_said_once_and_reading_goes_on(data, server, monkeypatch, caplog):
+    def is_full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    root = mount(f"{server.url}/pack")
+    monkeypatch.setattr(remote_files, "write_atomically", is_full)
+    assert [read_packed(f"{root}/{name}") for name in NAMES] == [(data / name).read_bytes() for name in NAMES]
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "remote files cannot be cached there (No space left on device)" in record.message
+    assert "VITKIT_CACHE_GB to less than is free" in record.message
+
+
+def test_a_cache_that_cannot_hold_the_annotations_is_named(server, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(
+        DataError, match=r"its annotations cannot be stored in '.*' \(Not a directory\)\. Set VITKIT_CAC"
+    ):
+        mount(f"{server.url}/pack")
+
+
+def _read_all(root, queue):
+    queue.put([read_packed(f"{root}/{name}") for name in NAMES])
+
+
+def test_processes_that_need_a_block_fetch_it_once(data, server):
+    root = mount(f"{server.url}/pack")
+    read_packed(f"{root}/a/1.png")  # with the threads of this process, which others do not inherit
+    server.requests.clear()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [context.Process(target=_read_all, args=(root, queue)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    assert [queue.get(timeout=20) for _ in processes] == [[(data / name).read_bytes() for name in NAMES]] * 3
+    for process in processes:
+        process.join()
+    assert len(server.requests) == len(set(server.requests))
+
+
+def test_a_range_of_a_file_on_any_file_system_of_fsspec():
+    import fsspec
+
+    fsspec.filesystem("memory").pipe_file("/file", b"0123456789")
+    assert read_range("memory://file", 2, 5) == b"234" and read_range("memory://file") == b"0123456789"
+    with pytest.raises(DataError, match=r"cannot be read in 5 attempts: the server sent 2 of 4 bytes"):
+        read_range("memory://file", 8, 12)

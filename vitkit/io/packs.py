@@ -1,0 +1,304 @@
+"""Reads images from packs: tar files on a disk, a web server or an object store, with an index of their images.
+
+A pack holds a folder of data (`vitkit.io.pack_writing` writes it):
+
+    pack.json         size and checksum of each other file
+    names.npy         (N,) bytes, the sorted names of the images: their paths in the folder
+    members.npy       (N,) of `MEMBER`: where each image is
+    files.tar         the folder's other files, such as annotations, and its subfolders
+    shard-00000.tar   images; further shards follow
+
+`mount` makes a folder that stands for the pack: the other files are in it, and names of images that are not there are
+looked up in the index. Whoever opens or lists images asks here, so that datasets need not know where they are.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from vitkit.errors import DataError
+from vitkit.io.atomic import TEMPORARY_SUFFIX
+from vitkit.io.local_cache import cache_folder, locked
+from vitkit.io.remote_files import BLOCK_BYTES, BlockCache, is_url, read_range
+
+PACK, NAMES, MEMBERS, FILES = "pack.json", "names.npy", "members.npy", "files.tar"
+VERSION = 1
+"""Of the format, in pack.json."""
+MEMBER = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc32", "<u4")])
+"""The number of an image's shard, where its content begins there, its bytes and their checksum."""
+_MOUNTED, _ORIGIN = ".pack", "origin"
+_MAX_FOLDERS = 1 << 16
+
+
+def mount(root: str) -> str:
+    """Return the folder that stands for a root of data: the root itself, unless it is a pack.
+
+    Args:
+        root: a folder, or the folder or address of a pack.
+    Raises:
+        DataError: there is no pack at an address, or it is damaged, incomplete or of another version.
+    """
+    if not is_url(root):
+        if not os.path.isfile(os.path.join(root, PACK)):
+            return root
+        root = os.path.abspath(root)
+    root = root.rstrip("/")
+    text = _read(root, PACK)
+    description = _parse(text, f"{root}/{PACK}")
+    if is_url(root):
+        read_range(f"{root}/{PACK}", 0, 1)  # a server without ranges is named now, before it sends a complete shard
+    digest = hashlib.sha256(root.encode() + b"\n" + text).hexdigest()[:16]
+    folder = cache_folder() / "packs" / f"{PurePosixPath(root).name[:50]}-{digest}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f"{folder.name}.lock"), f"{root}: waiting for another process, which opens it"):
+            if not folder.is_dir():
+                _make_mount(folder, root, text, description)
+    except OSError as error:
+        raise DataError(
+            f"{root}: its annotations cannot be stored in '{folder.parent}' ({error.strerror or error}). Set "
+            "VITKIT_CACHE to a folder with space that may be written."
+        ) from error
+    return str(folder)
+
+
+def _make_mount(folder: Path, root: str, text: bytes, description: dict[str, Any]) -> None:
+    for abandoned in folder.parent.glob(f"{folder.name}.*{TEMPORARY_SUFFIX}"):  # by a killed process
+        shutil.rmtree(abandoned, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=TEMPORARY_SUFFIX, dir=folder.parent))
+    try:
+        index = made / _MOUNTED
+        index.mkdir()
+        for name in (NAMES, MEMBERS, FILES):
+            _copy(root, name, description["files"][name], index / name)
+        _extract(index / FILES, made, root)
+        (index / FILES).unlink()
+        (index / PACK).write_bytes(text)
+        (index / _ORIGIN).write_text(root, encoding="utf-8")
+        made.rename(folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _copy(root: str, name: str, entry: dict[str, Any], target: Path) -> None:
+    """Copy a file of a pack to the disk; raise a DataError if it is not the one that pack.json describes."""
+    checksum, size = hashlib.sha256(), entry["size"]
+    with target.open("xb") as out:
+        for start in range(0, size, BLOCK_BYTES):
+            block = _read(root, name, start, min(start + BLOCK_BYTES, size))
+            checksum.update(block)
+            out.write(block)
+    if checksum.hexdigest() != entry["sha256"]:
+        raise DataError(
+            f"'{root}/{name}' has another checksum than {PACK} says: it was changed or damaged. Copy the pack there "
+            "again, as a whole."
+        )
+
+
+def _extract(archive: Path, folder: Path, root: str) -> None:
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = PurePosixPath(member.name)
+            if name.is_absolute() or ".." in name.parts or not (member.isfile() or member.isdir()):
+                raise DataError(f"'{root}/{FILES}' has '{member.name}', which is not a file of a folder of data.")
+            target = folder / name
+            if member.isdir():
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("xb") as out:
+                    shutil.copyfileobj(tar.extractfile(member), out)
+
+
+def _parse(text: bytes, name: str) -> dict[str, Any]:
+    try:
+        description = json.loads(text)
+        version = description["vitkit_pack"]
+        if version == VERSION:
+            entries = [*description["shards"], *(description["files"][file] for file in (NAMES, MEMBERS, FILES))]
+            if not all(isinstance(e["size"], int) and isinstance(e["sha256"], str) for e in entries):
+                raise TypeError
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"'{name}' is not a pack's description, or damaged. Write it by vitkit data pack.") from error
+    if version != VERSION:
+        raise DataError(
+            f"'{name}' has format {version!r}; this vitkit reads {VERSION}. Pack the data again by this version's "
+            "vitkit data pack, or use the version that wrote it."
+        )
+    return description
+
+
+def _read(root: str, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+    """Read a file of a pack, or the bytes `start` to `stop` - 1 of it."""
+    if is_url(root):
+        return read_range(f"{root}/{name}", start, stop)
+    path = os.path.join(root, name)
+    try:
+        with open(path, "rb") as file:
+            file.seek(start or 0)
+            data = file.read() if stop is None else file.read(stop - start)
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read ({error.strerror}). Copy the complete pack there.") from error
+    if stop is not None and len(data) < stop - start:
+        raise DataError(f"'{path}' ends before byte {stop}: it is incomplete. Copy the pack there again.")
+    return data
+
+
+def encode_name(name: str) -> bytes:
+    """Return a name as the index has it: any name that a file may have, also one that is not Unicode."""
+    return name.encode("utf-8", "surrogatepass")
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogatepass")
+
+
+class Pack:
+    """An opened pack.
+
+    Args:
+        folder: the one that `mount` has made.
+    """
+
+    def __init__(self, folder: Path):
+        index = folder / _MOUNTED
+        self.root = (index / _ORIGIN).read_text(encoding="utf-8")
+        text = (index / PACK).read_bytes()
+        self.shards = json.loads(text)["shards"]
+        # Mapped into memory: all processes of the machine share the pages.
+        self.names = np.asarray(np.load(index / NAMES, mmap_mode="r", allow_pickle=False))
+        self.members = np.asarray(np.load(index / MEMBERS, mmap_mode="r", allow_pickle=False))
+        self._version = hashlib.sha256(text).hexdigest()[:16]
+        self._cache = BlockCache() if is_url(self.root) else None
+
+    def find(self, names: np.ndarray) -> np.ndarray:
+        """Return the numbers of images, (M,) int64, -1 for names that are not in the pack.
+
+        Args:
+            names: (M,) bytes.
+        """
+        if not len(self.names):
+            return np.full(len(names), -1)
+        # A longer name than all in the index would make NumPy copy the index; it cannot be there.
+        short = names.astype(self.names.dtype) if names.dtype.itemsize > self.names.dtype.itemsize else names
+        positions = np.searchsorted(self.names, short).clip(max=len(self.names) - 1)
+        return np.where(self.names[positions] == names, positions, -1)
+
+    def read(self, number: int) -> bytes:
+        """Read an image file.
+
+        Raises:
+            DataError: its shard is missing, cannot be read, or has other content than when it was packed.
+        """
+        shard, start, length, checksum = self.members[number].tolist()
+        name, size = self.shards[shard]["name"], self.shards[shard]["size"]
+        stop = start + length
+        if self._cache is None:
+            data = _read(self.root, name, start, stop)
+        else:
+            url, key = f"{self.root}/{name}", f"{self._version}-{shard}"
+            data = self._cache.read(url, key, start, stop, size)
+            if zlib.crc32(data) != checksum:  # it may be the cache that is damaged
+                self._cache.forget(key, start, stop)
+                data = read_range(url, start, stop)
+        if zlib.crc32(data) != checksum:
+            raise DataError(
+                f"'{self.root}/{name}': bytes {start} to {stop - 1}, image '{_text(self.names[number])}', have "
+                f"another checksum than the index says: the shard was changed or damaged after {PACK} was written. "
+                "Copy the pack there again, as a whole."
+            )
+        return data
+
+    def below(self, folder: str) -> list[str]:
+        """Return the names of the images in a folder of the pack and its subfolders; "" is the top."""
+        if not folder:
+            chosen = self.names
+        else:
+            prefix = encode_name(folder)
+            first, last = np.searchsorted(self.names, [prefix + b"/", prefix + b"0"])  # 0 is the next after the slash
+            chosen = self.names[first:last]
+        return list(map(_text, chosen.tolist()))
+
+    def blocks(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the numbers of the blocks in which images begin, (M,) int64, ascending by shard and position."""
+        starts = np.cumsum([0, *(-(-shard["size"] // BLOCK_BYTES) for shard in self.shards)])
+        members = self.members[numbers]
+        return starts[members["shard"].astype(np.int64)] + (members["offset"] // BLOCK_BYTES).astype(np.int64)
+
+
+@cache
+def _open_pack(folder: str) -> Pack:
+    return Pack(Path(folder))
+
+
+@lru_cache(maxsize=_MAX_FOLDERS)
+def _find_pack(folder: str) -> tuple[Pack, str] | None:
+    """Return the mounted pack that a folder is in, and the folder's path in it; None for other folders."""
+    root = folder
+    while not os.path.isfile(os.path.join(root, _MOUNTED, _ORIGIN)):
+        if (parent := os.path.dirname(root)) == root:
+            return None
+        root = parent
+    inside = os.path.relpath(folder, root).replace(os.sep, "/")
+    return _open_pack(root), "" if inside == "." else inside
+
+
+def _find_image(path: str | Path) -> tuple[Pack, int] | None:
+    """Return the pack that has an image, and the image's number; None if there is none."""
+    folder, name = os.path.split(os.path.abspath(path))
+    if (found := _find_pack(folder)) is None:
+        return None
+    pack, inside = found
+    number = int(pack.find(np.array([encode_name(f"{inside}/{name}" if inside else name)]))[0])
+    return None if number < 0 else (pack, number)
+
+
+def read_packed(path: str | Path) -> bytes | None:
+    """Return the content of an image in a mounted pack; None if no pack has it.
+
+    Raises:
+        DataError: see `Pack.read`.
+    """
+    found = _find_image(path)
+    return None if found is None else found[0].read(found[1])
+
+
+def has_file(path: str | Path) -> bool:
+    """Whether a file exists, on the disk or in a mounted pack."""
+    return os.path.isfile(path) or _find_image(path) is not None
+
+
+def packed_files(folder: str | Path) -> list[Path]:
+    """Return the images that a mounted pack has in a folder and its subfolders; none if the folder is not in one."""
+    if (found := _find_pack(os.path.abspath(folder))) is None:
+        return []
+    pack, inside = found
+    skipped = len(inside) + 1 if inside else 0
+    return [Path(folder, name[skipped:]) for name in pack.below(inside)]
+
+
+def blocks_of(folder: str | Path, names: Iterable[str]) -> np.ndarray | None:
+    """Return the number of the block that each image of a folder begins in, (N,) int64: a block is read as a whole.
+
+    Args:
+        names: the N images' paths in the folder; they are only asked for if it is in a mounted pack.
+    Returns:
+        None if it is not, or one of the images is not.
+    """
+    if (found := _find_pack(os.path.abspath(folder))) is None:
+        return None
+    pack, inside = found
+    prefix = encode_name(f"{inside}/") if inside else b""
+    numbers = pack.find(np.array([prefix + encode_name(name) for name in names], np.bytes_))
+    return None if numbers.min(initial=0) < 0 else pack.blocks(numbers)
