@@ -5,6 +5,7 @@ documents work as they do in the repository; links to other files lead to the re
 """
 
 import ast
+import base64
 import html
 import logging
 import os
@@ -155,13 +156,21 @@ def render_notebook(path: Path) -> dict[str, str | bytes]:
             if cell.cell_type == "code":  # warnings name paths of this machine
                 is_install = cell.source.startswith("%pip")
                 cell.outputs = [each for each in cell.outputs if not is_install and each.get("name") != "stderr"]
+    file, animations = nbformat.writes(notebook), {}
+    outputs = [
+        each for cell in notebook.cells for each in cell.get("outputs", ()) if "image/gif" in each.get("data", ())
+    ]
+    for number, output in enumerate(outputs):  # which the exporter leaves out
+        name = f"{path.stem}_files/animation_{number}.gif"
+        animations[name] = base64.b64decode(output.data["image/gif"])
+        output.data = {"text/markdown": f"![animation]({name})"}
     resources = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
     body, resources = MarkdownExporter().from_notebook_node(notebook, resources=resources)
     title, _, rest = body.lstrip().partition("\n")
     opened = f"https://colab.research.google.com/github/vitkit/vitkit/blob/{BRANCH}/{NOTEBOOKS}/{path.stem}.ipynb"
     buttons = f"[Open in Colab]({opened}){{ .md-button }} [Download]({path.stem}.ipynb){{ .md-button }}"
     page = f"{title}\n\n{buttons}\n{rest}"
-    return {f"{path.stem}.md": page, f"{path.stem}.ipynb": nbformat.writes(notebook), **resources["outputs"]}
+    return {f"{path.stem}.md": page, f"{path.stem}.ipynb": file, **resources["outputs"], **animations}
 
 
 def reference_pages() -> dict[str, str]:

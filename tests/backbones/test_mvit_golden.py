@@ -11,7 +11,7 @@ from vitkit.weights import load_weights
 
 @pytest.fixture(scope="module")
 def case():
-    return load_case("mvitv2_tiny", check=True)
+    return load_case("mvitv2_tiny")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from vitkit.weights import load_weights
 
 @pytest.fixture(scope="module")
 def case():
-    return load_case("mvitv2_small_video", check=True)
+    return load_case("mvitv2_small_video")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ build = BACKBONES.build
 
 
 def loaded(name, **options):
-    case = load_case(name, check=True)
+    case = load_case(name)
     model = build("Swin", **options).eval()
     report = load_weights(model, case.torch_state_dict())
     assert report.missing == report.unexpected == []

@@ -11,7 +11,7 @@ from vitkit.weights import load_weights
 
 @pytest.fixture(scope="module", params=["joint", "space"])
 def case(request):
-    return load_case(f"timesformer_{request.param}", check=True)
+    return load_case(f"timesformer_{request.param}")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from vitkit.weights import load_weights
 
 @pytest.fixture(scope="module")
 def case():
-    return load_case("vit_base_patch16_224", check=True)
+    return load_case("vit_base_patch16_224")
 
 
 @pytest.fixture(scope="module")

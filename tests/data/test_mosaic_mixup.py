@@ -112,7 +112,8 @@ def test_dataset_mixes_images_depending_only_on_the_seed():
                 torch.equal(value, again["target"][name]) if torch.is_tensor(value) else value == again["target"][name]
             )
     assert not torch.equal(samples[0, 0]["image"], samples[0, 1]["image"])
-    assert not torch.equal(first[0]["image"], first[0]["image"])
+    without_seeds = [first[0]["image"] for _ in range(12)]  # two are equal once in 128 times
+    assert not all(torch.equal(without_seeds[0], image) for image in without_seeds[1:])
 
 
 @pytest.mark.parametrize("kind", ["mosaic", "copy_paste", "mixup"])

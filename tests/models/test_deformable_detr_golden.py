@@ -19,7 +19,7 @@ LAYERS = {"final": ("", ""), **{f"aux{i}": (f"aux{i}_", f"_{i}") for i in range(
 
 @pytest.fixture(scope="module")
 def case():
-    return load_case("deformable_detr_r50", check=True)
+    return load_case("deformable_detr_r50")
 
 
 @pytest.fixture(scope="module")

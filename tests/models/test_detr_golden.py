@@ -22,7 +22,7 @@ SPEC = dict(
 
 @pytest.fixture(scope="module")
 def case():
-    return load_case("detr_r50", check=True)
+    return load_case("detr_r50")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ POINTS = {"candidates": "loss_over", "uniform": "loss_rand"}
 
 @pytest.fixture(scope="module")
 def case():
-    return load_case("eomt_small_640_coco_panoptic", check=True)
+    return load_case("eomt_small_640_coco_panoptic")
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ PARAMETERS = {"mask2former_r50_coco_instance": 43_970_257, "maskformer_r50_ade20
 
 @pytest.fixture(scope="module", params=SPECS)
 def case(request):
-    return load_case(request.param, check=True)
+    return load_case(request.param)
 
 
 @pytest.fixture(scope="module")

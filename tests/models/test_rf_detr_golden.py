@@ -31,7 +31,7 @@ SETTINGS = ("resolution", "layers", "queries", "windows", "patch", "groups", "ma
 
 @pytest.fixture(scope="module", params=["rf_detr", "rf_detr_seg"])
 def case(request):
-    return load_case(request.param, check=True)
+    return load_case(request.param)
 
 
 @pytest.fixture(scope="module")

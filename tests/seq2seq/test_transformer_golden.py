@@ -15,7 +15,7 @@ from vitkit.structures import PAD
 
 @pytest.fixture(scope="module")
 def case():
-    return load_case("transformer_base", check=True)
+    return load_case("transformer_base")
 
 
 @pytest.fixture(scope="module")

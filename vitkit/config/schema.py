@@ -32,7 +32,7 @@ class Slot:
     """The name in `registry` that a dict here stands for; sections have no `type`."""
     any_key: bool = False
     """Whether a dict here may have any key, such as a class's name. Otherwise overrides only change the keys that it
-    has, so that a misspelt one is an error."""
+    has, so that a misspelled one is an error."""
 
     def accepts(self, value: Any) -> bool:
         """Return whether the value has the right type. The contents of a spec are checked key by key instead."""

@@ -19,6 +19,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -287,16 +288,17 @@ def packed_files(folder: str | Path) -> list[Path]:
     return [Path(folder, name[skipped:]) for name in pack.below(inside)]
 
 
-def blocks_of(folder: str | Path, names: np.ndarray) -> np.ndarray | None:
+def blocks_of(folder: str | Path, names: Iterable[str]) -> np.ndarray | None:
     """Return the number of the block that each image of a folder begins in, (N,) int64: a block is read as a whole.
 
     Args:
-        names: (N,) bytes, the images' paths in the folder.
+        names: the N images' paths in the folder; they are only asked for if it is in a mounted pack.
     Returns:
-        None if the folder is not in a mounted pack, or one of the images is not.
+        None if it is not, or one of the images is not.
     """
     if (found := _find_pack(os.path.abspath(folder))) is None:
         return None
     pack, inside = found
-    numbers = pack.find(np.char.add(encode_name(f"{inside}/"), names) if inside else names)
+    prefix = encode_name(f"{inside}/") if inside else b""
+    numbers = pack.find(np.array([prefix + encode_name(name) for name in names], np.bytes_))
     return None if numbers.min(initial=0) < 0 else pack.blocks(numbers)

@@ -12,6 +12,7 @@ from vitkit import DataError, load_config
 from vitkit.apps.inference.card import Measured, data_name, make_card, read_metrics, save_metrics, task_of, zoo_entry
 from vitkit.apps.inference.load import find_trained
 from vitkit.tools import test as test_tool
+from vitkit.weights import save_checkpoint
 
 
 def card_of(name, **arguments):
@@ -61,6 +62,19 @@ def test_card_without_metrics_says_how_to_measure_them():
     assert card.data.eval_results is None and "None measured: `vitkit test`" in card.text
 
 
+def test_only_data_that_weights_were_trained_on_are_named(tmp_path):
+    config, model, weights = find_trained("shapes_vit").config, vitkit.load("shapes_vit"), tmp_path / "best.pth"
+    about = dict(name="cells", license=None, library="onnx", usage="Run it.", measured=[])
+    save_checkpoint(weights, {"model": model.model.state_dict(), "progress": {"step": 5}})
+    assert "Classifier, trained on ShapesClassification; written by vitkit" in make_card(
+        model, config, weights, **about
+    )
+    save_checkpoint(weights, {"model": model.model.state_dict()})  # converted: the config may be a related one
+    card = ModelCard(make_card(model, config, weights, **about))
+    assert "datasets" not in card.data.to_dict() and "Classifier; written by vitkit" in card.text
+    assert "The license of the weights is not stated." in card.text
+
+
 def test_metrics_belong_to_the_weights_that_were_evaluated(tmp_path):
     weights = tmp_path / "best.pth"
     weights.write_bytes(b"first")
@@ -99,7 +113,7 @@ def test_data_are_named_by_their_folder_and_never_by_a_path():
     assert data_name(load_config("bccd/dino", ["data.root=/home/me/data/bccd"])) == "bccd"
     assert data_name({"data": {"val": {"type": "CocoDetection", "images": "/home/me/photos"}}}) == "photos"
     assert data_name(load_config("quickstart/dino")) == "ShapesDetection"
-    assert data_name({}) == "unknown data"
+    assert data_name({}) == ""
 
 
 def test_evaluation_saves_its_metrics(tmp_path, monkeypatch, capsys):

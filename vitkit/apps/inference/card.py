@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from vitkit import model_zoo
 from vitkit.apps.inference.language import LanguageModel, MaskFiller
-from vitkit.apps.inference.load import Loaded
+from vitkit.apps.inference.load import Loaded, own_checkpoint
 from vitkit.apps.inference.predictor import Predictor
 from vitkit.errors import DataError
 from vitkit.io.output import write_text
@@ -98,13 +98,23 @@ def zoo_entry(weights: str | Path | None) -> Mapping[str, Any]:
 
 
 def data_name(config: Mapping[str, Any]) -> str:
-    """Return the name of a config's validation data: that of their folder, or of their class if they have none."""
+    """Return the name of a config's validation data: that of their folder or, without one, of their class; "" for a
+    config without data."""
     data = config.get("data") or {}
     val = data.get("val") or {}
     for path in (data.get("root"), val.get("images"), val.get("annotations"), val.get("folder")):
         if isinstance(path, str | Path) and "{root}" not in str(path) and Path(path).stem:
             return Path(path).stem
-    return str(val.get("type", "unknown data"))
+    return str(val.get("type", ""))
+
+
+def trained_on(config: Mapping[str, Any], weights: str | Path) -> str:
+    """Return the name of the data that weights were trained on; "" if it is not known, as for other projects' folders,
+    whose config has the data section of a related one."""
+    entry = zoo_entry(weights)
+    if entry:
+        return str(entry["dataset"])
+    return data_name(config) if Path(weights).is_file() and "progress" in own_checkpoint(weights) else ""
 
 
 def task_of(loaded: Loaded) -> str:
@@ -149,7 +159,7 @@ def make_card(
     """
     task, entry = task_of(loaded), zoo_entry(weights)
     license = license or entry.get("license")
-    data = entry.get("dataset") or data_name(config)
+    data = trained_on(config, weights)
     results = [
         EvalResult(
             task_type=task,
@@ -171,16 +181,13 @@ def make_card(
         library_name=library,
         pipeline_tag=task,
         tags=["vitkit", kind.lower()],
-        datasets=[_identifier(data)],
+        datasets=[_identifier(data)] if data else None,
         eval_results=results or None,
         **_license_fields(license),
     )
-    parts = [
-        f"---\n{metadata.to_yaml()}\n---",
-        f"# {name}",
-        f"{kind}, trained on {data}; {WRITTEN} {version('vitkit')}.",
-    ]
-    parts += ["## Use", usage, *_classes(loaded), "## Metrics", _metrics(measured, entry), "## License"]
+    about = f"{kind}{f', trained on {data}' if data else ''}; {WRITTEN} {version('vitkit')}."
+    parts = [f"---\n{metadata.to_yaml()}\n---", f"# {name}", about, "## Use", usage, *_classes(loaded)]
+    parts += ["## Metrics", _metrics(measured, entry), "## License"]
     parts.append(license or "The license of the weights is not stated.")
     return "\n\n".join(parts) + "\n"
 

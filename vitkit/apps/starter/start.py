@@ -173,7 +173,7 @@ def start(
     annotations = None if annotations is None else Path(annotations)
     device = default_device() if device == "auto" else device
     request = Request(task, Path(images), annotations, hours, val_fraction, device, tuple(overrides))
-    load_config(f"start/{task}", overrides, check=False)  # a misspelt key is an error before the data are read
+    load_config(f"start/{task}", overrides, check=False)  # a misspelled key is an error before the data are read
     began, folder = time.monotonic(), make_free_folder(Path(run_dir))
     data = read_own_data(task, request.images, annotations, fraction=val_fraction, out=folder / "data")
     print(f"data      {data.summary}", flush=True)

@@ -148,7 +148,7 @@ class ListedImages(BaseImageDataset):
         return self.folder / self.file_name(index)
 
     def image_blocks(self) -> np.ndarray | None:
-        return blocks_of(self.folder, self._file_names)
+        return blocks_of(self.folder, map(self.file_name, range(len(self))))
 
     def file_name(self, index: int) -> str:
         """Return an image's name in the file, relative to the folder."""

@@ -218,7 +218,7 @@ class CocoCaptions(CaptionDataset):
         return self.folder / str(self._file_names[index])
 
     def image_blocks(self) -> np.ndarray | None:
-        return blocks_of(self.folder, np.char.encode(self._file_names, "utf-8", "surrogatepass"))
+        return blocks_of(self.folder, self._file_names.tolist())
 
     def references(self, index: int) -> list[str]:
         return self._captions[index]

@@ -132,7 +132,7 @@ class ListedFiles(ClassificationDataset):
         return self.folder / self.image_id(index)
 
     def image_blocks(self) -> np.ndarray | None:
-        return blocks_of(self.folder, self._paths)
+        return blocks_of(self.folder, map(self.image_id, range(len(self))))
 
 
 @DATASETS.register

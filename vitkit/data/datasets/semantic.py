@@ -15,7 +15,7 @@ from vitkit.data.transforms.annotated_image import AnnotatedImage, Transforms
 from vitkit.errors import ConfigError, DataError
 from vitkit.io.folders import IMAGE_SUFFIXES, count_endings, data_files, is_hidden, one_form
 from vitkit.io.image_files import read_header
-from vitkit.io.packs import blocks_of, encode_name
+from vitkit.io.packs import blocks_of
 from vitkit.io.text_files import read_lines
 from vitkit.ops.label_maps import count_values
 from vitkit.registry import DATASETS, Spec, nearest
@@ -178,7 +178,7 @@ class SemanticFolder(BaseImageDataset):
         return self.folder / self._files[self.image_ids[index]].image
 
     def image_blocks(self) -> np.ndarray | None:
-        return blocks_of(self.folder, np.array([encode_name(self._files[name].image) for name in self.image_ids]))
+        return blocks_of(self.folder, (self._files[name].image for name in self.image_ids))
 
     def _label_path(self, index: int) -> Path:
         return self.label_folder / self._files[self.image_ids[index]].labels
