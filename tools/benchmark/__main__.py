@@ -53,13 +53,10 @@ PARTS = {
     "decoding": "text",
     "translation": "text",
     "loader": "loader",
-<<<<<<< HEAD
     "augmentation": "recipes",
     "recipes": "recipes",
-=======
     "packs": "packs",
     "waiting": "waiting",
->>>>>>> main
 }
 """Part -> the module in this package whose `measure(part, options)` returns its rows."""
 
@@ -72,11 +69,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=positive, default=9, metavar="N", help=text)
     text = "number of PyTorch's CPU threads (default: PyTorch's own)"
     parser.add_argument("--threads", type=positive, metavar="N", help=text)
-<<<<<<< HEAD
     text = "device of all parts except those that load images (default: cpu)"
-=======
-    text = "device of all parts except the loader and packs (default: cpu)"
->>>>>>> main
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     parser.add_argument(
         "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of all but ONNX files (default: fp32)"
