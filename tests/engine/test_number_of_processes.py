@@ -69,10 +69,6 @@ def rates(run: str) -> list[float]:
 
 def assert_same_results(run: str, other: str) -> None:
     assert losses_of(run) == pytest.approx(losses_of(other), rel=1e-4)
-    assert_same_weights(run, other)
-
-
-def assert_same_weights(run: str, other: str) -> None:
     one, two = (read_checkpoint(f"{name}/last.pth") for name in (run, other))
     assert one["progress"]["step"] == two["progress"]["step"] and one["schedule"] == two["schedule"]
     for part in {"model", "ema"} & one.keys():
@@ -92,17 +88,13 @@ def test_losses_do_not_depend_on_the_number_of_processes(config, numbers):
     for ranks in numbers:
         assert finish(start(f"{config}.py", "--run-dir", f"run{ranks}", *options, ranks=ranks)) == [0] * ranks
     for ranks in numbers[:-1]:
-        differences = sorted(
-            abs(value / losses_of("run1")[step] - 1) for step, value in losses_of(f"run{ranks}").items()
-        )
-        median, most = differences[len(differences) // 2], differences[-1]
-        print(f"{config}: losses of {ranks} processes and 1 differ by {median:.1e} (median), {most:.1e} (most)")
+        differences = [abs(value / losses_of("run1")[step] - 1) for step, value in losses_of(f"run{ranks}").items()]
+        first, most = max(differences[:4]), max(differences)
+        print(f"{config}: losses of {ranks} processes and 1 differ by {first:.1e} in four steps, {most:.1e} in all")
         if config == "tiny":
             assert_same_results(f"run{ranks}", "run1")
-        else:
-            # In single steps, tied costs are matched or tied queries selected otherwise; weights hardly differ for it.
-            assert median < 1e-4 and most < 0.05
-            assert_same_weights(f"run{ranks}", "run1")
+        else:  # until a tied cost is matched, or a tied query selected, in another way
+            assert first < 1e-4 and most < 0.05
     assert len(losses_of("run1")) == (20 if 8 in numbers else 8)
 
 
