@@ -53,7 +53,7 @@ def init_distributed(device_type: str) -> torch.device:
         timeout = datetime.timedelta(minutes=60)
         store, rank_, size = next(dist.rendezvous("env://", timeout=timeout))
         store = store_of_this_attempt(store, rank_, size, timeout)
-        if int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size and int(os.environ["LOCAL_RANK"]) == 0:
+        if int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size and int(os.environ.get("LOCAL_RANK", 0)) == 0:
             connect_machines(store, rank_, os.environ["MASTER_ADDR"])
         dist.init_process_group(backend, store=store, rank=rank_, world_size=size, timeout=timeout)
     return device
@@ -116,7 +116,8 @@ def connect_machines(store: dist.Store, number: int, main_address: str) -> None:
     each other every few seconds whether they are still there, and answer even while a process computes for minutes.
     """
     if number == 0:
-        listener, token = socket.create_server(("", 0)), uuid.uuid4().hex
+        both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+        listener, token = socket.create_server(("", 0), **both), uuid.uuid4().hex
         threading.Thread(target=_accept_machines, args=(listener, token), daemon=True).start()
         store.set("machines", f"{listener.getsockname()[1]} {token}")
         return

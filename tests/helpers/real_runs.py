@@ -92,7 +92,8 @@ def start(
     group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
     processes = []
     for number in range(ranks):
-        environment = {**group, "RANK": str(number), "LOCAL_RANK": str(number), **variables} if group else variables
+        own = {**group, "RANK": str(number), "LOCAL_RANK": str(number)} if group else {}
+        environment = {**os.environ, **own, **variables}
         process = PROCESSES.Process(target=run_tool, args=(tool, list(argv), environment, prepare))
         process.start()
         processes.append(process)

@@ -8,6 +8,7 @@ The parts with models of transformers take minutes each and need that package (p
 Examples:
     vitkit benchmark --out benchmark.md                                # or: python tools/benchmark --out …
     vitkit benchmark decoding loader
+    vitkit benchmark augmentation recipes --images data/coco/val2017   # how fast a core loads training images
     vitkit benchmark detr --device cuda --precision bf16
     vitkit benchmark detr --threads 1 --processor-time                 # on a busy machine
 """
@@ -52,6 +53,8 @@ PARTS = {
     "decoding": "text",
     "translation": "text",
     "loader": "loader",
+    "augmentation": "recipes",
+    "recipes": "recipes",
     "packs": "packs",
     "waiting": "waiting",
 }
@@ -66,7 +69,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=positive, default=9, metavar="N", help=text)
     text = "number of PyTorch's CPU threads (default: PyTorch's own)"
     parser.add_argument("--threads", type=positive, metavar="N", help=text)
-    text = "device of all parts except the loader and packs (default: cpu)"
+    text = "device of all parts except those that load images (default: cpu)"
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     parser.add_argument(
         "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of all but ONNX files (default: fp32)"

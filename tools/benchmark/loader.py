@@ -4,7 +4,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
@@ -34,9 +35,6 @@ def measure(part: str, options: Options) -> list[Row]:
     Raises:
         DataError: there is no JPEG in the folder.
     """
-    images = options.images
-    if images and not any(Path(images).glob("*.jpg")):
-        raise DataError(f"--images: no *.jpg in '{images}'. Name a folder of JPEGs, or leave it out to draw some.")
     pipelines: dict[str, Callable[[list[Path]], object]] = {
         "Pillow + torchvision": _pillow_batch,
         "vitkit": _vitkit_batch,
@@ -47,8 +45,7 @@ def measure(part: str, options: Options) -> list[Row]:
     random.seed(0)
     times: dict[str, list[float]] = {name: [] for name in pipelines}
     try:
-        with tempfile.TemporaryDirectory() as drawn:
-            paths = sorted(Path(images).glob("*.jpg"))[:32] if images else draw_photos(Path(drawn))
+        with jpegs(options.images) as paths:
             batches = [paths[start : start + _BATCH_SIZE] for start in range(0, len(paths), _BATCH_SIZE)]
             for load in pipelines.values():
                 load(batches[0])
@@ -64,6 +61,22 @@ def measure(part: str, options: Options) -> list[Row]:
     medians = {name: statistics.median(values) for name, values in times.items()}
     first = next(iter(medians.values()))
     return [Row("loading an image, one core", name, median, median / first) for name, median in medians.items()]
+
+
+@contextmanager
+def jpegs(folder: Path | None) -> Iterator[list[Path]]:
+    """Provide the paths of a folder's JPEGs, at most 32; None: of drawn ones.
+
+    Raises:
+        DataError: there is no JPEG in the folder.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory() as drawn:
+            yield draw_photos(Path(drawn))
+    elif paths := sorted(Path(folder).glob("*.jpg"))[:32]:
+        yield paths
+    else:
+        raise DataError(f"--images: no *.jpg in '{folder}'. Name a folder of JPEGs, or leave it out to draw some.")
 
 
 def draw_photos(folder: Path) -> list[Path]:
