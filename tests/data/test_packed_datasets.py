@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.located_texts import grounding_line, write_images, write_odvg
 from helpers.range_server import serve
+from helpers.real_runs import finish, start
 from helpers.toy_training import run
 
 from vitkit.config.paths import make_data_paths_absolute
@@ -20,6 +21,7 @@ from vitkit.data.synthetic.writing import write_shapes
 from vitkit.errors import DataError
 from vitkit.io import packs, remote_files
 from vitkit.io.pack_writing import write_pack
+from vitkit.io.packs import mount
 from vitkit.structures import Batch
 from vitkit.weights import read_checkpoint
 
@@ -250,6 +252,24 @@ def test_a_run_whose_server_failed_ends_as_one_without_failures(server, tmp_path
     whole, resumed = (read_checkpoint(f"{name}/last.pth") for name in ("whole", "parts"))
     assert resumed["progress"] == whole["progress"] and losses("parts") == losses("whole")
     assert all(value.equal(resumed["model"][name]) for name, value in whole["model"].items())
+
+
+@pytest.mark.slow
+def test_an_image_that_one_rank_cannot_read_ends_both_with_a_line_each(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_pack(data, tmp_path / "damaged")
+    root = mount(str(tmp_path / "damaged"))
+    image = next(Path(data, "train2017").iterdir()).name
+    found, number = packs._find_image(Path(root, "train2017", image))
+    with (tmp_path / "damaged/shard-00000.tar").open("r+b") as shard:
+        shard.seek(int(found.members[number]["offset"]) + 40)
+        shard.write(b"damage")
+    Path("tiny.py").write_text(CONFIG)
+    assert finish(start("tiny.py", "--run-dir", "run", "data.root=damaged", ranks=2)) == [1, 1]
+    errors = [line for line in Path("output.txt").read_text().splitlines() if line.startswith("error")]
+    assert len(errors) == 2
+    assert sum(f"image 'train2017/{image}', have another checksum than the index says" in line for line in errors) == 1
+    assert sum("another rank has ended, and this one with it; see that one's error." in line for line in errors) == 1
 
 
 def losses(run: str) -> dict[int, float]:

@@ -186,7 +186,7 @@ def _node(build: Callable[[], CocoDetection] | None, num_ranks: int, num_workers
         seconds += time.process_time()
         for value in [] if dataset is None else vars(dataset).values():
             if isinstance(value, np.ndarray) and value.size:
-                value[:].max()
+                value[:].reshape(-1).view(np.uint8).max()
         wait(seconds)
 
     def rank() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.data.datasets.base import BaseImageDataset, require_folders
+from vitkit.data.datasets.base import BaseImageDataset, flat_text, flat_texts, require_folders
 from vitkit.data.datasets.coco_file import keep_first_images
 from vitkit.data.datasets.image_features import FeatureFile
 from vitkit.data.formats.exporters import find_listed_files, read_exporters_fields
@@ -209,22 +209,25 @@ class CocoCaptions(CaptionDataset):
             if number:
                 logger.warning("%s: %d of %d images are left out: without %s", path.name, number, len(entries), part)
         self.image_ids = np.array([entry["id"] for entry in usable], np.int64)
-        self._file_names = np.array([entry["file_name"] for entry in usable])
+        self._file_names, self._name_offsets = flat_texts(entry["file_name"] for entry in usable)
         self._aspect_ratios = np.array([_aspect_ratio(entry) for entry in usable])
         self._captions = _TextTable([captions[entry["id"]] for entry in usable])
         super().__init__(transforms, min_count=min_count, features=features)
 
     def image_path(self, index: int) -> Path:
-        return self.folder / str(self._file_names[index])
+        return self.folder / self._file_name(index)
+
+    def _file_name(self, index: int) -> str:
+        return flat_text(self._file_names, self._name_offsets, index)
 
     def image_blocks(self) -> np.ndarray | None:
-        return blocks_of(self.folder, self._file_names.tolist())
+        return blocks_of(self.folder, map(self._file_name, range(len(self))))
 
     def references(self, index: int) -> list[str]:
         return self._captions[index]
 
     def images_key(self) -> str:
-        listed = "\n".join(f"{image_id} {name}" for image_id, name in zip(self.image_ids, self._file_names))
+        listed = "\n".join(f"{image_id} {self._file_name(k)}" for k, image_id in enumerate(self.image_ids))
         return f"{len(self)} images {hashlib.sha256(listed.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
     def vocabulary_texts(self) -> Iterable[str]:

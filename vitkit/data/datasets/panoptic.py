@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.data.datasets.base import ListedImages, require_folders
+from vitkit.data.datasets.base import ListedImages, flat_text, flat_texts, require_folders
 from vitkit.data.datasets.coco_file import keep_first_images
 from vitkit.data.datasets.panoptic_segments import SegmentationDataset, Task, keep_segments
 from vitkit.data.formats.exporters import find_listed_files
@@ -66,7 +66,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
         self.list_images(images, content["images"], file=self.annotation_file, allow_outside=allow_outside)
         map_names = (entry["file_name"] for entry in entries)
         check_inside(maps, map_names, self.annotation_file.name, allow_outside=allow_outside)
-        self._map_names = np.array([entry["file_name"] for entry in entries])
+        self._map_names, self._map_offsets = flat_texts(entry["file_name"] for entry in entries)
         # Segments of image i are the rows offsets[i] to offsets[i + 1].
         self._offsets = np.cumsum([0, *(len(entry["segments_info"]) for entry in entries)])
         segments = [segment for entry in entries for segment in entry["segments_info"]]
@@ -102,7 +102,7 @@ class CocoPanoptic(ListedImages, SegmentationDataset):
             DataError: the map is missing or damaged, differs in size from its image, or does not contain the segments
                 that the JSON lists.
         """
-        path = self.map_folder / str(self._map_names[index])
+        path = self.map_folder / flat_text(self._map_names, self._map_offsets, index)
         colors = read_label_colors(path, "maps", max_pixels=self.max_image_pixels)
         self._check_size(colors, index, f"map '{path}'")
         ids = colors_to_ids(colors)
