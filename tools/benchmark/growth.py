@@ -10,11 +10,13 @@ Examples:
 """
 
 import argparse
+import io
 import multiprocessing
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -188,7 +190,7 @@ def detections(count: int) -> Iterator[tuple[list[dict[str, torch.Tensor]], list
 def measure(part: str, count: int) -> Growth:
     """Run a part in this process, which should be a new one, with one thread."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         run = PARTS[part](Path(folder), count)
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before, began = read_status("VmRSS"), resource.getrusage(resource.RUSAGE_SELF)
@@ -206,7 +208,7 @@ def read_status(name: str) -> int:
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
     """Return the exponent of growth: the slope of a line through the logarithms."""
-    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+    return round(float(np.polyfit(np.log(sizes), np.log(values), 1)[0]), 4) + 0.0  # not -0
 
 
 def row(part: str, sizes: Sequence[int], results: Sequence[Growth]) -> str:
