@@ -5,8 +5,10 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import tarfile
 import time
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -157,6 +159,7 @@ def test_packages_of_other_protocols_are_named():
     [
         (lambda text: "{", "is not a pack's description, or damaged"),
         (lambda text: text.replace('"shards"', '"other"'), "is not a pack's description, or damaged"),
+        (lambda text: text.replace('"name"', '"other"'), "is not a pack's description, or damaged"),
         (lambda text: text.replace('"vitkit_pack": 1', '"vitkit_pack": 2'), "has format 2; this vitkit reads 1"),
     ],
 )
@@ -173,6 +176,42 @@ def test_a_changed_index_is_named(pack):
     with pytest.raises(DataError, match=r"names\.npy' has another checksum than pack\.json says"):
         mount(str(pack))
     assert not list((pack.parents[1] / "cache/packs").glob("*/"))
+
+
+def test_a_cache_that_can_only_be_read_is_used(pack, monkeypatch):
+    def is_read_only(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    root = mount(str(pack))
+    monkeypatch.setattr(packs, "locked", is_read_only)
+    assert mount(str(pack)) == root
+
+
+def test_processes_that_open_a_pack_at_once_without_locks_use_what_one_of_them_has_made(pack, monkeypatch):
+    extract, others = packs._extract, []
+
+    def overtaken(*arguments):
+        if not others:
+            others.append("")
+            others.append(mount(str(pack)))
+        extract(*arguments)
+
+    monkeypatch.setattr(packs, "locked", lambda *_: nullcontext())
+    monkeypatch.setattr(packs, "_extract", overtaken)
+    root = Path(mount(str(pack)))
+    assert str(root) == others[1] and (root / "annotations/file.json").is_file()
+    assert not list(root.parent.glob("*.tmp"))
+
+
+def test_what_killed_processes_have_left_is_removed_when_it_is_old(pack):
+    root = Path(mount(str(pack)))
+    shutil.rmtree(root)
+    old, new = (root.with_name(f"{root.name}.{name}.tmp") for name in ("old", "new"))
+    for folder in (old, new):
+        (folder / "inside").mkdir(parents=True)
+    os.utime(old, (1, 1))
+    mount(str(pack))
+    assert new.is_dir() and not old.exists()
 
 
 def test_names_that_lead_out_of_the_folder_are_refused(pack, tmp_path):

@@ -18,8 +18,10 @@ import os
 import shutil
 import tarfile
 import tempfile
+import time
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,7 +31,7 @@ import numpy as np
 from vitkit.errors import DataError
 from vitkit.io.atomic import TEMPORARY_SUFFIX
 from vitkit.io.local_cache import cache_folder, locked
-from vitkit.io.remote_files import BLOCK_BYTES, BlockCache, is_url, read_range
+from vitkit.io.remote_files import ABANDONED_SECONDS, BLOCK_BYTES, BlockCache, is_url, read_range
 
 PACK, NAMES, MEMBERS, FILES = "pack.json", "names.npy", "members.npy", "files.tar"
 VERSION = 1
@@ -60,21 +62,26 @@ def mount(root: str) -> str:
     digest = hashlib.sha256(root.encode() + b"\n" + text).hexdigest()[:16]
     folder = cache_folder() / "packs" / f"{PurePosixPath(root).name[:50]}-{digest}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock"), f"{root}: waiting for another process, which opens it"):
-            if not folder.is_dir():
-                _make_mount(folder, root, text, description)
+        if not folder.is_dir():  # it is complete, also in a cache that can only be read
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            waiting = f"{root}: waiting for another process, which opens it"
+            with locked(folder.with_name(f"{folder.name}.lock"), waiting):
+                if not folder.is_dir():
+                    _make_mount(folder, root, text, description)
     except OSError as error:
-        raise DataError(
-            f"{root}: its annotations cannot be stored in '{folder.parent}' ({error.strerror or error}). Set "
-            "VITKIT_CACHE to a folder with space that may be written."
-        ) from error
+        if not os.path.isdir(folder):  # without locks, another process may have made it meanwhile
+            raise DataError(
+                f"{root}: its annotations cannot be stored in '{folder.parent}' ({error.strerror or error}). Set "
+                "VITKIT_CACHE to a folder with space that may be written."
+            ) from error
     return str(folder)
 
 
 def _make_mount(folder: Path, root: str, text: bytes, description: dict[str, Any]) -> None:
-    for abandoned in folder.parent.glob(f"{folder.name}.*{TEMPORARY_SUFFIX}"):  # by a killed process
-        shutil.rmtree(abandoned, ignore_errors=True)
+    for other in folder.parent.glob(f"{folder.name}.*{TEMPORARY_SUFFIX}"):
+        with suppress(FileNotFoundError):
+            if time.time() - other.stat().st_mtime > ABANDONED_SECONDS:  # by a killed process
+                shutil.rmtree(other, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=TEMPORARY_SUFFIX, dir=folder.parent))
     try:
         index = made / _MOUNTED
@@ -128,6 +135,8 @@ def _parse(text: bytes, name: str) -> dict[str, Any]:
         if version == VERSION:
             entries = [*description["shards"], *(description["files"][file] for file in (NAMES, MEMBERS, FILES))]
             if not all(isinstance(e["size"], int) and isinstance(e["sha256"], str) for e in entries):
+                raise TypeError
+            if not all(isinstance(shard["name"], str) for shard in description["shards"]):
                 raise TypeError
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"'{name}' is not a pack's description, or damaged. Write it by vitkit data pack.") from error

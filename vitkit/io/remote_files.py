@@ -26,7 +26,8 @@ _TRANSIENT = (408, 425, 429)
 """Among the statuses 400 to 499 of HTTP, those that another attempt may not have."""
 _LOCKS = "locks"
 _BLOCKS_BETWEEN_SCANS = 16
-_ABANDONED_SECONDS = 3600.0
+ABANDONED_SECONDS = 3600.0
+"""Age from which what another process was writing is taken for left over."""
 
 
 def is_url(path: str) -> bool:
@@ -202,7 +203,7 @@ class BlockCache:
                 with suppress(FileNotFoundError):  # another process has removed it
                     stat = entry.stat()
                     is_temporary = entry.name.endswith(TEMPORARY_SUFFIX)
-                    if entry.is_file() and not (is_temporary and time.time() - stat.st_mtime < _ABANDONED_SECONDS):
+                    if entry.is_file() and not (is_temporary and time.time() - stat.st_mtime < ABANDONED_SECONDS):
                         blocks.append((0.0 if is_temporary else stat.st_mtime, stat.st_size, entry.path))
         excess = sum(size for _, size, _ in blocks) + num_bytes + self._bytes_between_scans - self.max_bytes
         for _, size, path in sorted(blocks):
