@@ -9,6 +9,7 @@ import os
 import pickle
 import tempfile
 import tracemalloc
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from vitkit.data.loading import spooled_bytes
 from vitkit.data.loading import stored_arrays as stored_arrays_module
 from vitkit.data.loading.samplers import TrainBatches
 from vitkit.data.loading.shared_memory import SharedArray
+from vitkit.data.loading.spooled_bytes import SpooledBytes
 from vitkit.errors import DataError
 from vitkit.io import json_stream
 
@@ -186,6 +188,19 @@ def test_index_of_another_version_is_not_read(file, reads, monkeypatch):
     monkeypatch.setattr(stored_arrays_module, "_VERSION", stored_arrays_module._VERSION + 1)
     same(expected, read(file))
     assert len(reads) == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device without space")
+@pytest.mark.parametrize("use", [SpooledBytes.array, lambda spooled: spooled.read(0, 3)])
+def test_space_that_lacks_for_the_last_bytes_is_said_when_they_are_read(monkeypatch, use):
+    spooled = SpooledBytes("instances.json")
+    with open("/dev/full", "r+b") as full:
+        monkeypatch.setattr(spooled, "_file", full)
+        spooled.write(b"123")  # which waits in a buffer
+        with pytest.raises(DataError, match=r"instances\.json: reading it needs .* \(No space left on device\)"):
+            use(spooled)
+        with suppress(OSError):
+            full.close()
 
 
 def test_folder_of_temporary_files_without_space_is_said(file, monkeypatch):

@@ -4,6 +4,7 @@ import marshal
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -34,26 +35,34 @@ class SpooledBytes:
         Raises:
             DataError: the folder of temporary files is full or cannot be written.
         """
-        try:
+        with self._explained():
             self._file.seek(self.size)
             self._file.write(data)
+        self.size += len(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes `start` to `stop` - 1; raises like `write`, whose last bytes may only now be stored."""
+        with self._explained():
+            self._file.seek(start)
+            return self._file.read(stop - start)
+
+    def array(self) -> np.ndarray:
+        """Return all bytes, (size,) uint8: a copy of a few, otherwise the mapped file; raises like `read`."""
+        if self.size <= IN_MEMORY or os.name != "posix":
+            return np.frombuffer(self.read(0, self.size), np.uint8)
+        with self._explained():
+            self._file.flush()
+        return map_file(os.dup(self._file.fileno()), np.dtype(np.uint8), (self.size,))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise DataError(
                 f"{self._name}: reading it needs about its size in '{tempfile.gettempdir()}', the folder of temporary "
                 f"files ({error.strerror}). Set TMPDIR to a folder with space that may be written."
             ) from error
-        self.size += len(data)
-
-    def read(self, start: int, stop: int) -> bytes:
-        self._file.seek(start)
-        return self._file.read(stop - start)
-
-    def array(self) -> np.ndarray:
-        """Return all bytes, (size,) uint8: a copy of a few, otherwise the mapped file."""
-        if self.size <= IN_MEMORY or os.name != "posix":
-            return np.frombuffer(self.read(0, self.size), np.uint8)
-        self._file.flush()
-        return map_file(os.dup(self._file.fileno()), np.dtype(np.uint8), (self.size,))
 
 
 class SpooledLists:
