@@ -133,6 +133,13 @@ def test_contrast_changes_around_the_mean_of_the_whole_image():
         assert np.abs(later.astype(int) - expected).max() <= 2
 
 
+def test_a_shift_by_a_part_of_a_pixel_is_interpolated():
+    image = np.broadcast_to(np.arange(0, 200, 10, np.uint8)[None, :, None], (20, 20, 3))
+    lazy = LazyImage(np.ascontiguousarray(image)).move(np.array([[2.0, 0, -11], [0, 2, -10]]), (20, 20), 0)
+    expected = 5 * np.arange(20) + 52.5  # pixel x has its center at (x + 0.5 + 11) / 2 of the source
+    assert np.abs(lazy.render()[:, :, 0] - expected).max() <= 1
+
+
 def test_a_margin_after_a_crop_hides_what_was_cut_off():
     image = np.random.default_rng(0).integers(1, 256, (20, 30, 3), np.uint8)
     lazy = LazyImage(image).crop((5, 5, 15, 15)).flip().crop((-4, -4, 14, 14), fill=0)

@@ -95,6 +95,7 @@ class LazyImage:
         low, high = _visible_box(matrix, size)
         limits = np.array(self.source.shape[1::-1])
         is_aligned = matrix[0, 1] == 0 and matrix[1, 0] == 0
+        is_aligned &= all(np.abs(ends - np.rint(ends)).max() < _ROUNDING for ends in (low, high))
         if is_aligned and (low > -_ROUNDING).all() and (high < limits + _ROUNDING).all():
             part = _slice(self.source, np.rint(low), np.rint(high))
             image = self._resize(_mirror(part) if matrix[0, 0] < 0 else part, size)
