@@ -93,6 +93,8 @@ def test_metrics_belong_to_the_weights_that_were_evaluated(tmp_path):
     # Files of this name that other tools have written are left alone.
     for number, text in enumerate(('{"step": 1}\n{"step": 2}', "[]", '{"AP": 0.5}')):
         (tmp_path / f"metrics-a{number}.json").write_text(text)
+    (tmp_path / "metrics-folder.json").mkdir()
+    (tmp_path / "metrics-lost.json").symlink_to(tmp_path / "nothing")
     save_metrics(tmp_path / "metrics-5.json", old, weights)
     assert read_metrics(weights) == [old]
 

@@ -68,7 +68,8 @@ def read_metrics(weights: str | Path) -> list[Measured]:
     if not path.is_file():
         return []
     found: dict[str, Measured] = {}
-    files = sorted(path.parent.glob("*metrics*.json"), key=lambda file: file.stat().st_mtime)
+    named = (file for file in path.parent.glob("*metrics*.json") if file.is_file())
+    files = sorted(named, key=lambda file: file.stat().st_mtime)
     digest = file_digest(path, "sha256") if files else None
     for file in files:
         try:
