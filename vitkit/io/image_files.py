@@ -438,12 +438,13 @@ def decoding(path: str | Path, what: str, num_bytes: int) -> Iterator[None]:
 @contextmanager
 def quiet_opencv() -> Iterator[None]:
     """Suppress OpenCV's log messages, which name no file."""
-    level = cv2.utils.logging.getLogLevel()
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    log = getattr(cv2.utils, "logging", cv2)  # some builds of OpenCV 4 have these functions in cv2 itself
+    level = log.getLogLevel()
+    log.setLogLevel(0)  # LOG_LEVEL_SILENT, which those do not name
     try:
         yield
     finally:
-        cv2.utils.logging.setLogLevel(level)
+        log.setLogLevel(level)
 
 
 def check_inside(folder: str | Path, names: Iterable[str], context: str, *, allow_outside: bool = False) -> None:

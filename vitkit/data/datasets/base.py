@@ -12,7 +12,6 @@ from vitkit.data.transforms.annotated_image import (
     ImageSource,
     MixesImages,
     Transforms,
-    apply_transforms,
     build_transforms,
     takes_lazy_images,
 )
@@ -124,7 +123,7 @@ class BaseImageDataset(Dataset):
         """Apply the dataset's transforms, if it has any."""
         if isinstance(self.transforms, MixesImages):
             return self.transforms.mix(sample, self, seed=seed)
-        return apply_transforms(self.transforms, sample, seed)
+        return sample if self.transforms is None else self.transforms(sample, seed=seed)
 
 
 class ListedImages(BaseImageDataset):
