@@ -77,8 +77,6 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
-Precision = Literal["fp32", "bf16", "fp16"]
-"""The precision of autocast."""
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 """The types of errors that `is_out_of_memory` examines."""
 
